@@ -1,0 +1,80 @@
+"""The embedded backend: all clients in this process, a few thousand at a time, on threads."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.aggregate import ExactSum
+from hushrec.clients import TrainView, chunks
+from hushrec.methods.base import Method, Shared
+from hushrec.privacy.stack import Stack
+from hushrec.rng import Streams
+from hushrec.store import PrivateStore
+
+CHUNK = 128
+"""Clients per stack: enough to keep the interpreter idle, few enough to stay in the cache."""
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What the server has after a round of uploads."""
+
+    summed: ExactSum
+    losses: NDArray[np.float64]
+    down_bytes: int
+
+
+class InProcess:
+    """Runs the clients' side of a round on this machine."""
+
+    def __init__(
+        self, view: TrainView, store: PrivateStore, threads: int | None = None, chunk: int = CHUNK
+    ) -> None:
+        self.view = view
+        self.store = store
+        self.threads = threads or usable_cores()
+        self.chunk = chunk
+
+    def run_clients(
+        self,
+        method: Method,
+        shared: Shared,
+        stack: Stack,
+        cohort: NDArray[np.int64],
+        streams: Streams,
+        round_number: int,
+    ) -> RoundOutcome:
+        """Send the shared parameters to the cohort, train it, protect and sum what comes back."""
+        received = method.download(shared)
+        stacks = list(chunks(cohort, len(cohort) if method.pooled else self.chunk))
+
+        def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, list[NDArray[np.float64]]]:
+            summed, losses = ExactSum(self.view.n_items), []
+            for clients in mine:
+                view = self.view.take(clients)
+                fitted = method.fit(received, self.store.read(clients), view, streams, round_number)
+                summed.add(stack.protect(fitted.update, view, streams, round_number))
+                self.store.write(clients, fitted.private)
+                losses.append(fitted.losses)
+            return summed, losses
+
+        with ThreadPoolExecutor(self.threads) as pool:
+            results = list(pool.map(work, [stacks[t :: self.threads] for t in range(self.threads)]))
+        self.store.release()
+        total = ExactSum(self.view.n_items)
+        losses: list[NDArray[np.float64]] = [np.zeros(0)] * len(stacks)
+        for t, (summed, part) in enumerate(results):
+            total.merge(summed)
+            losses[t :: self.threads] = part
+        download = sum(array.nbytes for array in received.values())
+        return RoundOutcome(total, np.concatenate([*losses, np.zeros(0)]), download * len(cohort))
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

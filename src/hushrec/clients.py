@@ -1,0 +1,131 @@
+"""`TrainView`: all that training may see. `Cohort`: which clients take part in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from hushrec import kernels
+from hushrec.data.interactions import Features
+from hushrec.errors import ConfigError
+from hushrec.rng import Streams
+
+Protocol = Literal["honest", "published"]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A list of lists: row r owns ``values[indptr[r]:indptr[r + 1]]``."""
+
+    indptr: NDArray[np.int64]
+    values: NDArray[Any]
+
+    @classmethod
+    def empty(cls, rows: int, dtype: Any = np.int32) -> Ragged:
+        """Return rows that own nothing."""
+        return cls(np.zeros(rows + 1, np.int64), np.zeros(0, dtype))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of values of each row."""
+        return np.diff(self.indptr)
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        return self.values[self.indptr[row] : self.indptr[row + 1]]
+
+    def take(self, rows: NDArray[Any]) -> Ragged:
+        """Return these rows in this order."""
+        return Ragged(*kernels.take_ragged(self.indptr, self.values, rows))
+
+
+@dataclass(frozen=True)
+class TrainView:
+    """A stack of clients as training sees them; a device is a stack of one.
+
+    Held-out interactions are not reachable from here. Under the ``published`` protocol the
+    evaluation side adds `never_negative`, the list the published code uses to keep held-out items
+    out of the negatives; that is the leak, and it is nowhere else.
+    """
+
+    users: NDArray[np.int32]
+    """Number of each client in the population; the address of its random streams."""
+    n_items: int
+    positives: Ragged
+    """Training items of each client, oldest first."""
+    times: Ragged
+    values: Ragged
+    never_negative: Ragged | None = None
+    user_features: Features = field(default_factory=dict)
+    item_features: Features = field(default_factory=dict)
+
+    @property
+    def protocol(self) -> Protocol:
+        """How negatives are drawn."""
+        return "honest" if self.never_negative is None else "published"
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def take(self, clients: NDArray[Any]) -> TrainView:
+        """Return the stack of these clients (positions in this stack)."""
+        return TrainView(
+            users=self.users[clients],
+            n_items=self.n_items,
+            positives=self.positives.take(clients),
+            times=self.times.take(clients),
+            values=self.values.take(clients),
+            never_negative=None
+            if self.never_negative is None
+            else self.never_negative.take(clients),
+            user_features=self.user_features,
+            item_features=self.item_features,
+        )
+
+    def excluded(self) -> Ragged:
+        """Return, ascending, the items that are no negatives of each client."""
+        other = self.never_negative or Ragged.empty(len(self))
+        pos = self.positives
+        return Ragged(*kernels.sorted_union(pos.indptr, pos.values, other.indptr, other.values))
+
+
+class CohortConfig(BaseModel):
+    """Who takes part in a round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["all", "fixed", "poisson"] = "all"
+    """Everybody; exactly `size` clients without replacement; or each client with `probability`."""
+    size: Annotated[int, Field(ge=1)] | None = None
+    probability: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    def draw(self, population: int, streams: Streams, round_number: int) -> NDArray[np.int64]:
+        """Return the clients of a round, ascending."""
+        if self.kind == "all":
+            return np.arange(population)
+        generator = streams.generator("cohort", round_number)
+        if self.kind == "fixed":
+            if self.size is None:
+                raise ConfigError("cohort.kind = 'fixed' needs cohort.size")
+            if self.size > population:
+                raise ConfigError(f"cohort.size = {self.size} exceeds the {population} clients")
+            size = self.size
+        else:
+            if self.probability is None:
+                raise ConfigError("cohort.kind = 'poisson' needs cohort.probability")
+            # A binomial count and a uniform subset of that size are independent coin flips.
+            size = int(generator.binomial(population, self.probability))
+        return np.sort(generator.choice(population, size, replace=False, shuffle=False))
+
+
+def chunks(cohort: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+    """Cut a cohort into stacks of at most this many clients."""
+    for start in range(0, len(cohort), size):
+        yield cohort[start : start + size]

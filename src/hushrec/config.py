@@ -1,0 +1,169 @@
+"""`Experiment`: everything that decides the outcome of a run, frozen, unknown keys refused.
+
+What does not decide it (threads, chunk size, the output folder) is not in here. Round trip:
+``Experiment.from_toml(experiment.to_toml()) == experiment``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Annotated, Any, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hushrec.clients import CohortConfig, Protocol
+from hushrec.errors import ConfigError, nearest
+from hushrec.evaluate.evaluator import EvaluationConfig
+from hushrec.methods.base import Method, method_class
+from hushrec.split import SplitConfig
+from hushrec.store import StoreConfig
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Experiment(BaseModel):
+    """Data, split, method, cohort and evaluation of one run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: str
+    """A name of the catalogue, an imported name, or a path."""
+    method: str
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the method, complete."""
+    preset: str | None = None
+    """Where the options came from, for the record."""
+    protocol: Protocol = "honest"
+    """`published` reproduces the papers' figures and leaks the held-out item."""
+    rounds: Annotated[int, Field(ge=1)] = 100
+    seed: Annotated[int, Field(ge=0)] = 0
+    split: SplitConfig = SplitConfig()
+    cohort: CohortConfig = CohortConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    store: StoreConfig = StoreConfig()
+
+    def make_method(self) -> Method:
+        """Build the configured method."""
+        found = method_class(self.method)
+        return found(_validated(found.Config, self.options, f"option of {self.method}"))
+
+    def to_toml(self) -> str:
+        """Write as TOML; what is None is left out."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    @classmethod
+    def from_toml(cls, text: str, source: str = "config.toml") -> Experiment:
+        """Read what `to_toml` wrote."""
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{source}: not valid TOML: {error}") from None
+        return _validated(cls, values, f"key in {source}")
+
+
+SECTIONS = ("split", "cohort", "evaluation", "store")
+
+
+def make_experiment(
+    data: str,
+    method: str,
+    *,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **top_level: Any,
+) -> Experiment:
+    """Build an experiment from defaults, a preset, then explicit settings, later ones winning.
+
+    ``settings`` are options of the method (``lr``) or dotted keys of a section
+    (``cohort.size``). ``top_level`` are `Experiment`'s own fields; None means not given.
+    """
+    found = method_class(method)
+    values: dict[str, Any] = {"rounds": found.default_rounds, "options": {}}
+    if not found.learns:
+        # Yardsticks do not converge; their last round is the result.
+        values["evaluation"] = {"every": found.default_rounds}
+    if preset is not None:
+        _merge(values, read_preset(method, preset))
+    for key, value in (settings or {}).items():
+        section, dot, name = key.partition(".")
+        if not dot:
+            values["options"][key] = value
+        elif section in SECTIONS:
+            values.setdefault(section, {})[name] = value
+        else:
+            raise ConfigError(f"unknown section '{section}' in '{key}'{nearest(section, SECTIONS)}")
+    values |= {name: value for name, value in top_level.items() if value is not None}
+    config = _validated(found.Config, values["options"], f"option of {method}")
+    values["options"] = config.model_dump(mode="json", exclude_none=True)
+    return _validated(
+        Experiment, {"data": data, "method": method, "preset": preset, **values}, "setting"
+    )
+
+
+def preset_names(method: str) -> list[str]:
+    """Return the presets that ship for a method."""
+    folder = resources.files("hushrec") / "presets" / method
+    if not folder.is_dir():
+        return []
+    return sorted(
+        f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")
+    )
+
+
+def read_preset(method: str, preset: str) -> dict[str, Any]:
+    """Read a preset: a small commented TOML file in the shape of an `Experiment`."""
+    known = preset_names(method)
+    if preset not in known:
+        hint = nearest(preset, known) if known else f"; {method} has no presets"
+        raise ConfigError(f"unknown preset '{preset}' of {method}{hint}")
+    file = resources.files("hushrec") / "presets" / method / f"{preset}.toml"
+    return tomllib.loads(file.read_text("utf-8"))
+
+
+def parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Parse ``key=value`` pairs of the command line; values are TOML, or text if they are not."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {pair}: expected key=value, for example --set lr=0.05")
+        try:
+            settings[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            settings[key] = None if text == "none" else text
+    return settings
+
+
+def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict):
+            values[key] = {**values.get(key, {}), **value}
+        else:
+            values[key] = value
+
+
+def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Model:
+    """Validate, and turn pydantic's report into one sentence that says what to change."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            names = _fields_at(model, first["loc"][:-1])
+            hint = nearest(str(first["loc"][-1]), names)
+            raise ConfigError(f"unknown {what}: '{path}'{hint}") from None
+        given = first.get("input")
+        raise ConfigError(f"{what} '{path}' = {given!r}: {first['msg']}") from None
+
+
+def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    for part in location:
+        annotation = model.model_fields[str(part)].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            model = annotation
+    return list(model.model_fields)

@@ -1,0 +1,264 @@
+"""``hushrec data``: list, describe, fetch and import data sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hushrec.data.catalog import (
+    CATALOG,
+    DataSet,
+    cache_dir,
+    fetch,
+    import_file,
+    load,
+    names,
+)
+from hushrec.data.interactions import Categorical, Column, Interactions, MultiCategorical
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
+)
+
+
+@click.group()
+def data() -> None:
+    """List, describe, fetch and import data sets.
+
+    \b
+    hushrec data list
+    hushrec data info demo
+    hushrec data fetch ml-100k
+    hushrec data import ratings.csv --name mine
+    """
+
+
+@data.command("list")
+@json_option
+def list_command(as_json: bool) -> None:
+    """List the data sets that can be named, and where they are.
+
+    \b
+    hushrec data list
+    hushrec data list --json
+    """
+    entries = [_entry(CATALOG[name]) if name in CATALOG else _imported(name) for name in names()]
+    if as_json:
+        _print_json(entries)
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    for count in ("users", "items", "rows"):
+        table.add_column(count, justify="right", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    table.add_column("licence")
+    for entry in entries:
+        counts = (f"{entry[count]:,}" for count in ("users", "items", "rows"))
+        # The first clause; `info` has the whole.
+        licence = entry["licence"].split(";")[0]
+        table.add_row(entry["name"], *counts, entry["where"] or "not here", licence)
+    _console().print(table)
+
+
+@data.command("info")
+@click.argument("source", metavar="NAME|FILE")
+@json_option
+def info_command(source: str, as_json: bool) -> None:
+    """Describe a data set or a file: counts, density, ties, features, terms, checksums.
+
+    \b
+    hushrec data info ml-100k
+    hushrec data info ratings.csv.gz --json
+    """
+    summary = summarise(load(source))
+    if source in CATALOG:
+        dataset = CATALOG[source]
+        folder = dataset.find() if dataset.files else None
+        summary |= {
+            "title": dataset.title,
+            "licence": dataset.licence,
+            "citation": dataset.citation,
+            "where": str(folder.path) if folder else "built in",
+            "files": dataset.states(folder),
+        }
+    if as_json:
+        _print_json(summary)
+    else:
+        _print_pairs(summary)
+
+
+@data.command("fetch")
+@click.argument("name")
+@json_option
+def fetch_command(name: str, as_json: bool) -> None:
+    """Download a data set into the cache and check it.
+
+    \b
+    hushrec data fetch ml-100k
+    hushrec data fetch lastfm-2k/listens
+    """
+    note = Console(stderr=True, highlight=False)
+    if name in CATALOG:
+        note.print(f"{CATALOG[name].title}\nTerms: {CATALOG[name].licence}")
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=note,
+        transient=True,
+        disable=as_json,
+    )
+    with bar:
+        task = bar.add_task(name, total=None)
+        folder = fetch(name, lambda done, total: bar.update(task, completed=done, total=total))
+    result = {
+        "name": name,
+        "where": str(folder.path),
+        "licence": CATALOG[name].licence,
+        "files": CATALOG[name].states(folder),
+    }
+    if as_json:
+        _print_json(result)
+    else:
+        _print_pairs(result)
+
+
+@data.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", required=True, help="What to call it from now on, as in --data NAME.")
+@click.option("--user", help="Column of the users, by name or number from 0.")
+@click.option("--item", help="Column of the items.")
+@click.option("--value", help="Column of ratings, weights or counts.")
+@click.option("--time", help="Column of times: numbers or ISO dates.")
+@click.option("--title", help="Column of what to print for an item.")
+@click.option("--delimiter", help="What separates the fields, if it is not recognised.")
+@json_option
+def import_command(file: Path, name: str, as_json: bool, **columns: str | None) -> None:
+    """Read a file once and keep it under a name.
+
+    CSV, TSV, other delimiters, JSON lines and Parquet are read, gzip or not.
+
+    \b
+    hushrec data import ratings.csv --name mine
+    hushrec data import log.tsv.gz --name log --user who --item what --time when
+    hushrec data import plain.txt --name plain --user 0 --item 1 --delimiter '|'
+    """
+    summary = summarise(import_file(file, name, **columns))
+    if as_json:
+        _print_json(summary)
+    else:
+        _print_pairs(summary)
+
+
+def summarise(data: Interactions) -> dict[str, Any]:
+    """Return the facts that `info` shows."""
+    pair = data.user.astype(np.int64) * data.n_items + data.item
+    pairs = len(np.unique(pair))
+    per_user = np.bincount(data.user, minlength=data.n_users)
+    return {
+        "name": data.name,
+        "users": data.n_users,
+        "items": data.n_items,
+        "rows": len(data),
+        "pairs": pairs,
+        "repeats": len(data) - pairs,
+        "density": pairs / (data.n_users * data.n_items),
+        "rows_per_user": {
+            "min": int(per_user.min()),
+            "median": float(np.median(per_user)),
+            "max": int(per_user.max()),
+        },
+        "has_time": data.has_time,
+        "share_of_users_tied_at_latest_time": _share_tied(data) if data.has_time else None,
+        "features": {
+            where: {name: _describe(column) for name, column in columns.items()}
+            for where, columns in (
+                ("user", data.user_features),
+                ("item", data.item_features),
+                ("context", data.context),
+            )
+            if columns
+        },
+        "notes": list(data.notes),
+    }
+
+
+def _share_tied(data: Interactions) -> float:
+    latest = np.full(data.n_users, np.iinfo(np.int64).min)
+    np.maximum.at(latest, data.user, data.time)
+    at_latest = np.bincount(data.user[data.time == latest[data.user]], minlength=data.n_users)
+    return float(np.mean(at_latest > 1))
+
+
+def _describe(column: Column) -> str:
+    if isinstance(column, Categorical):
+        return f"{len(column.names)} categories"
+    if isinstance(column, MultiCategorical):
+        return f"any of {len(column.names)} categories"
+    return f"{column.values.min():g} to {column.values.max():g}"
+
+
+def _entry(dataset: DataSet) -> dict[str, Any]:
+    folder = dataset.find() if dataset.files else None
+    return {
+        "name": dataset.name,
+        "users": dataset.users,
+        "items": dataset.items,
+        "rows": dataset.rows,
+        "present": folder is not None or not dataset.files,
+        "where": "built in" if not dataset.files else str(folder.path) if folder else None,
+        "download": dataset.url,
+        "licence": dataset.licence,
+    }
+
+
+def _imported(name: str) -> dict[str, Any]:
+    stored = load(name)
+    return {
+        "name": name,
+        "users": stored.n_users,
+        "items": stored.n_items,
+        "rows": len(stored),
+        "present": True,
+        "where": str(cache_dir() / "imported" / f"{name}.npz"),
+        "download": None,
+        "licence": "yours",
+    }
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_pairs(summary: dict[str, Any]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in summary.items():
+        if value not in ({}, [], None):
+            table.add_row(key.replace("_", " "), _text(value))
+    _console().print(table)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        nested = any(isinstance(entry, dict) for entry in value.values())
+        between = "\n" if nested else ", "
+        return between.join(f"{key}: {_text(entry)}" for key, entry in value.items())
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False)

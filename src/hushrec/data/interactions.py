@@ -1,0 +1,150 @@
+"""`Interactions`: who touched what, how much and when, with the names behind the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.errors import DataError
+
+IntArray = NDArray[np.int32]
+StrArray = NDArray[np.str_]
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """One category per row: ``names[codes[row]]``."""
+
+    codes: IntArray
+    names: StrArray
+
+
+@dataclass(frozen=True)
+class MultiCategorical:
+    """Any number of categories per row: ``flags[row, k]`` says whether ``names[k]`` applies."""
+
+    flags: NDArray[np.bool_]
+    names: StrArray
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """One number per row."""
+
+    values: NDArray[np.float32]
+
+
+Column = Categorical | MultiCategorical | Numeric
+Features = Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Rows of (user, item, value, time) in the order of their file, plus vocabularies.
+
+    ``user`` and ``item`` are positions in ``users`` and ``items``, the original ids as text.
+    Rows may repeat a (user, item) pair, as some files do; `merged` keeps the latest of each.
+    """
+
+    name: str
+    user: IntArray
+    item: IntArray
+    value: NDArray[np.float32]
+    time: NDArray[np.int64]
+    """Any unit, as long as later is larger; file order breaks ties."""
+    users: StrArray
+    items: StrArray
+    titles: StrArray | None = None
+    """What to print for an item; None prints its id."""
+    user_features: Features = field(default_factory=dict)
+    item_features: Features = field(default_factory=dict)
+    context: Features = field(default_factory=dict)
+    """Features of the row itself (weather, weekday, …), aligned with ``user``."""
+    has_time: bool = True
+    """False where the file has no time and ``time`` is the file order."""
+    notes: tuple[str, ...] = ()
+    """One line for each harmless thing that was handled while reading."""
+
+    def __post_init__(self) -> None:
+        rows = len(self.user)
+        if not (len(self.item) == len(self.value) == len(self.time) == rows):
+            raise DataError(f"{self.name}: user, item, value and time differ in length")
+        if rows == 0:
+            raise DataError(f"{self.name}: no interactions")
+
+    @property
+    def n_users(self) -> int:
+        """Number of distinct users."""
+        return len(self.users)
+
+    @property
+    def n_items(self) -> int:
+        """Number of distinct items."""
+        return len(self.items)
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+    def title(self, item: int) -> str:
+        """Return what to print for an item."""
+        return str(self.items[item] if self.titles is None else self.titles[item])
+
+    def user_index(self, user: str) -> int | None:
+        """Return the position of a user id, or None if the data does not know it."""
+        found = np.flatnonzero(self.users == user)
+        return int(found[0]) if len(found) else None
+
+    def merged(self) -> Interactions:
+        """Keep the latest row of every (user, item) pair, in file order, and note how many went."""
+        pair = self.user.astype(np.int64) * self.n_items + self.item
+        order = np.lexsort((np.arange(len(pair)), self.time, pair))
+        last_of_pair = np.append(pair[order][1:] != pair[order][:-1], True)
+        keep = np.sort(order[last_of_pair])
+        dropped = len(pair) - len(keep)
+        if not dropped:
+            return self
+        note = f"{dropped:,} repeated (user, item) rows merged, the latest of each pair kept"
+        return replace(self.select(keep), notes=(*self.notes, note))
+
+    def select(self, rows: NDArray[Any]) -> Interactions:
+        """Keep these rows (positions or a mask); users and items keep their numbers."""
+        return replace(
+            self,
+            user=self.user[rows],
+            item=self.item[rows],
+            value=self.value[rows],
+            time=self.time[rows],
+            context={name: _select(column, rows) for name, column in self.context.items()},
+        )
+
+    def users_with_at_least(self, rows: int) -> Interactions:
+        """Keep users with this many rows or more; users and items are renumbered."""
+        counts = np.bincount(self.user, minlength=self.n_users)
+        return self.select(counts[self.user] >= rows).compacted()
+
+    def compacted(self) -> Interactions:
+        """Drop users and items without a row and renumber the others, their order kept."""
+        users = np.unique(self.user)
+        items = np.unique(self.item)
+        return replace(
+            self,
+            user=np.searchsorted(users, self.user).astype(np.int32),
+            item=np.searchsorted(items, self.item).astype(np.int32),
+            users=self.users[users],
+            items=self.items[items],
+            titles=None if self.titles is None else self.titles[items],
+            user_features={n: _select(c, users) for n, c in self.user_features.items()},
+            item_features={n: _select(c, items) for n, c in self.item_features.items()},
+        )
+
+
+def _select(column: Column, rows: NDArray[Any]) -> Column:
+    if isinstance(column, Categorical):
+        return Categorical(column.codes[rows], column.names)
+    if isinstance(column, MultiCategorical):
+        return MultiCategorical(column.flags[rows], column.names)
+    return Numeric(column.values[rows])

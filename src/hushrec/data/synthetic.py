@@ -1,0 +1,196 @@
+"""Made-up data: a small world with known structure, and a large population for benchmarks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from hushrec.data.interactions import (
+    Categorical,
+    IntArray,
+    Interactions,
+    MultiCategorical,
+    Numeric,
+)
+
+# A film's title is its place in the world: the noun is the trail it lies on, the adjective its
+# position there. Whoever reads a list of recommendations sees the structure that made it.
+_NOUNS = (
+    *("Lighthouse", "Orchard", "Harbour", "Comet", "Violin", "Garden", "Telegraph", "Mountain"),
+    *("Carousel", "Library", "River", "Lantern", "Island", "Clockmaker", "Meadow", "Archive"),
+    *("Bakery", "Voyage", "Theatre", "Winter", "Signal", "Railway", "Kingdom", "Mirror"),
+    *("Observatory", "Forest", "Letter", "Painter", "Bridge", "Tide", "Station", "Cathedral"),
+    *("Kite", "Summer", "Labyrinth", "Market", "Glacier", "Postcard", "Waltz", "Detective"),
+    *("Balloon", "Monsoon", "Cartographer", "Fountain", "Sparrow", "Desert", "Piano", "Attic"),
+    *("Ferry", "Constellation"),
+)
+_ADJECTIVES = (
+    *("First", "Amber", "Silent", "Crimson", "Wandering", "Hidden", "Golden", "Distant"),
+    *("Paper", "Midnight", "Emerald", "Broken", "Gentle", "Silver", "Forgotten", "Hollow"),
+    *("Scarlet", "Drifting", "Velvet", "Restless", "Ivory", "Burning", "Secret", "Frozen"),
+    *("Laughing", "Indigo", "Faithful", "Fading", "Radiant", "Last"),
+)
+_GENRES = (
+    *("Adventure", "Animation", "Comedy", "Crime", "Documentary"),
+    *("Drama", "Fantasy", "Mystery", "Romance", "Science fiction"),
+)
+_AGE_GROUPS = ("under 25", "25-39", "40-59", "60 and over")
+_REGIONS = ("coast", "hills", "islands", "plains", "valley")
+_DEVICES = ("phone", "tablet", "television", "laptop")
+
+_DAY = 86_400
+_START = 1_704_067_200  # 2024-01-01
+
+
+def demo(seed: int = 0) -> Interactions:
+    """Make about 1,000 users and 1,500 films with tastes, a long tail, and an order to find.
+
+    Fifty trails of thirty films, five trails to a genre. A viewer has an early and a late
+    favourite genre and moves from the one to the other. Mostly the next film lies one or two
+    steps further along the trail of the last one; else the viewer goes to another trail, a
+    known one or one by taste and popularity. `docs/data.md` has the numbers.
+    """
+    rng = np.random.default_rng(seed)
+    n_users, n_trails, trail_length = 1_000, len(_NOUNS), len(_ADJECTIVES)
+    trail_genre = np.arange(n_trails) % len(_GENRES)
+    trail_weight = np.arange(1, n_trails + 1, dtype=np.float64) ** -1.2
+    age = rng.integers(len(_AGE_GROUPS), size=n_users)
+    early, late = _tastes(rng, age)
+
+    user, item, value, time = [], [], [], []
+    for who in range(n_users):
+        films = _walk(rng, early[who], late[who], trail_genre, trail_weight, trail_length)
+        liked = np.isin(trail_genre[films // trail_length], (early[who], late[who]))
+        gaps = rng.exponential(3 * _DAY, len(films)).astype(np.int64) + 3_600
+        user.append(np.full(len(films), who, np.int32))
+        item.append(films)
+        value.append(np.clip(np.rint(rng.normal(3.0 + liked, 0.9)), 1, 5))
+        time.append(_START + rng.integers(180 * _DAY) + np.cumsum(gaps))
+
+    n_items = n_trails * trail_length
+    trail, position = np.divmod(np.arange(n_items), trail_length)
+    genres = np.zeros((n_items, len(_GENRES)), np.bool_)
+    genres[np.arange(n_items), trail_genre[trail]] = True
+    second = rng.integers(len(_GENRES), size=n_items)
+    genres[np.arange(n_items), second] |= rng.random(n_items) < 0.4
+    device_by_age = np.array([[6, 1, 1, 2], [4, 2, 2, 2], [2, 3, 4, 1], [1, 3, 6, 0]]) / 10
+    device = [rng.choice(len(_DEVICES), p=device_by_age[group]) for group in age]
+    return Interactions(
+        name="demo",
+        user=np.concatenate(user),
+        item=np.concatenate(item).astype(np.int32),
+        value=np.concatenate(value).astype(np.float32),
+        time=np.concatenate(time),
+        users=np.array([f"viewer-{k + 1:04d}" for k in range(n_users)]),
+        items=np.array([f"film-{k + 1:04d}" for k in range(n_items)]),
+        titles=np.array(
+            [f"The {_ADJECTIVES[p]} {_NOUNS[t]}" for t, p in zip(trail, position, strict=True)]
+        ),
+        user_features={
+            "age group": Categorical(age.astype(np.int32), np.array(_AGE_GROUPS)),
+            "region": Categorical(
+                rng.integers(len(_REGIONS), size=n_users, dtype=np.int32), np.array(_REGIONS)
+            ),
+            "device": Categorical(np.array(device, dtype=np.int32), np.array(_DEVICES)),
+        },
+        item_features={
+            "genres": MultiCategorical(genres, np.array(_GENRES)),
+            "year": Numeric((1970 + trail + position % 7).astype(np.float32)),
+        },
+        notes=("made up: no person or film in it exists",),
+    ).compacted()
+
+
+def _tastes(
+    rng: np.random.Generator, age: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw an early and a late favourite genre for each user; ages lean to different genres."""
+    genre = np.arange(len(_GENRES))
+    leaning = np.exp(-0.35 * np.abs(genre[None, :] - 3.0 * np.arange(len(_AGE_GROUPS))[:, None]))
+    share = leaning / leaning.sum(axis=1, keepdims=True)
+    early = np.array([rng.choice(genre, p=share[group]) for group in age])
+    late = (early + rng.integers(1, 4, size=len(age))) % len(_GENRES)
+    return early, late
+
+
+def _walk(
+    rng: np.random.Generator,
+    early: int,
+    late: int,
+    trail_genre: NDArray[np.int64],
+    trail_weight: NDArray[np.float64],
+    trail_length: int,
+) -> NDArray[np.int64]:
+    """Return the distinct films of one viewer in the order of viewing."""
+    length = 12 + int(rng.exponential(24))
+    by_taste = []
+    for genre in (early, late):
+        weight = trail_weight * np.where(trail_genre == genre, 12.0, 1.0)
+        by_taste.append(np.cumsum(weight / weight.sum()))
+    chance = rng.random((4 * length, 5))
+    last_trail = len(trail_weight) - 1
+    reached: dict[int, int] = {}
+    seen: dict[int, None] = {}
+    trail = -1
+    for stay, back, drift, where, step in chance:
+        if len(seen) == length:
+            break
+        if trail < 0 or stay > 0.72:
+            if reached and back < 0.35:
+                known = list(reached)
+                trail = known[int(where * len(known))]
+            else:
+                taste = by_taste[int(drift < len(seen) / length)]
+                trail = min(int(np.searchsorted(taste, where)), last_trail)
+        # A first visit starts near the beginning of a trail, any other where the last one ended.
+        if trail in reached:
+            position = reached[trail] + (1 if step < 0.7 else 2)
+        else:
+            position = int(trail_length * step**2.5)
+        if position >= trail_length:
+            trail = -1
+            continue
+        reached[trail] = position
+        seen[trail * trail_length + position] = None
+    return np.array(list(seen), dtype=np.int64)
+
+
+def population(
+    n_users: int, n_items: int, mean_length: int = 20, seed: int = 0
+) -> tuple[NDArray[np.int64], IntArray]:
+    """Make a large long-tailed population as ``(indptr, items)``: rows sorted, items distinct."""
+    rng = np.random.default_rng(seed)
+    shortest = max(1, mean_length // 4)
+    lengths = shortest + rng.exponential(mean_length - shortest, n_users).round().astype(np.int64)
+    indptr = np.zeros(n_users + 1, np.int64)
+    np.cumsum(np.minimum(lengths, n_items), out=indptr[1:])
+    draws = rng.random(int(indptr[-1]), dtype=np.float32)
+    return indptr, _distinct_items(indptr, draws, n_items)
+
+
+@njit(cache=True, nogil=True)
+def _distinct_items(
+    indptr: NDArray[np.int64], draws: NDArray[np.float32], n_items: int
+) -> IntArray:
+    """Turn uniform draws into items, the lower the more popular; a taken item yields the next."""
+    items = np.empty(len(draws), np.int32)
+    for user in range(len(indptr) - 1):
+        start, end = indptr[user], indptr[user + 1]
+        for k in range(start, end):
+            draw = np.float64(draws[k])
+            item = int(n_items * draw * draw * draw)
+            at = start
+            # The row so far is sorted: find the place, walk over neighbours that are taken.
+            while at < k and items[at] < item:
+                at += 1
+            while at < k and items[at] == item:
+                at += 1
+                item += 1
+                if item == n_items:
+                    item = 0
+                    at = start
+            for other in range(k, at, -1):
+                items[other] = items[other - 1]
+            items[at] = item
+    return items

@@ -1,0 +1,25 @@
+"""Fold in a user the run has never seen: train what is private, leave what is shared alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hushrec.clients import TrainView
+from hushrec.methods.base import Method, Private, Shared
+from hushrec.rng import Streams
+from hushrec.store import PrivateStore
+
+PASSES = 20
+
+
+def fold_in(
+    method: Method, shared: Shared, view: TrainView, streams: Streams, passes: int = PASSES
+) -> Private:
+    """Return private parameters of new clients after some rounds on their own devices."""
+    fields = method.private_fields(view, shared, streams)
+    private = PrivateStore(fields, len(view)).read(np.arange(len(view)))
+    if fields:
+        received = method.download(shared)
+        for number in range(passes):
+            private = method.fit(received, private, view, streams, number).private
+    return private

@@ -1,0 +1,59 @@
+"""Everything hushrec raises on purpose.
+
+::
+
+    HushrecError
+    ├── InputError            what the user gave cannot be used; the message says what to change
+    │   ├── DataError         a data file, named with its line or column
+    │   ├── ConfigError       a key, a value or a name that does not exist
+    │   └── RunError          a run folder: exists already, damaged, or not a run
+    ├── DivergedError         training left the numbers (NaN, infinity, overflow of the exact sums)
+    └── MissingExtraError     an optional dependency; the message carries the pip line
+
+The command line prints the message alone, without a traceback, and exits with code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HushrecError(Exception):
+    """Root of the tree."""
+
+
+class InputError(HushrecError):
+    """What the user gave cannot be used."""
+
+
+class DataError(InputError):
+    """A data file cannot be used."""
+
+
+class ConfigError(InputError):
+    """A key, value or name that does not exist or does not fit."""
+
+
+class RunError(InputError):
+    """A run folder cannot be used."""
+
+
+class DivergedError(HushrecError):
+    """Training produced numbers that are not numbers."""
+
+
+class MissingExtraError(HushrecError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional part: pip install 'hushrec[{extra}]'")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` with the closest known name, or the list of names."""
+    options = sorted(known)
+    match = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    if match:
+        return f"; did you mean '{match[0]}'?"
+    return f"; known: {', '.join(options)}" if options else ""

@@ -1,0 +1,31 @@
+"""Rank held-out items, turn ranks into metrics, and say which differences are real."""
+
+from hushrec.evaluate.metrics import (
+    Metric,
+    MetricSum,
+    coverage,
+    parse_metric,
+    per_user,
+    popularity_bias,
+    summarise,
+)
+from hushrec.evaluate.ranking import Ranks, rank_full, rank_sampled, top_k
+from hushrec.evaluate.significance import PairedTest, bootstrap_interval, holm, paired_test
+
+__all__ = [
+    "Metric",
+    "MetricSum",
+    "PairedTest",
+    "Ranks",
+    "bootstrap_interval",
+    "coverage",
+    "holm",
+    "paired_test",
+    "parse_metric",
+    "per_user",
+    "popularity_bias",
+    "rank_full",
+    "rank_sampled",
+    "summarise",
+    "top_k",
+]

@@ -1,0 +1,177 @@
+"""The evaluation side: it owns the held-out items and asks a trained model to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from hushrec import kernels
+from hushrec.clients import Ragged, TrainView, chunks
+from hushrec.device.fold_in import fold_in
+from hushrec.evaluate.metrics import parse_metric, summarise
+from hushrec.evaluate.ranking import Ranks, rank_full, rank_sampled, top_k
+from hushrec.methods.base import Method, Private, Shared
+from hushrec.rng import Streams
+from hushrec.split import Part, Split
+from hushrec.store import PrivateStore
+
+SCORES_BYTES = 32 * 2**20
+"""Scores held at once by one thread."""
+
+
+class EvaluationConfig(BaseModel):
+    """What is measured, how often, and what is selected by it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    every: Annotated[int, Field(ge=1)] = 1
+    """Rounds between two looks at the validation items."""
+    k: tuple[Annotated[int, Field(ge=1)], ...] = (5, 10, 20)
+    """Lengths of the list at which metrics are reported."""
+    sampled: Annotated[int, Field(ge=1)] = 99
+    """Size of the sampled candidate set that papers use, next to full ranking."""
+    select: str = "ndcg@10"
+    """The validation metric that selects the round."""
+    select_on: Literal["full", "sampled"] = "full"
+    """The candidate set on which it is measured."""
+    patience: Annotated[int, Field(ge=0)] = 30
+    """Stop after this many looks without improvement; 0 runs all rounds."""
+    users: Annotated[int, Field(ge=0)] = 0
+    """Look at this many users only, drawn once; 0 looks at everybody."""
+
+    @field_validator("select")
+    @classmethod
+    def _known_metric(cls, name: str) -> str:
+        parse_metric(name)
+        return name
+
+    def metric_names(self) -> list[str]:
+        """Return the reported metrics."""
+        kinds = ("hr", "ndcg", "recall", "precision", "mrr")
+        return [f"{kind}@{k}" for k in self.k for kind in kinds] + ["auc"]
+
+
+PartRanks = Mapping[str, Ranks]
+"""Ranks by candidate set: ``full`` and ``sampled99``."""
+
+
+class Evaluator:
+    """Ranks held-out items for the users of a split."""
+
+    def __init__(
+        self,
+        split: Split,
+        config: EvaluationConfig,
+        streams: Streams,
+        threads: int,
+    ) -> None:
+        self.split = split
+        self.config = config
+        self.streams = streams
+        self.threads = threads
+        self.trains = np.zeros(split.n_users, bool)
+        self.trains[split.training_users] = True
+        self._users = {part: self._choose_users(part) for part in ("valid", "test")}
+        self._history = {part: split.history(part) for part in ("valid", "test")}
+        self._samples: dict[Part, Ragged] = {}
+
+    @property
+    def sampled_name(self) -> str:
+        """Name of the sampled candidate set."""
+        return f"sampled{self.config.sampled}"
+
+    def rank(self, method: Method, shared: Shared, store: PrivateStore, part: Part) -> PartRanks:
+        """Rank the held-out items of a part among all items and among the sampled ones."""
+        if part not in self._samples:
+            self._samples[part] = self._draw_samples(part)
+        samples, targets = self._samples[part], self.split.heldout(part)
+
+        def work(positions: NDArray[np.int64]) -> tuple[Ranks, Ranks]:
+            users = self._users[part][positions]
+            view = self._history[part].take(users)
+            scores = method.score(shared, self._private(method, shared, store, users), view)
+            aim, seen, drawn = targets.take(users), view.positives, samples.take(positions)
+            return (
+                rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values),
+                rank_sampled(
+                    scores, view.users, drawn.indptr, drawn.values, aim.indptr, aim.values
+                ),
+            )
+
+        stacks = chunks(np.arange(len(self._users[part])), self._chunk())
+        with ThreadPoolExecutor(self.threads) as pool:
+            parts = list(pool.map(work, stacks))
+        store.release()
+        return {
+            "full": Ranks.concat([full for full, _ in parts]),
+            self.sampled_name: Ranks.concat([sampled for _, sampled in parts]),
+        }
+
+    def summarise(self, ranks: PartRanks) -> dict[str, dict[str, float]]:
+        """Return the mean of every metric for each candidate set."""
+        names = self.config.metric_names()
+        return {candidates: summarise(r, names) for candidates, r in ranks.items()}
+
+    def selection_value(self, ranks: PartRanks) -> float:
+        """Return the value by which rounds are compared."""
+        chosen = "full" if self.config.select_on == "full" else self.sampled_name
+        return summarise(ranks[chosen], [self.config.select])[self.config.select]
+
+    def top_items(
+        self, method: Method, shared: Shared, store: PrivateStore, part: Part, count: int
+    ) -> NDArray[np.int32]:
+        """Return everybody's best items as a device would show them at this point in time."""
+
+        def work(users: NDArray[np.int64]) -> NDArray[np.int32]:
+            view = self._history[part].take(users)
+            scores = method.score(shared, self._private(method, shared, store, users), view)
+            return top_k(scores, view.positives.indptr, view.positives.values, count)[0]
+
+        with ThreadPoolExecutor(self.threads) as pool:
+            lists = list(pool.map(work, chunks(self._users[part], self._chunk())))
+        return np.concatenate(lists)
+
+    def evaluated_users(self, part: Part) -> NDArray[np.int64]:
+        """Return the users that are looked at in this part."""
+        return self._users[part]
+
+    def _chunk(self) -> int:
+        return max(1, SCORES_BYTES // (4 * self.split.train.n_items))
+
+    def _private(
+        self, method: Method, shared: Shared, store: PrivateStore, users: NDArray[np.int64]
+    ) -> Private:
+        if self.trains[users].all():
+            return store.read(users)
+        # Users that training left out adapt on their own device first, from their past alone.
+        adapted = PrivateStore(store.fields, store.n_users)
+        known, new = users[self.trains[users]], users[~self.trains[users]]
+        adapted.write(known, store.read(known))
+        view: TrainView = self.split.train.take(new)
+        adapted.write(new, fold_in(method, shared, view, self.streams))
+        return adapted.read(users)
+
+    def _choose_users(self, part: Part) -> NDArray[np.int64]:
+        users = self.split.evaluated(part)
+        if self.config.users == 0 or self.config.users >= len(users):
+            return users
+        generator = self.streams.generator(f"evaluation/users/{part}")
+        return np.sort(generator.choice(users, self.config.users, replace=False))
+
+    def _draw_samples(self, part: Part) -> Ragged:
+        """Draw items the user never touches at all, as the papers do; the target joins later."""
+        users = self._users[part]
+        pos, test = self.split.history("test").positives.take(users), self.split.test.take(users)
+        touched = kernels.sorted_union(pos.indptr, pos.values, test.indptr, test.values)
+        key = self.streams.key(f"evaluation/sample/{part}")
+        n_items = self.split.train.n_items
+        return Ragged(
+            *kernels.draw_distinct_outside(
+                key, users.astype(np.int32), *touched, n_items, self.config.sampled
+            )
+        )

@@ -1,0 +1,429 @@
+"""The fused loops. Each runs a whole stack of clients on one thread without the interpreter.
+
+Everything here is a pure function of its arguments, written twice: here for speed, and in
+``tests/reference.py`` the way one device would do it. The tests hold the two equal. Kernels
+release the interpreter lock, so the backend runs several of them at once, one chunk of clients
+each; nothing in a chunk depends on another chunk.
+
+Client stacks are ragged arrays: client c owns ``values[indptr[c]:indptr[c + 1]]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+# ---------------------------------------------------------------- random numbers by address
+
+
+@njit(cache=True, nogil=True, inline="always")
+def mix(word: np.uint64) -> np.uint64:
+    """Return the finaliser of SplitMix64: every input bit reaches every output bit."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def draw(key: Array, user: int, position: int) -> np.uint64:
+    """Return the position-th 64-bit number of a user's stream under a key of `rng.Streams`."""
+    counter = mix(key[0] + np.uint64(user) * GOLDEN)
+    return mix(mix(counter + np.uint64(position) * GOLDEN) ^ key[1])
+
+
+@njit(cache=True, nogil=True, inline="always")
+def below(word: np.uint64, bound: int) -> int:
+    """Map a random word to 0 … bound-1 (multiply and shift; the bias is below bound / 2^32)."""
+    return np.int64(((word >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
+
+
+# ---------------------------------------------------------------- negatives
+
+
+@njit(cache=True, nogil=True, inline="always")
+def nth_outside(excluded: Array, n: int) -> int:
+    """Return the n-th item, from 0, that is not in the ascending list ``excluded``."""
+    low, high = 0, len(excluded)
+    while low < high:
+        middle = (low + high) >> 1
+        if excluded[middle] - middle <= n:
+            low = middle + 1
+        else:
+            high = middle
+    return n + low
+
+
+@njit(cache=True, nogil=True)
+def draw_outside(
+    key: Array, users: Array, excluded_indptr: Array, excluded: Array, n_items: int, count: Array
+) -> tuple[Array, Array]:
+    """Draw ``count[c]`` items uniformly, with repeats, outside client c's ascending exclusions.
+
+    A client whose exclusions cover the catalogue gets none. Returns (indptr, items).
+    """
+    indptr = np.zeros(len(users) + 1, np.int64)
+    for c in range(len(users)):
+        pool = n_items - (excluded_indptr[c + 1] - excluded_indptr[c])
+        indptr[c + 1] = indptr[c] + (count[c] if pool > 0 else 0)
+    items = np.empty(indptr[-1], np.int32)
+    for c in range(len(users)):
+        outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
+        pool = n_items - len(outside)
+        for position in range(indptr[c + 1] - indptr[c]):
+            n = below(draw(key, users[c], position), pool)
+            items[indptr[c] + position] = nth_outside(outside, n)
+    return indptr, items
+
+
+# ---------------------------------------------------------------- ragged stacks
+
+
+@njit(cache=True, nogil=True)
+def take_ragged(indptr: Array, values: Array, rows: Array) -> tuple[Array, Array]:
+    """Return the ragged array of these rows, in this order."""
+    out_indptr = np.zeros(len(rows) + 1, np.int64)
+    for r in range(len(rows)):
+        out_indptr[r + 1] = out_indptr[r] + indptr[rows[r] + 1] - indptr[rows[r]]
+    out = np.empty(out_indptr[-1], values.dtype)
+    for r in range(len(rows)):
+        out[out_indptr[r] : out_indptr[r + 1]] = values[indptr[rows[r]] : indptr[rows[r] + 1]]
+    return out_indptr, out
+
+
+@njit(cache=True, nogil=True)
+def sorted_union(
+    first_indptr: Array, first: Array, second_indptr: Array, second: Array
+) -> tuple[Array, Array]:
+    """Return, for every client, the ascending distinct values of two ragged arrays."""
+    clients = len(first_indptr) - 1
+    indptr = np.zeros(clients + 1, np.int64)
+    out = np.empty(len(first) + len(second), first.dtype)
+    end = 0
+    for c in range(clients):
+        start = end
+        for k in range(first_indptr[c], first_indptr[c + 1]):
+            out[end] = first[k]
+            end += 1
+        for k in range(second_indptr[c], second_indptr[c + 1]):
+            out[end] = second[k]
+            end += 1
+        out[start:end].sort()
+        kept = start
+        for k in range(start, end):
+            if k == start or out[k] != out[k - 1]:
+                out[kept] = out[k]
+                kept += 1
+        end = kept
+        indptr[c + 1] = end
+    return indptr, out[:end].copy()
+
+
+# ---------------------------------------------------------------- inner-product models
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"}, inline="always")
+def dot(left: Array, right: Array) -> Any:
+    """Return the inner product; lanes may be added in any order, the same on every call."""
+    total = left.dtype.type(0)
+    for k in range(len(left)):
+        total += left[k] * right[k]
+    return total
+
+
+@njit(cache=True, nogil=True, inline="always")
+def sigmoid_and_softplus(logit: float) -> tuple[float, float]:
+    """Return 1 / (1 + exp(-logit)) and log(1 + exp(logit)) from one exponential, never overflowing."""
+    shrunk = np.exp(-abs(logit))
+    probability = 1.0 / (1.0 + shrunk)
+    if logit < 0:
+        return shrunk * probability, np.log1p(shrunk)
+    return probability, logit + np.log1p(shrunk)
+
+
+@njit(cache=True, nogil=True)
+def fit_inner_product(
+    key: Array,
+    users: Array,
+    indptr: Array,
+    items: Array,
+    excluded_indptr: Array,
+    excluded: Array,
+    table: Array,
+    own_table: Array,
+    vectors: Array,
+    biases: Array,
+    negatives: int,
+    epochs: int,
+    batch: int,
+    rate: float,
+    item_rate: float,
+    with_bias: bool,
+    two_steps: bool,
+) -> tuple[Array, Array, Array, Array]:
+    """Train ``sigmoid(<row_i, vector> + bias)`` on every client, by SGD on the batch-mean BCE.
+
+    Each client starts from the received ``table``, or from its own table where ``own_table`` has
+    one per client (it is then updated in place), draws ``negatives`` per positive once, and in
+    every epoch shuffles and goes through its samples in batches. A batch takes one step on
+    (vector, bias) at ``rate`` and one on the item rows at ``item_rate``: at once, or, with
+    ``two_steps``, the second with the new vector (PFedRec, algorithm 1, lines 8 to 11).
+
+    ``vectors`` and ``biases`` are updated in place. Returns the touched rows, ragged by client:
+    (indptr, item ids ascending by first use, new rows, mean loss of each client before its steps).
+    """
+    clients, n_items, d = len(users), table.shape[0], table.shape[1]
+    keeps_own = own_table.shape[0] > 0
+    zero = table.dtype.type(0)
+
+    capacity = 0
+    longest = 0
+    for c in range(clients):
+        length = (indptr[c + 1] - indptr[c]) * (1 + negatives)
+        longest = max(longest, length)
+        capacity += min(length, n_items)
+    out_indptr = np.zeros(clients + 1, np.int64)
+    out_items = np.empty(capacity, np.int32)
+    out_rows = np.empty((capacity, d), table.dtype)
+    losses = np.zeros(clients, np.float64)
+
+    slot_of = np.full(n_items, -1, np.int32)  # item -> its place among this client's rows
+    sample_slot = np.empty(longest, np.int32)
+    sample_label = np.empty(longest, table.dtype)
+    error = np.empty(batch, table.dtype)
+    gradient = np.empty(d, table.dtype)
+
+    for c in range(clients):
+        user = users[c]
+        start = out_indptr[c]
+        n_rows = 0
+        samples = 0
+        position = 0  # in this client's stream
+
+        outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
+        pool = n_items - len(outside)
+        for p in range(indptr[c], indptr[c + 1]):
+            for k in range(1 + negatives if pool > 0 else 1):
+                if k == 0:
+                    item = np.int64(items[p])
+                else:
+                    item = nth_outside(outside, below(draw(key, user, position), pool))
+                    position += 1
+                slot = slot_of[item]
+                if slot < 0:
+                    slot = n_rows
+                    n_rows += 1
+                    slot_of[item] = slot
+                    out_items[start + slot] = item
+                    if keeps_own:
+                        out_rows[start + slot, :] = own_table[c, item, :]
+                    else:
+                        out_rows[start + slot, :] = table[item, :]
+                sample_slot[samples] = slot
+                sample_label[samples] = 1 if k == 0 else 0
+                samples += 1
+        rows = out_rows[start : start + n_rows]
+        vector = vectors[c]
+        bias = biases[c]
+
+        loss = 0.0
+        for _ in range(epochs):
+            for last in range(samples - 1, 0, -1):
+                other = below(draw(key, user, position), last + 1)
+                position += 1
+                swapped = sample_slot[last]
+                sample_slot[last] = sample_slot[other]
+                sample_slot[other] = swapped
+                label = sample_label[last]
+                sample_label[last] = sample_label[other]
+                sample_label[other] = label
+            for first in range(0, samples, batch):
+                size = min(batch, samples - first)
+                share = table.dtype.type(1) / table.dtype.type(size)
+                gradient[:] = zero
+                bias_gradient = zero
+                for s in range(size):
+                    row = rows[sample_slot[first + s]]
+                    label = sample_label[first + s]
+                    logit = dot(row, vector) + bias
+                    predicted, softplus = sigmoid_and_softplus(logit)
+                    loss += softplus - label * logit
+                    error[s] = (table.dtype.type(predicted) - label) * share
+                    for k in range(d):
+                        gradient[k] += error[s] * row[k]
+                    bias_gradient += error[s]
+                if two_steps:
+                    for k in range(d):
+                        vector[k] -= rate * gradient[k]
+                    if with_bias:
+                        bias -= rate * bias_gradient
+                    for s in range(size):
+                        row = rows[sample_slot[first + s]]
+                        logit = dot(row, vector) + bias
+                        predicted, _ = sigmoid_and_softplus(logit)
+                        error[s] = (table.dtype.type(predicted) - sample_label[first + s]) * share
+                for s in range(size):
+                    row = rows[sample_slot[first + s]]
+                    step = item_rate * error[s]
+                    for k in range(d):
+                        row[k] -= step * vector[k]
+                if not two_steps:
+                    for k in range(d):
+                        vector[k] -= rate * gradient[k]
+                    if with_bias:
+                        bias -= rate * bias_gradient
+
+        biases[c] = bias
+        losses[c] = loss / (epochs * samples) if samples else 0.0
+        out_indptr[c + 1] = start + n_rows
+        for slot in range(n_rows):
+            item = np.int64(out_items[start + slot])
+            slot_of[item] = -1
+            if keeps_own:
+                own_table[c, item, :] = rows[slot]
+    end = out_indptr[-1]
+    return out_indptr, out_items[:end], out_rows[:end], losses
+
+
+# ---------------------------------------------------------------- exact sums
+
+
+@njit(cache=True, nogil=True)
+def add_rows(total: Array, touched: Array, ids: Array, rows: Array) -> bool:
+    """Add float rows to a fixed-point table (2^-32 steps); False if a number does not fit."""
+    limit = 2.0**62
+    for r in range(len(ids)):
+        item = ids[r]
+        touched[item] = True
+        for k in range(rows.shape[1]):
+            steps = np.float64(rows[r, k]) * 4294967296.0
+            if not abs(steps) < limit:  # true for NaN as well
+                return False
+            total[item, k] += np.int64(np.rint(steps))
+            if abs(total[item, k]) >= 4611686018427387904:
+                return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def copy_rows(target: Array, start: Array, source: Array, indptr: Array) -> None:
+    """Copy row r's entries of a ragged source to ``target[start[r]:]``."""
+    for r in range(len(start)):
+        target[start[r] : start[r] + indptr[r + 1] - indptr[r]] = source[indptr[r] : indptr[r + 1]]
+
+
+@njit(cache=True, nogil=True)
+def gather_rows(source: Array, start: Array, indptr: Array, out: Array) -> None:
+    """Copy ``source[start[r]:]`` to row r of a ragged output."""
+    for r in range(len(start)):
+        out[indptr[r] : indptr[r + 1]] = source[start[r] : start[r] + indptr[r + 1] - indptr[r]]
+
+
+@njit(cache=True, nogil=True)
+def rescore_own_rows(
+    scores: Array, indptr: Array, ids: Array, rows: Array, vectors: Array, biases: Array
+) -> None:
+    """Replace each client's scores of the items it holds its own rows of."""
+    for c in range(len(indptr) - 1):
+        for r in range(indptr[c], indptr[c + 1]):
+            scores[c, ids[r]] = dot(rows[r], vectors[c]) + biases[c]
+
+
+@njit(cache=True, nogil=True)
+def inner_products(table: Array, vectors: Array, biases: Array) -> Array:
+    """Return ``<table[i], vectors[c]> + biases[c]`` as [clients, items].
+
+    Not a matrix product of the BLAS, whose rounding depends on where a row stands in a block: here
+    a score depends on its row and vector alone, so ranks do not change with chunks or threads.
+    """
+    scores = np.empty((len(vectors), len(table)), table.dtype)
+    for c in range(len(vectors)):
+        for i in range(len(table)):
+            scores[c, i] = dot(table[i], vectors[c]) + biases[c]
+    return scores
+
+
+@njit(cache=True, nogil=True)
+def fit_pooled(
+    key: Array,
+    users: Array,
+    indptr: Array,
+    items: Array,
+    excluded_indptr: Array,
+    excluded: Array,
+    table: Array,
+    vectors: Array,
+    negatives: int,
+    rate: float,
+    decay: float,
+) -> float:
+    """One pass of sample-by-sample SGD over everybody's data; both tables change in place."""
+    n_items, d = table.shape
+    samples = len(items) * (1 + negatives)
+    client = np.empty(samples, np.int32)
+    item = np.empty(samples, np.int32)
+    n = 0
+    for c in range(len(users)):
+        outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
+        pool = n_items - len(outside)
+        position = 0
+        for p in range(indptr[c], indptr[c + 1]):
+            client[n], item[n] = c, items[p]
+            n += 1
+            if pool > 0:
+                for _ in range(negatives):
+                    drawn = nth_outside(outside, below(draw(key, users[c], position), pool))
+                    client[n], item[n] = c, -1 - drawn  # below zero marks a negative
+                    position += 1
+                    n += 1
+    server = -1
+    for last in range(n - 1, 0, -1):
+        other = below(draw(key, server, last), last + 1)
+        client[last], client[other] = client[other], client[last]
+        item[last], item[other] = item[other], item[last]
+    loss = 0.0
+    for s in range(n):
+        label = 1 if item[s] >= 0 else 0
+        row = table[item[s] if label else -1 - item[s]]
+        vector = vectors[client[s]]
+        logit = dot(row, vector)
+        predicted, softplus = sigmoid_and_softplus(logit)
+        loss += softplus - label * logit
+        error = table.dtype.type(predicted - label)
+        for k in range(d):
+            step = rate * (error * row[k] + decay * vector[k])
+            row[k] -= rate * (error * vector[k] + decay * row[k])
+            vector[k] -= step
+    return loss / n if n else 0.0
+
+
+@njit(cache=True, nogil=True)
+def draw_distinct_outside(
+    key: Array, users: Array, excluded_indptr: Array, excluded: Array, n_items: int, count: int
+) -> tuple[Array, Array]:
+    """Draw ``count`` different items outside client c's ascending exclusions, or all there are."""
+    indptr = np.zeros(len(users) + 1, np.int64)
+    items = np.empty(len(users) * count, np.int32)
+    drawn_for = np.full(n_items, -1, np.int64)
+    end = 0
+    for c in range(len(users)):
+        outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
+        pool = n_items - len(outside)
+        wanted = end + min(count, pool)
+        position = 0
+        while end < wanted:
+            n = position if pool <= count else below(draw(key, users[c], position), pool)
+            position += 1
+            item = nth_outside(outside, n)
+            if drawn_for[item] != c:
+                drawn_for[item] = c
+                items[end] = item
+                end += 1
+        indptr[c + 1] = end
+    return indptr, items[:end]

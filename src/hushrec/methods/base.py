@@ -1,0 +1,121 @@
+"""What a method is: five pure functions over explicit state.
+
+A method owns no loop, no data set, no file and no random generator. Shared parameters travel to
+the clients and back; private ones stay in the client's store. `fit` trains a whole stack of
+clients at once; a device is a stack of one.
+
+A method is found by name through the entry point group ``hushrec.methods``, ours and other
+people's alike, and checked by `hushrec.testing.MethodContract`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from hushrec.aggregate import RowStack, Total, Update
+from hushrec.clients import TrainView
+from hushrec.errors import ConfigError, nearest
+from hushrec.rng import Streams
+
+Array = NDArray[Any]
+Shared = Mapping[str, Array]
+Private = Mapping[str, "Array | RowStack"]
+
+
+class MethodConfig(BaseModel):
+    """Base of every method's options: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """A private array of fixed shape; a client that was never trained holds ``initial``."""
+
+    initial: Array
+
+
+@dataclass(frozen=True)
+class PerClientRows:
+    """Private table rows, at most ``capacity[user]`` of them; none before the first training."""
+
+    capacity: NDArray[np.int64]
+    width: int
+
+
+PrivateFields = Mapping[str, PerClient | PerClientRows]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What comes out of training a stack of clients."""
+
+    update: Update
+    private: Private
+    losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """Mean training loss of each client; empty where a method has none."""
+
+
+class Method(ABC):
+    """Base of every method; stateless but for its frozen configuration."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[MethodConfig]] = MethodConfig
+    default_rounds: ClassVar[int] = 100
+    learns: ClassVar[bool] = True
+    """False for yardsticks that one round finishes (popularity, the negative counter)."""
+    pooled: ClassVar[bool] = False
+    """True for centralised yardsticks: all clients come in one stack, and nothing is private."""
+
+    def __init__(self, config: MethodConfig | None = None) -> None:
+        self.config: Any = config if config is not None else self.Config()
+
+    @abstractmethod
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Return the shared parameters before the first round."""
+
+    def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
+        """Declare what stays on a client."""
+        return {}
+
+    @abstractmethod
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Train a stack of clients from what they received and what they keep."""
+
+    @abstractmethod
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Return the shared parameters after a round."""
+
+    @abstractmethod
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Score every item for every client, higher is better: [clients, items]."""
+
+    def download(self, shared: Shared) -> Shared:
+        """Return what is sent to a client that takes part in a round."""
+        return shared
+
+
+def method_names() -> list[str]:
+    """Return the names of all installed methods."""
+    return sorted(point.name for point in entry_points(group="hushrec.methods"))
+
+
+def method_class(name: str) -> type[Method]:
+    """Find a method by name."""
+    for point in entry_points(group="hushrec.methods"):
+        if point.name == name:
+            loaded = point.load()
+            if not (isinstance(loaded, type) and issubclass(loaded, Method)):
+                raise ConfigError(f"method '{name}' ({point.value}) is not a hushrec Method")
+            return loaded
+    raise ConfigError(f"unknown method '{name}'{nearest(name, method_names())}")

@@ -1,0 +1,96 @@
+"""Centralised matrix factorisation: what pooling everybody's data would give.
+
+Not federated and not private: the yardstick that shows what federation costs. BCE with sampled
+negatives, one SGD step per sample on user vector and item row, L2 decay (Koren et al., 2009, with
+the implicit loss of He et al., 2017).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec import kernels
+from hushrec.aggregate import Total, Update
+from hushrec.clients import TrainView
+from hushrec.memory import require_memory
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    MethodConfig,
+    PerClient,
+    Private,
+    PrivateFields,
+    Shared,
+)
+from hushrec.negatives import PURPOSE
+from hushrec.rng import Streams
+
+
+class CentralMFConfig(MethodConfig):
+    """Options of centralised matrix factorisation; a round is one pass over the data."""
+
+    d: Annotated[int, Field(ge=1)] = 32
+    """Width of user vectors and item rows."""
+    lr: Annotated[float, Field(gt=0)] = 0.05
+    decay: Annotated[float, Field(ge=0)] = 0.01
+    """L2 decay of vectors and rows."""
+    negatives: Annotated[int, Field(ge=1)] = 4
+    """Drawn per positive, afresh every pass."""
+    init_std: Annotated[float, Field(gt=0)] = 0.1
+
+
+class CentralMF(Method):
+    """Matrix factorisation on pooled data."""
+
+    name = "central-mf"
+    Config = CentralMFConfig
+    pooled = True
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Draw the item table."""
+        shape = (view.n_items, self.config.d)
+        need = 24 * view.n_items * self.config.d
+        require_memory(need, f"an item table of width d={self.config.d}", "a smaller d")
+        drawn = streams.generator("init/items").standard_normal(shape, np.float32)
+        return {"items": drawn * np.float32(self.config.init_std)}
+
+    def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
+        """Hold one vector per user."""
+        drawn = streams.generator("init/vector").standard_normal(self.config.d, np.float32)
+        return {"vector": PerClient(drawn * np.float32(self.config.init_std))}
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Pass once over all samples in random order."""
+        table, vectors = shared["items"].copy(), np.array(private["vector"])
+        excluded = view.excluded()
+        loss = kernels.fit_pooled(
+            streams.key(PURPOSE, round_number),
+            view.users,
+            view.positives.indptr,
+            view.positives.values,
+            excluded.indptr,
+            excluded.values,
+            table,
+            vectors,
+            self.config.negatives,
+            np.float32(self.config.lr),
+            np.float32(self.config.decay),
+        )
+        update = Update(1, dense={"items": (table - shared["items"])[None]})
+        return Fitted(update, {"vector": vectors}, np.full(len(view), loss))
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Take the trained table."""
+        change = total.dense["items"] if "items" in total.dense else np.float64(0)
+        return {"items": (shared["items"] + change).astype(np.float32)}
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Score by the inner product."""
+        vectors = np.asarray(private["vector"])
+        return kernels.inner_products(shared["items"], vectors, np.zeros(len(vectors), np.float32))

@@ -1,0 +1,73 @@
+"""Local only: PFedRec with the federation switched off.
+
+Every device keeps its own item table between rounds and trains it alone. Under the honest protocol
+it can know nothing about items its user never touched, so it must score at chance on them; under
+the published protocol it scores near 1, which is the proof that those figures are the leak.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec import kernels
+from hushrec.aggregate import Total, Update
+from hushrec.clients import TrainView
+from hushrec.methods.base import Fitted, Method, PerClient, Private, PrivateFields, Shared
+from hushrec.methods.inner_product import InnerProductConfig, initial_table, train
+from hushrec.rng import Streams
+
+
+class LocalOnly(Method):
+    """A private item table and score function on every device; nothing is uploaded."""
+
+    name = "local-only"
+    Config = InnerProductConfig
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Share nothing."""
+        return {}
+
+    def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
+        """Keep a whole table and a score function; all devices start from the same draw."""
+        bound = 1 / np.sqrt(self.config.d)
+        drawn = streams.generator("init/score-function").uniform(-bound, bound, self.config.d + 1)
+        return {
+            "table": PerClient(initial_table(self.config, view.n_items, streams)),
+            "vector": PerClient(drawn[:-1].astype(np.float32)),
+            "bias": PerClient(np.asarray(drawn[-1], np.float32)),
+        }
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Train the own table and score function."""
+        tables = np.array(private["table"])
+        vectors, biases = np.array(private["vector"]), np.array(private["bias"])
+        _, losses = train(
+            self.config,
+            view,
+            tables[0],
+            vectors,
+            biases,
+            streams,
+            round_number,
+            own_tables=tables,
+            two_steps=True,
+        )
+        kept = {"table": tables, "vector": vectors, "bias": biases}
+        return Fitted(Update(len(view)), kept, losses)
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Change nothing."""
+        return shared
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Score with the own table."""
+        tables, biases = np.asarray(private["table"]), np.asarray(private["bias"])
+        vectors = np.asarray(private["vector"])
+        scores = np.empty((len(history), history.n_items), np.float32)
+        for c in range(len(history)):
+            own = slice(c, c + 1)
+            scores[own] = kernels.inner_products(tables[c], vectors[own], biases[own])
+        return scores

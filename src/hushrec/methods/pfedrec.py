@@ -1,0 +1,93 @@
+"""PFedRec: dual personalization on federated recommendation (Zhang et al., IJCAI 2023).
+
+Shared: item table Q [m, d]. Private: score function (w_u, b_u), one linear layer (eq. 6), and the
+item rows the device last trained. Bi-level objective: eq. 5; loss: binary cross-entropy, eq. 7,
+with negatives from the items the device has not touched, eq. 8.
+
+A round on device u (algorithm 1, ClientUpdate): start from the received Q; for each batch a step
+on (w, b) at ``lr``, then, with the new (w, b), a step on the item rows at lr * m * ``item_rate``.
+Upload the touched rows' deltas. Server (algorithm 1, line 6): the plain mean over participants.
+
+A device scores with its own table, the received Q with its own rows in place, not with the new
+mean. The simulation keeps one copy of the last broadcast (``received``) and each device's own rows
+instead of n whole tables; a device that sat a round out scores on the broadcast of that round.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec import kernels
+from hushrec.aggregate import RowStack, Total, Update
+from hushrec.clients import TrainView
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    PerClient,
+    PerClientRows,
+    Private,
+    PrivateFields,
+    Shared,
+)
+from hushrec.methods.inner_product import (
+    InnerProductConfig,
+    apply_mean,
+    deltas,
+    initial_table,
+    train,
+)
+from hushrec.rng import Streams
+
+
+class PFedRec(Method):
+    """A shared item table, tuned on each device, under a private score function."""
+
+    name = "pfedrec"
+    Config = InnerProductConfig
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Draw Q from N(0, init_std)."""
+        table = initial_table(self.config, view.n_items, streams)
+        return {"items": table, "received": table}
+
+    def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
+        """Keep the score function and the own rows; all devices share one first score function."""
+        d, n_samples = self.config.d, view.positives.lengths * (1 + self.config.negatives)
+        bound = 1 / np.sqrt(d)
+        drawn = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
+        return {
+            "vector": PerClient(drawn[:d].astype(np.float32)),
+            "bias": PerClient(np.asarray(drawn[d], np.float32)),
+            "rows": PerClientRows(np.minimum(n_samples, view.n_items), d),
+        }
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Tune the score function, then the rows (algorithm 1, ClientUpdate)."""
+        table = shared["items"]
+        vectors, biases = np.array(private["vector"]), np.array(private["bias"])
+        trained, losses = train(
+            self.config, view, table, vectors, biases, streams, round_number, two_steps=True
+        )
+        update = Update(len(view), rows={"items": deltas(trained, table)})
+        return Fitted(update, {"vector": vectors, "bias": biases, "rows": trained}, losses)
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Average (algorithm 1, line 6), and remember what the devices had received."""
+        new = apply_mean(shared["items"], total, "items")
+        return {"items": new, "received": shared["items"]}
+
+    def download(self, shared: Shared) -> Shared:
+        """Send the item table only."""
+        return {"items": shared["items"]}
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Score with the device's own table."""
+        vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
+        own = private["rows"]
+        assert isinstance(own, RowStack)
+        scores = kernels.inner_products(shared["received"], vectors, biases)
+        kernels.rescore_own_rows(scores, own.indptr, own.ids, own.rows, vectors, biases)
+        return scores

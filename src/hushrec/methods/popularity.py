@@ -1,0 +1,48 @@
+"""Popularity: the same list for everybody, by how many users touched an item.
+
+The counts are a sum over users, so one round of uploads gives them; nothing is private.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.aggregate import RowStack, Total, Update
+from hushrec.clients import TrainView
+from hushrec.methods.base import Fitted, Method, Private, Shared
+from hushrec.rng import Streams
+
+
+class Popularity(Method):
+    """Recommend what most users touched: the yardstick to beat."""
+
+    name = "popularity"
+    default_rounds = 1
+    learns = False
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Start from zero counts."""
+        return {"counts": np.zeros(view.n_items, np.float32)}
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Upload a one for every item of the client."""
+        pos = view.positives
+        ones = np.ones((len(pos.values), 1), np.float32)
+        return Fitted(
+            Update(len(view), rows={"counts": RowStack(pos.indptr, pos.values, ones)}), {}
+        )
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Replace the counts by this round's."""
+        counts = np.zeros_like(shared["counts"])
+        if "counts" in total.rows:
+            ids, summed = total.rows["counts"]
+            counts[ids] = summed[:, 0]
+        return {"counts": counts}
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Score by count."""
+        return np.tile(shared["counts"], (len(history), 1))

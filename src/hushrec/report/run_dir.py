@@ -1,0 +1,238 @@
+"""A run is a folder; everything in it is written atomically and read back with checks.
+
+::
+
+    config.toml            the experiment
+    metrics.jsonl          a line a round
+    summary.json           the result
+    users.npz              where every user's held-out items landed
+    checkpoint/            round-000017/ while running, final/ when done
+    report.html
+
+A checkpoint is a folder that appears whole or not at all (written beside, then renamed), with a
+digest of every file. No pickle: arrays are safetensors or plain npz.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from hushrec.config import Experiment
+from hushrec.errors import RunError
+
+Arrays = Mapping[str, NDArray[Any]]
+FINAL = "final"
+
+
+class RunFolder:
+    """Reads and writes one run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment, *, overwrite: bool) -> RunFolder:
+        """Start a new run folder; an existing one needs ``overwrite``."""
+        if path.exists():
+            if not path.is_dir():
+                raise RunError(f"{path} is a file; choose another --out")
+            if any(path.iterdir()) and not overwrite:
+                raise RunError(
+                    f"{path} exists already; add --resume to go on with it, --overwrite to start "
+                    "anew, or choose another --out"
+                )
+            if any(path.iterdir()) and not is_run(path):
+                raise RunError(f"{path} is not a run folder: refusing to overwrite it")
+            with writing(path):
+                shutil.rmtree(path)
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            run = cls(path)
+            run.write_text("config.toml", experiment.to_toml())
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Open an existing run folder."""
+        if not path.is_dir():
+            raise RunError(f"{path}: no such run folder")
+        if not is_run(path):
+            raise RunError(f"{path} is not a run folder: it has no config.toml")
+        return cls(path)
+
+    def experiment(self) -> Experiment:
+        """Read the configuration."""
+        file = self.path / "config.toml"
+        return Experiment.from_toml(file.read_text("utf-8"), str(file))
+
+    # ------------------------------------------------------------ small files
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file atomically."""
+        with writing(self.path / name):
+            partial = self.path / f".{name}.partial"
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.path / name)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON file atomically."""
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read a JSON file."""
+        file = self.path / name
+        if not file.exists():
+            raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
+        try:
+            return dict(json.loads(file.read_text("utf-8")))
+        except ValueError as error:
+            raise RunError(f"{file} is damaged: {error}") from None
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """Add a round to metrics.jsonl."""
+        with (
+            writing(self.path / "metrics.jsonl"),
+            (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file,
+        ):
+            file.write(json.dumps(line) + "\n")
+
+    def read_metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
+        """Read metrics.jsonl; a last line cut short by a crash is left out."""
+        file = self.path / "metrics.jsonl"
+        lines = []
+        for text in file.read_text("utf-8").splitlines() if file.exists() else []:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                break
+            if up_to is None or line["round"] <= up_to:
+                lines.append(line)
+        return lines
+
+    def rewind_metrics(self, round_number: int) -> None:
+        """Drop the lines of rounds after a checkpoint; they will be computed again."""
+        lines = self.read_metrics(round_number)
+        self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def write_arrays(self, name: str, arrays: Arrays) -> None:
+        """Write an npz file atomically."""
+        with writing(self.path / name):
+            partial = self.path / f".{name}.partial"
+            with partial.open("wb") as file:
+                np.savez_compressed(file, **dict(arrays))
+            partial.replace(self.path / name)
+
+    def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        """Read an npz file."""
+        file = self.path / name
+        if not file.exists():
+            raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+        except (ValueError, OSError, EOFError) as error:
+            raise RunError(f"{file} is damaged: {error}") from None
+
+    # ------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(
+        self, name: str, state: Mapping[str, Any], files: Iterable[tuple[str, Arrays]]
+    ) -> None:
+        """Write a checkpoint that appears whole or not at all, then drop the older ones."""
+        folder = self.path / "checkpoint"
+        partial, final = folder / f".{name}.partial", folder / name
+        with writing(final):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            digests = {}
+            for file, arrays in files:
+                target = partial / f"{file}.safetensors"
+                save_file({key: np.ascontiguousarray(a) for key, a in arrays.items()}, target)
+                digests[target.name] = _digest(target)
+            (partial / "state.json").write_text(json.dumps({**state, "files": digests}, indent=2))
+            for written in partial.iterdir():
+                with written.open("rb") as opened:
+                    os.fsync(opened.fileno())
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+            for other in folder.iterdir():
+                if other != final:
+                    shutil.rmtree(other, ignore_errors=True)
+
+    def checkpoint_name(self) -> str | None:
+        """Return the newest complete checkpoint."""
+        folder = self.path / "checkpoint"
+        found = sorted(p.name for p in folder.glob("[!.]*")) if folder.is_dir() else []
+        return FINAL if FINAL in found else found[-1] if found else None
+
+    def read_checkpoint(self, name: str) -> dict[str, Any]:
+        """Read a checkpoint's state after checking every file against its digest."""
+        folder = self.path / "checkpoint" / name
+        try:
+            state = dict(json.loads((folder / "state.json").read_text("utf-8")))
+            for file, digest in state["files"].items():
+                if not (folder / file).exists() or _digest(folder / file) != digest:
+                    raise self._damaged(folder / file)
+        except (ValueError, KeyError, OSError):
+            raise self._damaged(folder / "state.json") from None
+        return state
+
+    def read_tensors(self, name: str, file: str) -> dict[str, NDArray[Any]]:
+        """Read one file of a checkpoint."""
+        path = self.path / "checkpoint" / name / file
+        try:
+            return dict(load_file(path))
+        except (SafetensorError, OSError):
+            raise self._damaged(path) from None
+
+    def _damaged(self, file: Path) -> RunError:
+        return RunError(
+            f"{file} is missing or damaged: this checkpoint cannot be used; "
+            "start the run anew with --overwrite"
+        )
+
+
+def is_run(path: Path) -> bool:
+    """Say whether a folder is a run."""
+    return (path / "config.toml").is_file()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failed write into a sentence; what was complete before stays as it was."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = "the disk is full" if full else error.strerror or str(error)
+        raise RunError(
+            f"cannot write {path}: {reason}; what was saved before is intact, "
+            "free some space and go on with --resume"
+            if full
+            else f"cannot write {path}: {reason}"
+        ) from None
+    except SafetensorError as error:
+        raise RunError(
+            f"cannot write {path}: {error}; what was saved before is intact, go on with --resume"
+        ) from None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()

@@ -1,0 +1,264 @@
+"""THE loop. Everything hushrec trains goes through here, one numbered round at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.backends.inprocess import CHUNK, InProcess, usable_cores
+from hushrec.config import Experiment
+from hushrec.errors import ConfigError, DivergedError, HushrecError, RunError
+from hushrec.evaluate.evaluator import Evaluator, PartRanks
+from hushrec.methods.base import Method, Shared
+from hushrec.privacy.stack import Stack
+from hushrec.report.run_dir import FINAL, RunFolder
+from hushrec.rng import Streams
+from hushrec.split import Split
+from hushrec.store import PrivateStore
+
+CHECKPOINT_SECONDS = 20.0
+
+
+class Interrupted(HushrecError):
+    """The user asked to stop; everything up to the last round is saved."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What does not change a result: how many threads, how large the stacks, how often to save."""
+
+    threads: int | None = None
+    chunk: int = CHUNK
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+
+    @property
+    def n_threads(self) -> int:
+        """Number of threads to use."""
+        return self.threads or usable_cores()
+
+
+@dataclass
+class State:
+    """All that a round changes; what a checkpoint holds."""
+
+    shared: Shared
+    store: PrivateStore
+    round: int = 0
+    selected_round: int = 0
+    selected_value: float = -np.inf
+    selected_shared: Shared = field(default_factory=dict)
+    selected_store: PrivateStore | None = None
+    stale_looks: int = 0
+    up_bytes: int = 0
+    down_bytes: int = 0
+    seconds: float = 0.0
+
+    NUMBERS = (
+        "round",
+        "selected_round",
+        "selected_value",
+        "stale_looks",
+        "up_bytes",
+        "down_bytes",
+        "seconds",
+    )
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a progress display or a log wants to know of a round."""
+
+    round: int
+    rounds: int
+    loss: float | None
+    valid: Mapping[str, Mapping[str, float]] | None
+    seconds: float
+    selected_round: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained model at its selected round, and where it put the held-out items."""
+
+    method: Method
+    shared: Shared
+    store: PrivateStore
+    evaluator: Evaluator
+    ranks: Mapping[str, PartRanks]
+    state: State
+    workspace: TemporaryDirectory[str] | None
+
+
+def run_rounds(
+    experiment: Experiment,
+    split: Split,
+    *,
+    machine: Machine = Machine(),
+    folder: RunFolder | None = None,
+    resume: bool = False,
+    on_round: Callable[[RoundReport], None] = lambda report: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Train to the end, or to an early stop, and score the test items once, at the selected round."""
+    streams = Streams(experiment.seed)
+    method = experiment.make_method()
+    if method.pooled and experiment.cohort.kind != "all":
+        raise ConfigError(f"{method.name} pools all data: cohort.kind must be 'all'")
+    view = split.train_view(experiment.protocol)
+    stack = Stack()
+    evaluator = Evaluator(split, experiment.evaluation, streams, machine.n_threads)
+
+    shared = method.init(view, streams)
+    fields = method.private_fields(view, shared, streams)
+    workspace = None if folder else TemporaryDirectory(prefix="hushrec-")
+    files = folder.path / "private" if folder else Path(workspace.name if workspace else "")
+    store = PrivateStore.create(fields, len(view), experiment.store, files)
+    state = State(shared, store)
+    if folder and resume:
+        restore(state, folder)
+    backend = InProcess(view, store, machine.threads, machine.chunk)
+
+    saved_at = time.monotonic()
+    while state.round < experiment.rounds and not _is_stale(state, experiment):
+        began = time.perf_counter()
+        number = state.round + 1
+        # 1. Who takes part.
+        drawn = experiment.cohort.draw(len(split.training_users), streams, number)
+        cohort = split.training_users[drawn]
+        # 2. Download, 3. fit, 4. protect, 5. sum: on the clients, whatever the backend.
+        outcome = backend.run_clients(method, state.shared, stack, cohort, streams, number)
+        # 6. Undo the server's side of the stack and apply the sum.
+        total = stack.finish(outcome.summed.total(), streams, number)
+        if total.clients:
+            state.shared = method.apply(state.shared, total)
+        # 7. Account for the messages.
+        if not method.pooled:
+            state.up_bytes += outcome.summed.up_bytes
+            state.down_bytes += outcome.down_bytes
+        state.round = number
+        loss = _mean_loss(outcome.losses, number)
+        # 8. Look at the validation items; the best look selects the round.
+        valid = None
+        if number % experiment.evaluation.every == 0 or number == experiment.rounds:
+            ranks = evaluator.rank(method, state.shared, store, "valid")
+            valid = evaluator.summarise(ranks)
+            _select(state, evaluator.selection_value(ranks))
+        seconds = time.perf_counter() - began
+        state.seconds += seconds
+        # 9. Record, and save from time to time.
+        if folder:
+            folder.append_metrics(
+                {
+                    "round": number,
+                    "clients": len(cohort),
+                    "loss": loss,
+                    "valid": valid,
+                    "up_bytes": state.up_bytes,
+                    "down_bytes": state.down_bytes,
+                    "seconds": seconds,
+                }
+            )
+            if time.monotonic() - saved_at > machine.checkpoint_seconds or should_stop():
+                save(state, folder)
+                saved_at = time.monotonic()
+        on_round(RoundReport(number, experiment.rounds, loss, valid, seconds, state.selected_round))
+        if should_stop() and state.round < experiment.rounds:
+            where = f"; go on with: --resume --out {folder.path}" if folder else ""
+            raise Interrupted(f"stopped after round {number}{where}")
+
+    selected = state.selected_store
+    assert selected is not None, "the last round is always looked at"
+    chosen = (method, state.selected_shared, selected)
+    ranks_by_part = {
+        "valid": evaluator.rank(*chosen, "valid"),
+        "test": evaluator.rank(*chosen, "test"),
+    }
+    if folder:
+        folder.save_checkpoint(FINAL, _numbers(state), _tensors("selected", *chosen[1:]))
+    return Outcome(*chosen, evaluator, ranks_by_part, state, workspace)
+
+
+def save(state: State, folder: RunFolder) -> None:
+    """Write a checkpoint from which the run can go on."""
+
+    def files() -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+        yield from _tensors("current", state.shared, state.store)
+        if state.selected_store is not None:
+            yield from _tensors("selected", state.selected_shared, state.selected_store)
+
+    folder.save_checkpoint(f"round-{state.round:06d}", _numbers(state), files())
+
+
+def restore(state: State, folder: RunFolder) -> None:
+    """Go back to the newest checkpoint, or to the start if there is none."""
+    name = folder.checkpoint_name()
+    if name == FINAL:
+        raise RunError(f"{folder.path} is finished; there is nothing to resume")
+    if name is None:
+        folder.rewind_metrics(0)
+        return
+    numbers = folder.read_checkpoint(name)
+    for key in State.NUMBERS:
+        setattr(state, key, numbers[key])
+    state.shared = load_model(folder, name, "current", numbers["files"], state.store)
+    if state.selected_round:
+        state.selected_store = PrivateStore.beside(state.store)
+        state.selected_shared = load_model(
+            folder, name, "selected", numbers["files"], state.selected_store
+        )
+    folder.rewind_metrics(state.round)
+
+
+def load_model(
+    folder: RunFolder, name: str, role: str, files: Mapping[str, str], store: PrivateStore
+) -> Shared:
+    """Read the shared parameters of a checkpoint, and the private ones into a store."""
+    for file in sorted(files):
+        if file.startswith(f"{role}-private-"):
+            store.restore(folder.read_tensors(name, file))
+    return folder.read_tensors(name, f"{role}-shared.safetensors")
+
+
+def _tensors(
+    role: str, shared: Shared, store: PrivateStore
+) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+    yield f"{role}-shared", shared
+    for number, part in enumerate(store.tensors()):
+        yield f"{role}-private-{number:05d}", part
+
+
+def _numbers(state: State) -> dict[str, Any]:
+    return {key: getattr(state, key) for key in State.NUMBERS}
+
+
+def _select(state: State, value: float) -> None:
+    if value > state.selected_value:
+        state.selected_round, state.selected_value = state.round, value
+        state.selected_shared = state.shared
+        state.selected_store = state.store.snapshot(state.selected_store)
+        state.stale_looks = 0
+    else:
+        state.stale_looks += 1
+
+
+def _is_stale(state: State, experiment: Experiment) -> bool:
+    patience = experiment.evaluation.patience
+    return 0 < patience <= state.stale_looks
+
+
+def _mean_loss(losses: NDArray[np.float64], round_number: int) -> float | None:
+    if not len(losses):
+        return None
+    loss = float(losses.mean())
+    if not np.isfinite(loss):
+        raise DivergedError(
+            f"the training loss of round {round_number} is not a number: use a smaller lr"
+        )
+    return loss

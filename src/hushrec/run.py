@@ -1,0 +1,290 @@
+"""`train` and `Run`: the Python face of hushrec."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.clients import Protocol, Ragged, TrainView
+from hushrec.config import Experiment, make_experiment
+from hushrec.data import Interactions, load
+from hushrec.device.fold_in import fold_in
+from hushrec.errors import ConfigError, RunError
+from hushrec.evaluate.evaluator import Evaluator, PartRanks
+from hushrec.evaluate.metrics import coverage, popularity_bias
+from hushrec.evaluate.ranking import Ranks, top_k
+from hushrec.methods.base import Method, Shared
+from hushrec.privacy.stack import Stack
+from hushrec.report.run_dir import FINAL, RunFolder
+from hushrec.rng import Streams
+from hushrec.round import Machine, Outcome, RoundReport, load_model, run_rounds
+from hushrec.split import Split, make_split
+from hushrec.store import PrivateStore
+
+PUBLISHED_MARK = "published protocol (leaks the held-out item)"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One line of a list."""
+
+    item: str
+    title: str
+    score: float
+
+
+class Run:
+    """A trained model with its results; from `train`, or read back with `Run.open`."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        split: Split,
+        method: Method,
+        shared: Shared,
+        store: PrivateStore,
+        summary: Mapping[str, Any],
+        ranks: Mapping[str, PartRanks],
+        folder: RunFolder | None,
+    ) -> None:
+        self.experiment = experiment
+        self.split = split
+        self.method = method
+        self.shared = shared
+        self.store = store
+        self.summary = summary
+        self.ranks = ranks
+        self.folder = folder
+        self._streams = Streams(experiment.seed)
+
+    @classmethod
+    def open(cls, path: str | Path, data: Interactions | None = None) -> Run:
+        """Read a finished run; its data is loaded by name unless given."""
+        folder = RunFolder.open(Path(path))
+        summary = folder.read_json("summary.json")
+        if isinstance(summary.get("seed"), list):
+            raise RunError(
+                f"{path} holds several seeds: name one of its folders, for example "
+                f"{Path(path) / summary['runs'][0]}"
+            )
+        experiment = folder.experiment()
+        split = make_split(
+            data or load(experiment.data), experiment.split, Streams(experiment.seed)
+        )
+        state = folder.read_checkpoint(FINAL)
+        method = experiment.make_method()
+        shared_shapes = method.init(split.train, Streams(experiment.seed))
+        fields = method.private_fields(split.train, shared_shapes, Streams(experiment.seed))
+        store = PrivateStore.create(
+            fields, split.n_users, experiment.store, folder.path / "private"
+        )
+        shared = load_model(folder, FINAL, "selected", state["files"], store)
+        for name, array in shared_shapes.items():
+            if name not in shared or shared[name].shape != array.shape:
+                raise RunError(
+                    f"{path}: the model does not fit the data '{experiment.data}' any more; "
+                    "has the data changed since training?"
+                )
+        return cls(experiment, split, method, shared, store, summary, read_ranks(folder), folder)
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """Test metrics: ``metrics["full"]["hr@10"]``."""
+        return dict(self.summary["test"])
+
+    def evaluator(self, threads: int) -> Evaluator:
+        """Return the evaluation side of this run."""
+        return Evaluator(self.split, self.experiment.evaluation, self._streams, threads)
+
+    def recommend(
+        self, user: str, k: int = 10, history: Sequence[str] | None = None
+    ) -> list[Recommendation]:
+        """Return the best k items that the user has not touched.
+
+        A user unknown to the run is folded in from ``history``, item ids oldest first: the device
+        trains its private part on it; the shared part and everybody else stay as they are.
+        """
+        data = self.split.data
+        number = data.user_index(user)
+        if history is None:
+            if number is None:
+                raise ConfigError(
+                    f"user '{user}' is unknown to this run; give their items with --history FILE"
+                )
+            view = self._everything(number)
+            private = self.store.read(np.array([number]))
+            if not self.store.visited[number]:
+                private = fold_in(self.method, self.shared, view, self._streams)
+        else:
+            view = self._from_history(history, len(data.users))
+            private = fold_in(self.method, self.shared, view, self._streams)
+        scores = self.method.score(self.shared, private, view)
+        seen = view.positives
+        items, values = top_k(scores, seen.indptr, seen.values, k)
+        return [
+            Recommendation(str(data.items[item]), data.title(item), float(value))
+            for item, value in zip(items[0], values[0], strict=True)
+            if item >= 0
+        ]
+
+    def _everything(self, number: int) -> TrainView:
+        """Return one user's whole history, held-out items included: nobody wants those again."""
+        test = self.split.test[number]
+        past = self.split.history("test").take(np.array([number]))
+        return _one_client(number, past.n_items, np.append(past.positives.values, test))
+
+    def _from_history(self, history: Sequence[str], number: int) -> TrainView:
+        position = {str(item): index for index, item in enumerate(self.split.data.items)}
+        known = [position[item] for item in history if item in position]
+        if not known:
+            raise ConfigError("none of the items in the history is in the catalogue of this run")
+        latest_first = list(dict.fromkeys(reversed(known)))
+        return _one_client(number, self.split.data.n_items, np.array(latest_first[::-1], np.int32))
+
+
+def train(
+    data: Interactions | str,
+    method: str = "pfedrec",
+    *,
+    preset: str | None = None,
+    protocol: Protocol | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    machine: Machine = Machine(),
+    on_round: Callable[[RoundReport], None] = lambda report: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Run:
+    """Train a method and evaluate it; with ``out``, leave a run folder behind.
+
+    ``settings`` are the method's options and dotted keys of the other sections, for example
+    ``{"lr": 0.05, "cohort.kind": "fixed", "cohort.size": 200}``.
+    """
+    interactions = load(data) if isinstance(data, str) else data
+    name = data if isinstance(data, str) else data.name
+    folder = None
+    if resume:
+        if out is None:
+            raise ConfigError("resume needs the run folder in 'out'")
+        folder = RunFolder.open(Path(out))
+        experiment = folder.experiment()
+    else:
+        experiment = make_experiment(
+            name,
+            method,
+            preset=preset,
+            settings=settings,
+            protocol=protocol,
+            rounds=rounds,
+            seed=seed,
+        )
+    split = make_split(interactions, experiment.split, Streams(experiment.seed))
+    if out is not None and folder is None:
+        folder = RunFolder.create(Path(out), experiment, overwrite=overwrite)
+    outcome = run_rounds(
+        experiment,
+        split,
+        machine=machine,
+        folder=folder,
+        resume=resume,
+        on_round=on_round,
+        should_stop=should_stop,
+    )
+    summary = summarise(experiment, split, outcome)
+    if folder:
+        folder.write_arrays("users.npz", ranks_to_arrays(outcome.ranks))
+        folder.write_json("summary.json", summary)
+    return Run(
+        experiment,
+        split,
+        outcome.method,
+        outcome.shared,
+        outcome.store,
+        summary,
+        outcome.ranks,
+        folder,
+    )
+
+
+def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[str, Any]:
+    """Return what summary.json holds; these names are a contract."""
+    evaluator, state = outcome.evaluator, outcome.state
+    chosen = (outcome.method, outcome.shared, outcome.store)
+    top = evaluator.top_items(*chosen, "test", 10)
+    counts = np.bincount(split.train.positives.values, minlength=split.data.n_items)
+    n_test = len(evaluator.evaluated_users("test"))
+    return {
+        "method": experiment.method,
+        "data": experiment.data,
+        "protocol": experiment.protocol,
+        "protocol_mark": PUBLISHED_MARK if experiment.protocol == "published" else None,
+        "preset": experiment.preset,
+        "options": experiment.options,
+        "rounds": state.round,
+        "selected_round": state.selected_round,
+        "seed": experiment.seed,
+        "test": evaluator.summarise(outcome.ranks["test"]),
+        "valid": evaluator.summarise(outcome.ranks["valid"]),
+        "lists": {
+            "coverage@10": coverage(top, split.data.n_items),
+            "popularity_bias@10": popularity_bias(top, counts),
+        },
+        "users": {**split.facts(), "looked_at": n_test},
+        "notes": list(split.data.notes),
+        "communication": {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes},
+        "time": {"total_s": state.seconds, "per_round_s": state.seconds / max(1, state.round)},
+        "peak_rss_bytes": peak_rss_bytes(),
+        "privacy": Stack().statement(outcome.method.pooled),
+    }
+
+
+def peak_rss_bytes() -> int:
+    """Return the most memory this process ever held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def ranks_to_arrays(ranks: Mapping[str, PartRanks]) -> dict[str, NDArray[Any]]:
+    """Flatten the ranks of all parts and candidate sets for users.npz."""
+    out: dict[str, NDArray[Any]] = {}
+    for part, by_candidates in ranks.items():
+        for candidates, value in by_candidates.items():
+            out |= value.to_arrays(f"{part}/{candidates}/")
+    return out
+
+
+def read_ranks(folder: RunFolder) -> dict[str, dict[str, Ranks]]:
+    """Read users.npz back."""
+    arrays = folder.read_arrays("users.npz")
+    ranks: dict[str, dict[str, Ranks]] = {}
+    for part, candidates in sorted({tuple(name.split("/")[:2]) for name in arrays}):
+        prefix = f"{part}/{candidates}/"
+        ranks.setdefault(part, {})[candidates] = Ranks.from_arrays(arrays, prefix)
+    return ranks
+
+
+def _one_client(number: int, n_items: int, items: NDArray[Any]) -> TrainView:
+    indptr = np.array([0, len(items)])
+    return TrainView(
+        users=np.array([number], np.int32),
+        n_items=n_items,
+        positives=Ragged(indptr, items.astype(np.int32)),
+        times=Ragged(indptr, np.arange(len(items))),
+        values=Ragged(indptr, np.ones(len(items), np.float32)),
+    )
+
+
+def to_json(summary: Mapping[str, Any]) -> str:
+    """Return a summary as JSON text."""
+    return json.dumps(summary, indent=2)

@@ -1,0 +1,236 @@
+"""Splits: which interactions train, which validate, which test.
+
+A `Split` belongs to the evaluation side. Training receives `Split.train_view`, from which the
+held-out rows cannot be reached. Rows are ordered by (time, file order), always: 40 % and more of
+MovieLens users have ties at their latest timestamp, so the tie rule is part of the protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from hushrec.clients import Protocol, Ragged, TrainView
+from hushrec.data.interactions import Interactions
+from hushrec.errors import ConfigError, DataError
+from hushrec.rng import Streams
+
+Part = Literal["valid", "test"]
+
+
+class SplitConfig(BaseModel):
+    """How to split."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["leave-one-out", "ratio", "time", "unseen-users"] = "leave-one-out"
+    """Last item tests and the one before validates; a share of each user's rows; one date for
+    everybody; or whole users whose later half is tested after adapting on the earlier half."""
+    valid: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
+    """Share that validates (not for leave-one-out)."""
+    test: Annotated[float, Field(gt=0, lt=0.9)] = 0.2
+    """Share that tests (not for leave-one-out)."""
+    order: Literal["time", "random"] = "time"
+    """What "later" means for `ratio` and within an unseen user."""
+    min_train: Annotated[int, Field(ge=1)] = 1
+    """A user left with fewer training rows than this is not evaluated; all its rows train."""
+    repeats: Literal["merge", "keep"] = "merge"
+    """Repeated (user, item) rows: keep the latest, or keep them all as some papers count them
+    (then the held-out item can be a training item too)."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training rows and held-out items of every user, oldest first."""
+
+    config: SplitConfig
+    data: Interactions
+    """The rows that were split, repeats merged if so configured."""
+    train: TrainView
+    valid: Ragged
+    test: Ragged
+    training_users: NDArray[np.int64]
+    """The population that cohorts are drawn from: users with a past, unseen ones left out."""
+
+    @property
+    def n_users(self) -> int:
+        """Number of users, evaluated or not."""
+        return len(self.train)
+
+    def heldout(self, part: Part) -> Ragged:
+        """Return the items to be found in this part."""
+        return self.valid if part == "valid" else self.test
+
+    def evaluated(self, part: Part) -> NDArray[np.int64]:
+        """Return the users that have something to be found in this part."""
+        return np.flatnonzero(self.heldout(part).lengths)
+
+    def train_view(self, protocol: Protocol) -> TrainView:
+        """Return what training may see; ``published`` adds the list that makes the leak."""
+        if protocol == "honest":
+            return self.train
+        return replace(self.train, never_negative=_join(self.valid, self.test))
+
+    def history(self, part: Part) -> TrainView:
+        """Return what a device knows when it is asked: at test time, its validation items too."""
+        if part == "valid":
+            return self.train
+        has_past = self.train.times.lengths > 0
+        latest = np.zeros(self.n_users, np.int64)
+        latest[has_past] = self.train.times.values[self.train.times.indptr[1:][has_past] - 1]
+        shape = self.valid.indptr
+        return replace(
+            self.train,
+            positives=_join(self.train.positives, self.valid),
+            # The device knows that these came last; exact times and values are not needed.
+            times=_join(self.train.times, Ragged(shape, np.repeat(latest, self.valid.lengths))),
+            values=_join(self.train.values, Ragged(shape, np.ones(shape[-1], np.float32))),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Count what a reader must know to judge the figures."""
+        trained = np.zeros(self.data.n_items, bool)
+        trained[self.train.positives.values] = True
+        targets = self.test.values
+        return {
+            "users": self.n_users,
+            "items": self.data.n_items,
+            "train_rows": len(self.train.positives.values),
+            "evaluated_users": len(self.evaluated("test")),
+            "not_evaluated_users": self.n_users - len(self.evaluated("test")),
+            "test_items_nobody_trained_on": float(np.mean(~trained[targets]))
+            if len(targets)
+            else 0.0,
+        }
+
+
+TRAIN, VALID, TEST, UNUSED = 0, 1, 2, 3
+
+
+def make_split(data: Interactions, config: SplitConfig, streams: Streams) -> Split:
+    """Split interactions; the random orders come from the run's seed."""
+    if config.repeats == "merge":
+        data = data.merged()
+    if data.n_users < 2 or data.n_items < 2:
+        raise DataError(f"{data.name}: needs at least two users and two items")
+    rows = _Ordered.of(data)
+    part = _PARTS[config.kind](rows, config, streams)
+
+    n_train = np.bincount(rows.user[part == TRAIN], minlength=data.n_users)
+    too_short = (n_train < config.min_train)[rows.user] & (part != TRAIN)
+    # A later row of a user without a past would be the future under one date for everybody, and
+    # a stranger's row among unseen users; elsewhere it may as well train.
+    part[too_short] = TRAIN if config.kind in ("leave-one-out", "ratio") else UNUSED
+    if not (part == TEST).any():
+        raise DataError(
+            f"{data.name}: no user is long enough for a {config.kind} split; "
+            "use more data or another split.kind"
+        )
+
+    def ragged(number: int, values: NDArray[Any]) -> Ragged:
+        chosen = part == number
+        counts = np.bincount(rows.user[chosen], minlength=data.n_users)
+        return Ragged(np.concatenate([[0], np.cumsum(counts)]), values[rows.order][chosen])
+
+    train = TrainView(
+        users=np.arange(data.n_users, dtype=np.int32),
+        n_items=data.n_items,
+        positives=ragged(TRAIN, data.item),
+        times=ragged(TRAIN, data.time),
+        values=ragged(TRAIN, data.value),
+        user_features=data.user_features,
+        item_features=data.item_features,
+    )
+    valid, test = ragged(VALID, data.item), ragged(TEST, data.item)
+    trains = train.positives.lengths > 0
+    if config.kind == "unseen-users":
+        trains &= _unseen_role(data.n_users, config, streams) == TRAIN
+    return Split(config, data, train, valid, test, np.flatnonzero(trains))
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """All rows, user by user, oldest first."""
+
+    data: Interactions
+    order: NDArray[np.int64]
+    user: NDArray[np.int32]
+    place: NDArray[np.int64]
+    """0 is the user's oldest row."""
+    size: NDArray[np.int64]
+    """Number of rows of the row's user."""
+
+    @classmethod
+    def of(cls, data: Interactions) -> _Ordered:
+        order = np.lexsort((np.arange(len(data)), data.time, data.user))
+        user = data.user[order]
+        count = np.bincount(data.user, minlength=data.n_users)
+        first = np.cumsum(count) - count
+        return cls(data, order, user, np.arange(len(order)) - first[user], count[user])
+
+    def shuffled_place(self, streams: Streams) -> NDArray[np.int64]:
+        """Return places of a random order instead of the order in time."""
+        ticket = streams.generator("split/order").random(len(self.order))
+        place = np.empty(len(ticket), np.int64)
+        place[np.lexsort((ticket, self.user))] = self.place
+        return place
+
+
+def _leave_one_out(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+    from_end = rows.size - 1 - rows.place
+    return np.select([from_end == 0, from_end == 1], [TEST, VALID], TRAIN).astype(np.int8)
+
+
+def _ratio(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+    place = rows.place if config.order == "time" else rows.shuffled_place(streams)
+    from_end = rows.size - 1 - place
+    n_test = np.floor(rows.size * config.test)
+    n_valid = np.floor(rows.size * config.valid)
+    choices = [from_end < n_test, from_end < n_test + n_valid]
+    return np.select(choices, [TEST, VALID], TRAIN).astype(np.int8)
+
+
+def _time(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+    if not rows.data.has_time:
+        raise ConfigError(f"{rows.data.name} has no timestamps: split.kind = 'time' cannot be used")
+    time = rows.data.time[rows.order]
+    shares = [1 - config.test - config.valid, 1 - config.test]
+    first_valid, first_test = np.quantile(time, shares, method="higher")
+    return np.select([time >= first_test, time >= first_valid], [TEST, VALID], TRAIN).astype(
+        np.int8
+    )
+
+
+def _unseen_users(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+    role = _unseen_role(rows.data.n_users, config, streams)[rows.user]
+    place = rows.place if config.order == "time" else rows.shuffled_place(streams)
+    # The earlier half adapts the model on the device; only the later half is ranked.
+    return np.where(place >= (rows.size + 1) // 2, role, TRAIN).astype(np.int8)
+
+
+def _unseen_role(n_users: int, config: SplitConfig, streams: Streams) -> NDArray[np.int64]:
+    rank = streams.generator("split/unseen-users").permutation(n_users)
+    n_test, n_valid = round(n_users * config.test), round(n_users * config.valid)
+    return np.select([rank < n_test, rank < n_test + n_valid], [TEST, VALID], TRAIN)
+
+
+_PARTS = {
+    "leave-one-out": _leave_one_out,
+    "ratio": _ratio,
+    "time": _time,
+    "unseen-users": _unseen_users,
+}
+
+
+def _join(first: Ragged, second: Ragged) -> Ragged:
+    """Append the second's values to the first's, row by row."""
+    values = np.empty(len(first.values) + len(second.values), first.values.dtype)
+    before = np.repeat(second.indptr[:-1], first.lengths)
+    values[np.arange(len(first.values)) + before] = first.values
+    before = np.repeat(first.indptr[1:], second.lengths)
+    values[np.arange(len(second.values)) + before] = second.values
+    return Ragged(first.indptr + second.indptr, values)

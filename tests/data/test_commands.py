@@ -1,0 +1,110 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from hushrec.data import catalog
+from hushrec.data.catalog import Folder
+from hushrec.data.commands import data
+from hushrec.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def run(cache):
+    def run(*arguments):
+        return CliRunner().invoke(data, arguments, catch_exceptions=False)
+
+    return run
+
+
+@pytest.fixture
+def ratings(tmp_path):
+    path = tmp_path / "ratings.csv"
+    path.write_text("user,item,rating,time\na,x,1,5\na,y,1,5\nb,x,2,1\nb,x,3,2\n")
+    return path
+
+
+def test_list(run):
+    text = run("list").stdout
+    for word in ("ml-100k", "100,000", "not here", "built in", "non-commercial"):
+        assert word in text
+
+
+def test_list_json(run, ratings):
+    run("import", str(ratings), "--name", "mine")
+    result = run("list", "--json")
+    entries = {entry["name"]: entry for entry in json.loads(result.stdout)}
+    assert list(entries) == catalog.names()
+    assert entries["ml-1m"]["rows"] == 1_000_209
+    assert entries["ml-1m"]["present"] is False
+    assert entries["demo"]["present"] is True
+    assert entries["mine"]["rows"] == 4
+    assert entries["mine"]["where"].endswith("imported/mine.npz")
+    assert "no redistribution" in entries["ml-1m"]["licence"]
+
+
+def test_info_of_a_file(run, ratings):
+    facts = json.loads(run("info", str(ratings), "--json").stdout)
+    assert (facts["rows"], facts["pairs"], facts["repeats"]) == (4, 3, 1)
+    assert facts["density"] == 0.75
+    assert facts["rows_per_user"] == {"min": 2, "median": 2.0, "max": 2}
+    assert facts["share_of_users_tied_at_latest_time"] == 0.5
+    text = run("info", str(ratings)).stdout
+    assert "repeats" in text
+    assert "0.75" in text
+
+
+def test_info_of_a_named_data_set(run, data_dir, monkeypatch):
+    monkeypatch.setenv("HUSHREC_DATA", str(data_dir))
+    facts = json.loads(run("info", "ml-100k", "--json").stdout)
+    assert facts["files"] == dict.fromkeys(("u.data", "u.item", "u.user", "u.genre"), "ok")
+    assert facts["features"]["item"]["genres"] == "any of 19 categories"
+    assert "no redistribution" in facts["licence"]
+    assert "Harper" in facts["citation"]
+    text = run("info", "ml-100k").stdout
+    assert "u.data: ok" in text
+
+
+def test_info_of_demo(run):
+    facts = json.loads(run("info", "demo", "--json").stdout)
+    assert facts["where"] == "built in"
+    assert set(facts["features"]["user"]) == {"age group", "region", "device"}
+
+
+def test_import_then_info(run, tmp_path):
+    path = tmp_path / "odd.txt"
+    path.write_text("9^ann^tea\n3^bob^milk\n")
+    columns = ("--user", "1", "--item", "2", "--time", "0", "--delimiter", "^")
+    result = run("import", str(path), "--name", "odd", *columns, "--json")
+    assert json.loads(result.stdout)["users"] == 2
+    assert json.loads(run("info", "odd", "--json").stdout)["has_time"] is True
+
+
+def test_fetch_shows_terms_and_keeps_stdout_clean(run, tmp_path, monkeypatch):
+    def pretend(name, progress):
+        progress(5, 10)
+        progress(10, 10)
+        return Folder(tmp_path)
+
+    monkeypatch.setattr("hushrec.data.commands.fetch", pretend)
+    result = run("fetch", "ml-100k", "--json")
+    assert json.loads(result.stdout)["files"]["u.data"] == "missing"
+    assert "no redistribution" in " ".join(result.stderr.split())
+    assert "missing" in run("fetch", "ml-100k").stdout
+
+
+def test_errors_are_ours(run):
+    with pytest.raises(ConfigError):
+        run("info", "nothing")
+    with pytest.raises(DataError):
+        run("info", "ml-1m")
+    with pytest.raises(DataError, match="no official download"):
+        run("fetch", "frappe")
+    with pytest.raises(DataError, match="no such file"):
+        run("import", "none.csv", "--name", "x")
+
+
+@pytest.mark.parametrize("command", ["list", "info", "fetch", "import"])
+def test_help_has_examples(run, command):
+    assert f"hushrec data {command}" in run(command, "--help").stdout
+    assert "--json" in run(command, "--help").stdout

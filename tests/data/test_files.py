@@ -1,0 +1,411 @@
+import csv
+import gzip
+import io
+import time as clock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from hushrec.data import files
+from hushrec.data.files import read_history, read_interactions
+from hushrec.errors import DataError, MissingExtraError
+
+ROWS = [("ann", "tea", 2.5, 30), ("bob", "milk", 1.0, 10), ("ann", "milk", 4.0, 20)]
+CSV = "user,item,rating,timestamp\nann,tea,2.5,30\nbob,milk,1.0,10\nann,milk,4.0,20\n"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="ratings.csv"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def rows(data):
+    ids = zip(data.users[data.user], data.items[data.item], strict=True)
+    return [
+        (str(u), str(i), float(v), int(t))
+        for (u, i), v, t in zip(ids, data.value, data.time, strict=True)
+    ]
+
+
+# ------------------------------------------------------------------------------------ harmless
+
+
+def test_plain_csv(write):
+    data = read_interactions(write(CSV))
+    assert rows(data) == ROWS
+    assert data.name == "ratings"
+    assert list(data.users) == ["ann", "bob"]  # order of first appearance
+    assert list(data.items) == ["tea", "milk"]
+    assert data.has_time
+    assert data.notes == ()
+    assert (data.user.dtype, data.item.dtype, data.value.dtype, data.time.dtype) == (
+        np.int32,
+        np.int32,
+        np.float32,
+        np.int64,
+    )
+
+
+@pytest.mark.parametrize("delimiter", ["\t", "::", ";", "|", ",", " "])
+@pytest.mark.parametrize("header", [True, False])
+def test_delimiters_are_recognised(write, delimiter, header):
+    text = CSV.replace(",", delimiter)
+    if not header:
+        text = text.split("\n", 1)[1]
+    data = read_interactions(write(text, "x.dat"))
+    assert rows(data) == ROWS
+    assert any("no header" in note for note in data.notes) is not header
+
+
+def test_an_odd_delimiter_is_taken_when_given(write):
+    assert rows(read_interactions(write(CSV.replace(",", "^")), delimiter="^")) == ROWS
+    assert rows(read_interactions(write(CSV.replace(",", "\t")), delimiter="\\t")) == ROWS
+
+
+def test_semicolons_with_commas_inside(write):
+    text = "user;item;rating\nann;tea, green;1\nbob;milk, warm;2\n"
+    assert list(read_interactions(write(text)).items) == ["tea, green", "milk, warm"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "userId,movieId,rating,timestamp",
+        "USER_ID,Item ID,Score,Time",
+        "uid,iid,weight,ts",
+        "reviewerID,asin,overall,unixReviewTime",
+        "user_id:token,item_id:token,rating:float,timestamp:float",
+        "userID,artistID,count,date",
+        "user,product,value,datetime",
+    ],
+)
+def test_usual_names_are_recognised(write, header):
+    assert rows(read_interactions(write(CSV.replace(CSV.split("\n")[0], header)))) == ROWS
+
+
+def test_columns_by_name_in_any_order(write):
+    text = (
+        "when,stars,what,who,label\n30,2.5,tea,ann,Tea\n10,1,milk,bob,Milk\n20,4,milk,ann,Milk!\n"
+    )
+    chosen = {"user": "who", "item": "WHAT", "value": "stars", "time": "when", "title": "label"}
+    data = read_interactions(write(text), **chosen)
+    assert rows(data) == ROWS
+    assert [data.title(k) for k in range(2)] == ["Tea", "Milk"]
+
+
+def test_columns_by_number(write):
+    path = write("30,tea,ann\n10,milk,bob\n20,milk,ann\n")
+    data = read_interactions(path, user="2", item=1, time=0)
+    assert rows(data) == [(u, i, 1.0, t) for u, i, _, t in ROWS]
+    # Ids that are all text look like a header until the columns are numbered.
+    data = read_interactions(write("ann,tea\nbob,milk\n"), user=0, item=1)
+    assert len(data) == 2
+
+
+def test_no_time_and_no_value_are_noted(write):
+    data = read_interactions(write("user,item\nann,tea\nbob,milk\nann,milk\n"))
+    assert not data.has_time
+    assert list(data.time) == [0, 1, 2]
+    assert list(data.value) == [1, 1, 1]
+    assert any("no time column" in note for note in data.notes)
+    assert any("no value column" in note for note in data.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (lambda raw: b"\xef\xbb\xbf" + raw, "byte-order mark"),
+        (lambda raw: raw.replace(b"\n", b"\r\n"), "CRLF"),
+        (gzip.compress, "gzip"),
+        (lambda raw: raw.replace(b"bob", b"\n  \nbob"), "2 blank lines skipped"),
+        (lambda raw: raw.replace(b"bob", b'\n"bob"'), "1 blank line skipped"),
+    ],
+)
+def test_harmless_oddities_are_handled_and_said(write, change, note):
+    data = read_interactions(write(change(CSV.encode())))
+    assert rows(data) == ROWS
+    assert len(data.notes) == 1
+    assert note in data.notes[0]
+
+
+def test_all_oddities_at_once(write):
+    raw = gzip.compress(b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n\r\n").encode())
+    data = read_interactions(write(raw, "r.csv.gz"))
+    assert rows(data) == ROWS
+    assert data.name == "r"
+    assert len(data.notes) == 4
+
+
+def test_odd_ids(write):
+    text = 'user,item\n  Ann Lee ,"tea, green"\n"Zoë ""Z""",茶\nAnn Lee," 茶 "\n'
+    data = read_interactions(write(text))
+    assert list(data.users) == ["Ann Lee", 'Zoë "Z"']
+    assert list(data.items) == ["tea, green", "茶"]
+
+
+def test_repeats_are_kept(write):
+    data = read_interactions(write(CSV + "ann,tea,5,40\n"))
+    assert len(data) == 4
+    assert rows(data.merged())[-1] == ("ann", "tea", 5.0, 40)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        (("30", "10", "20"), [30, 10, 20]),
+        (("3e1", "10.0", "20"), [30, 10, 20]),
+        (("0.5", "10", "-20.25"), [500_000, 10_000_000, -20_250_000]),
+        (("1970-01-02", "1970-01-01", "1970-01-03"), [86_400, 0, 172_800]),
+        (
+            ("1970-01-01T10:00:00Z", "1970-01-01 00:00:01", "1970-01-01T10:00:00+10:00"),
+            [36_000, 1, 0],
+        ),
+    ],
+)
+def test_times(write, times, expected):
+    pairs = [("a", "x"), ("b", "y"), ("a", "y")]
+    text = "".join(f"{u},{i},{t}\n" for (u, i), t in zip(pairs, times, strict=True))
+    assert list(read_interactions(write("user,item,time\n" + text)).time) == expected
+
+
+def test_json_lines(write):
+    text = (
+        '{"user": "ann", "item": "tea", "rating": 2.5, "time": 30}\n\n'
+        '{"user": "bob", "item": "milk", "rating": 1, "time": 10, "extra": [1]}\n'
+        '{"item": "milk", "user": "ann", "rating": 4, "time": 20}\n'
+    )
+    data = read_interactions(write(text, "log.jsonl"))
+    assert rows(data) == ROWS
+    assert data.notes == ("1 blank line skipped",)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_parquet(tmp_path, packed):
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    user, item, value, time = (list(column) for column in zip(*ROWS, strict=True))
+    stamps = arrow.array([t * 1000 for t in time], arrow.timestamp("ms"))
+    table = arrow.table({"user": user, "item": item, "rating": value, "timestamp": stamps})
+    path = tmp_path / "log.parquet"
+    parquet.write_table(table, path)
+    if packed:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    assert rows(read_interactions(path)) == ROWS
+
+
+def test_parquet_without_pyarrow(write, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"hushrec\[parquet\]"):
+        read_interactions(write(b"PAR1....PAR1", "log.parquet"))
+
+
+ids = st.text(min_size=1, max_size=8).map(str.strip).filter(lambda s: s and "\0" not in s)
+odd = st.one_of(
+    ids, st.sampled_from(['"', '""', ",", "a,b", "a b", "é", "::", "x\u2028y", "x\x85y"])
+)
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    pairs=st.lists(st.tuples(odd, odd), min_size=2, max_size=12),
+    delimiter=st.sampled_from([",", "\t", ";", "|"]),
+)
+@example(pairs=[('"', ","), ("b", "a\nb")], delimiter=",")
+def test_round_trip_of_odd_ids(write, pairs, delimiter):
+    pairs = [*pairs, ("one", "two"), ("three", "four")]
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, delimiter=delimiter)
+    writer.writerow(["user", "item", "rating"])
+    writer.writerows([u, i, k] for k, (u, i) in enumerate(pairs))
+    data = read_interactions(write(out.getvalue()))
+    # Line ends inside an id are read as plain ones.
+    plain = [tuple(s.replace("\r\n", "\n").replace("\r", "\n") for s in pair) for pair in pairs]
+    assert [(u, i) for u, i, _, _ in rows(data)] == plain
+    assert list(data.value) == list(range(len(pairs)))
+
+
+def test_plain_and_quoted_splitting_agree(write):
+    text = "".join(f"{k % 7},{k % 11},{k % 5},{k}\n" for k in range(1_000))
+    plain = read_interactions(write("user,item,rating,time\n" + text))
+    quoted = read_interactions(write('"user",item,rating,time\n' + text))
+    assert rows(plain) == rows(quoted)
+
+
+def test_a_million_rows_take_seconds(write):
+    rng = np.random.default_rng(0)
+    columns = rng.integers(1, 9_000, (200_000, 4))
+    text = "\n".join("{},{},{},{}".format(*row) for row in columns.tolist())
+    path = write("user,item,rating,time\n" + text)
+    start = clock.perf_counter()
+    read_interactions(path)
+    assert clock.perf_counter() - start < 2.0  # a fifth of a million; about 0.3 s in practice
+
+
+# -------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["empty"]),
+        ("\n \n", ["empty"]),
+        ("user,item,rating\n", ["only a header"]),
+        ("user\nann\nbob\n", ["only one column", "--delimiter"]),
+        ("user^item^rating\nann^tea^1\n", ["only one column", "'^'", "--delimiter"]),
+        ("who,item\nann,tea\n", ["no user column", "'who', 'item'", "--user"]),
+        ("user,what\nann,tea\n", ["no item column", "'user', 'what'", "--item"]),
+        ("ann,tea\nbob,milk\n", ["no user column", "--user 0 --item 1"]),
+        ("user,item,rating\nann,tea,1\nbob,milk\n", ["line 3", "2 fields", "has 3"]),
+        ("user,item,rating\nann,tea,1\nbob,milk,1,9\n", ["line 3", "4 fields", "has 3"]),
+        ("user,item,rating\n\nann,tea,1\n\nbob,milk,1,9\n", ["line 5", "4 fields"]),
+        ('user,item,rating\n"ann",tea,1\nbob,milk\n', ["line 3", "2 fields", "has 3"]),
+        ('user,item,rating\n"a\nnn",tea,1\nbob,milk\n', ["line 4", "2 fields"]),
+        ('user,item\nann,tea\nbob,"milk\nx,y\n', ["line 3", "quoted field"]),
+        (CSV + "cy,tea,1,soon\n", ["line 5", "column 'timestamp'", "'soon'", "not a number"]),
+        (CSV + "cy,tea,1,nan\n", ["line 5", "column 'timestamp'", "'nan'"]),
+        (CSV + "cy,tea,1,\n", ["line 5", "column 'timestamp'", "''"]),
+        ("user,item,date\na,x,2020-01-01\nb,y,1/2/2020\n", ["line 3", "column 'date'", "ISO"]),
+        (CSV + "cy,tea,good,5\n", ["line 5", "column 'rating'", "'good'", "not a number"]),
+        (CSV + "cy,tea,,5\n", ["line 5", "column 'rating'", "not a number"]),
+        (CSV + "cy,tea,NaN,5\n", ["line 5", "column 'rating'", "finite"]),
+        (CSV + "cy,tea,-inf,5\n", ["line 5", "column 'rating'", "finite"]),
+        (CSV + "cy,tea,1e99,5\n", ["line 5", "column 'rating'", "finite"]),
+        (CSV + " ,tea,1,5\n", ["line 5", "column 'user'", "empty id"]),
+        (CSV + 'cy,"",1,5\n', ["line 5", "column 'item'", "empty id"]),
+        ("1,2,3,4\n1,,3,4\n", ["line 2", "column 1", "empty id"]),
+        ("user,item\nann,tea\nann,milk\n", ["only one user", "'ann'", "--user"]),
+        ("user,item\nann,tea\nbob,tea\n", ["only one item", "'tea'", "--item"]),
+        (CSV + "x" * 1_001 + ",tea,1,5\n", ["line 5", "1,001 characters"]),
+        (CSV + "cy,te\0a,1,5\n", ["zero byte"]),
+        ('{"user": 1, "item": 2}\n{"user": 1, item: 2}\n', ["line 2", "invalid JSON"]),
+        ('{"user": 1, "item": 2}\n{"user": 1}\n', ["line 2", "column 'item'", "missing"]),
+        ('{"user": 1, "item": 2}\n{"user": null, "item": 3}\n', ["line 2", "'user'", "empty"]),
+        ('[{"user": 1, "item": 2}]\n', ["line 1", "one JSON object per line"]),
+    ],
+)
+def test_what_cannot_be_used_is_refused(write, text, parts):
+    path = write(text)
+    with pytest.raises(DataError) as caught:
+        read_interactions(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    for part in parts:
+        assert part in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts"),
+    [
+        (
+            {"user": "usr"},
+            ["'usr'", "'user', 'item', 'rating', 'timestamp'", "did you mean 'user'"],
+        ),
+        ({"item": 4}, ["no column 4", "0 to 3"]),
+        ({"delimiter": ";"}, ["only one column", "','", "--delimiter"]),
+        ({"value": "item", "item": "rating"}, ["line 2", "column 'item'", "'tea'"]),
+    ],
+)
+def test_wrong_choices_are_refused(write, columns, parts):
+    with pytest.raises(DataError) as caught:
+        read_interactions(write(CSV), **columns)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_names_without_a_header_are_refused(write):
+    with pytest.raises(DataError, match=r"no header line.*'who'.*by number, 0 to 3"):
+        read_interactions(write(CSV.split("\n", 1)[1]), user="who")
+
+
+def test_missing_file_and_folder(tmp_path):
+    with pytest.raises(DataError, match=r"none\.csv: no such file"):
+        read_interactions(tmp_path / "none.csv")
+    with pytest.raises(DataError, match="is a folder"):
+        read_interactions(tmp_path)
+
+
+def test_not_utf8(write):
+    with pytest.raises(DataError, match=r"line 5: not UTF-8 text at byte 76; .*latin-?1"):
+        read_interactions(write(CSV.encode() + "Zoë,tea,1,5\n".encode("latin-1")))
+
+
+def test_damaged_gzip(write):
+    whole = gzip.compress(CSV.encode() * 50)
+    flipped = whole[:40] + bytes([whole[40] ^ 255]) + whole[41:]
+    for damaged in (whole[:-12], whole[:30], flipped, b"\x1f\x8bnothing"):
+        with pytest.raises(DataError, match="damaged gzip"):
+            read_interactions(write(damaged, "r.csv.gz"))
+
+
+def test_damaged_parquet(write):
+    pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match="damaged Parquet"):
+        read_interactions(write(b"PAR1 nothing more", "r.parquet"))
+
+
+@pytest.mark.parametrize("before", [0, 10, 100_000])
+def test_an_enormous_line_is_refused_before_the_rest_is_read(write, monkeypatch, before):
+    raw = b"a,b,1\n" * before + b"x" * (files.LONGEST_LINE + 1) + b"\n" + b"y" * (20 << 20)
+    path = write(raw)
+    taken = []
+
+    class Counting(io.FileIO):
+        def read(self, size=-1):
+            chunk = super().read(size)
+            taken.append(len(chunk))
+            return chunk
+
+    monkeypatch.setattr(files, "_open", lambda path: Counting(path))
+    with pytest.raises(DataError, match=rf"line {before + 1}: longer than 1,048,576 bytes"):
+        read_interactions(path)
+    assert sum(taken) < 4 << 20
+
+
+def test_a_line_of_just_the_limit_is_read(write):
+    title = "t" * (files.LONGEST_LINE - len("cy,tea,1,5,"))
+    text = "user,item,rating,time,title\nann,milk,1,2,Milk\ncy,tea,1,5," + title + "\n"
+    data = read_interactions(write(text))
+    assert data.title(1) == "t" * files.LONGEST_TITLE
+
+
+# ------------------------------------------------------------------------------------- history
+
+
+@pytest.mark.parametrize(
+    ("text", "history"),
+    [
+        ("tea\nmilk\n\ntea\n", ["tea", "milk", "tea"]),
+        ("item\ntea\nmilk\n", ["tea", "milk"]),
+        ("50\n172\n", ["50", "172"]),
+        ("Matrix, The (1999)\nToy Story (1995)\n", ["Matrix, The (1999)", "Toy Story (1995)"]),
+        ("item,time\ntea,9\nmilk,3\n", ["milk", "tea"]),
+        ("item;note\ntea;x\nmilk;y\n", ["tea", "milk"]),
+        ("user,item,rating,time\nann,tea,1,9\nann,milk,1,3\n", ["milk", "tea"]),
+        ("1,10,5,9\n1,20,5,3\n", ["20", "10"]),
+        (
+            '{"item": "tea", "time": "2020-01-02"}\n{"item": "milk", "time": "2020-01-01"}\n',
+            ["milk", "tea"],
+        ),
+        ("tea\n", ["tea"]),
+    ],
+)
+def test_history(write, text, history):
+    assert read_history(write(text)) == history
+
+
+def test_empty_history_and_missing_history(write, tmp_path):
+    with pytest.raises(DataError, match="empty"):
+        read_history(write("\n"))
+    with pytest.raises(DataError, match="no such file"):
+        read_history(tmp_path / "none")
