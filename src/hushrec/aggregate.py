@@ -82,17 +82,14 @@ class ExactSum:
             total, touched = self._rows[name]
             self._check(kernels.add_rows(total, touched, stack.ids, stack.rows), name)
         for name, array in update.dense.items():
-            if not np.isfinite(array).all():
-                self._check(False, name)
-            summed = np.rint(array * STEPS_PER_UNIT).sum(axis=0)
+            steps = np.rint(np.asarray(array, np.float64) * STEPS_PER_UNIT)
+            self._check(bool((abs(steps) < 2.0**62).all()), name)  # false for NaN as well
             before = self._dense.get(name, np.zeros(array.shape[1:], np.int64))
-            self._check(bool((abs(before + summed) < 2.0**62).all()), name)
-            self._dense[name] = before + np.rint(array * STEPS_PER_UNIT).astype(np.int64).sum(
-                axis=0
-            )
+            self._check(bool((abs(before + steps.sum(axis=0)) < 2.0**62).all()), name)
+            self._dense[name] = before + steps.astype(np.int64).sum(axis=0)
 
     def merge(self, other: ExactSum) -> None:
-        """Fold in another running sum."""
+        """Fold in another running sum, which is used up."""
         self.clients += other.clients
         self.up_bytes += other.up_bytes
         for name, (total, touched) in other._rows.items():
@@ -106,6 +103,7 @@ class ExactSum:
             self._check(bool((abs(mine[ids]) < 2**62).all()), name)
         for name, dense in other._dense.items():
             self._dense[name] = self._dense.get(name, np.zeros_like(dense)) + dense
+            self._check(bool((abs(self._dense[name]) < 2**62).all()), name)
 
     def total(self) -> Total:
         """Return the sum as numbers."""

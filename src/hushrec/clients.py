@@ -129,3 +129,12 @@ def chunks(cohort: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
     """Cut a cohort into stacks of at most this many clients."""
     for start in range(0, len(cohort), size):
         yield cohort[start : start + size]
+
+
+def balanced_chunks(
+    cohort: NDArray[np.int64], work: NDArray[np.int64], limit: int, most: int
+) -> Iterator[NDArray[np.int64]]:
+    """Cut a cohort into stacks of about ``limit`` work and at most ``most`` clients."""
+    stack_of = np.cumsum(work) // limit
+    for stack in np.split(cohort, np.flatnonzero(np.diff(stack_of)) + 1):
+        yield from chunks(stack, most)

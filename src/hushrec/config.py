@@ -21,7 +21,6 @@ from hushrec.methods.base import Method, method_class
 from hushrec.split import SplitConfig
 from hushrec.store import StoreConfig
 
-
 Model = TypeVar("Model", bound=BaseModel)
 
 

@@ -8,6 +8,7 @@
     │   ├── ConfigError       a key, a value or a name that does not exist
     │   └── RunError          a run folder: exists already, damaged, or not a run
     ├── DivergedError         training left the numbers (NaN, infinity, overflow of the exact sums)
+    ├── StoppedError          the user asked to stop; what is done is saved
     └── MissingExtraError     an optional dependency; the message carries the pip line
 
 The command line prints the message alone, without a traceback, and exits with code 2.
@@ -41,6 +42,10 @@ class RunError(InputError):
 
 class DivergedError(HushrecError):
     """Training produced numbers that are not numbers."""
+
+
+class StoppedError(HushrecError):
+    """The user asked to stop; everything up to the last round is saved."""
 
 
 class MissingExtraError(HushrecError):

@@ -20,6 +20,10 @@ Array = NDArray[Any]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
+ANY_ORDER = {"reassoc", "contract", "nsz"}
+"""Additions of one expression may be reordered into vector lanes: the same way on every call, since
+the compiled code is the same. NaN and infinity keep their meaning."""
+
 # ---------------------------------------------------------------- random numbers by address
 
 
@@ -39,7 +43,7 @@ def draw(key: Array, user: int, position: int) -> np.uint64:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def below(word: np.uint64, bound: int) -> int:
+def below(word: np.uint64, bound: int) -> Any:
     """Map a random word to 0 … bound-1 (multiply and shift; the bias is below bound / 2^32)."""
     return np.int64(((word >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
 
@@ -48,16 +52,16 @@ def below(word: np.uint64, bound: int) -> int:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def nth_outside(excluded: Array, n: int) -> int:
+def nth_outside(excluded: Array, n: Any) -> Any:
     """Return the n-th item, from 0, that is not in the ascending list ``excluded``."""
-    low, high = 0, len(excluded)
-    while low < high:
-        middle = (low + high) >> 1
-        if excluded[middle] - middle <= n:
-            low = middle + 1
-        else:
-            high = middle
-    return n + low
+    # How many exclusions come before it: a binary search whose only branch is its length.
+    before, size = 0, len(excluded)
+    while size > 0:
+        half = (size + 1) >> 1
+        middle = before + half - 1
+        before += half if excluded[middle] - middle <= n else 0
+        size -= half
+    return n + before
 
 
 @njit(cache=True, nogil=True)
@@ -128,7 +132,7 @@ def sorted_union(
 # ---------------------------------------------------------------- inner-product models
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"}, inline="always")
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER, inline="always")
 def dot(left: Array, right: Array) -> Any:
     """Return the inner product; lanes may be added in any order, the same on every call."""
     total = left.dtype.type(0)
@@ -138,16 +142,14 @@ def dot(left: Array, right: Array) -> Any:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def sigmoid_and_softplus(logit: float) -> tuple[float, float]:
-    """Return 1 / (1 + exp(-logit)) and log(1 + exp(logit)) from one exponential, never overflowing."""
+def sigmoid(logit: float) -> tuple[float, float]:
+    """Return 1 / (1 + exp(-logit)), and 1 + exp(-|logit|), whose logarithm the loss needs."""
     shrunk = np.exp(-abs(logit))
-    probability = 1.0 / (1.0 + shrunk)
-    if logit < 0:
-        return shrunk * probability, np.log1p(shrunk)
-    return probability, logit + np.log1p(shrunk)
+    grown = 1.0 + shrunk
+    return (1.0 if logit >= 0 else shrunk) / grown, grown
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def fit_inner_product(
     key: Array,
     users: Array,
@@ -162,8 +164,8 @@ def fit_inner_product(
     negatives: int,
     epochs: int,
     batch: int,
-    rate: float,
-    item_rate: float,
+    rate: Any,
+    item_rate: Any,
     with_bias: bool,
     two_steps: bool,
 ) -> tuple[Array, Array, Array, Array]:
@@ -232,7 +234,8 @@ def fit_inner_product(
         vector = vectors[c]
         bias = biases[c]
 
-        loss = 0.0
+        # The loss is log(1 + exp(logit)) - label * logit; the logarithms are taken of products.
+        loss, product = 0.0, 1.0
         for _ in range(epochs):
             for last in range(samples - 1, 0, -1):
                 other = below(draw(key, user, position), last + 1)
@@ -252,8 +255,12 @@ def fit_inner_product(
                     row = rows[sample_slot[first + s]]
                     label = sample_label[first + s]
                     logit = dot(row, vector) + bias
-                    predicted, softplus = sigmoid_and_softplus(logit)
-                    loss += softplus - label * logit
+                    predicted, grown = sigmoid(logit)
+                    loss += max(logit, zero) - label * logit
+                    product *= grown
+                    if product > 1e200:
+                        loss += np.log(product)
+                        product = 1.0
                     error[s] = (table.dtype.type(predicted) - label) * share
                     for k in range(d):
                         gradient[k] += error[s] * row[k]
@@ -266,7 +273,7 @@ def fit_inner_product(
                     for s in range(size):
                         row = rows[sample_slot[first + s]]
                         logit = dot(row, vector) + bias
-                        predicted, _ = sigmoid_and_softplus(logit)
+                        predicted, _ = sigmoid(logit)
                         error[s] = (table.dtype.type(predicted) - sample_label[first + s]) * share
                 for s in range(size):
                     row = rows[sample_slot[first + s]]
@@ -280,7 +287,7 @@ def fit_inner_product(
                         bias -= rate * bias_gradient
 
         biases[c] = bias
-        losses[c] = loss / (epochs * samples) if samples else 0.0
+        losses[c] = (loss + np.log(product)) / (epochs * samples) if samples else 0.0
         out_indptr[c + 1] = start + n_rows
         for slot in range(n_rows):
             item = np.int64(out_items[start + slot])
@@ -298,17 +305,28 @@ def fit_inner_product(
 def add_rows(total: Array, touched: Array, ids: Array, rows: Array) -> bool:
     """Add float rows to a fixed-point table (2^-32 steps); False if a number does not fit."""
     limit = 2.0**62
+    fits: Any = True
     for r in range(len(ids)):
-        item = ids[r]
-        touched[item] = True
+        touched[ids[r]] = True
+        target = total[ids[r]]
+        row = rows[r]
+        # No way out of the inner loop: that is what lets it run on whole registers.
+        for k in range(len(row)):
+            steps = np.float64(row[k]) * 4294967296.0
+            fits &= abs(steps) < limit  # false for NaN as well
+            target[k] += np.int64(steps + (0.5 if steps >= 0 else -0.5))
+            fits &= abs(target[k]) < 4611686018427387904
+    return bool(fits)
+
+
+@njit(cache=True, nogil=True)
+def row_deltas(rows: Array, ids: Array, table: Array) -> Array:
+    """Return ``rows[r] - table[ids[r]]``."""
+    out = np.empty_like(rows)
+    for r in range(len(ids)):
         for k in range(rows.shape[1]):
-            steps = np.float64(rows[r, k]) * 4294967296.0
-            if not abs(steps) < limit:  # true for NaN as well
-                return False
-            total[item, k] += np.int64(np.rint(steps))
-            if abs(total[item, k]) >= 4611686018427387904:
-                return False
-    return True
+            out[r, k] = rows[r, k] - table[ids[r], k]
+    return out
 
 
 @njit(cache=True, nogil=True)
@@ -325,7 +343,7 @@ def gather_rows(source: Array, start: Array, indptr: Array, out: Array) -> None:
         out[indptr[r] : indptr[r + 1]] = source[start[r] : start[r] + indptr[r + 1] - indptr[r]]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def rescore_own_rows(
     scores: Array, indptr: Array, ids: Array, rows: Array, vectors: Array, biases: Array
 ) -> None:
@@ -335,7 +353,7 @@ def rescore_own_rows(
             scores[c, ids[r]] = dot(rows[r], vectors[c]) + biases[c]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def inner_products(table: Array, vectors: Array, biases: Array) -> Array:
     """Return ``<table[i], vectors[c]> + biases[c]`` as [clients, items].
 
@@ -349,7 +367,7 @@ def inner_products(table: Array, vectors: Array, biases: Array) -> Array:
     return scores
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def fit_pooled(
     key: Array,
     users: Array,
@@ -360,8 +378,8 @@ def fit_pooled(
     table: Array,
     vectors: Array,
     negatives: int,
-    rate: float,
-    decay: float,
+    rate: Any,
+    decay: Any,
 ) -> float:
     """One pass of sample-by-sample SGD over everybody's data; both tables change in place."""
     n_items, d = table.shape
@@ -393,8 +411,8 @@ def fit_pooled(
         row = table[item[s] if label else -1 - item[s]]
         vector = vectors[client[s]]
         logit = dot(row, vector)
-        predicted, softplus = sigmoid_and_softplus(logit)
-        loss += softplus - label * logit
+        predicted, grown = sigmoid(logit)
+        loss += max(logit, table.dtype.type(0)) - label * logit + np.log(grown)
         error = table.dtype.type(predicted - label)
         for k in range(d):
             step = rate * (error * row[k] + decay * vector[k])

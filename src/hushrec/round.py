@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.backends.inprocess import CHUNK, InProcess, usable_cores
+from hushrec.backends.inprocess import InProcess, usable_cores
 from hushrec.config import Experiment
-from hushrec.errors import ConfigError, DivergedError, HushrecError, RunError
+from hushrec.errors import ConfigError, DivergedError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.methods.base import Method, Shared
 from hushrec.privacy.stack import Stack
@@ -26,22 +26,21 @@ from hushrec.store import PrivateStore
 CHECKPOINT_SECONDS = 20.0
 
 
-class Interrupted(HushrecError):
-    """The user asked to stop; everything up to the last round is saved."""
-
-
 @dataclass(frozen=True)
 class Machine:
     """What does not change a result: how many threads, how large the stacks, how often to save."""
 
     threads: int | None = None
-    chunk: int = CHUNK
+    chunk: int | None = None
     checkpoint_seconds: float = CHECKPOINT_SECONDS
 
     @property
     def n_threads(self) -> int:
         """Number of threads to use."""
         return self.threads or usable_cores()
+
+
+THIS_MACHINE = Machine()
 
 
 @dataclass
@@ -100,13 +99,13 @@ def run_rounds(
     experiment: Experiment,
     split: Split,
     *,
-    machine: Machine = Machine(),
+    machine: Machine = THIS_MACHINE,
     folder: RunFolder | None = None,
     resume: bool = False,
     on_round: Callable[[RoundReport], None] = lambda report: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Train to the end, or to an early stop, and score the test items once, at the selected round."""
+    """Train to the end or an early stop; score the test items once, at the selected round."""
     streams = Streams(experiment.seed)
     method = experiment.make_method()
     if method.pooled and experiment.cohort.kind != "all":
@@ -171,7 +170,7 @@ def run_rounds(
         on_round(RoundReport(number, experiment.rounds, loss, valid, seconds, state.selected_round))
         if should_stop() and state.round < experiment.rounds:
             where = f"; go on with: --resume --out {folder.path}" if folder else ""
-            raise Interrupted(f"stopped after round {number}{where}")
+            raise StoppedError(f"stopped after round {number}{where}")
 
     selected = state.selected_store
     assert selected is not None, "the last round is always looked at"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +20,12 @@ from hushrec.errors import ConfigError, RunError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.metrics import coverage, popularity_bias
 from hushrec.evaluate.ranking import Ranks, top_k
+from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.methods.base import Method, Shared
 from hushrec.privacy.stack import Stack
 from hushrec.report.run_dir import FINAL, RunFolder
 from hushrec.rng import Streams
-from hushrec.round import Machine, Outcome, RoundReport, load_model, run_rounds
+from hushrec.round import THIS_MACHINE, Machine, Outcome, RoundReport, load_model, run_rounds
 from hushrec.split import Split, make_split
 from hushrec.store import PrivateStore
 
@@ -162,7 +162,7 @@ def train(
     out: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
-    machine: Machine = Machine(),
+    machine: Machine = THIS_MACHINE,
     on_round: Callable[[RoundReport], None] = lambda report: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Run:
@@ -217,6 +217,84 @@ def train(
     )
 
 
+def train_seeds(
+    data: Interactions | str,
+    method: str,
+    seeds: Sequence[int],
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    on_seed: Callable[[int], None] = lambda seed: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train once per seed, each in ``out/seed-N``; return and store the mean over the seeds."""
+    top = Path(out)
+    if resume:
+        folder = RunFolder.open(top)
+        seeds = folder.read_json("seeds.json")["seeds"]
+        method = folder.experiment().method
+    else:
+        names = ("preset", "settings", "protocol", "rounds")
+        given = {name: options.get(name) for name in names}
+        first = make_experiment(
+            data if isinstance(data, str) else data.name, method, seed=seeds[0], **given
+        )
+        folder = RunFolder.create(top, first, overwrite=overwrite)
+        folder.write_json("seeds.json", {"seeds": list(seeds)})
+    interactions = load(data) if isinstance(data, str) else data
+    summaries = []
+    for seed in seeds:
+        part = top / f"seed-{seed}"
+        on_seed(seed)
+        if (part / "summary.json").exists():
+            summaries.append(RunFolder.open(part).read_json("summary.json"))
+            continue
+        started = (part / "config.toml").exists()
+        run = train(interactions, method, seed=seed, out=part, resume=started, **options)
+        summaries.append(dict(run.summary))
+    summary = mean_summary(summaries)
+    folder.write_json("summary.json", summary)
+    return summary
+
+
+def mean_summary(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the summary of several seeds: means under the same names, and their spread."""
+
+    def table(part: str, reduce: Callable[[list[float]], Any]) -> dict[str, dict[str, float]]:
+        first = summaries[0][part]
+        return {
+            candidates: {
+                name: float(reduce([summary[part][candidates][name] for summary in summaries]))
+                for name in first[candidates]
+            }
+            for candidates in first
+        }
+
+    def mean(*path: str) -> float:
+        values: list[Any] = list(summaries)
+        for key in path:
+            values = [value[key] for value in values]
+        return float(np.mean(values))
+
+    return {
+        **summaries[0],
+        "seed": [summary["seed"] for summary in summaries],
+        "runs": [f"seed-{summary['seed']}" for summary in summaries],
+        "rounds": [summary["rounds"] for summary in summaries],
+        "selected_round": [summary["selected_round"] for summary in summaries],
+        "test": table("test", np.mean),
+        "valid": table("valid", np.mean),
+        "test_sd": table("test", lambda values: np.std(values, ddof=1) if len(values) > 1 else 0),
+        "lists": {name: mean("lists", name) for name in summaries[0]["lists"]},
+        "communication": {
+            key: round(mean("communication", key)) for key in ("up_bytes", "down_bytes")
+        },
+        "time": {key: mean("time", key) for key in ("total_s", "per_round_s")},
+        "peak_rss_bytes": max(summary["peak_rss_bytes"] for summary in summaries),
+    }
+
+
 def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[str, Any]:
     """Return what summary.json holds; these names are a contract."""
     evaluator, state = outcome.evaluator, outcome.state
@@ -224,6 +302,7 @@ def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[st
     top = evaluator.top_items(*chosen, "test", 10)
     counts = np.bincount(split.train.positives.values, minlength=split.data.n_items)
     n_test = len(evaluator.evaluated_users("test"))
+    popularity = popularity_ranks(evaluator, "test")
     return {
         "method": experiment.method,
         "data": experiment.data,
@@ -236,6 +315,10 @@ def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[st
         "seed": experiment.seed,
         "test": evaluator.summarise(outcome.ranks["test"]),
         "valid": evaluator.summarise(outcome.ranks["valid"]),
+        "yardsticks": {
+            "popularity": evaluator.summarise(popularity),
+            "chance": evaluator.summarise(chance_ranks(popularity)),
+        },
         "lists": {
             "coverage@10": coverage(top, split.data.n_items),
             "popularity_bias@10": popularity_bias(top, counts),
@@ -283,8 +366,3 @@ def _one_client(number: int, n_items: int, items: NDArray[Any]) -> TrainView:
         times=Ragged(indptr, np.arange(len(items))),
         values=Ragged(indptr, np.ones(len(items), np.float32)),
     )
-
-
-def to_json(summary: Mapping[str, Any]) -> str:
-    """Return a summary as JSON text."""
-    return json.dumps(summary, indent=2)

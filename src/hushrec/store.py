@@ -47,6 +47,7 @@ class PrivateStore:
         self.n_users = n_users
         self.folder = folder
         self.visited = np.zeros(n_users, bool)
+        self.bytes_per_user = max(1, store_bytes(fields, n_users) // n_users)
         self._arrays: dict[str, Array] = {}
         self._start: dict[str, NDArray[np.int64]] = {}
         for name, spec in fields.items():
@@ -85,23 +86,24 @@ class PrivateStore:
         return cls(other.fields, other.n_users, folder)
 
     def read(self, users: Array) -> Private:
-        """Return the private parameters of these users, as copies."""
-        out: dict[str, Array | RowStack] = {}
-        for name, spec in self.fields.items():
-            if isinstance(spec, PerClient):
-                values = self._arrays[name][users]
-                values[~self.visited[users]] = spec.initial
-                out[name] = values
-            else:
-                count = self._arrays[f"{name}.count"][users]
-                indptr = np.concatenate([[0], np.cumsum(count)])
-                ids = np.empty(indptr[-1], np.int32)
-                rows = np.empty((indptr[-1], spec.width), np.float32)
-                start = self._start[name][users]
-                kernels.gather_rows(self._arrays[f"{name}.ids"], start, indptr, ids)
-                kernels.gather_rows(self._arrays[name], start, indptr, rows)
-                out[name] = RowStack(indptr, ids, rows)
-        return out
+        """Return the private parameters of these users; each field is copied when asked for."""
+        return _Blocks(self, users)
+
+    def read_field(self, name: str, users: Array) -> Array | RowStack:
+        """Return one field of these users, as a copy."""
+        spec = self.fields[name]
+        if isinstance(spec, PerClient):
+            values: Array = self._arrays[name][users]
+            values[~self.visited[users]] = spec.initial
+            return values
+        count = self._arrays[f"{name}.count"][users]
+        indptr = np.concatenate([[0], np.cumsum(count)])
+        ids = np.empty(indptr[-1], np.int32)
+        rows = np.empty((indptr[-1], spec.width), np.float32)
+        start = self._start[name][users]
+        kernels.gather_rows(self._arrays[f"{name}.ids"], start, indptr, ids)
+        kernels.gather_rows(self._arrays[name], start, indptr, rows)
+        return RowStack(indptr, ids, rows)
 
     def write(self, users: Array, private: Private) -> None:
         """Replace the private parameters of these users."""
@@ -136,8 +138,7 @@ class PrivateStore:
 
     def tensors(self) -> Iterator[dict[str, Array]]:
         """Yield the visited users' blocks as plain arrays, for a checkpoint, a part at a time."""
-        per_user = max(1, store_bytes(self.fields, self.n_users) // self.n_users)
-        step = max(1, PART_BYTES // per_user)
+        step = max(1, PART_BYTES // self.bytes_per_user)
         users = np.flatnonzero(self.visited)
         for start in range(0, len(users), step):
             yield self._part(users[start : start + step])
@@ -167,6 +168,23 @@ class PrivateStore:
             return np.zeros(shape, dtype)
         self.folder.mkdir(parents=True, exist_ok=True)
         return np.memmap(self.folder / f"{name}.private", dtype, "w+", shape=shape)
+
+
+class _Blocks(Mapping[str, "Array | RowStack"]):
+    """The private parameters of some users, read field by field: few methods train on them all."""
+
+    def __init__(self, store: PrivateStore, users: Array) -> None:
+        self._store = store
+        self._users = users
+
+    def __getitem__(self, name: str) -> Array | RowStack:
+        return self._store.read_field(name, self._users)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._store.fields)
+
+    def __len__(self) -> int:
+        return len(self._store.fields)
 
 
 def store_bytes(fields: PrivateFields, n_users: int) -> int:

@@ -150,6 +150,27 @@ def test_odd_ids(write):
     assert list(data.items) == ["tea, green", "茶"]
 
 
+def test_quotes_after_a_space(write):
+    data = read_interactions(write('user, item, rating\nann, "tea, green", 1\nbob, milk, 2\n'))
+    assert list(data.items) == ["tea, green", "milk"]
+
+
+def test_the_first_of_two_columns_of_one_name_is_taken(write):
+    data = read_interactions(write("user,item,item\nann,tea,x\nbob,milk,x\n"))
+    assert list(data.items) == ["tea", "milk"]
+
+
+def test_dates_without_a_zone_are_utc_anywhere(write, monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    clock.tzset()
+    try:
+        path = write("user,item,date\nann,tea,1970-01-02\nbob,milk,1970-01-01T00:00:00\n")
+        assert list(read_interactions(path).time) == [86_400, 0]
+    finally:
+        monkeypatch.undo()
+        clock.tzset()
+
+
 def test_repeats_are_kept(write):
     data = read_interactions(write(CSV + "ann,tea,5,40\n"))
     assert len(data) == 4
@@ -388,6 +409,7 @@ def test_a_line_of_just_the_limit_is_read(write):
         ("tea\nmilk\n\ntea\n", ["tea", "milk", "tea"]),
         ("item\ntea\nmilk\n", ["tea", "milk"]),
         ("50\n172\n", ["50", "172"]),
+        ("Movie: The Sequel\ntea\n", ["Movie: The Sequel", "tea"]),
         ("Matrix, The (1999)\nToy Story (1995)\n", ["Matrix, The (1999)", "Toy Story (1995)"]),
         ("item,time\ntea,9\nmilk,3\n", ["milk", "tea"]),
         ("item;note\ntea;x\nmilk;y\n", ["tea", "milk"]),
@@ -405,7 +427,8 @@ def test_history(write, text, history):
 
 
 def test_empty_history_and_missing_history(write, tmp_path):
-    with pytest.raises(DataError, match="empty"):
-        read_history(write("\n"))
+    for text in ("\n", "item\n"):
+        with pytest.raises(DataError, match="empty"):
+            read_history(write(text))
     with pytest.raises(DataError, match="no such file"):
         read_history(tmp_path / "none")

@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ExactSum
-from hushrec.clients import TrainView, chunks
+from hushrec.clients import TrainView, balanced_chunks, chunks
 from hushrec.methods.base import Method, Shared
 from hushrec.privacy.stack import Stack
 from hushrec.rng import Streams
 from hushrec.store import PrivateStore
 
-CHUNK = 128
-"""Clients per stack: enough to keep the interpreter idle, few enough to stay in the cache."""
+STACK_INTERACTIONS = 4096
+"""Training interactions per stack of clients: enough to keep the interpreter idle, few enough for
+their rows to stay in the cache."""
+STACK_BYTES = 256 * 2**20
+"""Private parameters per stack, where clients keep whole tables."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,11 @@ class InProcess:
     """Runs the clients' side of a round on this machine."""
 
     def __init__(
-        self, view: TrainView, store: PrivateStore, threads: int | None = None, chunk: int = CHUNK
+        self,
+        view: TrainView,
+        store: PrivateStore,
+        threads: int | None = None,
+        chunk: int | None = None,
     ) -> None:
         self.view = view
         self.store = store
@@ -51,7 +58,7 @@ class InProcess:
     ) -> RoundOutcome:
         """Send the shared parameters to the cohort, train it, protect and sum what comes back."""
         received = method.download(shared)
-        stacks = list(chunks(cohort, len(cohort) if method.pooled else self.chunk))
+        stacks = self._stacks(method, cohort)
 
         def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, list[NDArray[np.float64]]]:
             summed, losses = ExactSum(self.view.n_items), []
@@ -73,6 +80,16 @@ class InProcess:
             losses[t :: self.threads] = part
         download = sum(array.nbytes for array in received.values())
         return RoundOutcome(total, np.concatenate([*losses, np.zeros(0)]), download * len(cohort))
+
+    def _stacks(self, method: Method, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        if method.pooled:
+            return [cohort]
+        if self.chunk is not None:
+            return list(chunks(cohort, self.chunk))
+        most = max(1, STACK_BYTES // self.store.bytes_per_user)
+        indptr = self.view.positives.indptr
+        work = indptr[cohort + 1] - indptr[cohort]
+        return list(balanced_chunks(cohort, work, STACK_INTERACTIONS, most))
 
 
 def usable_cores() -> int:

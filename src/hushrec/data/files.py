@@ -115,11 +115,12 @@ def read_history(path: str | Path) -> list[str]:
     if not _is_structured(path):
         text, _ = _read_text(path)
         lines = [line.strip() for line in text.split("\n") if line.strip()]
+        # "Movie: The Sequel" is a title, not a typed column name.
+        if lines and _normal(lines[0].replace(":", "")) in _NAMES["item"]:
+            lines = lines[1:]
         if not lines:
             raise DataError(f"{path}: the file is empty; write one item id per line")
         if not _looks_like_a_table(lines):
-            if _normal(lines[0]) in _NAMES["item"]:
-                lines = lines[1:]
             return lines
     table = _read_table(path)
     columns = _choose_columns(table, {}, required=("item",))

@@ -7,8 +7,11 @@ joint step on p_u and the touched rows; upload the rows' deltas; the server adds
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hushrec import kernels
 from hushrec.aggregate import Total, Update
@@ -27,8 +30,10 @@ from hushrec.rng import Streams
 class FedMFConfig(InnerProductConfig):
     """Defaults found on the validation items of ML-100K under the honest protocol."""
 
-    item_rate: float = 5.0
-    init_std: float = 0.1
+    item_rate: Annotated[float, Field(ge=0)] = 20.0
+    """Item rows move at lr * (number of items) * item_rate."""
+    init_std: Annotated[float, Field(gt=0)] = 0.1
+    """Standard deviation of the item rows and of the first user vector."""
 
 
 class FedMF(Method):
@@ -36,6 +41,7 @@ class FedMF(Method):
 
     name = "fedmf"
     Config = FedMFConfig
+    default_rounds = 200
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table."""

@@ -90,7 +90,8 @@ def train(
 
 def deltas(trained: RowStack, table: Array) -> RowStack:
     """Return the trained rows as differences from the received table."""
-    return RowStack(trained.indptr, trained.ids, trained.rows - table[trained.ids])
+    changes = kernels.row_deltas(trained.rows, trained.ids, table)
+    return RowStack(trained.indptr, trained.ids, changes)
 
 
 def apply_mean(table: Array, total: Total, name: str) -> Array:

@@ -46,20 +46,11 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, experiment: Experiment, *, overwrite: bool) -> RunFolder:
         """Start a new run folder; an existing one needs ``overwrite``."""
-        if path.exists():
-            if not path.is_dir():
-                raise RunError(f"{path} is a file; choose another --out")
-            if any(path.iterdir()) and not overwrite:
-                raise RunError(
-                    f"{path} exists already; add --resume to go on with it, --overwrite to start "
-                    "anew, or choose another --out"
-                )
-            if any(path.iterdir()) and not is_run(path):
-                raise RunError(f"{path} is not a run folder: refusing to overwrite it")
-            with writing(path):
-                shutil.rmtree(path)
+        require_free(path, overwrite=overwrite)
         with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                shutil.rmtree(path)
+            path.mkdir(parents=True)
             run = cls(path)
             run.write_text("config.toml", experiment.to_toml())
         return run
@@ -135,7 +126,8 @@ class RunFolder:
         with writing(self.path / name):
             partial = self.path / f".{name}.partial"
             with partial.open("wb") as file:
-                np.savez_compressed(file, **dict(arrays))
+                payload: dict[str, Any] = dict(arrays)
+                np.savez_compressed(file, **payload)
             partial.replace(self.path / name)
 
     def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
@@ -206,6 +198,22 @@ class RunFolder:
             f"{file} is missing or damaged: this checkpoint cannot be used; "
             "start the run anew with --overwrite"
         )
+
+
+def require_free(path: Path, *, overwrite: bool) -> None:
+    """Refuse a place where a new run would destroy something it was not asked to."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise RunError(f"{path} is a file; choose another --out")
+    if any(path.iterdir()):
+        if not overwrite:
+            raise RunError(
+                f"{path} exists already; add --resume to go on with it, --overwrite to start "
+                "anew, or choose another --out"
+            )
+        if not is_run(path):
+            raise RunError(f"{path} is not a run folder: refusing to overwrite it")
 
 
 def is_run(path: Path) -> bool:

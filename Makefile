@@ -1,0 +1,56 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint slow bench clean browser
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /	/' | expand -t 10
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.base
+
+run: $(VENV)/.base  ## install, train on the embedded data, evaluate, write and show the report
+	$(BIN)/hushrec train --data demo --method popularity --out runs/popularity --overwrite --json >/dev/null
+	$(BIN)/hushrec train --data demo --method fedmf --out runs/demo --overwrite
+	@echo
+	$(BIN)/hushrec compare runs/popularity runs/demo
+	@echo
+	$(BIN)/hushrec recommend runs/demo --user u0001 -k 5
+	@echo
+	@echo "open runs/demo/report.html in a browser"
+
+test: $(VENV)/.dev lint browser  ## lint, types and all quick tests
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.dev  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev  ## speed and memory as ratios; writes benchmarks/latest.json
+	$(BIN)/python -m benchmarks
+
+# The pages are tested in a real browser. Where one can be installed, it is; elsewhere those tests
+# say that they were skipped and why.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+	  || command -v google-chrome >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; } \
+	  || echo "no chromium: browser tests will be skipped"
+
+clean:  ## remove the virtual environment, caches and runs
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Speed and memory of hushrec, as ratios measured in one run: ``python -m benchmarks``."""

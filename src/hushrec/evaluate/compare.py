@@ -1,0 +1,130 @@
+"""Compare runs user by user: means with intervals, paired differences, corrected p-values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.errors import ConfigError, InputError, RunError, nearest
+from hushrec.evaluate.metrics import per_user
+from hushrec.evaluate.significance import bootstrap_interval, holm, paired_test
+from hushrec.report.run_dir import RunFolder
+from hushrec.run import read_ranks
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run's value of one metric, and its difference from the first run."""
+
+    run: str
+    method: str
+    protocol: str
+    seeds: int
+    metric: str
+    mean: float
+    low: float
+    high: float
+    seed_sd: float | None
+    """Standard deviation of the mean over seeds; None for a single seed."""
+    difference: float | None = None
+    """This run minus the first one, user by user; None for the first."""
+    difference_low: float | None = None
+    difference_high: float | None = None
+    p_value: float | None = None
+    """Of the paired test, Holm-corrected over all comparisons in the table."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def compare_runs(
+    paths: Sequence[Path],
+    metrics: Sequence[str] = ("hr@10", "ndcg@10"),
+    candidates: str = "full",
+    test: Literal["randomisation", "wilcoxon"] = "randomisation",
+) -> list[ComparedRun]:
+    """Compare finished runs on the test items of the users they share, the first as baseline."""
+    if len(paths) < 2:
+        raise ConfigError("compare needs at least two run folders")
+    runs = [_Stored.read(path, candidates) for path in paths]
+    for run in runs[1:]:
+        if run.data != runs[0].data or not np.array_equal(run.users, runs[0].users):
+            raise InputError(
+                f"{run.name} and {runs[0].name} do not evaluate the same users on the same data; "
+                "compare needs the same --data and split"
+            )
+    rows: list[ComparedRun] = []
+    for metric in metrics:
+        baseline = runs[0].values(metric)
+        for run in runs:
+            values = run.values(metric)
+            low, high = bootstrap_interval(values.mean(axis=0))
+            seeds = len(values)
+            row = ComparedRun(
+                run=run.name,
+                method=run.method,
+                protocol=run.protocol,
+                seeds=seeds,
+                metric=metric,
+                mean=float(values.mean()),
+                low=low,
+                high=high,
+                seed_sd=float(values.mean(axis=1).std(ddof=1)) if seeds > 1 else None,
+            )
+            if run is not runs[0]:
+                found = paired_test(values.mean(axis=0), baseline.mean(axis=0), method=test)
+                row = ComparedRun(
+                    **{
+                        **row.as_dict(),
+                        "difference": found.difference,
+                        "difference_low": found.low,
+                        "difference_high": found.high,
+                        "p_value": found.p_value,
+                    }
+                )
+            rows.append(row)
+    tested = [place for place, row in enumerate(rows) if row.p_value is not None]
+    corrected = holm([rows[place].p_value or 0.0 for place in tested])
+    for place, p_value in zip(tested, corrected, strict=True):
+        rows[place] = ComparedRun(**{**rows[place].as_dict(), "p_value": float(p_value)})
+    return rows
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The stored ranks of a run, one set for each seed."""
+
+    name: str
+    method: str
+    data: str
+    protocol: str
+    users: NDArray[np.int32]
+    ranks: list[Any]
+
+    @classmethod
+    def read(cls, path: Path, candidates: str) -> _Stored:
+        folder = RunFolder.open(path)
+        summary = folder.read_json("summary.json")
+        parts = [path / name for name in summary.get("runs", [])] or [path]
+        ranks = []
+        for part in parts:
+            stored = read_ranks(RunFolder.open(part))["test"]
+            if candidates not in stored:
+                raise ConfigError(
+                    f"{part} has no candidate set '{candidates}'{nearest(candidates, stored)}"
+                )
+            ranks.append(stored[candidates])
+        if any(not np.array_equal(r.users, ranks[0].users) for r in ranks):
+            raise RunError(f"{path}: its seeds do not evaluate the same users")
+        method, data, protocol = (summary[key] for key in ("method", "data", "protocol"))
+        return cls(str(path), method, data, protocol, ranks[0].users, ranks)
+
+    def values(self, metric: str) -> NDArray[np.float64]:
+        """Return the metric of every user for every seed, [seeds, users]."""
+        return np.stack([per_user(ranks, metric) for ranks in self.ranks])

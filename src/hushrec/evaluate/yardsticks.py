@@ -1,0 +1,29 @@
+"""What every figure is shown beside: popularity and chance, for the same users and candidates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from hushrec.evaluate.evaluator import Evaluator, PartRanks
+from hushrec.methods.popularity import Popularity
+from hushrec.split import Part
+from hushrec.store import PrivateStore
+
+
+def popularity_ranks(evaluator: Evaluator, part: Part) -> PartRanks:
+    """Rank by the number of training users of an item."""
+    view = evaluator.split.train
+    counts = np.bincount(view.positives.values, minlength=view.n_items).astype(np.float32)
+    nothing_private = PrivateStore({}, len(view))
+    return evaluator.rank(Popularity(), {"counts": counts}, nothing_private, part)
+
+
+def chance_ranks(ranks: PartRanks) -> PartRanks:
+    """Return the ranks that constant scores get: everything tied with everything."""
+    out = {}
+    for candidates, value in ranks.items():
+        others = np.repeat(value.candidates, np.diff(value.indptr)) - 1
+        out[candidates] = replace(value, ahead=np.zeros_like(value.ahead), tied=others)
+    return out

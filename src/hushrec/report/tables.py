@@ -1,0 +1,118 @@
+"""What the terminal shows: tables one can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from hushrec.evaluate.compare import ComparedRun
+
+SHOWN = ("hr@10", "ndcg@10", "mrr@10", "auc")
+
+
+def result_table(
+    summary: Mapping[str, Any], names: Sequence[str] = SHOWN, part: str = "test"
+) -> Table:
+    """Show a run's metrics beside popularity and chance."""
+    published = summary["protocol"] == "published"
+    table = Table(
+        title=f"{summary['method']} on {summary['data']}, {part} items",
+        caption=summary["protocol_mark"],
+        title_justify="left",
+        caption_justify="left",
+        caption_style="bold red",
+        box=None,
+        pad_edge=False,
+    )
+    table.add_column("candidates", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(name.upper(), justify="right", no_wrap=True)
+    spread = summary.get("test_sd")
+    for candidates, values in summary[part].items():
+        sampled = candidates.removeprefix("sampled")
+        label = "all items" if candidates == "full" else f"{sampled} sampled"
+        row = {
+            summary["method"] + (" (leaks)" if published else ""): values,
+            "popularity": summary["yardsticks"]["popularity"][candidates],
+            "chance": summary["yardsticks"]["chance"][candidates],
+        }
+        for place, (who, figures) in enumerate(row.items()):
+            cells = [f"{figures[name]:.4f}" for name in names]
+            if place == 0 and spread:
+                cells = [
+                    f"{cell} ± {spread[candidates][name]:.4f}"
+                    for cell, name in zip(cells, names, strict=True)
+                ]
+            style = "bold" if place == 0 else "dim"
+            table.add_row(label if place == 0 else "", who, *cells, style=style)
+        table.add_section()
+    return table
+
+
+def comparison_table(rows: Sequence[ComparedRun]) -> Table:
+    """Show runs beside each other, with intervals and corrected p-values."""
+    table = Table(
+        box=None,
+        pad_edge=False,
+        caption="95 % intervals over users; p of a paired test against the first run, "
+        "Holm-corrected",
+        caption_justify="left",
+    )
+    table.add_column("", no_wrap=True)
+    table.add_column("run", overflow="fold")
+    table.add_column("method", overflow="fold")
+    for name in ("mean", "difference", "p"):
+        table.add_column(name, justify="right", no_wrap=True)
+    previous = None
+    for row in rows:
+        spread = "" if row.seed_sd is None else f" ± {row.seed_sd:.4f}"
+        difference, p_value = "first", ""
+        if row.difference is not None and row.p_value is not None:
+            difference = (
+                f"{row.difference:+.4f} [{row.difference_low:+.3f}, {row.difference_high:+.3f}]"
+            )
+            p_value = "< 0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
+        mark = " (published: leaks)" if row.protocol == "published" else ""
+        table.add_row(
+            row.metric if row.metric != previous else "",
+            row.run,
+            row.method + mark,
+            f"{row.mean:.4f}{spread} [{row.low:.3f}, {row.high:.3f}]",
+            difference,
+            p_value,
+        )
+        previous = row.metric
+    return table
+
+
+def bytes_text(count: float) -> str:
+    """Return a byte count one can read."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def facts(summary: Mapping[str, Any]) -> list[str]:
+    """Return the lines under the table: what a reader must know to judge it."""
+    users, time = summary["users"], summary["time"]
+    rounds, selected = summary["rounds"], summary["selected_round"]
+    sent = summary["communication"]
+    lines = [
+        f"rounds {rounds}, selected {selected} on validation · "
+        f"{time['per_round_s'] * 1000:.0f} ms a round · "
+        f"peak memory {bytes_text(summary['peak_rss_bytes'])}",
+        f"uploaded {bytes_text(sent['up_bytes'])}, downloaded {bytes_text(sent['down_bytes'])} "
+        f"by {users['users']:,} clients",
+        f"privacy: {summary['privacy']['statement']}",
+    ]
+    if users["not_evaluated_users"]:
+        lines.append(
+            f"{users['not_evaluated_users']:,} users are too short for the split: "
+            "not evaluated, counted here"
+        )
+    return [*lines, *summary["notes"]]

@@ -1,0 +1,83 @@
+"""The stack: device sides in order, server sides in reverse."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from hushrec.aggregate import ExactSum, RowStack, Total, Update
+from hushrec.backends.inprocess import InProcess
+from hushrec.methods.fedmf import FedMF
+from hushrec.privacy.stack import Stack
+from hushrec.rng import Streams
+from hushrec.split import SplitConfig, make_split
+from hushrec.store import PrivateStore
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Multiplies on the device and divides on the server, writing down that it did."""
+
+    name: str
+    factor: float
+    log: list
+
+    def protect(self, update, view, streams, round_number):
+        self.log.append((f"{self.name} protects", len(view), round_number))
+        return Update(update.clients, dense={k: a * self.factor for k, a in update.dense.items()})
+
+    def finish(self, total, streams, round_number):
+        self.log.append((f"{self.name} finishes", total.clients, round_number))
+        return Total(total.clients, {}, {k: a / self.factor for k, a in total.dense.items()})
+
+
+def test_in_order_on_the_device_and_reversed_on_the_server(tiny):
+    log = []
+    stack = Stack((Scale("clip", 2.0, log), Scale("noise", 8.0, log)))
+    view = make_split(tiny, SplitConfig(), Streams(0)).train.take(np.array([1, 2, 3]))
+    update = Update(3, dense={"head": np.full((3, 2), 0.25)})
+    protected = stack.protect(update, view, Streams(0), 4)
+    np.testing.assert_array_equal(protected.dense["head"], np.full((3, 2), 4.0))
+    np.testing.assert_array_equal(update.dense["head"], np.full((3, 2), 0.25))
+    summed = ExactSum(view.n_items)
+    summed.add(protected)
+    total = stack.finish(summed.total(), Streams(0), 4)
+    np.testing.assert_array_equal(total.dense["head"], [0.75, 0.75])
+    assert log == [
+        ("clip protects", 3, 4),
+        ("noise protects", 3, 4),
+        ("noise finishes", 3, 4),
+        ("clip finishes", 3, 4),
+    ]
+
+
+def test_the_backend_protects_every_upload_before_it_is_summed(tiny):
+    @dataclass(frozen=True)
+    class Silence:
+        def protect(self, update, view, streams, round_number):
+            stack = update.rows["items"]
+            quiet = RowStack(stack.indptr, stack.ids, np.zeros_like(stack.rows))
+            return Update(update.clients, rows={"items": quiet})
+
+        def finish(self, total, streams, round_number):
+            return total
+
+    view = make_split(tiny, SplitConfig(), Streams(0)).train
+    method, streams = FedMF(), Streams(0)
+    shared = method.init(view, streams)
+    sums = {}
+    for name, stack in {"bare": Stack(), "silent": Stack((Silence(),))}.items():
+        store = PrivateStore(method.private_fields(view, shared, streams), len(view))
+        backend = InProcess(view, store, threads=2, chunk=4)
+        outcome = backend.run_clients(method, shared, stack, np.arange(len(view)), streams, 1)
+        sums[name] = outcome.summed.total().rows["items"][1]
+    assert np.abs(sums["bare"]).max() > 0
+    assert np.abs(sums["silent"]).max() == 0
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_an_empty_stack_claims_nothing(pooled):
+    statement = Stack().statement(pooled)
+    assert statement["guarantee"] == "none"
+    assert statement["epsilon"] is None
+    assert statement["statement"].startswith("No")

@@ -1,0 +1,177 @@
+"""Slow, obvious twins of the fast paths: one device at a time, the way a reader would write it.
+
+Nothing here imports `hushrec.kernels`. Random numbers are plain Python integers, training is torch
+autograd, sums are float64, ranks are counted in a loop.
+"""
+
+import numpy as np
+import torch
+
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+# ------------------------------------------------------------------ random numbers by address
+
+
+def mix(word: int) -> int:
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & MASK
+    return word ^ (word >> 31)
+
+
+def draw(key, user: int, position: int) -> int:
+    low, high = (int(word) for word in key)
+    counter = mix((low + (int(user) & MASK) * GOLDEN) & MASK)
+    return mix(mix((counter + position * GOLDEN) & MASK) ^ high)
+
+
+def below(word: int, bound: int) -> int:
+    return (word >> 32) * bound >> 32
+
+
+class Stream:
+    """One user's numbers under a key, in order."""
+
+    def __init__(self, key, user):
+        self.key, self.user, self.position = key, int(user), 0
+
+    def below(self, bound: int) -> int:
+        self.position += 1
+        return below(draw(self.key, self.user, self.position - 1), bound)
+
+
+def negatives(stream: Stream, excluded, n_items: int, count: int) -> list[int]:
+    """Draw items outside the exclusions, with repeats; none where nothing is outside."""
+    outside = np.setdiff1d(np.arange(n_items), excluded)
+    return [int(outside[stream.below(len(outside))]) for _ in range(count)] if len(outside) else []
+
+
+# ------------------------------------------------------------------ one device
+
+
+def samples(stream: Stream, positives, excluded, n_items: int, per_positive: int):
+    """Return [(item, label)]: every positive followed by its negatives."""
+    out = []
+    for item in positives:
+        out.append((int(item), 1.0))
+        out += [(n, 0.0) for n in negatives(stream, excluded, n_items, per_positive)]
+    return out
+
+
+def shuffle(stream: Stream, things: list) -> None:
+    """Fisher and Yates, from the end."""
+    for last in range(len(things) - 1, 0, -1):
+        other = stream.below(last + 1)
+        things[last], things[other] = things[other], things[last]
+
+
+def fit_device(
+    key,
+    user,
+    positives,
+    excluded,
+    table,
+    vector,
+    bias,
+    *,
+    negatives,
+    epochs,
+    batch,
+    rate,
+    item_rate,
+    with_bias,
+    two_steps,
+):
+    """Train one device by autograd; return (table, vector, bias, touched items, mean loss)."""
+    dtype = torch.float64 if table.dtype == np.float64 else torch.float32
+    items = torch.tensor(table, dtype=dtype, requires_grad=True)
+    w = torch.tensor(vector, dtype=dtype, requires_grad=True)
+    b = torch.tensor(float(bias), dtype=dtype, requires_grad=with_bias)
+    own = torch.optim.SGD([w, b] if with_bias else [w], lr=float(rate))
+    rows = torch.optim.SGD([items], lr=float(item_rate))
+    criterion = torch.nn.BCEWithLogitsLoss()
+
+    stream = Stream(key, user)
+    seen = samples(stream, positives, excluded, len(table), negatives)
+    touched = list(dict.fromkeys(item for item, _ in seen))
+    losses = []
+    for _ in range(epochs):
+        shuffle(stream, seen)
+        for start in range(0, len(seen), batch):
+            part = seen[start : start + batch]
+            ids = torch.tensor([item for item, _ in part])
+            labels = torch.tensor([label for _, label in part], dtype=dtype)
+
+            def loss_now(ids=ids, labels=labels):
+                own.zero_grad()
+                rows.zero_grad()
+                loss = criterion(items[ids] @ w + b, labels)
+                loss.backward()
+                return loss
+
+            losses.append(loss_now().item() * len(part))
+            own.step()
+            if two_steps:
+                loss_now()
+                rows.step()
+            else:
+                # The gradient of the rows was taken before the vector moved.
+                rows.step()
+    mean_loss = sum(losses) / (epochs * len(seen)) if seen else 0.0
+    return items.detach().numpy(), w.detach().numpy(), b.item(), touched, mean_loss
+
+
+def server_mean(table, trained_tables):
+    """Average whole tables over the participants, in float64."""
+    return np.mean([np.asarray(t, np.float64) for t in trained_tables], axis=0).astype(table.dtype)
+
+
+# ------------------------------------------------------------------ pooled training
+
+
+def fit_pooled(key, users, positives, excluded, table, vectors, *, negatives, rate, decay):
+    """One pass of sample-by-sample SGD; return (table, vectors, mean loss), in float64."""
+    table, vectors = table.astype(np.float64), vectors.astype(np.float64)
+    seen = []
+    for c, user in enumerate(users):
+        stream = Stream(key, user)
+        for item, label in samples(stream, positives[c], excluded[c], len(table), negatives):
+            seen.append((c, item, label))
+    for last in range(len(seen) - 1, 0, -1):
+        other = below(draw(key, -1, last), last + 1)
+        seen[last], seen[other] = seen[other], seen[last]
+    loss = 0.0
+    for c, item, label in seen:
+        row, vector = table[item].copy(), vectors[c].copy()
+        logit = row @ vector
+        loss += np.logaddexp(0, logit) - label * logit
+        error = 1 / (1 + np.exp(-logit)) - label
+        table[item] = row - rate * (error * vector + decay * row)
+        vectors[c] = vector - rate * (error * row + decay * vector)
+    return table, vectors, loss / len(seen)
+
+
+# ------------------------------------------------------------------ scoring and ranking
+
+
+def own_table_scores(received, own_items, own_rows, vector, bias):
+    """Score with the received table, the device's own rows in place."""
+    table = np.array(received)
+    table[own_items] = own_rows
+    return table @ vector + bias
+
+
+def popularity(positives, n_items: int):
+    """Count the users of every item."""
+    counts = np.zeros(n_items)
+    for items in positives:
+        counts[np.unique(items)] += 1
+    return counts
+
+
+def rank(scores, target: int, candidates) -> tuple[int, int]:
+    """Return how many candidates lie ahead of the target, and how many tie with it."""
+    ahead = sum(1 for i in candidates if i != target and scores[i] > scores[target])
+    tied = sum(1 for i in candidates if i != target and scores[i] == scores[target])
+    return ahead, tied

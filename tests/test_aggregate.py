@@ -1,0 +1,153 @@
+"""Exact sums: the same bits in whatever order."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hushrec.aggregate import ExactSum, RowStack, Update
+from hushrec.errors import DivergedError
+
+N_ROWS, WIDTH = 9, 3
+numbers = st.floats(-1e4, 1e4, width=32)
+
+
+@st.composite
+def clients(draw):
+    """One client's upload: some rows (an id may repeat) and a dense array."""
+    ids = draw(st.lists(st.integers(0, N_ROWS - 1), max_size=5))
+    rows = draw(hnp.arrays(np.float32, (len(ids), WIDTH), elements=numbers))
+    dense = draw(hnp.arrays(np.float32, (1, 2), elements=numbers))
+    stack = RowStack(np.array([0, len(ids)]), np.array(ids, np.int32), rows)
+    return Update(1, {"items": stack}, {"head": dense})
+
+
+def joined(updates):
+    """The same clients in one stack."""
+    stacks = [u.rows["items"] for u in updates]
+    return Update(
+        len(updates),
+        {
+            "items": RowStack(
+                np.cumsum([0, *(len(s.ids) for s in stacks)]),
+                np.concatenate([s.ids for s in stacks]),
+                np.concatenate([s.rows for s in stacks]),
+            )
+        },
+        {"head": np.concatenate([u.dense["head"] for u in updates])},
+    )
+
+
+def total_of(*groups):
+    """Add each group in its own sum, then merge."""
+    out = ExactSum(N_ROWS)
+    for group in groups:
+        part = ExactSum(N_ROWS)
+        for update in group:
+            part.add(update)
+        out.merge(part)
+    return out
+
+
+def same(first: ExactSum, second: ExactSum) -> None:
+    assert (first.clients, first.up_bytes) == (second.clients, second.up_bytes)
+    a, b = first.total(), second.total()
+    for x, y in zip(a.rows["items"], b.rows["items"], strict=True):
+        np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(a.dense["head"], b.dense["head"])
+
+
+@given(st.lists(clients(), min_size=1, max_size=7), st.randoms(use_true_random=False), st.data())
+@settings(deadline=None, max_examples=60)
+def test_order_chunks_and_merges_do_not_matter(updates, random, data):
+    plain = total_of(updates)
+    shuffled = random.sample(updates, len(updates))
+    same(plain, total_of(shuffled))
+    same(plain, total_of(*([u] for u in shuffled)))
+    cut = data.draw(st.integers(0, len(updates)))
+    parts = [joined(part) for part in (shuffled[:cut], shuffled[cut:]) if part]
+    same(plain, total_of(parts))
+
+    expected = np.zeros((N_ROWS, WIDTH))
+    for update in updates:
+        np.add.at(expected, update.rows["items"].ids, update.rows["items"].rows)
+    ids, sums = plain.total().rows["items"]
+    touched = sorted({int(i) for u in updates for i in u.rows["items"].ids})
+    assert ids.tolist() == touched
+    # Each entry is rounded once, by half a step of 2^-32 at most.
+    bound = 2.0**-33 * sum(len(u.rows["items"].ids) for u in updates) + 1e-9
+    np.testing.assert_allclose(sums, expected[ids], rtol=1e-12, atol=bound)
+    head = sum(u.dense["head"][0].astype(np.float64) for u in updates)
+    np.testing.assert_allclose(
+        plain.total().dense["head"], head, rtol=1e-12, atol=2.0**-33 * len(updates)
+    )
+
+
+def test_bytes_on_the_wire():
+    update = Update(
+        2,
+        {
+            "items": RowStack(
+                np.array([0, 2, 3]), np.zeros(3, np.int32), np.zeros((3, 5), np.float32)
+            )
+        },
+        {"head": np.zeros((2, 7), np.float32)},
+    )
+    assert update.nbytes == 3 * 4 + 3 * 5 * 4 + 2 * 7 * 4
+    summed = ExactSum(4)
+    summed.add(update)
+    summed.add(update)
+    assert (summed.clients, summed.up_bytes) == (4, 2 * update.nbytes)
+
+
+def test_nothing_at_all():
+    total = ExactSum(4).total()
+    assert total.clients == 0
+    assert not total.rows
+    assert not total.dense
+
+
+def rows_of(*values):
+    rows = np.array(values, np.float32)[:, None]
+    return Update(
+        1, rows={"t": RowStack(np.array([0, len(rows)]), np.zeros(len(rows), np.int32), rows)}
+    )
+
+
+def dense_of(*values):
+    return Update(len(values), dense={"t": np.array(values, np.float32)[:, None]})
+
+
+@pytest.mark.parametrize("kind", [rows_of, dense_of])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [np.nan],
+        [np.inf],
+        [-np.inf],
+        [1e10],
+        [-1e10],
+        [1e38],
+        [6e8, 6e8],  # each fits, the sum does not
+        [1e12, -1e12],  # neither fits; that they cancel does not make them numbers
+        [2e9, -2e9],
+    ],
+)
+def test_what_does_not_fit_is_divergence(kind, values):
+    with pytest.raises(DivergedError, match="'t'.*smaller learning rate"):
+        ExactSum(1).add(kind(*values))
+
+
+@pytest.mark.parametrize("kind", [rows_of, dense_of])
+def test_overflow_over_several_uploads_and_merges(kind):
+    summed = ExactSum(1)
+    summed.add(kind(6e8))
+    with pytest.raises(DivergedError):
+        summed.add(kind(6e8))
+    total = ExactSum(1)
+    with pytest.raises(DivergedError):
+        for _ in range(4):
+            part = ExactSum(1)
+            part.add(kind(6e8))
+            total.merge(part)
