@@ -27,7 +27,7 @@ run: $(VENV)/.base  ## install, train on the embedded data, evaluate, write and 
 	@echo
 	$(BIN)/hushrec compare runs/popularity runs/demo
 	@echo
-	$(BIN)/hushrec recommend runs/demo --user u0001 -k 5
+	$(BIN)/hushrec recommend runs/demo --user viewer-0001 -k 5
 	@echo
 	@echo "open runs/demo/report.html in a browser"
 

@@ -135,7 +135,7 @@ def dense_of(*values):
     ],
 )
 def test_what_does_not_fit_is_divergence(kind, values):
-    with pytest.raises(DivergedError, match="'t'.*smaller learning rate"):
+    with pytest.raises(DivergedError, match=r"'t'.*smaller learning rate"):
         ExactSum(1).add(kind(*values))
 
 

@@ -14,7 +14,14 @@ import pytest
 
 import hushrec
 from conftest import blocks
-from hushrec.errors import ConfigError, DivergedError, HushrecError, RunError, StoppedError
+from hushrec.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    HushrecError,
+    RunError,
+    StoppedError,
+)
 from hushrec.evaluate.evaluator import Evaluator
 from hushrec.report import run_dir
 from hushrec.report.run_dir import FINAL, RunFolder
@@ -226,8 +233,9 @@ def test_resuming_on_other_data_is_refused(tiny, tmp_path):
     stop = StopAfter(2)
     with pytest.raises(StoppedError):
         go(tiny, tmp_path / "run", on_round=stop.on_round, should_stop=stop)
-    with pytest.raises(HushrecError):
-        train(blocks(50, 60, 3), out=tmp_path / "run", resume=True)
+    for other in (blocks(50, 60, 3), blocks(seed=1)):
+        with pytest.raises(RunError, match="other data"):
+            train(other, out=tmp_path / "run", resume=True)
 
 
 # ------------------------------------------------------------------ damage
@@ -281,7 +289,7 @@ def test_other_damaged_files_are_told_by_name(tiny, tmp_path):
     go(tiny, out)
     for name in ("users.npz", "summary.json", "config.toml"):
         content = (out / name).read_bytes()
-        for damaged in (content[: len(content) // 2], b"\xff\xfe nonsense", b""):
+        for damaged in (content[: len(content) // 2], content[:20], b"\xff\xfe nonsense", b""):
             (out / name).write_bytes(damaged)
             with pytest.raises(HushrecError, match=name):
                 Run.open(out, tiny)
@@ -291,8 +299,9 @@ def test_other_damaged_files_are_told_by_name(tiny, tmp_path):
 
 def test_opening_on_other_data_is_refused(tiny, tmp_path):
     go(tiny, tmp_path / "run")
-    with pytest.raises(HushrecError, match="data"):
-        Run.open(tmp_path / "run", blocks(30, 60, 3))
+    for other in (blocks(30, 60, 3), blocks(seed=1)):
+        with pytest.raises(RunError, match="data"):
+            Run.open(tmp_path / "run", other)
 
 
 def test_a_line_cut_short_in_the_metrics(stopped, tiny, plain):
@@ -415,7 +424,8 @@ def test_the_test_items_are_ranked_once_after_training(tiny, monkeypatch):
     calls, original = [], Evaluator.rank
 
     def spy(self, method, shared, store, part):
-        calls.append(part)
+        # Popularity is ranked beside every result, as its yardstick.
+        calls.append(part if method.name == "pfedrec" else "yardstick")
         return original(self, method, shared, store, part)
 
     monkeypatch.setattr(Evaluator, "rank", spy)
@@ -475,7 +485,7 @@ def test_stored_metrics_can_be_recomputed(method, tiny, tmp_path):
 def test_a_split_without_validation_items_is_told(tiny):
     """Users of 8 to 10 rows have no tenth of them to validate on."""
     more = {"split.kind": "ratio", "split.valid": 0.05}
-    with pytest.raises(HushrecError, match="valid"):
+    with pytest.raises(DataError, match="validate on"):
         go(tiny, None, more=more)
 
 
@@ -524,7 +534,7 @@ def test_pooled_methods_need_everybody(tiny):
 
 
 def test_recommend_known_and_new_users(tiny):
-    run = go(tiny, None, "fedmf", {"cohort.kind": "all"}, rounds=30)
+    run = train(tiny, "fedmf", rounds=150, settings={"evaluation.every": 150})
     touched = {str(tiny.items[i]) for i in tiny.item[tiny.user == 3]}
     listed = [r.item for r in run.recommend("u3", k=7)]
     assert len(listed) == len(set(listed)) == 7

@@ -74,7 +74,7 @@ def main() -> None:
 
     \b
     hushrec train --data demo --method fedmf --out runs/first
-    hushrec recommend runs/first --user u0001
+    hushrec recommend runs/first --user viewer-0001
     hushrec compare runs/first runs/second
     """
 

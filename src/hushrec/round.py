@@ -49,6 +49,8 @@ class State:
 
     shared: Shared
     store: PrivateStore
+    data: str
+    """Digest of the split; a checkpoint is of no use with another one."""
     round: int = 0
     selected_round: int = 0
     selected_value: float = -np.inf
@@ -60,6 +62,7 @@ class State:
     seconds: float = 0.0
 
     NUMBERS = (
+        "data",
         "round",
         "selected_round",
         "selected_value",
@@ -119,7 +122,7 @@ def run_rounds(
     workspace = None if folder else TemporaryDirectory(prefix="hushrec-")
     files = folder.path / "private" if folder else Path(workspace.name if workspace else "")
     store = PrivateStore.create(fields, len(view), experiment.store, files)
-    state = State(shared, store)
+    state = State(shared, store, split.digest())
     if folder and resume:
         restore(state, folder)
     backend = InProcess(view, store, machine.threads, machine.chunk)
@@ -164,11 +167,12 @@ def run_rounds(
                     "seconds": seconds,
                 }
             )
-            if time.monotonic() - saved_at > machine.checkpoint_seconds or should_stop():
-                save(state, folder)
-                saved_at = time.monotonic()
         on_round(RoundReport(number, experiment.rounds, loss, valid, seconds, state.selected_round))
-        if should_stop() and state.round < experiment.rounds:
+        stopping = should_stop()  # asked once: what is said to be saved is saved
+        if folder and (stopping or time.monotonic() - saved_at > machine.checkpoint_seconds):
+            save(state, folder)
+            saved_at = time.monotonic()
+        if stopping and state.round < experiment.rounds:
             where = f"; go on with: --resume --out {folder.path}" if folder else ""
             raise StoppedError(f"stopped after round {number}{where}")
 
@@ -198,15 +202,18 @@ def save(state: State, folder: RunFolder) -> None:
 def restore(state: State, folder: RunFolder) -> None:
     """Go back to the newest checkpoint, or to the start if there is none."""
     name = folder.checkpoint_name()
-    if name == FINAL:
+    if name == FINAL and (folder.path / "summary.json").exists():
         raise RunError(f"{folder.path} is finished; there is nothing to resume")
     if name is None:
         folder.rewind_metrics(0)
         return
     numbers = folder.read_checkpoint(name)
+    if numbers.get("data") != state.data:
+        raise RunError(f"{folder.path} was trained on other data than is given now")
     for key in State.NUMBERS:
         setattr(state, key, numbers[key])
-    state.shared = load_model(folder, name, "current", numbers["files"], state.store)
+    if name != FINAL:  # else it died just before its summary: only the test is left to do
+        state.shared = load_model(folder, name, "current", numbers["files"], state.store)
     if state.selected_round:
         state.selected_store = PrivateStore.beside(state.store)
         state.selected_shared = load_model(

@@ -80,6 +80,10 @@ class Run:
             data or load(experiment.data), experiment.split, Streams(experiment.seed)
         )
         state = folder.read_checkpoint(FINAL)
+        if state.get("data") != split.digest():
+            raise RunError(
+                f"{path}: the data '{experiment.data}' has changed since this run was trained"
+            )
         method = experiment.make_method()
         shared_shapes = method.init(split.train, Streams(experiment.seed))
         fields = method.private_fields(split.train, shared_shapes, Streams(experiment.seed))
@@ -190,6 +194,8 @@ def train(
             seed=seed,
         )
     split = make_split(interactions, experiment.split, Streams(experiment.seed))
+    # A cohort that cannot be drawn is refused before anything is written.
+    experiment.cohort.draw(len(split.training_users), Streams(experiment.seed), 1)
     if out is not None and folder is None:
         folder = RunFolder.create(Path(out), experiment, overwrite=overwrite)
     outcome = run_rounds(

@@ -7,6 +7,7 @@ MovieLens users have ties at their latest timestamp, so the tie rule is part of 
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -91,6 +92,14 @@ class Split:
             values=_join(self.train.values, Ragged(shape, np.ones(shape[-1], np.float32))),
         )
 
+    def digest(self) -> str:
+        """Identify what trains and what is held out: a model of other data does not fit."""
+        hashed = hashlib.blake2b(str(self.data.n_items).encode(), digest_size=16)
+        for part in (self.train.positives, self.valid, self.test):
+            hashed.update(part.indptr.tobytes())
+            hashed.update(part.values.tobytes())
+        return hashed.hexdigest()
+
     def facts(self) -> dict[str, Any]:
         """Count what a reader must know to judge the figures."""
         trained = np.zeros(self.data.n_items, bool)
@@ -125,11 +134,14 @@ def make_split(data: Interactions, config: SplitConfig, streams: Streams) -> Spl
     # A later row of a user without a past would be the future under one date for everybody, and
     # a stranger's row among unseen users; elsewhere it may as well train.
     part[too_short] = TRAIN if config.kind in ("leave-one-out", "ratio") else UNUSED
-    if not (part == TEST).any():
-        raise DataError(
-            f"{data.name}: no user is long enough for a {config.kind} split; "
-            "use more data or another split.kind"
-        )
+    if config.repeats == "keep":
+        _drop_repeated_targets(part, rows)
+    for number, use in ((VALID, "validate"), (TEST, "test")):
+        if not (part == number).any():
+            raise DataError(
+                f"{data.name}: no user is long enough for a {config.kind} split with something to "
+                f"{use} on; use more data, larger shares or another split.kind"
+            )
 
     def ragged(number: int, values: NDArray[Any]) -> Ragged:
         chosen = part == number
@@ -150,6 +162,15 @@ def make_split(data: Interactions, config: SplitConfig, streams: Streams) -> Spl
     if config.kind == "unseen-users":
         trains &= _unseen_role(data.n_users, config, streams) == TRAIN
     return Split(config, data, train, valid, test, np.flatnonzero(trains))
+
+
+def _drop_repeated_targets(part: NDArray[np.int8], rows: _Ordered) -> None:
+    """Leave a held-out item in its part once: it is to be found once, however often touched."""
+    pair = rows.user.astype(np.int64) * rows.data.n_items + rows.data.item[rows.order]
+    for number in (VALID, TEST):
+        held = np.flatnonzero(part == number)
+        first = np.unique(pair[held], return_index=True)[1]
+        part[np.delete(held, first)] = UNUSED
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import http.server
 import io
 import shutil
 import threading
-import time
 import zipfile
 from dataclasses import replace
 
@@ -53,9 +52,7 @@ def test_names_are_a_contract(cache):
 
 @pytest.mark.parametrize("name", CONTRACT)
 def test_counts_of_the_real_data(name, data_dir):
-    start = time.perf_counter()
     data = load(name, data_dir=data_dir)
-    assert time.perf_counter() - start < 5.0  # ml-1m takes about 1.5 s
     rows, users, items, pairs = COUNTS[name]
     assert (len(data), data.n_users, data.n_items) == (rows, users, items)
     known = CATALOG[name]

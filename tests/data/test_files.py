@@ -262,16 +262,6 @@ def test_plain_and_quoted_splitting_agree(write):
     assert rows(plain) == rows(quoted)
 
 
-def test_a_million_rows_take_seconds(write):
-    rng = np.random.default_rng(0)
-    columns = rng.integers(1, 9_000, (200_000, 4))
-    text = "\n".join("{},{},{},{}".format(*row) for row in columns.tolist())
-    path = write("user,item,rating,time\n" + text)
-    start = clock.perf_counter()
-    read_interactions(path)
-    assert clock.perf_counter() - start < 2.0  # a fifth of a million; about 0.3 s in practice
-
-
 # -------------------------------------------------------------------------------------- errors
 
 

@@ -1,4 +1,3 @@
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -13,10 +12,8 @@ def world():
     return demo()
 
 
-def test_demo_is_seeded_and_quick():
-    start = time.perf_counter()
+def test_demo_is_seeded():
     one = demo(seed=3)
-    assert time.perf_counter() - start < 1.0
     two, other = demo(seed=3), demo(seed=4)
     assert np.array_equal(one.item, two.item)
     assert np.array_equal(one.time, two.time)
@@ -126,11 +123,8 @@ def test_population_rows_are_distinct_and_sorted(n_users, n_items, mean):
         assert (np.diff(items[start:end]) > 0).all()
 
 
-def test_population_is_long_tailed_seeded_and_fast():
-    population(10, 10)  # compile
-    start = time.perf_counter()
+def test_population_is_long_tailed_and_seeded():
     _, items = population(100_000, 10_000)
-    assert time.perf_counter() - start < 1.5
     assert 18 < len(items) / 100_000 < 22
     counts = np.sort(np.bincount(items, minlength=10_000))[::-1]
     assert counts[:100].sum() > 0.15 * counts.sum()

@@ -30,7 +30,8 @@ return [...document.querySelectorAll('body *')]
 OVERLAPS = """
 const clashes = [];
 for (const svg of document.querySelectorAll('svg.plot')) {
-  const texts = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()])
+  const texts = [...svg.querySelectorAll('text')]
+    .map(t => [t.textContent, t.getBoundingClientRect()])
     .filter(([, r]) => r.width);
   texts.forEach(([a, r], i) => texts.slice(i + 1).forEach(([b, q]) => {
     if (r.left < q.right && q.left < r.right && r.top + 2 < q.bottom && q.top + 2 < r.bottom)
@@ -140,7 +141,7 @@ def test_it_fits(look, name, width, scheme):
     assert page.execute_script(OUTSIDE) == []
     assert page.execute_script(OVERLAPS) == []
     sizes = page.execute_script(
-        "return [...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect())"
+        "return [...document.querySelectorAll('svg.plot')].map(s => s.getBoundingClientRect())"
         ".map(r => [r.width, r.height])"
     )
     assert sizes

@@ -47,7 +47,7 @@ class LocalOnly(Method):
         _, losses = train(
             self.config,
             view,
-            tables[0],
+            tables[0] if len(tables) else np.zeros(tables.shape[1:], np.float32),
             vectors,
             biases,
             streams,

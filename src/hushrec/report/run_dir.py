@@ -19,11 +19,15 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import tomllib
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +65,7 @@ class RunFolder:
         if not path.is_dir():
             raise RunError(f"{path}: no such run folder")
         if not is_run(path):
-            raise RunError(f"{path} is not a run folder: it has no config.toml")
+            raise RunError(f"{path} is not a run folder: it has no config.toml of a run")
         return cls(path)
 
     def experiment(self) -> Experiment:
@@ -138,7 +142,7 @@ class RunFolder:
         try:
             with np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        except (ValueError, OSError, EOFError) as error:
+        except (ValueError, OSError, EOFError, KeyError, BadZipFile, zlib.error) as error:
             raise RunError(f"{file} is damaged: {error}") from None
 
     # ------------------------------------------------------------ checkpoints
@@ -157,7 +161,9 @@ class RunFolder:
                 target = partial / f"{file}.safetensors"
                 save_file({key: np.ascontiguousarray(a) for key, a in arrays.items()}, target)
                 digests[target.name] = _digest(target)
-            (partial / "state.json").write_text(json.dumps({**state, "files": digests}, indent=2))
+            record = {**state, "files": digests}
+            record["digest"] = _text_digest(record)
+            (partial / "state.json").write_text(json.dumps(record, indent=2))
             for written in partial.iterdir():
                 with written.open("rb") as opened:
                     os.fsync(opened.fileno())
@@ -178,6 +184,8 @@ class RunFolder:
         folder = self.path / "checkpoint" / name
         try:
             state = dict(json.loads((folder / "state.json").read_text("utf-8")))
+            if state.pop("digest") != _text_digest(state):
+                raise self._damaged(folder / "state.json")
             for file, digest in state["files"].items():
                 if not (folder / file).exists() or _digest(folder / file) != digest:
                     raise self._damaged(folder / file)
@@ -217,8 +225,12 @@ def require_free(path: Path, *, overwrite: bool) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Say whether a folder is a run."""
-    return (path / "config.toml").is_file()
+    """Say whether a folder is a run: other programs have a config.toml too, but not this one."""
+    try:
+        config = tomllib.loads((path / "config.toml").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return {"data", "method", "protocol", "rounds", "seed"} <= config.keys()
 
 
 @contextmanager
@@ -226,21 +238,23 @@ def writing(path: Path) -> Iterator[None]:
     """Turn a failed write into a sentence; what was complete before stays as it was."""
     try:
         yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        reason = "the disk is full" if full else error.strerror or str(error)
-        raise RunError(
-            f"cannot write {path}: {reason}; what was saved before is intact, "
-            "free some space and go on with --resume"
-            if full
-            else f"cannot write {path}: {reason}"
-        ) from None
-    except SafetensorError as error:
-        raise RunError(
-            f"cannot write {path}: {error}; what was saved before is intact, go on with --resume"
-        ) from None
+    except (OSError, SafetensorError) as error:
+        # safetensors wraps the operating system's error in a text.
+        numbers = {
+            getattr(error, "errno", None),
+            *map(int, re.findall(r"os error (\d+)", str(error))),
+        }
+        if numbers & {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            reason = "the disk is full; what was saved before is intact: free some space and resume"
+        else:
+            reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(f"cannot write {path}: {reason}") from None
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _text_digest(record: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(record, sort_keys=True).encode()).hexdigest()

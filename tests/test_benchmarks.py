@@ -1,0 +1,98 @@
+"""The benchmarks run and report what they promise; how fast they are is no matter of a test."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def check_bars(bars: list[dict], count: int) -> None:
+    assert len(bars) == count
+    for bar in bars:
+        assert set(bar) == {"what", "value", "bar", "met"}
+        assert bar["value"] > 0
+        sign, limit = bar["bar"].split()
+        assert bar["met"] == (
+            bar["value"] >= float(limit) if sign == ">=" else bar["value"] <= float(limit)
+        )
+
+
+def test_everything_in_one_run(tmp_path):
+    out = tmp_path / "new" / "result.json"
+    latest = ROOT / "benchmarks" / "latest.json"
+    before = latest.stat().st_mtime_ns if latest.exists() else None
+    done = run("--quick", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "proves nothing" in done.stdout
+    for name in ("speed", "growth", "population"):
+        assert name in done.stdout
+    assert (latest.stat().st_mtime_ns if latest.exists() else None) == before
+
+    result = json.loads(out.read_text())
+    assert {"cores", "cpu", "python", "numpy", "numba", "torch"} <= set(result["machine"])
+    assert result["quick"] is True
+
+    speed = result["speed"]
+    if "skipped" not in speed:
+        check_bars(speed["bars"], 1)
+        assert speed["same_work"]["samples_equal"]
+        assert speed["same_work"]["losses_in_the_same_range"]
+        ours, plain = speed["hushrec"], speed["plain_loop"]
+        assert speed["ratio"] == pytest.approx(plain["total"] / ours["median_s"])
+        assert plain["total"] == pytest.approx(
+            plain["sampling"] + plain["training"] + plain["aggregation"]
+        )
+
+    growth = result["growth"]
+    check_bars(growth["bars"], 2)
+    assert list(growth["users"]) == ["1", "2", "4", "8"]
+    for threads in ("one thread", "all threads"):
+        assert growth[threads]["ratios"]["1"] == 1
+
+    population = result["population"]
+    check_bars(population["bars"], 2)
+    assert population["few"]["users"] < population["many"]["users"]
+    assert population["few"]["cohort"] == population["many"]["cohort"]
+    assert 10**7 < population["many"]["peak_rss_bytes"] < 10**10
+
+
+def test_one_benchmark_as_json_writes_no_file():
+    done = run("population", "--quick", "--users", "300", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["users"] == 300
+    assert result["store"] == "memory"
+    assert result["round"]["rounds"] == 3
+
+
+def test_users_need_the_population_benchmark():
+    done = run("growth", "--quick", "--users", "300")
+    assert done.returncode == 2
+    assert "population" in done.stderr
+
+
+def test_plain_loop_learns_and_keeps_devices_apart(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(ROOT)
+    plain_loop = importlib.import_module("benchmarks.plain_loop")
+    torch.manual_seed(0)
+    positives = [[0, 1, 2], [0, 1, 3]]
+    pools = [sorted(set(range(30)) - set(items)) for items in positives]
+    settings = plain_loop.Settings(d=4, lr=0.1, item_lr=5.0, negatives=4, epochs=1, batch=8)
+    loop = plain_loop.PlainLoop(positives, pools, plain_loop.Model(30, 4), settings)
+    rounds = [loop.round([0, 1]) for _ in range(30)]
+    assert all(times.samples == 2 * 3 * 5 for times in rounds)
+    assert rounds[-1].loss < rounds[0].loss
+    tables = [loop.device_states[device][plain_loop.TABLE] for device in (0, 1)]
+    assert not torch.equal(*tables)
+    assert torch.allclose(loop.table, (tables[0] + tables[1]) / 2)

@@ -1,0 +1,358 @@
+"""The command line as a user meets it: results on stdout, one clear line on errors, exit code 2."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from hushrec.cli import main
+
+QUICK = ["--set", "d=4", "--rounds", "2"]
+
+
+def hushrec(*arguments: str) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def ratings(rows: int = 600, users: int = 25, items: int = 40) -> list[str]:
+    generator = np.random.default_rng(7)
+    pairs = generator.permutation(users * items)[:rows]
+    return [f"u{p % users},i{p // users},{1 + p % 5},{1000 + n}" for n, p in enumerate(pairs)]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "ratings.csv"
+    path.write_text("\n".join(["user,item,rating,timestamp", *ratings()]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("popularity", "fedmf"):
+        out = str(folder / method)
+        result = hushrec("train", "--method", method, "--rounds", "3", "--out", out)
+        assert result.exit_code == 0, result.stderr
+    return folder
+
+
+# ---------------------------------------------------------------- what works
+
+
+def test_train_leaves_a_whole_run_folder_and_a_table(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = hushrec("train", "--data", table, "--method", "fedmf", *QUICK, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    names = {"config.toml", "metrics.jsonl", "summary.json", "users.npz", "report.html"}
+    assert names <= {p.name for p in out.iterdir()}
+    assert (out / "checkpoint" / "final" / "selected-shared.safetensors").exists()
+    assert "popularity" in result.stdout
+    assert "chance" in result.stdout
+
+
+def test_json_is_the_summary_and_nothing_else(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    method = ["--method", "pfedrec"]
+    result = hushrec("train", "--data", table, *method, *QUICK, "--out", out, "--json")
+    summary = json.loads(result.stdout)
+    assert summary == json.loads((out / "summary.json").read_text())
+    contract = {
+        "method", "data", "protocol", "rounds", "selected_round", "seed", "test", "valid",
+        "communication", "time", "peak_rss_bytes", "privacy",
+    }  # fmt: skip
+    assert contract <= set(summary)
+    for part in ("test", "valid"):
+        assert set(summary[part]) == {"full", "sampled99"}
+        for kind in ("hr", "ndcg", "recall", "precision", "mrr"):
+            assert 0 <= summary[part]["full"][f"{kind}@10"] <= 1
+        assert 0 <= summary[part]["full"]["auc"] <= 1
+    assert set(summary["communication"]) == {"up_bytes", "down_bytes"}
+    assert set(summary["time"]) == {"total_s", "per_round_s"}
+    # d = 4 floats and an id for every uploaded row; the table for each of 25 clients and 2 rounds.
+    assert summary["communication"]["down_bytes"] == 2 * 25 * 40 * 4 * 4
+    assert summary["communication"]["up_bytes"] % (4 * 4 + 4) == 0
+
+
+def test_several_seeds_give_a_mean_and_a_spread(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = hushrec(
+        "train", "--data", table, *QUICK, "--seed", "3", "--seeds", "3", "--out", out, "--json"
+    )
+    summary = json.loads(result.stdout)
+    assert summary["seed"] == [3, 4, 5]
+    each = [
+        json.loads((out / f"seed-{s}" / "summary.json").read_text())["test"]["full"]["auc"]
+        for s in (3, 4, 5)
+    ]
+    assert summary["test"]["full"]["auc"] == pytest.approx(np.mean(each))
+    assert summary["test_sd"]["full"]["auc"] == pytest.approx(np.std(each, ddof=1))
+    compared = hushrec("compare", out, out / "seed-3", "--json")
+    assert json.loads(compared.stdout)[0]["seeds"] == 3
+
+
+def test_published_is_marked_everywhere(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = hushrec("train", "--data", table, *QUICK, "--protocol", "published", "--out", out)
+    mark = "leaks the held-out item"
+    assert mark in result.stdout
+    assert mark in json.loads((out / "summary.json").read_text())["protocol_mark"]
+    assert mark in (out / "report.html").read_text()
+    assert mark in hushrec("evaluate", out).stdout
+    assert "leaks" in hushrec("compare", out, out).stdout
+
+
+def test_evaluate_gives_back_the_stored_figures(demo_runs: Path) -> None:
+    run = demo_runs / "fedmf"
+    stored = json.loads((run / "summary.json").read_text())
+    again = json.loads(hushrec("evaluate", run, "--json").stdout)
+    assert again["test"] == stored["test"]
+    other = hushrec("evaluate", run, "--metric", "hr@50", "--part", "valid", "--json")
+    assert set(json.loads(other.stdout)["valid"]["full"]) == {"hr@50"}
+
+
+def test_recommend_known_and_folded_in_users(demo_runs: Path, tmp_path: Path) -> None:
+    run = demo_runs / "fedmf"
+    known = json.loads(hushrec("recommend", run, "--user", "viewer-0007", "--json").stdout)
+    assert len(known["recommendations"]) == 10
+    assert all(line["title"] for line in known["recommendations"])
+    history = tmp_path / "history.txt"
+    history.write_text("film-0001\nfilm-0002\nfilm-0003\nnot-in-the-catalogue\n")
+    arguments = ("recommend", run, "--user", "anna", "--history", history, "-k", "5", "--json")
+    folded = json.loads(hushrec(*arguments).stdout)["recommendations"]
+    assert len(folded) == 5
+    assert not {"film-0001", "film-0002", "film-0003"} & {line["item"] for line in folded}
+    unknown = hushrec("recommend", run, "--user", "anna")
+    assert unknown.exit_code == 2
+    assert "--history" in unknown.stderr
+
+
+def test_compare_prints_intervals_and_p(demo_runs: Path) -> None:
+    both = (demo_runs / "popularity", demo_runs / "fedmf")
+    rows = json.loads(hushrec("compare", *both, "--json").stdout)
+    assert [row["method"] for row in rows] == ["popularity", "fedmf"] * 2
+    assert all(row["low"] <= row["mean"] <= row["high"] for row in rows)
+    assert 0 < rows[1]["p_value"] <= 1
+    assert "difference" in hushrec("compare", *both).stdout
+    alone = hushrec("compare", demo_runs / "fedmf")
+    assert alone.exit_code == 2
+
+
+def test_doctor_and_methods(tmp_path: Path) -> None:
+    found = json.loads(hushrec("doctor", "--json").stdout)
+    assert {"versions", "threads", "extras", "data"} <= set(found)
+    listed = {entry["name"] for entry in json.loads(hushrec("methods", "--json").stdout)}
+    names = {"fedmf", "pfedrec", "popularity", "negative-counter", "local-only", "central-mf"}
+    assert names <= listed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["train"], ["evaluate"], ["recommend"], ["compare"], ["report"], ["methods"], ["doctor"]],
+    ids=lambda a: " ".join(a) or "hushrec",
+)
+def test_help_shows_an_example(arguments: list[str]) -> None:
+    result = hushrec(*arguments, "--help")
+    assert result.exit_code == 0
+    assert "\n  hushrec " in result.stdout
+
+
+# ---------------------------------------------------------------- what is harmless
+
+
+def test_harmless_things_are_handled_and_said(tmp_path: Path) -> None:
+    rows = ratings()
+    lines = ["user,item,rating,timestamp", *rows, rows[0], rows[1]]  # two repeated pairs
+    lines += ['"Übel, Zoë",i1,4,5000', '"Übel, Zoë",a b  c,4,5001']  # a user too short to test
+    path = tmp_path / "odd.csv.gz"
+    path.write_bytes(gzip.compress(("\ufeff" + "\r\n".join(lines) + "\r\n").encode()))
+    out = tmp_path / "run"
+    result = hushrec("train", "--data", path, *QUICK, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    assert "2 repeated (user, item) rows merged" in result.stdout
+    assert "1 users are too short" in result.stdout or "1 user" in result.stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["users"]["not_evaluated_users"] == 1
+    listed = hushrec("recommend", out, "--user", "Übel, Zoë", "-k", "3")
+    assert listed.exit_code == 0, listed.stderr
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+HEADER = "user,item,rating,timestamp\n"
+BODY = "\n".join(ratings())
+
+BAD_FILES = {
+    "empty": ("", "empty"),
+    "header only": (HEADER, "header"),
+    "wrong delimiter": ((HEADER + BODY).replace(",", "|").replace("|", " | x"), ""),
+    "missing column": ((HEADER + BODY).replace("item", "thing", 1), "thing"),
+    "time is no number": (HEADER + BODY + "\nu1,i1,3,yesterday\n", "line 602"),
+    "value is NaN": (HEADER + BODY + "\nu1,i1,nan,5\n", "line 602"),
+    "one user": (HEADER + "\n".join(f"u1,i{k},1,{k}" for k in range(9)), "one user"),
+    "one item": (HEADER + "\n".join(f"u{k},i1,1,{k}" for k in range(9)), "one item"),
+    "enormous line": (HEADER + "u1," + "x" * 3_000_000 + ",1,1\n", "line 2"),
+    "short row": (HEADER + BODY + "\nu1,i1\n", "line 602"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_files_are_refused(name: str, tmp_path: Path) -> None:
+    content, part = BAD_FILES[name]
+    path = tmp_path / "bad.csv"
+    path.write_text(content)
+    result = hushrec("train", "--data", path, "--out", tmp_path / "run")
+    _is_clear_error(result, "bad.csv", part)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--data", "no-such-file.csv"], "no-such-file.csv"),
+        (["--data", "ml-10k"], "ml-100k"),
+        (["--method", "fedfm"], "did you mean 'fedmf'"),
+        (["--preset", "papper", "--method", "pfedrec"], "did you mean 'paper'"),
+        (["--preset", "paper", "--method", "popularity"], "no presets"),
+        (["--set", "lrr=0.1"], "did you mean 'lr'"),
+        (["--set", "cohort.sizes=3"], "did you mean 'size'"),
+        (["--set", "chohort.size=3"], "did you mean 'cohort'"),
+        (["--set", "lr"], "key=value"),
+        (["--set", "lr=fast"], "lr"),
+        (["--set", "d=-4"], "'d' = -4"),
+        (["--set", "batch=0"], "batch"),
+        (["--set", "d=100000000"], "smaller d"),
+        (["--set", "d=100000000", "--method", "central-mf"], "smaller d"),
+        (["--rounds", "0"], "rounds"),
+        (["--rounds", "-3"], "rounds"),
+        (["--seed", "-1"], "seed"),
+        (["--threads", "0"], "threads"),
+        (["--set", "cohort.kind=fixed"], "cohort.size"),
+        (["--set", "cohort.kind=fixed", "--set", "cohort.size=5000"], "1000 clients"),
+        (["--method", "central-mf", "--set", "cohort.kind=poisson"], "cohort.kind"),
+        (["--set", "evaluation.select=hr@0"], "hr@0"),
+        (["--set", "evaluation.select=ndgc@10"], "ndcg"),
+        (["--resume"], "--out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_settings_are_refused(
+    arguments: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = hushrec("train", *arguments)
+    _is_clear_error(result, part)
+
+
+def test_an_existing_folder_is_never_lost(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    common = ["train", "--data", table, *QUICK, "--out", out]
+    assert hushrec(*common).exit_code == 0
+    before = (out / "summary.json").read_bytes()
+    _is_clear_error(hushrec(*common), "--resume", "--overwrite")
+    assert (out / "summary.json").read_bytes() == before
+    _is_clear_error(hushrec("train", "--resume", "--out", out), "finished")
+    assert hushrec(*common, "--overwrite").exit_code == 0
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "chapter-1.txt").write_text("years of work")
+    _is_clear_error(
+        hushrec("train", "--data", table, *QUICK, "--out", precious, "--overwrite"), "not a run"
+    )
+    assert (precious / "chapter-1.txt").exists()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "report", "recommend"])
+def test_what_is_no_run_is_refused(command: str, tmp_path: Path) -> None:
+    more = ["--user", "1"] if command == "recommend" else []
+    _is_clear_error(hushrec(command, tmp_path / "nowhere", *more), "nowhere")
+    _is_clear_error(hushrec(command, tmp_path, *more), "not a run folder")
+
+
+def test_a_damaged_checkpoint_is_named(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert hushrec("train", "--data", table, *QUICK, "--out", out).exit_code == 0
+    file = out / "checkpoint" / "final" / "selected-shared.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    result = hushrec("evaluate", out)
+    _is_clear_error(result, "selected-shared.safetensors", "damaged")
+
+
+def test_divergence_is_an_error_with_advice(table: Path, tmp_path: Path) -> None:
+    result = hushrec("train", "--data", table, "--set", "item_rate=1e30", "--out", tmp_path / "run")
+    _is_clear_error(result, "learning rate")
+
+
+# ---------------------------------------------------------------- real processes
+
+
+def _spawn(*arguments: str, **options: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "hushrec", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_ctrl_c_saves_and_resume_finishes_alike(table: Path, tmp_path: Path) -> None:
+    common = ["--data", str(table), "--method", "pfedrec", "--set", "evaluation.patience=0"]
+    out = tmp_path / "run"
+    running = _spawn("train", *common, "--rounds", "100000", "--out", str(out))
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, stderr = running.communicate(timeout=120)
+    assert running.returncode == 130
+    assert f"--resume --out {out}" in stderr
+    assert "Traceback" not in stderr
+    (checkpoint,) = [p for p in (out / "checkpoint").iterdir() if not p.name.startswith(".")]
+    reached = int(checkpoint.name.removeprefix("round-"))
+    # Let both runs end at the same round, a few rounds later.
+    config = out / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 100000", f"rounds = {reached + 3}"))
+    assert hushrec("train", "--resume", "--out", out).exit_code == 0
+    whole = tmp_path / "whole"
+    assert hushrec("train", *common, "--rounds", str(reached + 3), "--out", whole).exit_code == 0
+    resumed, direct = (np.load(folder / "users.npz") for folder in (out, whole))
+    assert all(np.array_equal(resumed[name], direct[name]) for name in direct.files)
+
+
+def test_a_full_disk_loses_nothing(table: Path, tmp_path: Path) -> None:
+    """A limit on file sizes makes the operating system refuse the write for real."""
+    out = tmp_path / "run"
+    common = ["train", "--data", table, "--method", "pfedrec", "--rounds", "3", "--out"]
+    assert hushrec(*common, tmp_path / "first").exit_code == 0  # leaves compiled kernels behind
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    running = _spawn(*common, out, preexec_fn=limit)
+    _, stderr = running.communicate(timeout=180)
+    assert running.returncode == 2, stderr
+    assert "disk is full" in stderr
+    assert "Traceback" not in stderr
+    assert hushrec("train", "--resume", "--out", out).exit_code == 0
+
+
+def _is_clear_error(result: Result, *parts: str) -> None:
+    assert result.exit_code == 2, (result.exit_code, result.stdout, result.stderr)
+    assert "Traceback" not in result.stderr
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    for part in parts:
+        assert part in result.stderr, result.stderr
