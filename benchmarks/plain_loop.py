@@ -66,18 +66,19 @@ class Model(nn.Module):
         return torch.sigmoid(logits).view(-1)
 
 
-class DeviceData(Dataset[tuple[Tensor, Tensor]]):
-    """The samples of one device."""
+class DeviceData(Dataset[tuple[Tensor, Tensor, Tensor]]):
+    """The samples of one device, as (user, item, label); the model has no use for the user."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, device: int, samples: Sequence[Sample]) -> None:
+        self.users = torch.full((len(samples),), device, dtype=torch.long)
         self.items = torch.tensor([item for item, _ in samples], dtype=torch.long)
         self.labels = torch.tensor([label for _, label in samples], dtype=torch.float)
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.items[index], self.labels[index]
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self.users[index], self.items[index], self.labels[index]
 
 
 class PlainLoop:
@@ -136,10 +137,11 @@ class PlainLoop:
         criterion = nn.BCELoss()
         score_steps = torch.optim.SGD(model.score_function.parameters(), lr=self.settings.lr)
         item_steps = torch.optim.SGD(model.item_embedding.parameters(), lr=self.settings.item_lr)
-        loader = DataLoader(DeviceData(samples), batch_size=self.settings.batch, shuffle=True)
+        data = DeviceData(device, samples)
+        loader = DataLoader(data, batch_size=self.settings.batch, shuffle=True)
         summed = 0.0
         for _ in range(self.settings.epochs):
-            for items, labels in loader:
+            for _, items, labels in loader:
                 score_steps.zero_grad()
                 loss = criterion(model(items), labels)
                 loss.backward()

@@ -334,7 +334,7 @@ def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[st
         "communication": {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes},
         "time": {"total_s": state.seconds, "per_round_s": state.seconds / max(1, state.round)},
         "peak_rss_bytes": peak_rss_bytes(),
-        "privacy": Stack().statement(outcome.method.pooled),
+        "privacy": Stack().statement(pooled=outcome.method.pooled, up_bytes=state.up_bytes),
     }
 
 

@@ -11,7 +11,8 @@ from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.errors import RunError
 from hushrec.evaluate.metrics import per_user, summarise
 from hushrec.report import plots
-from hushrec.report.html import human_duration, human_size, write_report
+from hushrec.report.html import write_report
+from hushrec.report.units import human_duration, human_size
 from hushrec.run import PUBLISHED_MARK, Run, train
 
 N_USERS, N_ITEMS, PER_USER = 48, 70, 9
@@ -130,7 +131,7 @@ def test_chance_is_computed_from_the_candidates(run, text):
 
 def test_intervals_hold_the_mean(run, text):
     mean = per_user(run.ranks["test"]["full"], "hr@10").mean()
-    low, high = re.search(r"95 % interval ([\d.]+) to ([\d.]+)", text).groups()
+    low, high = re.search(r"95&nbsp;% interval ([\d.]+) to ([\d.]+)", text).groups()
     assert float(low) <= mean <= float(high)
 
 
@@ -279,7 +280,7 @@ def test_methods_that_send_nothing(method, words, tmp_path):
 def test_costs_are_per_client_and_round(run, page):
     traffic = run.summary["communication"]
     each = traffic["down_bytes"] / (4 * N_USERS)
-    assert str(human_size(each)).replace("&nbsp;", "\xa0").split("\xa0")[0] in page.text
+    assert human_size(each).split("\xa0")[0] in page.text
     assert "every client, every round" in page.text
 
 
@@ -349,12 +350,12 @@ def test_a_line_that_never_moves_can_be_drawn():
 
 
 def test_sizes_and_durations_are_for_people():
-    sizes = [str(human_size(n)) for n in (0, 999, 1_234, 56_500, 999_700, 3.2e9, 5e15)]
-    assert [s.replace("&nbsp;", " ") for s in sizes] == [
+    sizes = [human_size(n) for n in (0, 999, 1_234, 56_500, 999_700, 3.2e9, 5e15)]
+    assert [s.replace("\xa0", " ") for s in sizes] == [
         *("0 bytes", "999 bytes", "1.2 kB", "56.5 kB", "1.0 MB", "3.2 GB", "5000 TB")
     ]
-    times = [str(human_duration(s)) for s in (0.0714, 12.34, 600, 10_000)]
-    assert [t.replace("&nbsp;", " ") for t in times] == ["71 ms", "12.3 s", "10 min", "2.8 h"]
+    times = [human_duration(s) for s in (0.0714, 12.34, 600, 10_000)]
+    assert [t.replace("\xa0", " ") for t in times] == ["71 ms", "12.3 s", "10 min", "2.8 h"]
 
 
 def test_a_tiny_world_is_still_reported(tmp_path):

@@ -53,7 +53,8 @@ class EvaluationConfig(BaseModel):
     def metric_names(self) -> list[str]:
         """Return the reported metrics."""
         kinds = ("hr", "ndcg", "recall", "precision", "mrr")
-        return [f"{kind}@{k}" for k in self.k for kind in kinds] + ["auc"]
+        names = [*(f"{kind}@{k}" for k in self.k for kind in kinds), "auc"]
+        return names if self.select in names else [*names, self.select]
 
 
 PartRanks = Mapping[str, Ranks]

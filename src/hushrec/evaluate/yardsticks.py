@@ -14,9 +14,10 @@ from hushrec.store import PrivateStore
 
 def popularity_ranks(evaluator: Evaluator, part: Part) -> PartRanks:
     """Rank by the number of training users of an item."""
-    view = evaluator.split.train
-    counts = np.bincount(view.positives.values, minlength=view.n_items).astype(np.float32)
-    nothing_private = PrivateStore({}, len(view))
+    split = evaluator.split
+    positives = split.train.positives.take(split.training_users)
+    counts = np.bincount(positives.values, minlength=split.train.n_items).astype(np.float32)
+    nothing_private = PrivateStore({}, split.n_users)
     return evaluator.rank(Popularity(), {"counts": counts}, nothing_private, part)
 
 

@@ -36,11 +36,13 @@ class CentralMFConfig(MethodConfig):
     d: Annotated[int, Field(ge=1)] = 32
     """Width of user vectors and item rows."""
     lr: Annotated[float, Field(gt=0)] = 0.05
+    """Rate of vectors and rows."""
     decay: Annotated[float, Field(ge=0)] = 0.01
     """L2 decay of vectors and rows."""
     negatives: Annotated[int, Field(ge=1)] = 4
     """Drawn per positive, afresh every pass."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
+    """Standard deviation of vectors and rows before training."""
 
 
 class CentralMF(Method):

@@ -35,6 +35,7 @@ class InnerProductConfig(MethodConfig):
     epochs: Annotated[int, Field(ge=1)] = 1
     """Passes over the client's samples per round."""
     batch: Annotated[int, Field(ge=1)] = 256
+    """Samples per step; the loss is a mean over them."""
     init_std: Annotated[float, Field(gt=0)] = 1.0
     """Standard deviation of the item rows before training."""
 

@@ -48,10 +48,12 @@ class Stack:
             total = mechanism.finish(total, streams, round_number)
         return total
 
-    def statement(self, pooled: bool) -> dict[str, Any]:
+    def statement(self, *, pooled: bool, up_bytes: int) -> dict[str, Any]:
         """Say what this stack guarantees, in a sentence that can be checked."""
         if pooled:
             text = "No guarantee: a centralised yardstick, everybody's data is pooled."
+        elif up_bytes == 0:
+            text = "No formal guarantee was asked for; this method uploads nothing at all."
         else:
             text = (
                 "No formal guarantee: interactions stay on the clients, but raw updates reach the "

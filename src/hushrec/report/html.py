@@ -7,14 +7,13 @@ Python works out every figure and names it; ``template.html.j2`` holds the words
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from numpy.typing import NDArray
 
 from hushrec.backends.inprocess import usable_cores
@@ -24,12 +23,13 @@ from hushrec.errors import RunError
 from hushrec.evaluate.metrics import per_user, summarise
 from hushrec.evaluate.ranking import Ranks, top_k
 from hushrec.evaluate.significance import bootstrap_interval
+from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.methods.popularity import Popularity
 from hushrec.report import plots
 from hushrec.report.plots import Bar, Dot
 from hushrec.report.run_dir import RunFolder
+from hushrec.report.units import human_duration, human_size
 from hushrec.rng import Streams
-from hushrec.store import PrivateStore
 
 if TYPE_CHECKING:
     from hushrec.run import Run
@@ -125,7 +125,7 @@ class _Field:
     def contenders(self) -> list[_Contender]:
         """The method first; popularity is not its own yardstick."""
         method = _Contender(self.run.experiment.method, self.run.ranks["test"], is_method=True)
-        chance = {name: _at_chance(ranks) for name, ranks in method.ranks.items()}
+        chance = chance_ranks(method.ranks)
         others = [] if self.popularity is None else [self.popularity]
         return [method, *others, _Contender("chance", chance, is_chance=True)]
 
@@ -139,15 +139,7 @@ class _Field:
         """The same list for everybody; None where that is what the run trained."""
         if isinstance(self.run.method, Popularity):
             return None
-        split = self.run.split
-        positives = split.train.positives.take(split.training_users)
-        counts = np.bincount(positives.values, minlength=split.data.n_items)
-        ranks = self.run.evaluator(usable_cores()).rank(
-            Popularity(),
-            {"counts": counts.astype(np.float32)},
-            PrivateStore({}, split.n_users),
-            "test",
-        )
+        ranks = popularity_ranks(self.run.evaluator(usable_cores()), "test")
         return _Contender("popularity", ranks)
 
     @property
@@ -155,12 +147,6 @@ class _Field:
         """Whether every user has exactly one item to be found."""
         full = self.method.ranks["full"]
         return len(full.targets) == len(full.users)
-
-
-def _at_chance(ranks: Ranks) -> Ranks:
-    """Return the ranks under scores that are all alike."""
-    others = np.repeat(ranks.candidates - 1, np.diff(ranks.indptr))
-    return replace(ranks, ahead=np.zeros_like(ranks.ahead), tied=others)
 
 
 def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -507,25 +493,3 @@ def _said(run: Run, label: str) -> str:
     """Mark the spoken label of a drawing too."""
     mark = run.summary["protocol_mark"]
     return f"{label}, {mark}" if mark else label
-
-
-def human_size(size: float) -> Markup:
-    """Write a number of bytes for people, in units of 1,000."""
-    units = ["bytes", "kB", "MB", "GB", "TB"]
-    while abs(size) >= 999.5 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    unit = units[0]
-    digits = 0 if unit == "bytes" or size >= 100 else 1
-    return Markup("{}&nbsp;{}").format(f"{size:.{digits}f}", unit)
-
-
-def human_duration(seconds: float) -> Markup:
-    """Write a duration for people."""
-    if seconds < 1:
-        return Markup("{}&nbsp;ms").format(f"{1000 * seconds:.0f}")
-    if seconds < 90:
-        return Markup("{}&nbsp;s").format(f"{seconds:.1f}")
-    if seconds < 90 * 60:
-        return Markup("{}&nbsp;min").format(f"{seconds / 60:.0f}")
-    return Markup("{}&nbsp;h").format(f"{seconds / 3600:.1f}")

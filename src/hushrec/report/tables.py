@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from hushrec.evaluate.compare import ComparedRun
+from hushrec.report.units import human_duration, human_size
 
 SHOWN = ("hr@10", "ndcg@10", "mrr@10", "auc")
 
@@ -88,15 +89,6 @@ def comparison_table(rows: Sequence[ComparedRun]) -> Table:
     return table
 
 
-def bytes_text(count: float) -> str:
-    """Return a byte count one can read."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def facts(summary: Mapping[str, Any]) -> list[str]:
     """Return the lines under the table: what a reader must know to judge it."""
     users, time = summary["users"], summary["time"]
@@ -104,15 +96,15 @@ def facts(summary: Mapping[str, Any]) -> list[str]:
     sent = summary["communication"]
     lines = [
         f"rounds {rounds}, selected {selected} on validation · "
-        f"{time['per_round_s'] * 1000:.0f} ms a round · "
-        f"peak memory {bytes_text(summary['peak_rss_bytes'])}",
-        f"uploaded {bytes_text(sent['up_bytes'])}, downloaded {bytes_text(sent['down_bytes'])} "
+        f"{human_duration(time['per_round_s'])} a round · "
+        f"peak memory {human_size(summary['peak_rss_bytes'])}",
+        f"uploaded {human_size(sent['up_bytes'])}, downloaded {human_size(sent['down_bytes'])} "
         f"by {users['users']:,} clients",
         f"privacy: {summary['privacy']['statement']}",
     ]
     if users["not_evaluated_users"]:
         lines.append(
-            f"{users['not_evaluated_users']:,} users are too short for the split: "
-            "not evaluated, counted here"
+            f"{users['not_evaluated_users']:,} of {users['users']:,} users are not evaluated: "
+            "too short for the split, or not asked by it"
         )
     return [*lines, *summary["notes"]]

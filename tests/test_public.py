@@ -1,0 +1,50 @@
+"""The public surface, pinned: whoever changes it changes this file, and knows it."""
+
+import subprocess
+import sys
+
+import hushrec
+from hushrec import errors
+
+
+def test_the_public_names():
+    assert sorted(hushrec.__all__) == [
+        "HushrecError",
+        "Interactions",
+        "Method",
+        "Recommendation",
+        "Run",
+        "TrainView",
+        "load",
+        "train",
+    ]
+    for name in hushrec.__all__:
+        assert getattr(hushrec, name).__doc__
+
+
+def test_the_exception_tree():
+    tree = {
+        name: kind.__base__.__name__
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    }
+    assert tree == {
+        "HushrecError": "Exception",
+        "InputError": "HushrecError",
+        "DataError": "InputError",
+        "ConfigError": "InputError",
+        "RunError": "InputError",
+        "DivergedError": "HushrecError",
+        "StoppedError": "HushrecError",
+        "MissingExtraError": "HushrecError",
+    }
+    assert all(name in errors.__doc__ for name in tree)
+    assert "pip install 'hushrec[neural]'" in str(errors.MissingExtraError("VAE", "neural"))
+
+
+def test_importing_stays_light():
+    """No torch and no pytest behind a plain import; testing is asked for by name."""
+    heavy = "{'torch', 'pytest', 'flwr', 'fastapi', 'optuna', 'pyarrow', 'matplotlib'}"
+    code = f"import sys, hushrec; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
