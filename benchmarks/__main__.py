@@ -253,7 +253,7 @@ def _plain_rounds(
     config = method.config
     positives = [view.positives[device].tolist() for device in range(len(view))]
     everything = set(range(view.n_items))
-    pools = [sorted(everything.difference(items)) for items in positives]
+    pools = [everything.difference(items) for items in positives]
     settings = Settings(
         d=config.d,
         lr=config.lr,

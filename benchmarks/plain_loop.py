@@ -85,7 +85,7 @@ class PlainLoop:
     """A server and its devices, one after the other."""
 
     def __init__(
-        self, positives: list[list[int]], pools: list[list[int]], model: Model, settings: Settings
+        self, positives: list[list[int]], pools: list[set[int]], model: Model, settings: Settings
     ) -> None:
         self.positives = positives
         self.pools = pools
@@ -93,6 +93,7 @@ class PlainLoop:
         self.model = model
         self.settings = settings
         self.device_states: dict[int, StateDict] = {}
+        self.uploads: dict[int, StateDict] = {}
         self.table = model.item_embedding.weight.detach().clone()
 
     def round(
@@ -121,7 +122,9 @@ class PlainLoop:
         pool = self.pools[device]
         for item in self.positives[device]:
             samples.append((item, 1.0))
-            for negative in random.sample(pool, self.settings.negatives):
+            # Published code hands the set itself to `random.sample`, which used to copy it to a
+            # tuple on every call; later versions of Python ask the caller to do so.
+            for negative in random.sample(tuple(pool), self.settings.negatives):
                 samples.append((negative, 0.0))  # noqa: PERF401 - as plain code has it
         return samples
 
@@ -152,10 +155,12 @@ class PlainLoop:
                 criterion(model(items), labels).backward()
                 item_steps.step()
         self.device_states[device] = copy.deepcopy(model.state_dict())
+        self.uploads[device] = copy.deepcopy(self.device_states[device])
         return summed / (self.settings.epochs * len(samples))
 
     def _average(self, devices: Sequence[int]) -> None:
         total = torch.zeros_like(self.table)
         for device in devices:
-            total += self.device_states[device][TABLE]
+            total += self.uploads[device][TABLE]
         self.table = total / len(devices)
+        self.uploads = {}

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from hushrec.data import Interactions
+
+# The first call of a kernel compiles it, and machines are shared: no deadlines, fixed examples.
+settings.register_profile("hushrec", deadline=None, derandomize=True)
+settings.load_profile("hushrec")
 
 REPO = Path(__file__).resolve().parents[1]
 

@@ -87,7 +87,7 @@ def test_plain_loop_learns_and_keeps_devices_apart(monkeypatch):
     plain_loop = importlib.import_module("benchmarks.plain_loop")
     torch.manual_seed(0)
     positives = [[0, 1, 2], [0, 1, 3]]
-    pools = [sorted(set(range(30)) - set(items)) for items in positives]
+    pools = [set(range(30)) - set(items) for items in positives]
     settings = plain_loop.Settings(d=4, lr=0.1, item_lr=5.0, negatives=4, epochs=1, batch=8)
     loop = plain_loop.PlainLoop(positives, pools, plain_loop.Model(30, 4), settings)
     rounds = [loop.round([0, 1]) for _ in range(30)]

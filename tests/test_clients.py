@@ -4,18 +4,17 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hushrec.clients import CohortConfig, Ragged, chunks
+from hushrec.clients import CohortConfig, Ragged, balanced_chunks, chunks
 from hushrec.errors import ConfigError
 from hushrec.rng import Streams
 from hushrec.split import SplitConfig, make_split
 
 
 @given(st.integers(1, 200), st.data())
-@settings(deadline=None)
 def test_fixed_size_is_exact_and_without_repeats(population, data):
     size = data.draw(st.integers(1, population))
     cohort = CohortConfig(kind="fixed", size=size).draw(population, Streams(1), 5)
@@ -83,6 +82,27 @@ def test_chunks_cut_without_loss(n, size):
     parts = list(chunks(np.arange(n), size))
     assert all(0 < len(part) <= size for part in parts)
     assert [x for part in parts for x in part.tolist()] == list(range(n))
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 40), st.integers(1, 9))
+def test_balanced_chunks_cut_without_loss(work, limit, most):
+    parts = list(balanced_chunks(np.arange(len(work)), np.array(work, np.int64), limit, most))
+    assert all(0 < len(part) <= most for part in parts)
+    assert [x for part in parts for x in part.tolist()] == list(range(len(work)))
+    # A stack of several clients holds less than one limit more than its first client's work.
+    assert all(sum(work[x] for x in part[1:]) < limit for part in parts)
+
+
+@pytest.mark.parametrize("protocol", ["honest", "published"])
+def test_a_prepared_view_is_the_same_view(protocol, tiny):
+    view = make_split(tiny, SplitConfig(), Streams(0)).train_view(protocol)
+    prepared = view.prepared()
+    assert prepared.protocol == protocol
+    some = np.array([4, 1, 22])
+    for plain, ready in ((view, prepared), (view.take(some), prepared.take(some))):
+        np.testing.assert_array_equal(plain.excluded().indptr, ready.excluded().indptr)
+        np.testing.assert_array_equal(plain.excluded().values, ready.excluded().values)
+        np.testing.assert_array_equal(plain.positives.values, ready.positives.values)
 
 
 def test_a_view_of_some_clients_is_those_clients(tiny):

@@ -143,7 +143,7 @@ experiments = st.builds(
 
 
 @given(experiments)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_toml_round_trip(experiment):
     assert Experiment.from_toml(experiment.to_toml()) == experiment
 

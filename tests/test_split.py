@@ -55,7 +55,7 @@ def pairs(ragged) -> Counter:
 
 
 @given(worlds(), configs)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_row_lands_in_exactly_one_part(data, config):
     split = split_or_skip(data, config)
     rows = Counter(zip(split.data.user.tolist(), split.data.item.tolist(), strict=True))
@@ -83,7 +83,7 @@ def test_every_row_lands_in_exactly_one_part(data, config):
 
 
 @given(worlds(), configs)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_training_rows_are_oldest_first_with_their_own_times(data, config):
     split = split_or_skip(data, config)
     known = Counter(
@@ -105,7 +105,7 @@ def test_training_rows_are_oldest_first_with_their_own_times(data, config):
 
 
 @given(worlds(), st.integers(1, 3), st.sampled_from(["merge", "keep"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_leave_one_out_takes_the_latest_by_time_then_file_order(data, min_train, repeats):
     split = split_or_skip(data, SplitConfig(min_train=min_train, repeats=repeats))
     rows = defaultdict(list)
@@ -129,7 +129,7 @@ def test_leave_one_out_takes_the_latest_by_time_then_file_order(data, min_train,
 
 
 @given(worlds(), configs)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_merged_heldout_items_are_never_training_items(data, config):
     split = split_or_skip(data, config.model_copy(update={"repeats": "merge"}))
     assert not pairs(split.train.positives) & pairs(split.test)
@@ -184,7 +184,7 @@ def test_heldout_items_cannot_be_reached_from_what_training_sees(kind, small):
 
 
 @given(worlds(), st.sampled_from(["time", "random"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_ratio_shares(data, order):
     config = SplitConfig(kind="ratio", valid=0.25, test=0.5, order=order)
     split = split_or_skip(data, config)
@@ -210,7 +210,7 @@ def test_ratio_by_time_tests_the_latest_and_random_does_not():
 
 
 @given(worlds())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_time_split_trains_on_nothing_from_after_the_cut(data):
     split = split_or_skip(data, SplitConfig(kind="time", valid=0.25, test=0.25))
     when = {}
@@ -224,6 +224,14 @@ def test_time_split_trains_on_nothing_from_after_the_cut(data):
         assert max(valid) < min(test)
 
 
+def test_time_split_takes_its_shares_from_everybody_together():
+    data = interactions([(u, i, 10 * i + u) for u in range(10) for i in range(10)])
+    split = make_split(data, SplitConfig(kind="time"), Streams(0))
+    # Times 0 to 99, each once: a fifth tests, a tenth validates.
+    assert pairs(split.test) == Counter({(u, i): 1 for u in range(10) for i in (8, 9)})
+    assert pairs(split.valid) == Counter({(u, 7): 1 for u in range(10)})
+
+
 def test_time_split_needs_times():
     data = interactions([(u, i, i) for u in range(3) for i in range(5)], has_time=False)
     with pytest.raises(ConfigError, match="no timestamps"):
@@ -231,7 +239,7 @@ def test_time_split_needs_times():
 
 
 @given(worlds(min_users=5), st.sampled_from(["time", "random"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_unseen_users_never_train_a_cohort(data, order):
     config = SplitConfig(kind="unseen-users", valid=0.25, test=0.4, order=order)
     split = split_or_skip(data, config)
@@ -247,7 +255,7 @@ def test_unseen_users_never_train_a_cohort(data, order):
 
 
 @given(worlds(), configs)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_history_at_test_time_is_training_then_validation(data, config):
     split = split_or_skip(data, config)
     assert split.history("valid") is split.train

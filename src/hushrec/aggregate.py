@@ -29,6 +29,16 @@ class RowStack:
     ids: NDArray[np.int32]
     rows: NDArray[np.float32]
     """[entries, width]"""
+    base: NDArray[np.float32] | None = None
+    """Where given, the stack stands for the rows' differences from this table's. The sum takes
+    them as it goes; `differences` writes them out."""
+
+    def differences(self) -> RowStack:
+        """Return the stack with its differences written out, as they travel."""
+        if self.base is None:
+            return self
+        written = kernels.row_differences(self.rows, self.ids, self.base)
+        return RowStack(self.indptr, self.ids, written)
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +90,8 @@ class ExactSum:
                 shape = (self.n_rows, stack.rows.shape[1])
                 self._rows[name] = np.zeros(shape, np.int64), np.zeros(self.n_rows, np.bool_)
             total, touched = self._rows[name]
-            self._check(kernels.add_rows(total, touched, stack.ids, stack.rows), name)
+            base = stack.rows[:0] if stack.base is None else stack.base
+            self._check(kernels.add_rows(total, touched, stack.ids, stack.rows, base), name)
         for name, array in update.dense.items():
             steps = np.rint(np.asarray(array, np.float64) * STEPS_PER_UNIT)
             self._check(bool((abs(steps) < 2.0**62).all()), name)  # false for NaN as well

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -65,6 +65,8 @@ class TrainView:
     never_negative: Ragged | None = None
     user_features: Features = field(default_factory=dict)
     item_features: Features = field(default_factory=dict)
+    _excluded: Ragged | None = None
+    """What `excluded` returns, where it was worked out before."""
 
     @property
     def protocol(self) -> Protocol:
@@ -76,24 +78,28 @@ class TrainView:
 
     def take(self, clients: NDArray[Any]) -> TrainView:
         """Return the stack of these clients (positions in this stack)."""
-        return TrainView(
+        never, excluded = self.never_negative, self._excluded
+        return replace(
+            self,
             users=self.users[clients],
-            n_items=self.n_items,
             positives=self.positives.take(clients),
             times=self.times.take(clients),
             values=self.values.take(clients),
-            never_negative=None
-            if self.never_negative is None
-            else self.never_negative.take(clients),
-            user_features=self.user_features,
-            item_features=self.item_features,
+            never_negative=None if never is None else never.take(clients),
+            _excluded=None if excluded is None else excluded.take(clients),
         )
 
     def excluded(self) -> Ragged:
         """Return, ascending, the items that are no negatives of each client."""
+        if self._excluded is not None:
+            return self._excluded
         other = self.never_negative or Ragged.empty(len(self))
         pos = self.positives
         return Ragged(*kernels.sorted_union(pos.indptr, pos.values, other.indptr, other.values))
+
+    def prepared(self) -> TrainView:
+        """Return the same view with its exclusions worked out, for many rounds to come."""
+        return replace(self, _excluded=self.excluded())
 
 
 class CohortConfig(BaseModel):

@@ -65,6 +65,18 @@ def nth_outside(excluded: Array, n: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
+def list_outside(excluded: Array, n_items: int, out: Array) -> None:
+    """Fill ``out[n]`` with what ``nth_outside(excluded, n)`` returns, for every n."""
+    next_excluded, n = 0, 0
+    for item in range(n_items):
+        if next_excluded < len(excluded) and excluded[next_excluded] == item:
+            next_excluded += 1
+        else:
+            out[n] = item
+            n += 1
+
+
+@njit(cache=True, nogil=True)
 def draw_outside(
     key: Array, users: Array, excluded_indptr: Array, excluded: Array, n_items: int, count: Array
 ) -> tuple[Array, Array]:
@@ -196,9 +208,9 @@ def fit_inner_product(
     losses = np.zeros(clients, np.float64)
 
     slot_of = np.full(n_items, -1, np.int32)  # item -> its place among this client's rows
-    sample_slot = np.empty(longest, np.int32)
-    sample_label = np.empty(longest, table.dtype)
-    error = np.empty(batch, table.dtype)
+    free = np.empty(n_items, np.int32)  # the items outside a client's exclusions, where listed
+    sample = np.empty(longest, np.int32)  # 2 * slot + label
+    error = np.empty(min(batch, longest), table.dtype)
     gradient = np.empty(d, table.dtype)
 
     for c in range(clients):
@@ -210,12 +222,17 @@ def fit_inner_product(
 
         outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
         pool = n_items - len(outside)
+        # Many draws pay for listing the pool once; few are better searched for.
+        listed = (indptr[c + 1] - indptr[c]) * negatives * 8 > n_items
+        if listed:
+            list_outside(outside, n_items, free)
         for p in range(indptr[c], indptr[c + 1]):
             for k in range(1 + negatives if pool > 0 else 1):
                 if k == 0:
                     item = np.int64(items[p])
                 else:
-                    item = nth_outside(outside, below(draw(key, user, position), pool))
+                    n = below(draw(key, user, position), pool)
+                    item = np.int64(free[n]) if listed else nth_outside(outside, n)
                     position += 1
                 slot = slot_of[item]
                 if slot < 0:
@@ -227,8 +244,7 @@ def fit_inner_product(
                         out_rows[start + slot, :] = own_table[c, item, :]
                     else:
                         out_rows[start + slot, :] = table[item, :]
-                sample_slot[samples] = slot
-                sample_label[samples] = 1 if k == 0 else 0
+                sample[samples] = 2 * slot + (k == 0)
                 samples += 1
         rows = out_rows[start : start + n_rows]
         vector = vectors[c]
@@ -240,20 +256,15 @@ def fit_inner_product(
             for last in range(samples - 1, 0, -1):
                 other = below(draw(key, user, position), last + 1)
                 position += 1
-                swapped = sample_slot[last]
-                sample_slot[last] = sample_slot[other]
-                sample_slot[other] = swapped
-                label = sample_label[last]
-                sample_label[last] = sample_label[other]
-                sample_label[other] = label
+                sample[last], sample[other] = sample[other], sample[last]
             for first in range(0, samples, batch):
                 size = min(batch, samples - first)
                 share = table.dtype.type(1) / table.dtype.type(size)
                 gradient[:] = zero
                 bias_gradient = zero
                 for s in range(size):
-                    row = rows[sample_slot[first + s]]
-                    label = sample_label[first + s]
+                    row = rows[sample[first + s] >> 1]
+                    label = table.dtype.type(sample[first + s] & 1)
                     logit = dot(row, vector) + bias
                     predicted, grown = sigmoid(logit)
                     loss += max(logit, zero) - label * logit
@@ -271,12 +282,12 @@ def fit_inner_product(
                     if with_bias:
                         bias -= rate * bias_gradient
                     for s in range(size):
-                        row = rows[sample_slot[first + s]]
-                        logit = dot(row, vector) + bias
-                        predicted, _ = sigmoid(logit)
-                        error[s] = (table.dtype.type(predicted) - sample_label[first + s]) * share
+                        row = rows[sample[first + s] >> 1]
+                        label = table.dtype.type(sample[first + s] & 1)
+                        predicted, _ = sigmoid(dot(row, vector) + bias)
+                        error[s] = (table.dtype.type(predicted) - label) * share
                 for s in range(size):
-                    row = rows[sample_slot[first + s]]
+                    row = rows[sample[first + s] >> 1]
                     step = item_rate * error[s]
                     for k in range(d):
                         row[k] -= step * vector[k]
@@ -302,17 +313,22 @@ def fit_inner_product(
 
 
 @njit(cache=True, nogil=True)
-def add_rows(total: Array, touched: Array, ids: Array, rows: Array) -> bool:
-    """Add float rows to a fixed-point table (2^-32 steps); False if a number does not fit."""
+def add_rows(total: Array, touched: Array, ids: Array, rows: Array, base: Array) -> bool:
+    """Add ``rows[r] - base[ids[r]]`` to a fixed-point table (2^-32 steps).
+
+    An empty base counts as zeros. Returns False if a number does not fit.
+    """
     limit = 2.0**62
     fits: Any = True
+    zeros = np.zeros(rows.shape[1], rows.dtype)
     for r in range(len(ids)):
         touched[ids[r]] = True
         target = total[ids[r]]
         row = rows[r]
+        before = base[ids[r]] if len(base) else zeros
         # No way out of the inner loop: that is what lets it run on whole registers.
         for k in range(len(row)):
-            steps = np.float64(row[k]) * 4294967296.0
+            steps = np.float64(row[k] - before[k]) * 4294967296.0
             fits &= abs(steps) < limit  # false for NaN as well
             target[k] += np.int64(steps + (0.5 if steps >= 0 else -0.5))
             fits &= abs(target[k]) < 4611686018427387904
@@ -320,7 +336,7 @@ def add_rows(total: Array, touched: Array, ids: Array, rows: Array) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def row_deltas(rows: Array, ids: Array, table: Array) -> Array:
+def row_differences(rows: Array, ids: Array, table: Array) -> Array:
     """Return ``rows[r] - table[ids[r]]``."""
     out = np.empty_like(rows)
     for r in range(len(ids)):

@@ -177,12 +177,10 @@ def train(
     """
     interactions = load(data) if isinstance(data, str) else data
     name = data if isinstance(data, str) else data.name
-    folder = None
     if resume:
         if out is None:
             raise ConfigError("resume needs the run folder in 'out'")
-        folder = RunFolder.open(Path(out))
-        experiment = folder.experiment()
+        experiment = RunFolder.open(Path(out)).experiment()
     else:
         experiment = make_experiment(
             name,
@@ -193,6 +191,31 @@ def train(
             rounds=rounds,
             seed=seed,
         )
+    return train_experiment(
+        experiment,
+        interactions,
+        out=out,
+        overwrite=overwrite,
+        resume=resume,
+        machine=machine,
+        on_round=on_round,
+        should_stop=should_stop,
+    )
+
+
+def train_experiment(
+    experiment: Experiment,
+    interactions: Interactions,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    machine: Machine = THIS_MACHINE,
+    on_round: Callable[[RoundReport], None] = lambda report: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Run:
+    """Train and evaluate what a complete experiment says; `train` makes one from its arguments."""
+    folder = RunFolder.open(Path(out)) if resume and out is not None else None
     split = make_split(interactions, experiment.split, Streams(experiment.seed))
     # A cohort that cannot be drawn is refused before anything is written.
     experiment.cohort.draw(len(split.training_users), Streams(experiment.seed), 1)
@@ -239,7 +262,7 @@ def train_seeds(
     if resume:
         folder = RunFolder.open(top)
         seeds = folder.read_json("seeds.json")["seeds"]
-        method = folder.experiment().method
+        first = folder.experiment()
     else:
         names = ("preset", "settings", "protocol", "rounds")
         given = {name: options.get(name) for name in names}
@@ -248,6 +271,7 @@ def train_seeds(
         )
         folder = RunFolder.create(top, first, overwrite=overwrite)
         folder.write_json("seeds.json", {"seeds": list(seeds)})
+    how = {k: options[k] for k in ("machine", "on_round", "should_stop") if k in options}
     interactions = load(data) if isinstance(data, str) else data
     summaries = []
     for seed in seeds:
@@ -257,7 +281,8 @@ def train_seeds(
             summaries.append(RunFolder.open(part).read_json("summary.json"))
             continue
         started = (part / "config.toml").exists()
-        run = train(interactions, method, seed=seed, out=part, resume=started, **options)
+        experiment = first.model_copy(update={"seed": seed})
+        run = train_experiment(experiment, interactions, out=part, resume=started, **how)
         summaries.append(dict(run.summary))
     summary = mean_summary(summaries)
     folder.write_json("summary.json", summary)

@@ -272,7 +272,9 @@ class MethodContract:
         method, view = self._make(), self._view()
         done = self._round(view)
         update, private = done.fitted.update, done.fitted.private
-        uploads = [stack.rows for stack in update.rows.values()] + list(update.dense.values())
+        # What travels are the differences, where a stack stands for those.
+        uploads = [stack.differences().rows for stack in update.rows.values()]
+        uploads += update.dense.values()
         downloads = [*method.download(done.shared).values(), *method.download(done.after).values()]
         for name, values in _private_arrays(private):
             for sent in uploads + downloads:

@@ -8,7 +8,6 @@ from hushrec.aggregate import RowStack, Update
 from hushrec.methods.base import (
     Fitted,
     Method,
-    MethodConfig,
     PerClient,
     method_class,
     method_names,

@@ -8,6 +8,7 @@ import pytest
 from hushrec.aggregate import ExactSum, RowStack, Total, Update
 from hushrec.backends.inprocess import InProcess
 from hushrec.methods.fedmf import FedMF
+from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.stack import Stack
 from hushrec.rng import Streams
 from hushrec.split import SplitConfig, make_split
@@ -75,9 +76,39 @@ def test_the_backend_protects_every_upload_before_it_is_summed(tiny):
     assert np.abs(sums["silent"]).max() == 0
 
 
-@pytest.mark.parametrize("pooled", [False, True])
-def test_an_empty_stack_claims_nothing(pooled):
-    statement = Stack().statement(pooled)
+def test_mechanisms_see_the_numbers_that_travel(tiny):
+    """A clip or a noise must act on a client's change, never on its own rows."""
+    seen = []
+
+    @dataclass(frozen=True)
+    class Look:
+        def protect(self, update, view, streams, round_number):
+            seen.append(update.rows["items"])
+            return update
+
+        def finish(self, total, streams, round_number):
+            return total
+
+    view, streams = make_split(tiny, SplitConfig(), Streams(0)).train, Streams(0)
+    method = PFedRec(PFedRec.Config(d=4))
+    shared = method.init(view, streams)
+    store = PrivateStore(method.private_fields(view, shared, streams), len(view))
+    InProcess(view, store, threads=1, chunk=100).run_clients(
+        method, shared, Stack((Look(),)), np.arange(len(view)), streams, 1
+    )
+    (stack,), own = seen, store.read(np.arange(len(view)))["rows"]
+    np.testing.assert_array_equal(stack.ids, own.ids)
+    np.testing.assert_array_equal(stack.rows, own.rows - shared["items"][own.ids])
+    assert not np.array_equal(stack.rows, own.rows)
+
+
+@pytest.mark.parametrize(
+    ("pooled", "up_bytes", "word"),
+    [(False, 9, "raw updates"), (False, 0, "nothing"), (True, 0, "pooled")],
+)
+def test_an_empty_stack_claims_nothing(pooled, up_bytes, word):
+    statement = Stack().statement(pooled=pooled, up_bytes=up_bytes)
     assert statement["guarantee"] == "none"
     assert statement["epsilon"] is None
     assert statement["statement"].startswith("No")
+    assert word in statement["statement"]

@@ -16,7 +16,7 @@ from hushrec.privacy.stack import Stack
 from hushrec.rng import Streams
 from hushrec.store import PrivateStore
 
-STACK_INTERACTIONS = 4096
+STACK_INTERACTIONS = 2048
 """Training interactions per stack of clients: enough to keep the interpreter idle, few enough for
 their rows to stay in the cache."""
 STACK_BYTES = 256 * 2**20
@@ -42,7 +42,7 @@ class InProcess:
         threads: int | None = None,
         chunk: int | None = None,
     ) -> None:
-        self.view = view
+        self.view = view.prepared()
         self.store = store
         self.threads = threads or usable_cores()
         self.chunk = chunk

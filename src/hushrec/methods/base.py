@@ -33,7 +33,9 @@ Private = Mapping[str, "Array | RowStack"]
 class MethodConfig(BaseModel):
     """Base of every method's options: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 @dataclass(frozen=True)

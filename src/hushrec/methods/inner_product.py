@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -91,8 +92,7 @@ def train(
 
 def deltas(trained: RowStack, table: Array) -> RowStack:
     """Return the trained rows as differences from the received table."""
-    changes = kernels.row_deltas(trained.rows, trained.ids, table)
-    return RowStack(trained.indptr, trained.ids, changes)
+    return replace(trained, base=table)
 
 
 def apply_mean(table: Array, total: Total, name: str) -> Array:

@@ -6,7 +6,7 @@ reverse order, on the sum. `Stack(())` changes nothing and claims nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hushrec.aggregate import Total, Update
@@ -37,7 +37,10 @@ class Stack:
     def protect(
         self, update: Update, view: TrainView, streams: Streams, round_number: int
     ) -> Update:
-        """Apply the device sides in order."""
+        """Apply the device sides in order, to the numbers that will travel."""
+        if self.mechanisms:
+            written = {name: stack.differences() for name, stack in update.rows.items()}
+            update = replace(update, rows=written)
         for mechanism in self.mechanisms:
             update = mechanism.protect(update, view, streams, round_number)
         return update

@@ -1,0 +1,7 @@
+from hushrec_cooccurrence import Cooccurrence
+
+from hushrec.testing import MethodContract
+
+
+class TestCooccurrence(MethodContract):
+    method = Cooccurrence
