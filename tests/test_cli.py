@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import resource
@@ -263,6 +264,7 @@ def test_an_existing_folder_is_never_lost(table: Path, tmp_path: Path) -> None:
     _is_clear_error(hushrec(*common), "--resume", "--overwrite")
     assert (out / "summary.json").read_bytes() == before
     _is_clear_error(hushrec("train", "--resume", "--out", out), "finished")
+    _is_clear_error(hushrec("train", "--resume", "--out", out, "--rounds", "9"), "--rounds")
     assert hushrec(*common, "--overwrite").exit_code == 0
     precious = tmp_path / "thesis"
     precious.mkdir()
@@ -356,3 +358,12 @@ def _is_clear_error(result: Result, *parts: str) -> None:
     assert result.exception is None or isinstance(result.exception, SystemExit)
     for part in parts:
         assert part in result.stderr, result.stderr
+
+
+def test_one_process_at_a_time_trains_in_a_folder(table: Path, tmp_path: Path) -> None:
+    common = ["train", "--data", table, *QUICK, "--out", tmp_path / "run"]
+    assert hushrec(*common).exit_code == 0
+    with (tmp_path / "run" / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        _is_clear_error(hushrec(*common, "--overwrite"), "another process")
+    assert hushrec(*common, "--overwrite").exit_code == 0

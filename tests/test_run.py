@@ -134,17 +134,11 @@ def test_interrupted_and_resumed_equals_uninterrupted(method, store, tiny, plain
     for stops in (1, 2):
         stop = StopAfter(stops)
         with pytest.raises(StoppedError, match="resume"):
-            train(
-                tiny,
-                method,
-                rounds=ROUNDS,
-                seed=3,
-                settings={**SETTINGS[method], "store.kind": store},
-                out=out,
-                resume=stops > 1,
-                on_round=stop.on_round,
-                should_stop=stop,
-            )
+            watched = {"on_round": stop.on_round, "should_stop": stop}
+            if stops == 1:
+                go(tiny, out, method, {"store.kind": store}, **watched)
+            else:
+                train(tiny, out=out, resume=True, **watched)
         # What was reported is saved: nothing is computed twice.
         assert RunFolder(out).checkpoint_name() == f"round-{1 if stops == 1 else 3:06d}"
     train(tiny, out=out, resume=True)
@@ -521,7 +515,7 @@ def test_unseen_users_are_folded_in_before_they_are_ranked(small):
 
 def test_divergence_is_told(tiny):
     with pytest.raises(DivergedError, match="smaller"):
-        go(tiny, None, "fedmf", {"lr": 1e30, "item_rate": 1e30}, rounds=20)
+        go(tiny, None, "fedmf", {"lr": 1e10, "item_rate": 1e10}, rounds=20)
 
 
 def test_a_round_of_nobody_changes_nothing(tiny, tmp_path):
@@ -591,3 +585,15 @@ def test_a_run_without_a_folder_leaves_nothing_behind(tiny, tmp_path, monkeypatc
     assert run.recommend("u1")
     assert list(tmp_path.iterdir()) == []
     assert hushrec.Run is Run
+
+
+def test_resume_refuses_other_settings(tiny, tmp_path):
+    go(tiny, tmp_path / "run", rounds=1)
+    with pytest.raises(ConfigError, match="leave out 'rounds'"):
+        train(tiny, out=tmp_path / "run", resume=True, rounds=9)
+
+
+@pytest.mark.parametrize("machine", [{"threads": 0}, {"threads": -1}, {"chunk": 0}])
+def test_a_machine_has_at_least_one_of_each(machine):
+    with pytest.raises(ConfigError, match="at least 1"):
+        Machine(**machine)

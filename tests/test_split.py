@@ -75,7 +75,9 @@ def test_every_row_lands_in_exactly_one_part(data, config):
         assert len(split.valid[user]) == len(split.test[user]) == 0
         assert len(split.train.positives[user]) < config.min_train
     facts = split.facts()
-    assert facts["train_rows"] == sum(pairs(split.train.positives).values())
+    trained = split.train.positives.take(split.training_users)
+    assert facts["train_rows"] == len(trained.values)
+    assert facts["unused_rows"] == len(split.data) - sum(parts.values())
     assert facts["evaluated_users"] == sum(len(split.test[u]) > 0 for u in range(split.n_users))
     assert facts["evaluated_users"] + facts["not_evaluated_users"] == data.n_users
     for name in ("times", "values"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hushrec.aggregate import RowStack
-from hushrec.errors import ConfigError
+from hushrec.errors import ConfigError, InputError
 from hushrec.methods.base import PerClient, PerClientRows
 from hushrec.store import PrivateStore, StoreConfig, store_bytes
 
@@ -18,7 +18,7 @@ FIELDS = {
 
 @pytest.fixture(params=["memory", "file"])
 def store(request, tmp_path):
-    made = PrivateStore.create(FIELDS, N, StoreConfig(kind=request.param), tmp_path / "private")
+    made = PrivateStore.create(FIELDS, N, StoreConfig(kind=request.param), tmp_path)
     assert (made.folder is None) == (request.param == "memory")
     return made
 
@@ -126,7 +126,7 @@ def test_a_store_without_fields(tmp_path):
 def test_capacity_is_a_limit(store):
     full = RowStack(np.array([0, 4]), np.arange(4, dtype=np.int32), np.ones((4, 2), np.float32))
     rest = values(np.array([3]))
-    with pytest.raises(Exception, match="capacity"):
+    with pytest.raises(InputError, match="more rows of 'rows' than it declared"):
         store.write(np.array([3]), {**rest, "rows": full})
 
 
@@ -135,7 +135,12 @@ def test_auto_goes_by_the_budget(tmp_path):
     assert store_bytes(FIELDS, N) == N * 16 + 55 * 12
     assert PrivateStore.create(FIELDS, N, StoreConfig(), tmp_path).folder is None
     tight = StoreConfig(budget_gb=1e-9)
-    assert PrivateStore.create(FIELDS, N, tight, tmp_path).folder == tmp_path
+    on_file = PrivateStore.create(FIELDS, N, tight, tmp_path)
+    assert on_file.folder is not None
+    assert on_file.folder.parent == tmp_path
+    folder = on_file.folder
+    del on_file
+    assert not folder.exists()  # the files go with the store
 
 
 def test_what_does_not_fit_is_refused_before_it_is_allocated(tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -130,6 +131,7 @@ def train_command(
     if resume:
         if out is None:
             raise ConfigError("--resume needs the run folder: --resume --out DIR")
+        _refuse_settings_with_resume()
         folder = RunFolder.open(out)
         data_name = folder.experiment().data
         seeds = 2 if (out / "seeds.json").exists() else 1
@@ -390,6 +392,16 @@ def doctor_command(as_json: bool) -> None:
     table.add_row("HUSHREC_DATA", found["data"]["HUSHREC_DATA"] or "not set")
     table.add_row("cache", found["data"]["cache"])
     Console().print(table)
+
+
+def _refuse_settings_with_resume() -> None:
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if given and option.name not in ("resume", "out", "threads", "as_json"):
+            raise ConfigError(
+                f"--resume goes on with the run's own settings: leave out {option.opts[0]}"
+            )
 
 
 def _say_notes(notes: tuple[str, ...], quiet: bool) -> None:

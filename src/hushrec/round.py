@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -33,6 +31,11 @@ class Machine:
     threads: int | None = None
     chunk: int | None = None
     checkpoint_seconds: float = CHECKPOINT_SECONDS
+
+    def __post_init__(self) -> None:
+        for name, value in (("threads", self.threads), ("chunk", self.chunk)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} = {value}: must be at least 1")
 
     @property
     def n_threads(self) -> int:
@@ -95,7 +98,6 @@ class Outcome:
     evaluator: Evaluator
     ranks: Mapping[str, PartRanks]
     state: State
-    workspace: TemporaryDirectory[str] | None
 
 
 def run_rounds(
@@ -119,9 +121,8 @@ def run_rounds(
 
     shared = method.init(view, streams)
     fields = method.private_fields(view, shared, streams)
-    workspace = None if folder else TemporaryDirectory(prefix="hushrec-")
-    files = folder.path / "private" if folder else Path(workspace.name if workspace else "")
-    store = PrivateStore.create(fields, len(view), experiment.store, files)
+    place = folder.path if folder else None
+    store = PrivateStore.create(fields, len(view), experiment.store, place)
     state = State(shared, store, split.digest())
     if folder and resume:
         restore(state, folder)
@@ -185,7 +186,7 @@ def run_rounds(
     }
     if folder:
         folder.save_checkpoint(FINAL, _numbers(state), _tensors("selected", *chosen[1:]))
-    return Outcome(*chosen, evaluator, ranks_by_part, state, workspace)
+    return Outcome(*chosen, evaluator, ranks_by_part, state)
 
 
 def save(state: State, folder: RunFolder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,7 @@ class Run:
         method = experiment.make_method()
         shared_shapes = method.init(split.train, Streams(experiment.seed))
         fields = method.private_fields(split.train, shared_shapes, Streams(experiment.seed))
-        store = PrivateStore.create(
-            fields, split.n_users, experiment.store, folder.path / "private"
-        )
+        store = PrivateStore.create(fields, split.n_users, experiment.store, None)
         shared = load_model(folder, FINAL, "selected", state["files"], store)
         for name, array in shared_shapes.items():
             if name not in shared or shared[name].shape != array.shape:
@@ -180,6 +179,10 @@ def train(
     if resume:
         if out is None:
             raise ConfigError("resume needs the run folder in 'out'")
+        given = {"preset": preset, "protocol": protocol, "rounds": rounds, "seed": seed}
+        for key, value in {**given, "settings": settings or None}.items():
+            if value is not None:
+                raise ConfigError(f"resume goes on with the run's own settings: leave out '{key}'")
         experiment = RunFolder.open(Path(out)).experiment()
     else:
         experiment = make_experiment(
@@ -221,19 +224,20 @@ def train_experiment(
     experiment.cohort.draw(len(split.training_users), Streams(experiment.seed), 1)
     if out is not None and folder is None:
         folder = RunFolder.create(Path(out), experiment, overwrite=overwrite)
-    outcome = run_rounds(
-        experiment,
-        split,
-        machine=machine,
-        folder=folder,
-        resume=resume,
-        on_round=on_round,
-        should_stop=should_stop,
-    )
-    summary = summarise(experiment, split, outcome)
-    if folder:
-        folder.write_arrays("users.npz", ranks_to_arrays(outcome.ranks))
-        folder.write_json("summary.json", summary)
+    with folder.locked() if folder else nullcontext():
+        outcome = run_rounds(
+            experiment,
+            split,
+            machine=machine,
+            folder=folder,
+            resume=resume,
+            on_round=on_round,
+            should_stop=should_stop,
+        )
+        summary = summarise(experiment, split, outcome)
+        if folder:
+            folder.write_arrays("users.npz", ranks_to_arrays(outcome.ranks))
+            folder.write_json("summary.json", summary)
     return Run(
         experiment,
         split,

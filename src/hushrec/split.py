@@ -108,7 +108,9 @@ class Split:
         return {
             "users": self.n_users,
             "items": self.data.n_items,
-            "train_rows": len(self.train.positives.values),
+            "train_rows": int(self.train.positives.lengths[self.training_users].sum()),
+            "unused_rows": len(self.data)
+            - sum(len(part.values) for part in (self.train.positives, self.valid, self.test)),
             "evaluated_users": len(self.evaluated("test")),
             "not_evaluated_users": self.n_users - len(self.evaluated("test")),
             "test_items_nobody_trained_on": float(np.mean(~trained[targets]))

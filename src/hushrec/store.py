@@ -11,6 +11,7 @@ import mmap
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,12 +20,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hushrec import kernels
 from hushrec.aggregate import RowStack
-from hushrec.errors import ConfigError
+from hushrec.errors import ConfigError, InputError
 from hushrec.memory import require_memory
 from hushrec.methods.base import PerClient, PerClientRows, Private, PrivateFields
 
 Array = NDArray[Any]
 
+WORKSPACE = ".private-"
+"""How the folder of file-backed parameters begins; it goes when the store does."""
 PART_BYTES = 256 * 2**20
 """Private parameters that pass through memory at once on their way to a checkpoint."""
 
@@ -46,6 +49,7 @@ class PrivateStore:
         self.fields = fields
         self.n_users = n_users
         self.folder = folder
+        self.workspace: TemporaryDirectory[str] | None = None
         self.visited = np.zeros(n_users, bool)
         self.bytes_per_user = max(1, store_bytes(fields, n_users) // n_users)
         self._arrays: dict[str, Array] = {}
@@ -63,27 +67,33 @@ class PrivateStore:
 
     @classmethod
     def create(
-        cls, fields: PrivateFields, n_users: int, config: StoreConfig, folder: Path
+        cls, fields: PrivateFields, n_users: int, config: StoreConfig, place: Path | None
     ) -> PrivateStore:
-        """Choose memory or files by the configuration."""
-        size = store_bytes(fields, n_users)
+        """Choose memory or files by the configuration; files live in ``place`` while needed."""
+        # The selected round's parameters are kept beside the current ones.
+        size = 2 * store_bytes(fields, n_users)
         if config.kind == "memory" or (config.kind == "auto" and size <= config.budget_gb * 2**30):
             require_memory(size, "the private parameters", "store.kind=file, or a smaller d")
             return cls(fields, n_users)
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
+        workspace = TemporaryDirectory(prefix=WORKSPACE, dir=place)
+        free = shutil.disk_usage(workspace.name).free
         if size > free:
             raise ConfigError(
-                f"the private parameters may take {size / 2**30:.1f} GB and {folder} has "
-                f"{free / 2**30:.1f} GB free; use a smaller d or another disk"
+                f"the private parameters may take {size / 2**30:.1f} GB and the disk of "
+                f"{Path(workspace.name).parent} has {free / 2**30:.1f} GB free; use a smaller d or "
+                "another disk"
             )
-        return cls(fields, n_users, folder)
+        store = cls(fields, n_users, Path(workspace.name))
+        store.workspace = workspace
+        return store
 
     @classmethod
     def beside(cls, other: PrivateStore) -> PrivateStore:
         """Return an empty store of the same fields, in the same kind of place."""
         folder = None if other.folder is None else other.folder / "selected"
-        return cls(other.fields, other.n_users, folder)
+        store = cls(other.fields, other.n_users, folder)
+        store.workspace = other.workspace
+        return store
 
     def read(self, users: Array) -> Private:
         """Return the private parameters of these users; each field is copied when asked for."""
@@ -114,7 +124,8 @@ class PrivateStore:
             else:
                 assert isinstance(value, RowStack)
                 count = np.diff(value.indptr)
-                assert (count <= spec.capacity[users]).all(), f"'{name}' exceeds its capacity"
+                if (count > spec.capacity[users]).any():
+                    raise InputError(f"a method keeps more rows of '{name}' than it declared")
                 self._arrays[f"{name}.count"][users] = count
                 start = self._start[name][users]
                 kernels.copy_rows(self._arrays[f"{name}.ids"], start, value.ids, value.indptr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hushrec.clients import TrainView
+from hushrec.clients import TrainView, chunks
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.rng import Streams
 from hushrec.store import PrivateStore
@@ -17,9 +17,14 @@ def fold_in(
 ) -> Private:
     """Return private parameters of new clients after some rounds on their own devices."""
     fields = method.private_fields(view, shared, streams)
-    private = PrivateStore(fields, len(view)).read(np.arange(len(view)))
+    store = PrivateStore(fields, len(view))
+    everybody = np.arange(len(view))
     if fields:
         received = method.download(shared)
-        for number in range(passes):
-            private = method.fit(received, private, view, streams, number).private
-    return private
+        # A pooled method would train the newcomers on each other; each stands alone here.
+        for clients in chunks(everybody, 1 if method.pooled else max(1, len(view))):
+            own, private = view.take(clients), store.read(clients)
+            for number in range(passes):
+                private = method.fit(received, private, own, streams, number).private
+            store.write(clients, private)
+    return store.read(everybody)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
-from hushrec.methods.popularity import Popularity
+from hushrec.methods.popularity import Popularity, distinct_items
 from hushrec.split import Part
 from hushrec.store import PrivateStore
 
@@ -15,8 +15,8 @@ from hushrec.store import PrivateStore
 def popularity_ranks(evaluator: Evaluator, part: Part) -> PartRanks:
     """Rank by the number of training users of an item."""
     split = evaluator.split
-    positives = split.train.positives.take(split.training_users)
-    counts = np.bincount(positives.values, minlength=split.train.n_items).astype(np.float32)
+    touched = distinct_items(split.train.positives.take(split.training_users))
+    counts = np.bincount(touched.values, minlength=split.train.n_items).astype(np.float32)
     nothing_private = PrivateStore({}, split.n_users)
     return evaluator.rank(Popularity(), {"counts": counts}, nothing_private, part)
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from hushrec import kernels
 from hushrec.aggregate import RowStack, Total
 from hushrec.clients import TrainView
+from hushrec.errors import ConfigError
 from hushrec.memory import require_memory
 from hushrec.methods.base import MethodConfig
 from hushrec.negatives import PURPOSE
@@ -67,6 +68,11 @@ def train(
 
     Returns the touched rows as the clients left them, and each client's mean loss.
     """
+    item_rate = config.lr * view.n_items * config.item_rate
+    if max(config.lr, item_rate) > np.finfo(table.dtype).max:
+        raise ConfigError(
+            f"an item rate of {item_rate:g} is too large: use a smaller lr or item_rate"
+        )
     excluded = view.excluded()
     indptr, ids, rows, losses = kernels.fit_inner_product(
         streams.key(PURPOSE, round_number),
@@ -83,7 +89,7 @@ def train(
         config.epochs,
         config.batch,
         table.dtype.type(config.lr),
-        table.dtype.type(config.lr * view.n_items * config.item_rate),
+        table.dtype.type(item_rate),
         biases is not None,
         two_steps,
     )

@@ -55,11 +55,12 @@ class NegativeCounter(Method):
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
     ) -> Fitted:
         """Draw this round's negatives and count them."""
-        drawn = np.array(private["drawn"])
+        before = np.asarray(private["drawn"])
         negatives = draw_negatives(view, self.config.negatives, streams, round_number)
         client = np.repeat(np.arange(len(view)), negatives.lengths)
-        np.add.at(drawn, (client, negatives.values), 1)
-        return Fitted(Update(len(view)), {"drawn": drawn})
+        cell = client * view.n_items + negatives.values
+        drawn = np.bincount(cell, minlength=before.size).reshape(before.shape)
+        return Fitted(Update(len(view)), {"drawn": before + drawn.astype(np.float32)})
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Change nothing."""

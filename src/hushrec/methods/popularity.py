@@ -8,10 +8,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec import kernels
 from hushrec.aggregate import RowStack, Total, Update
-from hushrec.clients import TrainView
+from hushrec.clients import Ragged, TrainView
 from hushrec.methods.base import Fitted, Method, Private, Shared
 from hushrec.rng import Streams
+
+
+def distinct_items(positives: Ragged) -> Ragged:
+    """Return each client's items once, ascending."""
+    none = Ragged.empty(len(positives))
+    pair = (positives.indptr, positives.values, none.indptr, none.values)
+    return Ragged(*kernels.sorted_union(*pair))
 
 
 class Popularity(Method):
@@ -29,11 +37,10 @@ class Popularity(Method):
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
     ) -> Fitted:
         """Upload a one for every item of the client."""
-        pos = view.positives
-        ones = np.ones((len(pos.values), 1), np.float32)
-        return Fitted(
-            Update(len(view), rows={"counts": RowStack(pos.indptr, pos.values, ones)}), {}
-        )
+        touched = distinct_items(view.positives)
+        ones = np.ones((len(touched.values), 1), np.float32)
+        stack = RowStack(touched.indptr, touched.values, ones)
+        return Fitted(Update(len(view), rows={"counts": stack}), {})
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Replace the counts by this round's."""

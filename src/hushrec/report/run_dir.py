@@ -16,6 +16,7 @@ digest of every file. No pickle: arrays are safetensors or plain npz.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -36,6 +37,7 @@ from safetensors.numpy import load_file, save_file
 
 from hushrec.config import Experiment
 from hushrec.errors import RunError
+from hushrec.store import WORKSPACE
 
 Arrays = Mapping[str, NDArray[Any]]
 FINAL = "final"
@@ -67,6 +69,18 @@ class RunFolder:
         if not is_run(path):
             raise RunError(f"{path} is not a run folder: it has no config.toml of a run")
         return cls(path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let one process at a time train in this folder, and clear what a killed one left."""
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"another process is training in {self.path}") from None
+            for left in self.path.glob(f"{WORKSPACE}*"):
+                shutil.rmtree(left, ignore_errors=True)
+            yield
 
     def experiment(self) -> Experiment:
         """Read the configuration."""
@@ -165,10 +179,10 @@ class RunFolder:
             record["digest"] = _text_digest(record)
             (partial / "state.json").write_text(json.dumps(record, indent=2))
             for written in partial.iterdir():
-                with written.open("rb") as opened:
-                    os.fsync(opened.fileno())
+                _sync(written)
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
+            _sync(folder)
             for other in folder.iterdir():
                 if other != final:
                     shutil.rmtree(other, ignore_errors=True)
@@ -222,6 +236,8 @@ def require_free(path: Path, *, overwrite: bool) -> None:
             )
         if not is_run(path):
             raise RunError(f"{path} is not a run folder: refusing to overwrite it")
+        with RunFolder(path).locked():
+            pass  # nobody is training in it
 
 
 def is_run(path: Path) -> bool:
@@ -249,6 +265,15 @@ def writing(path: Path) -> Iterator[None]:
         else:
             reason = getattr(error, "strerror", None) or str(error)
         raise RunError(f"cannot write {path}: {reason}") from None
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _digest(path: Path) -> str:
