@@ -37,11 +37,11 @@ from hushrec.config import make_experiment
 from hushrec.data import load
 from hushrec.data.synthetic import population
 from hushrec.errors import DataError
+from hushrec.memory import peak_rss_bytes
 from hushrec.methods.base import Method
 from hushrec.negatives import draw_negatives
 from hushrec.privacy.stack import Stack
 from hushrec.rng import Streams
-from hushrec.run import peak_rss_bytes
 from hushrec.split import make_split
 from hushrec.store import PrivateStore, StoreConfig
 
@@ -100,6 +100,7 @@ def spread(seconds: list[float]) -> Json:
     """Describe repeated times; the median is what ratios are made of."""
     return {
         "median_s": statistics.median(seconds),
+        "mean_s": statistics.mean(seconds),
         "least_s": min(seconds),
         "most_s": max(seconds),
         "rounds": len(seconds),
@@ -374,24 +375,11 @@ def one_population(sizes: Sizes, n_users: int, on_round: Callable[[], None]) -> 
             "cohort": cohort.size,
             "d": federation.method.config.d,
             "threads": federation.backend.threads,
-            "store": "memory" if federation.store.folder is None else "file",
+            "store": "memory" if federation.store.folder is None else "memory, then file",
             "setup_s": setup,
             "round": spread(seconds),
-            "peak_rss_bytes": own_peak_rss_bytes(),
+            "peak_rss_bytes": peak_rss_bytes(),
         }
-
-
-def own_peak_rss_bytes() -> int:
-    """Return the peak of this program alone.
-
-    What `getrusage` says survives `exec`: a child starts with the size of whoever started it.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return peak_rss_bytes()
 
 
 # ---------------------------------------------------------------- the command
@@ -503,7 +491,8 @@ def _details(name: str, found: Json) -> Iterator[tuple[str, str]]:
             memory = f"{one['peak_rss_bytes'] / GIGABYTE:.2f} GB"
             yield (
                 f"{one['users']:,} users, store in {one['store']}",
-                f"{1000 * one['round']['median_s']:.0f} ms a round, {memory}",
+                f"{1000 * one['round']['median_s']:.0f} ms a round (mean "
+                f"{1000 * one['round']['mean_s']:.0f}), {memory}",
             )
 
 

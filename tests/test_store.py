@@ -1,5 +1,7 @@
 """The private store: memory and files behave alike."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -16,9 +18,11 @@ FIELDS = {
 }
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "both"])
 def store(request, tmp_path):
-    made = PrivateStore.create(FIELDS, N, StoreConfig(kind=request.param), tmp_path)
+    kind = "auto" if request.param == "both" else request.param
+    budget = store_bytes(FIELDS, N) / 2**30 * (0.8 if request.param == "both" else 100)
+    made = PrivateStore.create(FIELDS, N, StoreConfig(kind=kind, budget_gb=budget), tmp_path)
     assert (made.folder is None) == (request.param == "memory")
     return made
 
@@ -149,3 +153,34 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(tmp_path):
         PrivateStore.create(huge, 2**20, StoreConfig(kind="memory"), tmp_path)
     with pytest.raises(ConfigError, match="free"):
         PrivateStore.create(huge, 2**20, StoreConfig(), tmp_path)
+
+
+def test_the_first_users_to_come_are_kept_in_memory(tmp_path):
+    store = PrivateStore(FIELDS, N, tmp_path, memory_bytes=store_bytes(FIELDS, N) / 2)
+    file = tmp_path / "vector.private"
+    early, late = np.array([2, 1]), np.array([10, 9, 8, 7, 6])
+    store.write(early, values(early))
+    store.release()
+    assert not file.read_bytes().strip(b"\0")  # nothing has reached the file
+    store.write(late, values(late, seed=1))
+    assert file.read_bytes().strip(b"\0")
+    assert_same(store.read(early), values(early))
+    assert_same(store.read(late), values(late, seed=1))
+    mixed = np.array([9, 2, 0, 10])
+    np.testing.assert_array_equal(store.read(mixed)["vector"][2], [1, 2, 3])
+    np.testing.assert_array_equal(
+        store.read(mixed)["vector"][[0, 1]],
+        [store.read(np.array([9]))["vector"][0], store.read(np.array([2]))["vector"][0]],
+    )
+
+
+def test_threads_place_users_without_a_clash():
+    store = PrivateStore({"vector": PerClient(np.zeros(1, np.float32))}, 4000)
+
+    def work(worker):
+        for users in np.array_split(np.arange(worker, 4000, 4), 100):
+            store.write(users, {"vector": users[:, None].astype(np.float32)})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    np.testing.assert_array_equal(store.read(np.arange(4000))["vector"][:, 0], np.arange(4000))

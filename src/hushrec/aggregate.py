@@ -121,7 +121,7 @@ class ExactSum:
         rows = {}
         for name, (total, touched) in self._rows.items():
             ids = np.flatnonzero(touched)
-            rows[name] = ids, total[ids] / STEPS_PER_UNIT
+            rows[name] = ids, kernels.rows_as_numbers(total, ids)
         dense = {name: array / STEPS_PER_UNIT for name, array in self._dense.items()}
         return Total(self.clients, rows, dense)
 

@@ -210,7 +210,8 @@ def fit_inner_product(
     slot_of = np.full(n_items, -1, np.int32)  # item -> its place among this client's rows
     free = np.empty(n_items, np.int32)  # the items outside a client's exclusions, where listed
     sample = np.empty(longest, np.int32)  # 2 * slot + label
-    error = np.empty(min(batch, longest), table.dtype)
+    logit = np.empty(min(batch, longest), table.dtype)
+    error = np.empty_like(logit)
     gradient = np.empty(d, table.dtype)
 
     for c in range(clients):
@@ -262,29 +263,33 @@ def fit_inner_product(
                 share = table.dtype.type(1) / table.dtype.type(size)
                 gradient[:] = zero
                 bias_gradient = zero
+                # Short loops of one kind each: the compiler turns them into wide instructions.
                 for s in range(size):
-                    row = rows[sample[first + s] >> 1]
+                    logit[s] = dot(rows[sample[first + s] >> 1], vector) + bias
+                for s in range(size):
                     label = table.dtype.type(sample[first + s] & 1)
-                    logit = dot(row, vector) + bias
-                    predicted, grown = sigmoid(logit)
-                    loss += max(logit, zero) - label * logit
+                    predicted, grown = sigmoid(logit[s])
+                    error[s] = (table.dtype.type(predicted) - label) * share
+                    bias_gradient += error[s]
+                    loss += max(logit[s], zero) - label * logit[s]
                     product *= grown
                     if product > 1e200:
                         loss += np.log(product)
                         product = 1.0
-                    error[s] = (table.dtype.type(predicted) - label) * share
+                for s in range(size):
+                    row = rows[sample[first + s] >> 1]
                     for k in range(d):
                         gradient[k] += error[s] * row[k]
-                    bias_gradient += error[s]
                 if two_steps:
                     for k in range(d):
                         vector[k] -= rate * gradient[k]
                     if with_bias:
                         bias -= rate * bias_gradient
                     for s in range(size):
-                        row = rows[sample[first + s] >> 1]
+                        logit[s] = dot(rows[sample[first + s] >> 1], vector) + bias
+                    for s in range(size):
                         label = table.dtype.type(sample[first + s] & 1)
-                        predicted, _ = sigmoid(dot(row, vector) + bias)
+                        predicted, _ = sigmoid(logit[s])
                         error[s] = (table.dtype.type(predicted) - label) * share
                 for s in range(size):
                     row = rows[sample[first + s] >> 1]
@@ -336,6 +341,24 @@ def add_rows(total: Array, touched: Array, ids: Array, rows: Array, base: Array)
 
 
 @njit(cache=True, nogil=True)
+def rows_as_numbers(total: Array, ids: Array) -> Array:
+    """Return these rows of a fixed-point table as numbers."""
+    out = np.empty((len(ids), total.shape[1]), np.float64)
+    for r in range(len(ids)):
+        for k in range(total.shape[1]):
+            out[r, k] = total[ids[r], k] / 4294967296.0
+    return out
+
+
+@njit(cache=True, nogil=True)
+def add_mean(table: Array, ids: Array, summed: Array, clients: int) -> None:
+    """Add ``summed[r] / clients`` to the row ``ids[r]`` of a table."""
+    for r in range(len(ids)):
+        for k in range(table.shape[1]):
+            table[ids[r], k] += table.dtype.type(summed[r, k] / clients)
+
+
+@njit(cache=True, nogil=True)
 def row_differences(rows: Array, ids: Array, table: Array) -> Array:
     """Return ``rows[r] - table[ids[r]]``."""
     out = np.empty_like(rows)
@@ -346,17 +369,13 @@ def row_differences(rows: Array, ids: Array, table: Array) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def copy_rows(target: Array, start: Array, source: Array, indptr: Array) -> None:
-    """Copy row r's entries of a ragged source to ``target[start[r]:]``."""
+def copy_ragged(
+    source: Array, source_start: Array, target: Array, start: Array, end: Array
+) -> None:
+    """Copy, for every r, the entries from ``source_start[r]`` on to ``target[start[r]:end[r]]``."""
     for r in range(len(start)):
-        target[start[r] : start[r] + indptr[r + 1] - indptr[r]] = source[indptr[r] : indptr[r + 1]]
-
-
-@njit(cache=True, nogil=True)
-def gather_rows(source: Array, start: Array, indptr: Array, out: Array) -> None:
-    """Copy ``source[start[r]:]`` to row r of a ragged output."""
-    for r in range(len(start)):
-        out[indptr[r] : indptr[r + 1]] = source[start[r] : start[r] + indptr[r + 1] - indptr[r]]
+        first = source_start[r]
+        target[start[r] : end[r]] = source[first : first + end[r] - start[r]]
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)

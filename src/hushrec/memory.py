@@ -1,8 +1,13 @@
-"""Ask before allocating: the kernel would grant the memory and kill the process later."""
+"""What memory there is and what was used of it.
+
+Ask before allocating: the system would grant the memory and kill the process later.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from pathlib import Path
 
 from hushrec.errors import ConfigError
@@ -10,7 +15,7 @@ from hushrec.errors import ConfigError
 
 def require_memory(size: int, what: str, instead: str) -> None:
     """Refuse before allocating what the machine does not have."""
-    available = _available_memory()
+    available = _kilobytes("/proc/meminfo", "MemAvailable:") or _physical_memory()
     if size > available:
         raise ConfigError(
             f"{what} would take {size / 2**30:.1f} GB and {available / 2**30:.1f} GB of memory "
@@ -18,10 +23,24 @@ def require_memory(size: int, what: str, instead: str) -> None:
         )
 
 
-def _available_memory() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+def peak_rss_bytes() -> int:
+    """Return the most memory this program ever held."""
+    # What getrusage says survives exec: a child would start with the size of its parent.
+    own = _kilobytes("/proc/self/status", "VmHWM:")
+    if own is not None:
+        return own
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _physical_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _kilobytes(file: str, key: str) -> int | None:
+    """Read a line like ``VmHWM:  1234 kB`` of Linux's process files; None elsewhere."""
+    path = Path(file)
+    for line in path.read_text().splitlines() if path.exists() else []:
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    return None

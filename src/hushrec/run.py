@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.metrics import coverage, popularity_bias
 from hushrec.evaluate.ranking import Ranks, top_k
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
+from hushrec.memory import peak_rss_bytes
 from hushrec.methods.base import Method, Shared
 from hushrec.privacy.stack import Stack
 from hushrec.report.run_dir import FINAL, RunFolder
@@ -365,12 +364,6 @@ def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[st
         "peak_rss_bytes": peak_rss_bytes(),
         "privacy": Stack().statement(pooled=outcome.method.pooled, up_bytes=state.up_bytes),
     }
-
-
-def peak_rss_bytes() -> int:
-    """Return the most memory this process ever held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def ranks_to_arrays(ranks: Mapping[str, PartRanks]) -> dict[str, NDArray[Any]]:

@@ -1,14 +1,16 @@
-"""Private parameters at rest: what stays on the clients, in memory or in a memory-mapped file.
+"""Private parameters at rest: what stays on the clients, in memory and, past a budget, on file.
 
 A store never leaves the side of the clients. In a simulation it holds everybody's parameters, so
-it can outgrow the machine; past a memory budget it lives in sparse files, of which only the
-visited users' blocks take space, and pages are given back to the system after every round.
+it can outgrow the machine. Users get their place on first visit, one after the other: in memory
+while the budget lasts, then in sparse memory-mapped files whose pages are given back to the system
+after every round. What it costs grows with the users that took part, not with the population.
 """
 
 from __future__ import annotations
 
 import mmap
 import shutil
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,32 +40,42 @@ class StoreConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["auto", "memory", "file"] = "auto"
-    """`auto` takes memory while the store fits the budget."""
-    budget_gb: Annotated[float, Field(gt=0)] = 4.0
+    """`auto` takes memory up to the budget, and files for the rest."""
+    budget_gb: Annotated[float, Field(gt=0)] = 1.5
+    """Memory for the current round's parameters and the selected round's together."""
 
 
 class PrivateStore:
     """One block per user and field; a user never written reads its field's initial value."""
 
-    def __init__(self, fields: PrivateFields, n_users: int, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        fields: PrivateFields,
+        n_users: int,
+        folder: Path | None = None,
+        memory_bytes: float | None = None,
+    ) -> None:
+        """Keep ``memory_bytes`` in memory (all of it without a folder, else none by default)."""
         self.fields = fields
         self.n_users = n_users
         self.folder = folder
+        self.memory_bytes = memory_bytes
         self.workspace: TemporaryDirectory[str] | None = None
         self.visited = np.zeros(n_users, bool)
-        self.bytes_per_user = max(1, store_bytes(fields, n_users) // n_users)
-        self._arrays: dict[str, Array] = {}
-        self._start: dict[str, NDArray[np.int64]] = {}
-        for name, spec in fields.items():
-            if isinstance(spec, PerClient):
-                shape = (n_users, *spec.initial.shape)
-                self._arrays[name] = self._allocate(name, shape, spec.initial.dtype)
-            else:
-                entries = int(spec.capacity.sum())
-                self._start[name] = np.concatenate([[0], np.cumsum(spec.capacity)])[:-1]
-                self._arrays[f"{name}.count"] = np.zeros(n_users, np.int64)
-                self._arrays[f"{name}.ids"] = self._allocate(f"{name}.ids", (entries,), np.int32)
-                self._arrays[name] = self._allocate(name, (entries, spec.width), np.float32)
+        size = store_bytes(fields, n_users)
+        self.bytes_per_user = max(1, size // n_users)
+        share = 1.0
+        if folder is not None and size:
+            share = min(1.0, (memory_bytes or 0) / size)
+        self._shelves = [_Shelf(fields, n_users, share, None)]
+        if share < 1:
+            self._shelves.append(_Shelf(fields, n_users, 1.0, folder))
+        self._shelf = np.full(n_users, -1, np.int8)  # -1: no place yet
+        self._slot = np.zeros(n_users, np.int64)
+        rows = [name for name, spec in fields.items() if isinstance(spec, PerClientRows)]
+        self._start = {name: np.zeros(n_users, np.int64) for name in rows}
+        self._count = {name: np.zeros(n_users, np.int64) for name in rows}
+        self._placing = threading.Lock()
 
     @classmethod
     def create(
@@ -71,8 +83,8 @@ class PrivateStore:
     ) -> PrivateStore:
         """Choose memory or files by the configuration; files live in ``place`` while needed."""
         # The selected round's parameters are kept beside the current ones.
-        size = 2 * store_bytes(fields, n_users)
-        if config.kind == "memory" or (config.kind == "auto" and size <= config.budget_gb * 2**30):
+        size, budget = 2 * store_bytes(fields, n_users), config.budget_gb * 2**30
+        if config.kind == "memory" or (config.kind == "auto" and size <= budget):
             require_memory(size, "the private parameters", "store.kind=file, or a smaller d")
             return cls(fields, n_users)
         workspace = TemporaryDirectory(prefix=WORKSPACE, dir=place)
@@ -83,7 +95,8 @@ class PrivateStore:
                 f"{Path(workspace.name).parent} has {free / 2**30:.1f} GB free; use a smaller d or "
                 "another disk"
             )
-        store = cls(fields, n_users, Path(workspace.name))
+        in_memory = budget / 2 if config.kind == "auto" else 0.0
+        store = cls(fields, n_users, Path(workspace.name), in_memory)
         store.workspace = workspace
         return store
 
@@ -91,7 +104,7 @@ class PrivateStore:
     def beside(cls, other: PrivateStore) -> PrivateStore:
         """Return an empty store of the same fields, in the same kind of place."""
         folder = None if other.folder is None else other.folder / "selected"
-        store = cls(other.fields, other.n_users, folder)
+        store = cls(other.fields, other.n_users, folder, other.memory_bytes)
         store.workspace = other.workspace
         return store
 
@@ -103,40 +116,75 @@ class PrivateStore:
         """Return one field of these users, as a copy."""
         spec = self.fields[name]
         if isinstance(spec, PerClient):
-            values: Array = self._arrays[name][users]
+            values = np.empty((len(users), *spec.initial.shape), spec.initial.dtype)
+            for shelf, mine in self._by_shelf(users):
+                values[mine] = shelf.values[name][self._slot[users[mine]]]
             values[~self.visited[users]] = spec.initial
             return values
-        count = self._arrays[f"{name}.count"][users]
-        indptr = np.concatenate([[0], np.cumsum(count)])
+        indptr = np.concatenate([[0], np.cumsum(self._count[name][users])])
         ids = np.empty(indptr[-1], np.int32)
         rows = np.empty((indptr[-1], spec.width), np.float32)
-        start = self._start[name][users]
-        kernels.gather_rows(self._arrays[f"{name}.ids"], start, indptr, ids)
-        kernels.gather_rows(self._arrays[name], start, indptr, rows)
+        for shelf, mine in self._by_shelf(users):
+            start, end = self._start[name][users[mine]], indptr[mine + 1]
+            kernels.copy_ragged(shelf.ids[name], start, ids, indptr[mine], end)
+            kernels.copy_ragged(shelf.values[name], start, rows, indptr[mine], end)
         return RowStack(indptr, ids, rows)
 
     def write(self, users: Array, private: Private) -> None:
         """Replace the private parameters of these users."""
-        for name, spec in self.fields.items():
-            value = private[name]
-            if isinstance(spec, PerClient):
-                self._arrays[name][users] = value
-            else:
-                assert isinstance(value, RowStack)
+        values = {name: private[name] for name in self.fields}
+        for name, value in values.items():
+            spec = self.fields[name]
+            if isinstance(spec, PerClientRows) and isinstance(value, RowStack):
                 count = np.diff(value.indptr)
                 if (count > spec.capacity[users]).any():
                     raise InputError(f"a method keeps more rows of '{name}' than it declared")
-                self._arrays[f"{name}.count"][users] = count
-                start = self._start[name][users]
-                kernels.copy_rows(self._arrays[f"{name}.ids"], start, value.ids, value.indptr)
-                kernels.copy_rows(self._arrays[name], start, value.rows, value.indptr)
-        self.visited[users] = True
+                self._count[name][users] = count
+        self._place(users)
+        for shelf, mine in self._by_shelf(users):
+            for name, value in values.items():
+                if isinstance(value, RowStack):
+                    start = self._start[name][users[mine]]
+                    first, end = value.indptr[mine], start + self._count[name][users[mine]]
+                    kernels.copy_ragged(value.ids, first, shelf.ids[name], start, end)
+                    kernels.copy_ragged(value.rows, first, shelf.values[name], start, end)
+                else:
+                    shelf.values[name][self._slot[users[mine]]] = value[mine]
+
+    def _by_shelf(self, users: Array) -> Iterator[tuple[_Shelf, Array]]:
+        """Yield each shelf with the positions of its users among these."""
+        if len(self._shelves) == 1:
+            yield self._shelves[0], np.arange(len(users))
+            return
+        for number, shelf in enumerate(self._shelves):
+            mine = np.flatnonzero(self._shelf[users] == number)
+            if len(mine):
+                yield shelf, mine
+
+    def _place(self, users: Array) -> None:
+        """Give users their place on their first visit."""
+        with self._placing:
+            new = users[~self.visited[users]]
+            for number, shelf in enumerate(self._shelves):
+                taken = new[: shelf.room(self.fields, new)]
+                self._shelf[taken] = number
+                self._slot[taken] = shelf.used + np.arange(len(taken))
+                shelf.used += len(taken)
+                for name, start in self._start.items():
+                    spec = self.fields[name]
+                    assert isinstance(spec, PerClientRows)
+                    ends = np.cumsum(spec.capacity[taken])
+                    start[taken] = shelf.used_rows[name] + ends - spec.capacity[taken]
+                    shelf.use_rows(name, int(ends[-1]) if len(taken) else 0)
+                new = new[len(taken) :]
+            self.visited[users] = True
 
     def release(self) -> None:
         """Give the pages of file-backed arrays back to the system; their contents stay on file."""
-        for array in self._arrays.values():
-            if isinstance(array, np.memmap) and array.size:
-                array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+        for shelf in self._shelves:
+            for array in (*shelf.values.values(), *shelf.ids.values()):
+                if isinstance(array, np.memmap):
+                    array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
     def snapshot(self, target: PrivateStore | None = None) -> PrivateStore:
         """Copy every visited user's block into another store (a new one by default)."""
@@ -174,11 +222,60 @@ class PrivateStore:
                 private[name] = tensors[name]
         self.write(tensors["visited"], private)
 
-    def _allocate(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        if self.folder is None or 0 in shape:
-            return np.zeros(shape, dtype)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return np.memmap(self.folder / f"{name}.private", dtype, "w+", shape=shape)
+
+class _Shelf:
+    """Room for some share of all blocks, in memory or in a folder; nothing in it ever moves."""
+
+    def __init__(
+        self, fields: PrivateFields, n_users: int, share: float, folder: Path | None
+    ) -> None:
+        self.slots = int(n_users * share)
+        self.used = 0
+        self.used_rows: dict[str, int] = {}
+        self.ready_rows: dict[str, int] = {}
+        self.values: dict[str, Array] = {}
+        self.ids: dict[str, Array] = {}
+        for name, spec in fields.items():
+            if isinstance(spec, PerClient):
+                shape: tuple[int, ...] = (self.slots, *spec.initial.shape)
+                dtype = spec.initial.dtype
+            else:
+                entries = int(spec.capacity.sum() * share)
+                shape, dtype = (entries, spec.width), np.dtype(np.float32)
+                self.ids[name] = _allocate(folder, f"{name}.ids", (entries,), np.dtype(np.int32))
+                self.used_rows[name] = 0
+                self.ready_rows[name] = 0 if folder is None else entries
+            self.values[name] = _allocate(folder, name, shape, dtype)
+
+    def room(self, fields: PrivateFields, users: Array) -> int:
+        """Return how many of these users, from the first on, still fit."""
+        fit = min(len(users), self.slots - self.used)
+        for name, used in self.used_rows.items():
+            spec = fields[name]
+            assert isinstance(spec, PerClientRows)
+            needed = used + np.cumsum(spec.capacity[users[:fit]])
+            fit = int(np.searchsorted(needed, len(self.ids[name]), side="right"))
+        return fit
+
+    def use_rows(self, name: str, entries: int) -> None:
+        """Count entries as used.
+
+        Memory that was never touched is slow at its first touch, so a growing shelf touches it
+        ahead, half as much again each time: most rounds then find the room of new users ready.
+        """
+        self.used_rows[name] += entries
+        used, ready = self.used_rows[name], self.ready_rows[name]
+        if used > ready:
+            self.ready_rows[name] = min(len(self.ids[name]), used + used // 2)
+            self.values[name][ready : self.ready_rows[name]] = 0
+
+
+def _allocate(folder: Path | None, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return zeros: memory and files alike take space only once they are written to."""
+    if folder is None or 0 in shape:
+        return np.zeros(shape, dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    return np.memmap(folder / f"{name}.private", dtype, "w+", shape=shape)
 
 
 class _Blocks(Mapping[str, "Array | RowStack"]):

@@ -16,7 +16,7 @@ from hushrec.privacy.stack import Stack
 from hushrec.rng import Streams
 from hushrec.store import PrivateStore
 
-STACK_INTERACTIONS = 2048
+STACK_INTERACTIONS = 3072
 """Training interactions per stack of clients: enough to keep the interpreter idle, few enough for
 their rows to stay in the cache."""
 STACK_BYTES = 256 * 2**20

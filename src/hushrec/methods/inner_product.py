@@ -106,5 +106,5 @@ def apply_mean(table: Array, total: Total, name: str) -> Array:
     out = table.copy()
     if name in total.rows:
         ids, summed = total.rows[name]
-        out[ids] += (summed / total.clients).astype(table.dtype)
+        kernels.add_mean(out, ids, summed, total.clients)
     return out
