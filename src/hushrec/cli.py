@@ -39,7 +39,7 @@ from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.methods.base import method_class, method_names
 from hushrec.report.html import write_report
 from hushrec.report.run_dir import RunFolder, require_free
-from hushrec.report.tables import comparison_table, facts, result_table
+from hushrec.report.tables import comparison_tables, facts, result_table
 from hushrec.round import Machine, RoundReport
 from hushrec.run import Run, train, train_seeds
 from hushrec.split import Part
@@ -294,7 +294,7 @@ def compare_command(
     if as_json:
         click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
         return
-    Console().print(comparison_table(rows))
+    Console().print(*comparison_tables(rows), sep="\n")
 
 
 @main.command("report")

@@ -39,7 +39,7 @@ class EvaluationConfig(BaseModel):
     """The validation metric that selects the round."""
     select_on: Literal["full", "sampled"] = "full"
     """The candidate set on which it is measured."""
-    patience: Annotated[int, Field(ge=0)] = 30
+    patience: Annotated[int, Field(ge=0)] = 75
     """Stop after this many looks without improvement; 0 runs all rounds."""
     users: Annotated[int, Field(ge=0)] = 0
     """Look at this many users only, drawn once; 0 looks at everybody."""

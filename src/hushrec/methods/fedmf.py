@@ -30,7 +30,7 @@ from hushrec.rng import Streams
 class FedMFConfig(InnerProductConfig):
     """Defaults found on the validation items of ML-100K under the honest protocol."""
 
-    item_rate: Annotated[float, Field(ge=0)] = 20.0
+    item_rate: Annotated[float, Field(ge=0)] = 60.0
     """Item rows move at lr * (number of items) * item_rate."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
     """Standard deviation of the item rows and of the first user vector."""

@@ -53,22 +53,16 @@ def result_table(
     return table
 
 
-def comparison_table(rows: Sequence[ComparedRun]) -> Table:
-    """Show runs beside each other, with intervals and corrected p-values."""
-    table = Table(
-        box=None,
-        pad_edge=False,
-        caption="95 % intervals over users; p of a paired test against the first run, "
-        "Holm-corrected",
-        caption_justify="left",
-    )
-    table.add_column("", no_wrap=True)
-    table.add_column("run", overflow="fold")
-    table.add_column("method", overflow="fold")
-    for name in ("mean", "difference", "p"):
-        table.add_column(name, justify="right", no_wrap=True)
-    previous = None
+def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
+    """Show runs beside each other, a table for each metric, with intervals and p-values."""
+    tables: dict[str, Table] = {}
     for row in rows:
+        if row.metric not in tables:
+            table = Table(box=None, pad_edge=False)
+            table.add_column(row.metric.upper(), overflow="fold")
+            for name in ("mean", "difference", "p"):
+                table.add_column(name, justify="right", no_wrap=True)
+            tables[row.metric] = table
         spread = "" if row.seed_sd is None else f" ± {row.seed_sd:.4f}"
         difference, p_value = "first", ""
         if row.difference is not None and row.p_value is not None:
@@ -76,17 +70,20 @@ def comparison_table(rows: Sequence[ComparedRun]) -> Table:
                 f"{row.difference:+.4f} [{row.difference_low:+.3f}, {row.difference_high:+.3f}]"
             )
             p_value = "< 0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
-        mark = " (published: leaks)" if row.protocol == "published" else ""
-        table.add_row(
-            row.metric if row.metric != previous else "",
-            row.run,
-            row.method + mark,
+        method = "" if row.method in row.run else f" ({row.method})"
+        mark = " (leaks)" if row.protocol == "published" else ""
+        tables[row.metric].add_row(
+            f"{row.run}{method}{mark}",
             f"{row.mean:.4f}{spread} [{row.low:.3f}, {row.high:.3f}]",
             difference,
             p_value,
         )
-        previous = row.metric
-    return table
+    last = list(tables.values())[-1]
+    last.caption = (
+        "[ ] 95 % intervals over users; p of a paired test against the first run, Holm-corrected"
+    )
+    last.caption_justify = "left"
+    return list(tables.values())
 
 
 def facts(summary: Mapping[str, Any]) -> list[str]:
