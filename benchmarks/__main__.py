@@ -134,7 +134,7 @@ class Federation:
         outcome = self.backend.run_clients(
             self.method, self.shared, self.stack, clients, self.streams, self.number
         )
-        total = self.stack.finish(outcome.summed.total(), self.streams, self.number)
+        total, self.stack = self.stack.finish(outcome.summed.total(), self.streams, self.number)
         self.shared = self.method.apply(self.shared, total)
         seconds = time.perf_counter() - began
         self.up_bytes = outcome.summed.up_bytes

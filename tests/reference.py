@@ -82,6 +82,7 @@ def fit_device(
     item_rate,
     with_bias,
     two_steps,
+    clip=None,
 ):
     """Train one device by autograd; return (table, vector, bias, touched items, mean loss)."""
     dtype = torch.float64 if table.dtype == np.float64 else torch.float32
@@ -108,6 +109,9 @@ def fit_device(
                 rows.zero_grad()
                 loss = criterion(items[ids] @ w + b, labels)
                 loss.backward()
+                if clip is not None:
+                    everything = [items, w, b] if with_bias else [items, w]
+                    torch.nn.utils.clip_grad_norm_(everything, clip)
                 return loss
 
             losses.append(loss_now().item() * len(part))
@@ -120,6 +124,112 @@ def fit_device(
                 rows.step()
     mean_loss = sum(losses) / (epochs * len(seen)) if seen else 0.0
     return items.detach().numpy(), w.detach().numpy(), b.item(), touched, mean_loss
+
+
+def fit_additive_device(
+    key,
+    user,
+    positives,
+    excluded,
+    common,
+    personal,
+    vector,
+    bias,
+    *,
+    negatives,
+    epochs,
+    batch,
+    rate,
+    table_rate,
+    batch_decay,
+    weight_decay,
+    difference,
+    sparsity,
+    penalty,
+    with_bias,
+):
+    """FedRAP's device by autograd, on whole tables: (common, personal, vector, bias, loss)."""
+    dtype = torch.float64
+    c = torch.tensor(common, dtype=dtype, requires_grad=True)
+    p = torch.tensor(personal, dtype=dtype, requires_grad=True)
+    w = torch.tensor(vector, dtype=dtype, requires_grad=True)
+    b = torch.tensor(float(bias), dtype=dtype, requires_grad=with_bias)
+    groups = [
+        {"params": [w, b] if with_bias else [w], "lr": rate},
+        {"params": [c, p], "lr": table_rate},
+    ]
+    optimizer = torch.optim.SGD(groups, weight_decay=weight_decay)
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, batch_decay)
+    stream = Stream(key, user)
+    seen = samples(stream, positives, excluded, len(common), negatives)
+    losses = []
+    for _ in range(epochs):
+        shuffle(stream, seen)
+        for start in range(0, len(seen), batch):
+            part = seen[start : start + batch]
+            ids = torch.tensor([item for item, _ in part])
+            labels = torch.tensor([label for _, label in part], dtype=dtype)
+            optimizer.zero_grad()
+            bce = torch.nn.functional.binary_cross_entropy_with_logits(
+                (c[ids] + p[ids]) @ w + b, labels
+            )
+            small = c[ids].abs().mean() if penalty == "l1" else (c[ids] ** 2).mean()
+            loss = bce - difference * ((p[ids] - c[ids]) ** 2).mean() + sparsity * small
+            loss.backward()
+            optimizer.step()
+            decay.step()
+            losses.append(bce.item() * len(part))
+    mean_loss = sum(losses) / (epochs * len(seen))
+    return *(t.detach().numpy() for t in (c, p, w)), b.item(), mean_loss
+
+
+def guide_device(
+    key,
+    user,
+    positives,
+    excluded,
+    table,
+    guidance,
+    vector,
+    bias,
+    gate,
+    gate_bias,
+    *,
+    negatives,
+    epochs,
+    batch,
+    rate,
+    beta,
+    clip,
+):
+    """FedRKG's guidance by autograd: train the gate, commit; (table, gate, gate bias)."""
+    dtype = torch.float64
+    p, g, e = (torch.tensor(a, dtype=dtype) for a in (table, guidance, vector))
+    w = torch.tensor(gate, dtype=dtype, requires_grad=True)
+    b = torch.tensor(float(gate_bias), dtype=dtype, requires_grad=True)
+    optimizer = torch.optim.SGD([w, b], lr=rate)
+
+    def fused(ids):
+        opened = torch.sigmoid(torch.cat([p[ids], g[ids], p[ids] - g[ids]], 1) @ w + b)
+        return beta * p[ids] + 2 * (1 - beta) * opened[:, None] * g[ids]
+
+    stream = Stream(key, user)
+    seen = samples(stream, positives, excluded, len(table), negatives) if epochs else []
+    for _ in range(epochs):
+        shuffle(stream, seen)
+        for start in range(0, len(seen), batch):
+            part = seen[start : start + batch]
+            ids = torch.tensor([item for item, _ in part])
+            labels = torch.tensor([label for _, label in part], dtype=dtype)
+            optimizer.zero_grad()
+            torch.nn.functional.binary_cross_entropy_with_logits(
+                fused(ids) @ e + float(bias), labels
+            ).backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_([w, b], clip)
+            optimizer.step()
+    whole = fused(torch.arange(len(table))).detach().numpy()
+    return whole, w.detach().numpy(), b.item()
 
 
 def server_mean(table, trained_tables):

@@ -120,11 +120,17 @@ def rows_of(*values):
     )
 
 
+def keyed_rows_of(*values):
+    rows = np.array(values, np.float32)[:, None]
+    keys = np.full(len(rows), 2**50, np.int64)
+    return Update(1, rows={"t": RowStack(np.array([0, len(rows)]), keys, rows)})
+
+
 def dense_of(*values):
     return Update(len(values), dense={"t": np.array(values, np.float32)[:, None]})
 
 
-@pytest.mark.parametrize("kind", [rows_of, dense_of])
+@pytest.mark.parametrize("kind", [rows_of, keyed_rows_of, dense_of])
 @pytest.mark.parametrize(
     "values",
     [
@@ -144,7 +150,7 @@ def test_what_does_not_fit_is_divergence(kind, values):
         ExactSum(1).add(kind(*values))
 
 
-@pytest.mark.parametrize("kind", [rows_of, dense_of])
+@pytest.mark.parametrize("kind", [rows_of, keyed_rows_of, dense_of])
 def test_overflow_over_several_uploads_and_merges(kind):
     summed = ExactSum(1)
     summed.add(kind(6e8))
@@ -156,3 +162,56 @@ def test_overflow_over_several_uploads_and_merges(kind):
             part = ExactSum(1)
             part.add(kind(6e8))
             total.merge(part)
+
+
+# ------------------------------------------------------------------ keys too many for a table
+
+
+def keyed(update, stride):
+    """The same rows under 64-bit keys that no table could hold."""
+    stack = update.rows["items"]
+    keys = stack.ids.astype(np.int64) * stride
+    return Update(update.clients, {"items": RowStack(stack.indptr, keys, stack.rows)}, update.dense)
+
+
+@given(
+    st.lists(clients(), min_size=1, max_size=7),
+    st.sampled_from([1, 2**20 + 1, 2**55]),
+    st.randoms(use_true_random=False),
+    st.data(),
+)
+@settings(max_examples=60)
+def test_keys_sum_as_rows_do(updates, stride, random, data):
+    table, keys = total_of(updates), total_of([keyed(u, stride) for u in updates])
+    ids, sums = table.total().rows["items"]
+    got_ids, got = keys.total().rows["items"]
+    np.testing.assert_array_equal(got_ids, ids * stride)
+    np.testing.assert_array_equal(got, sums)
+    shuffled = [keyed(u, stride) for u in random.sample(updates, len(updates))]
+    same(keys, total_of(*([u] for u in shuffled)))
+    cut = data.draw(st.integers(0, len(updates)))
+    same(keys, total_of([joined(part) for part in (shuffled[:cut], shuffled[cut:]) if part]))
+    # A key costs twice the bytes of a row number.
+    more = 4 * sum(len(u.rows["items"].ids) for u in updates)
+    assert keys.up_bytes == table.up_bytes + more
+
+
+def test_many_runs_of_keys():
+    """Enough uploads for runs to be merged at every size."""
+    rng = np.random.default_rng(0)
+    expected, summed, parts = {}, ExactSum(1), [ExactSum(1) for _ in range(3)]
+    for number in range(60):
+        keys = rng.integers(0, 500, rng.integers(0, 200)) ** 3
+        values = rng.integers(-8, 8, len(keys)) / 4
+        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+            expected[key] = expected.get(key, 0) + value
+        rows = values[:, None].astype(np.float32)
+        update = Update(1, {"t": RowStack(np.array([0, len(keys)]), keys, rows)})
+        summed.add(update)
+        parts[number % 3].add(update)
+    for part in parts[1:]:
+        parts[0].merge(part)
+    for total in (summed.total(), parts[0].total()):
+        ids, sums = total.rows["t"]
+        assert ids.tolist() == sorted(expected)
+        assert sums[:, 0].tolist() == [expected[key] for key in sorted(expected)]

@@ -17,7 +17,17 @@ from hushrec.config import (
 from hushrec.errors import ConfigError
 from hushrec.methods.base import method_class, method_names
 
-BUILT_IN = ("central-mf", "fedmf", "local-only", "negative-counter", "pfedrec", "popularity")
+BUILT_IN = (
+    "central-mf",
+    "fedmf",
+    "fedrap",
+    "fedrecon",
+    "fedrkg",
+    "local-only",
+    "negative-counter",
+    "pfedrec",
+    "popularity",
+)
 
 
 @pytest.mark.parametrize(

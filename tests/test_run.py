@@ -35,6 +35,9 @@ SETTINGS = {
     "negative-counter": {"evaluation.every": 2},
     "local-only": {"d": 3, "batch": 16, "item_rate": 1.0},
     "central-mf": {"d": 5},
+    "fedrap": {"d": 3, "epochs": 2, "table_lr": 5.0, "cohort.kind": "fixed", "cohort.size": 17},
+    "fedrkg": {"d": 3, "item_rate": 1.0, "interval": 2, "beta": 0.7, "gate_lr": 0.1},
+    "fedrecon": {"d": 5, "item_rate": 1.0, "dual": True, "recon_epochs": 2},
 }
 ROUNDS = 5
 

@@ -3,6 +3,10 @@
 Sums are kept in fixed point: every entry becomes a whole multiple of 2^-32 and whole numbers add
 exactly, in any order. So a sum does not depend on threads, chunks or silos, and it is the form
 that secure aggregation needs. The step is a thousandth of what a float32 near 1 can resolve.
+
+Rows with 32-bit ids are rows of a table of the catalogue's length, and so is their sum. Rows with
+64-bit ids are keys of a space too large for a table, pairs of items for one; their sum holds the
+keys that came, sorted, and takes memory for the distinct ones only.
 """
 
 from __future__ import annotations
@@ -14,11 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import kernels
+from hushrec import kernels, pair_kernels
 from hushrec.errors import DivergedError
 
 STEPS_PER_UNIT = 2.0**32
-ID_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class RowStack:
     """Rows of a table, ragged by client: client c owns entries ``indptr[c]`` to ``indptr[c+1]``."""
 
     indptr: NDArray[np.int64]
-    ids: NDArray[np.int32]
+    ids: NDArray[np.int32] | NDArray[np.int64]
+    """Row numbers of a table as int32, or keys of an open space as int64."""
     rows: NDArray[np.float32]
     """[entries, width]"""
     base: NDArray[np.float32] | None = None
@@ -43,7 +47,12 @@ class RowStack:
     @property
     def nbytes(self) -> int:
         """Size of ids and rows on the wire."""
-        return len(self.ids) * ID_BYTES + self.rows.nbytes
+        return self.ids.nbytes + self.rows.nbytes
+
+    @property
+    def keyed(self) -> bool:
+        """True if the ids are keys and not the rows of a table."""
+        return self.ids.dtype == np.int64
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,15 @@ class Update:
     clients: int
     rows: Mapping[str, RowStack] = field(default_factory=dict)
     dense: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    sent_bytes: int | None = None
+    """Bytes of the messages where they are not those of the arrays: a protected upload travels
+    whole, though only its rows that are not zero are written out here."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all the clients' messages together."""
+        if self.sent_bytes is not None:
+            return self.sent_bytes
         sparse = sum(stack.nbytes for stack in self.rows.values())
         return sparse + sum(array.nbytes for array in self.dense.values())
 
@@ -65,10 +79,51 @@ class Update:
 class Total:
     """The sum over the clients of a round, as numbers."""
 
-    clients: int
+    clients: float
+    """What a mean divides by: the number of uploads or, where that number could tell that somebody
+    was there, the expected one."""
     rows: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
     """For each table: the touched row ids, ascending, and the sum of their deltas."""
     dense: Mapping[str, NDArray[np.float64]]
+
+
+class _KeyedSum:
+    """An exact sum over 64-bit keys: a few sorted runs, each at least twice the next one's size.
+
+    So an entry is merged a number of times that grows with the logarithm of the total only.
+    """
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+
+    def add(self, keys: NDArray[Any], rows: NDArray[Any]) -> bool:
+        """Fold rows in; False if a number does not fit."""
+        found, sums, fits = pair_kernels.sum_by_key(keys, rows)
+        return bool(fits) and self._push(found, sums)
+
+    def merge(self, other: _KeyedSum) -> bool:
+        """Fold another sum in; False if a number does not fit."""
+        ok = True
+        for run in other.runs:
+            ok &= self._push(*run)
+        return ok
+
+    def total(self) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+        """Return the ascending keys, their sums in steps, and whether those fit."""
+        keys, sums = self.runs[-1]
+        ok = True
+        for more in reversed(self.runs[:-1]):
+            keys, sums, fits = pair_kernels.merge_sums(keys, sums, *more)
+            ok &= bool(fits)
+        return keys, sums, ok
+
+    def _push(self, keys: NDArray[np.int64], sums: NDArray[np.int64]) -> bool:
+        ok = True
+        while self.runs and len(self.runs[-1][0]) < 2 * len(keys):
+            keys, sums, fits = pair_kernels.merge_sums(*self.runs.pop(), keys, sums)
+            ok &= bool(fits)
+        self.runs.append((keys, sums))
+        return ok
 
 
 class ExactSum:
@@ -79,6 +134,7 @@ class ExactSum:
         self.clients = 0
         self.up_bytes = 0
         self._rows: dict[str, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
+        self._keyed: dict[str, _KeyedSum] = {}
         self._dense: dict[str, NDArray[np.int64]] = {}
 
     def add(self, update: Update) -> None:
@@ -86,6 +142,11 @@ class ExactSum:
         self.clients += update.clients
         self.up_bytes += update.nbytes
         for name, stack in update.rows.items():
+            if stack.keyed:
+                assert stack.base is None, "keys have no table to differ from"
+                keyed = self._keyed.setdefault(name, _KeyedSum())
+                self._check(keyed.add(stack.ids, stack.rows), name)
+                continue
             if name not in self._rows:
                 shape = (self.n_rows, stack.rows.shape[1])
                 self._rows[name] = np.zeros(shape, np.int64), np.zeros(self.n_rows, np.bool_)
@@ -93,11 +154,9 @@ class ExactSum:
             base = stack.rows[:0] if stack.base is None else stack.base
             self._check(kernels.add_rows(total, touched, stack.ids, stack.rows, base), name)
         for name, array in update.dense.items():
-            steps = np.rint(np.asarray(array, np.float64) * STEPS_PER_UNIT)
-            self._check(bool((abs(steps) < 2.0**62).all()), name)  # false for NaN as well
-            before = self._dense.get(name, np.zeros(array.shape[1:], np.int64))
-            self._check(bool((abs(before + steps.sum(axis=0)) < 2.0**62).all()), name)
-            self._dense[name] = before + steps.astype(np.int64).sum(axis=0)
+            total = self._dense.setdefault(name, np.zeros(array.shape[1:], np.int64))
+            flat = array.reshape(len(array), total.size)
+            self._check(kernels.add_dense(total.reshape(-1), flat), name)
 
     def merge(self, other: ExactSum) -> None:
         """Fold in another running sum, which is used up."""
@@ -112,6 +171,8 @@ class ExactSum:
             mine[ids] += total[ids]
             mine_touched[ids] = True
             self._check(bool((abs(mine[ids]) < 2**62).all()), name)
+        for name, keyed in other._keyed.items():
+            self._check(self._keyed.setdefault(name, _KeyedSum()).merge(keyed), name)
         for name, dense in other._dense.items():
             self._dense[name] = self._dense.get(name, np.zeros_like(dense)) + dense
             self._check(bool((abs(self._dense[name]) < 2**62).all()), name)
@@ -122,6 +183,10 @@ class ExactSum:
         for name, (total, touched) in self._rows.items():
             ids = np.flatnonzero(touched)
             rows[name] = ids, kernels.rows_as_numbers(total, ids)
+        for name, keyed in self._keyed.items():
+            keys, steps, fits = keyed.total()
+            self._check(fits, name)
+            rows[name] = keys, steps / STEPS_PER_UNIT
         dense = {name: array / STEPS_PER_UNIT for name, array in self._dense.items()}
         return Total(self.clients, rows, dense)
 

@@ -37,6 +37,7 @@ from hushrec.evaluate.compare import compare_runs
 from hushrec.evaluate.metrics import parse_metric, summarise
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.methods.base import method_class, method_names
+from hushrec.privacy.commands import privacy as privacy_group
 from hushrec.report.html import write_report
 from hushrec.report.run_dir import RunFolder, require_free
 from hushrec.report.tables import comparison_tables, facts, result_table
@@ -81,6 +82,7 @@ def main() -> None:
 
 
 main.add_command(data_group)
+main.add_command(privacy_group)
 
 
 @main.command("train")
@@ -96,6 +98,16 @@ main.add_command(data_group)
 @click.option("--seed", type=int, metavar="S", help="First (or only) seed.  [0]")
 @click.option("--seeds", type=click.IntRange(min=1), default=1, metavar="N", help="How many seeds.")
 @threads_option
+@click.option(
+    "--privacy",
+    "privacy_mode",
+    type=click.Choice(["none", "central", "local-laplace", "local-gaussian"]),
+    help="Noise on the sum, or on every upload.  [none]",
+)
+@click.option("--epsilon", type=float, metavar="E", help="Guarantee to keep; finds the noise.")
+@click.option("--delta", type=float, metavar="D", help="Below 1 / clients.  [clients^-1.1]")
+@click.option("--scale", type=float, metavar="B", help="Scale of local noise, not --epsilon.")
+@click.option("--clip", type=float, metavar="C", help="Bound of an upload's norm.")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The run folder.")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run in --out.")
@@ -110,6 +122,11 @@ def train_command(
     seed: int | None,
     seeds: int,
     threads: int | None,
+    privacy_mode: str | None,
+    epsilon: float | None,
+    delta: float | None,
+    scale: float | None,
+    clip: float | None,
     pairs: tuple[str, ...],
     out: Path | None,
     resume: bool,
@@ -123,10 +140,12 @@ def train_command(
     hushrec train --data ml-100k --method pfedrec --preset paper --protocol published --seeds 3
     hushrec train --data ratings.csv --method fedmf --set d=64 --set lr=0.05
     hushrec train --set cohort.kind=fixed --set cohort.size=200 --set evaluation.every=5
+    hushrec train --method fedmf --privacy central --epsilon 4 --delta 1e-5
+    hushrec train --method fedmf --privacy local-laplace --scale 0.2
     hushrec train --resume --out runs/pfedrec
 
-    Sections for --set: split, cohort, evaluation, store; everything else is an option of the
-    method. `hushrec methods` lists methods, options and presets.
+    Sections for --set: split, cohort, evaluation, store, privacy; everything else is an option of
+    the method. `hushrec methods` lists methods, options and presets.
     """
     if resume:
         if out is None:
@@ -141,9 +160,11 @@ def train_command(
         out = Path("runs") / (name.replace("/", "-") + suffix)
     if not resume:
         require_free(out, overwrite=overwrite)
+    flags = {"mode": privacy_mode, "epsilon": epsilon, "delta": delta, "scale": scale, "clip": clip}
+    privacy = {f"privacy.{name}": value for name, value in flags.items() if value is not None}
     options: dict[str, Any] = {
         "preset": preset,
-        "settings": parse_settings(pairs),
+        "settings": parse_settings(pairs) | privacy,
         "protocol": protocol,
         "rounds": rounds,
         "machine": Machine(threads),

@@ -18,6 +18,7 @@ from hushrec.clients import CohortConfig, Protocol
 from hushrec.errors import ConfigError, nearest
 from hushrec.evaluate.evaluator import EvaluationConfig
 from hushrec.methods.base import Method, method_class
+from hushrec.privacy.plan import PrivacyConfig
 from hushrec.split import SplitConfig
 from hushrec.store import StoreConfig
 
@@ -44,6 +45,7 @@ class Experiment(BaseModel):
     cohort: CohortConfig = CohortConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     store: StoreConfig = StoreConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
 
     def make_method(self) -> Method:
         """Build the configured method."""
@@ -64,7 +66,7 @@ class Experiment(BaseModel):
         return _validated(cls, values, f"key in {source}")
 
 
-SECTIONS = ("split", "cohort", "evaluation", "store")
+SECTIONS = ("split", "cohort", "evaluation", "store", "privacy")
 
 
 def make_experiment(

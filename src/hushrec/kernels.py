@@ -162,6 +162,35 @@ def sigmoid(logit: float) -> tuple[float, float]:
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def clip_errors(
+    limit: Any,
+    error: Array,
+    sample: Array,
+    row_error: Array,
+    vector: Array,
+    gradient: Array,
+    bias_gradient: Any,
+) -> Any:
+    """Scale the errors down to a gradient of norm ``limit`` by rows, vector and bias together.
+
+    ``row_error`` is zero before and after. Returns the factor; 1 leaves the errors as they are.
+    """
+    for s in range(len(sample)):
+        row_error[sample[s] >> 1] += error[s]
+    squared = error.dtype.type(0)
+    for s in range(len(sample)):
+        squared += row_error[sample[s] >> 1] ** 2
+        row_error[sample[s] >> 1] = 0  # a row counts once
+    squared = squared * dot(vector, vector) + dot(gradient, gradient) + bias_gradient**2
+    one = error.dtype.type(1)
+    factor = min(one, limit / (np.sqrt(squared) + error.dtype.type(1e-6)))
+    if factor < one:
+        for s in range(len(sample)):
+            error[s] *= factor
+    return factor
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def fit_inner_product(
     key: Array,
     users: Array,
@@ -180,6 +209,10 @@ def fit_inner_product(
     item_rate: Any,
     with_bias: bool,
     two_steps: bool,
+    read_only: Any = None,
+    additive: Any = None,
+    rate_decay: Any = None,
+    clip: Any = None,
 ) -> tuple[Array, Array, Array, Array]:
     """Train ``sigmoid(<row_i, vector> + bias)`` on every client, by SGD on the batch-mean BCE.
 
@@ -188,6 +221,19 @@ def fit_inner_product(
     every epoch shuffles and goes through its samples in batches. A batch takes one step on
     (vector, bias) at ``rate`` and one on the item rows at ``item_rate``: at once, or, with
     ``two_steps``, the second with the new vector (PFedRec, algorithm 1, lines 8 to 11).
+
+    Options that are None cost nothing: the compiler leaves their branches out.
+
+    - ``read_only``: own tables that are left as they are; the caller keeps the returned rows.
+    - ``additive``, FedRAP's (personal tables [clients, items, d], their scales [clients],
+      difference, sparsity, squared, decay): the score is ``<common_i + personal_i, vector> +
+      bias``. The batch's loss also has -difference * mean((personal - common)^2) and sparsity *
+      mean(|common|), or of its square where ``squared``: means over the entries of the rows of the
+      batch's samples. ``decay`` is the weight decay of the vector, the bias and all rows in play.
+      The returned rows are twice as wide: a common row and a personal one, side by side. The
+      personal tables are only read.
+    - ``rate_decay``: both rates shrink by this factor after every batch, afresh in each round.
+    - ``clip``: the largest norm of the gradient of the BCE by all parameters together.
 
     ``vectors`` and ``biases`` are updated in place. Returns the touched rows, ragged by client:
     (indptr, item ids ascending by first use, new rows, mean loss of each client before its steps).
@@ -204,7 +250,7 @@ def fit_inner_product(
         capacity += min(length, n_items)
     out_indptr = np.zeros(clients + 1, np.int64)
     out_items = np.empty(capacity, np.int32)
-    out_rows = np.empty((capacity, d), table.dtype)
+    out_rows = np.empty((capacity, d if additive is None else 2 * d), table.dtype)
     losses = np.zeros(clients, np.float64)
 
     slot_of = np.full(n_items, -1, np.int32)  # item -> its place among this client's rows
@@ -213,9 +259,12 @@ def fit_inner_product(
     logit = np.empty(min(batch, longest), table.dtype)
     error = np.empty_like(logit)
     gradient = np.empty(d, table.dtype)
+    row_error = np.zeros(min(longest, n_items), table.dtype)  # sums over the samples of a row
+    row_count = np.zeros_like(row_error)
 
     for c in range(clients):
         user = users[c]
+        own_rate, row_rate = rate, item_rate
         start = out_indptr[c]
         n_rows = 0
         samples = 0
@@ -243,6 +292,11 @@ def fit_inner_product(
                     out_items[start + slot] = item
                     if keeps_own:
                         out_rows[start + slot, :] = own_table[c, item, :]
+                    elif read_only is not None:
+                        out_rows[start + slot, :] = read_only[c, item, :]
+                    elif additive is not None:
+                        out_rows[start + slot, :d] = table[item, :]
+                        out_rows[start + slot, d:] = additive[0][c, item, :] * additive[1][c]
                     else:
                         out_rows[start + slot, :] = table[item, :]
                 sample[samples] = 2 * slot + (k == 0)
@@ -265,7 +319,11 @@ def fit_inner_product(
                 bias_gradient = zero
                 # Short loops of one kind each: the compiler turns them into wide instructions.
                 for s in range(size):
-                    logit[s] = dot(rows[sample[first + s] >> 1], vector) + bias
+                    row = rows[sample[first + s] >> 1]
+                    if additive is None:
+                        logit[s] = dot(row, vector) + bias
+                    else:
+                        logit[s] = dot(row[:d], vector) + dot(row[d:], vector) + bias
                 for s in range(size):
                     label = table.dtype.type(sample[first + s] & 1)
                     predicted, grown = sigmoid(logit[s])
@@ -279,39 +337,240 @@ def fit_inner_product(
                 for s in range(size):
                     row = rows[sample[first + s] >> 1]
                     for k in range(d):
-                        gradient[k] += error[s] * row[k]
+                        if additive is None:
+                            gradient[k] += error[s] * row[k]
+                        else:
+                            gradient[k] += error[s] * (row[k] + row[d + k])
+                if clip is not None:
+                    shrunk = clip_errors(
+                        clip,
+                        error,
+                        sample[first : first + size],
+                        row_error,
+                        vector,
+                        gradient,
+                        bias_gradient if with_bias else zero,
+                    )
+                    for k in range(d):
+                        gradient[k] *= shrunk
+                    bias_gradient *= shrunk
+                if additive is not None:
+                    for k in range(d):
+                        gradient[k] += additive[5] * vector[k]
+                    bias_gradient += additive[5] * bias
                 if two_steps:
                     for k in range(d):
-                        vector[k] -= rate * gradient[k]
+                        vector[k] -= own_rate * gradient[k]
                     if with_bias:
-                        bias -= rate * bias_gradient
+                        bias -= own_rate * bias_gradient
                     for s in range(size):
-                        logit[s] = dot(rows[sample[first + s] >> 1], vector) + bias
+                        row = rows[sample[first + s] >> 1]
+                        if additive is None:
+                            logit[s] = dot(row, vector) + bias
+                        else:
+                            logit[s] = dot(row[:d], vector) + dot(row[d:], vector) + bias
                     for s in range(size):
                         label = table.dtype.type(sample[first + s] & 1)
                         predicted, _ = sigmoid(logit[s])
                         error[s] = (table.dtype.type(predicted) - label) * share
-                for s in range(size):
-                    row = rows[sample[first + s] >> 1]
-                    step = item_rate * error[s]
-                    for k in range(d):
-                        row[k] -= step * vector[k]
+                    if clip is not None:
+                        gradient[:] = zero
+                        bias_gradient = zero
+                        for s in range(size):
+                            bias_gradient += error[s]
+                            row = rows[sample[first + s] >> 1]
+                            for k in range(d):
+                                gradient[k] += error[s] * row[k]
+                        clip_errors(
+                            clip,
+                            error,
+                            sample[first : first + size],
+                            row_error,
+                            vector,
+                            gradient,
+                            bias_gradient if with_bias else zero,
+                        )
+                if additive is None:
+                    for s in range(size):
+                        row = rows[sample[first + s] >> 1]
+                        step = row_rate * error[s]
+                        for k in range(d):
+                            row[k] -= step * vector[k]
+                else:
+                    _, _, difference, sparsity, squared, decay = additive
+                    row_error[:n_rows] = zero
+                    row_count[:n_rows] = zero
+                    for s in range(size):
+                        row_error[sample[first + s] >> 1] += error[s]
+                        row_count[sample[first + s] >> 1] += share / d
+                    for slot in range(n_rows):
+                        row = rows[slot]
+                        apart = 2 * difference * row_count[slot]
+                        sparse = sparsity * row_count[slot]
+                        for k in range(d):
+                            common, personal = row[k], row[d + k]
+                            pull = 2 * common if squared else np.sign(common)
+                            along = row_error[slot] * vector[k]
+                            away = apart * (personal - common)
+                            row[k] -= row_rate * (along + away + sparse * pull + decay * common)
+                            row[d + k] -= row_rate * (along - away + decay * personal)
                 if not two_steps:
                     for k in range(d):
-                        vector[k] -= rate * gradient[k]
+                        vector[k] -= own_rate * gradient[k]
                     if with_bias:
-                        bias -= rate * bias_gradient
+                        bias -= own_rate * bias_gradient
+                if rate_decay is not None:
+                    own_rate *= rate_decay
+                    row_rate *= rate_decay
 
         biases[c] = bias
+        for slot in range(n_rows if keeps_own else 0):
+            own_table[c, out_items[start + slot], :] = rows[slot]
         losses[c] = (loss + np.log(product)) / (epochs * samples) if samples else 0.0
         out_indptr[c + 1] = start + n_rows
         for slot in range(n_rows):
             item = np.int64(out_items[start + slot])
             slot_of[item] = -1
-            if keeps_own:
-                own_table[c, item, :] = rows[slot]
     end = out_indptr[-1]
     return out_indptr, out_items[:end], out_rows[:end], losses
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def gate(weights: Array, bias: Any, row: Array, guidance: Array) -> Any:
+    """Return FedRKG's gate, sigmoid(<weights, [row, guidance, row - guidance]> + bias)."""
+    d = len(row)
+    total = bias
+    for k in range(d):
+        apart = row[k] - guidance[k]
+        total += weights[k] * row[k] + weights[d + k] * guidance[k] + weights[2 * d + k] * apart
+    return row.dtype.type(sigmoid(total)[0])
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def guide(
+    key: Array,
+    users: Array,
+    indptr: Array,
+    items: Array,
+    excluded_indptr: Array,
+    excluded: Array,
+    tables: Array,
+    guidance: Array,
+    vectors: Array,
+    biases: Array,
+    gate_weights: Array,
+    gate_biases: Array,
+    negatives: int,
+    epochs: int,
+    batch: int,
+    rate: Any,
+    beta: Any,
+    clip: Any,
+) -> Array:
+    """Train every client's gate on fused rows, then return the fused tables of all items.
+
+    A fused row is ``beta * row + 2 * (1 - beta) * gate * guidance`` (FedRKG, eq. 6). Gates are
+    trained by SGD on the batch-mean BCE with everything else frozen (eq. 7 and 8), on negatives
+    drawn for the purpose, with gradients of norm ``clip`` at most. Weights and biases of the gates
+    change in place; zero epochs leave them alone.
+    """
+    clients, n_items, d = tables.shape
+    one = guidance.dtype.type(1)
+    pull = 2 * (one - beta)
+    longest = 0
+    for c in range(clients):
+        longest = max(longest, (indptr[c + 1] - indptr[c]) * (1 + negatives))
+    sample = np.empty(longest, np.int64)  # 2 * item + label
+    gradient = np.empty(3 * d, guidance.dtype)
+    fused = np.empty(tables.shape, guidance.dtype)
+    for c in range(clients):
+        own, vector, weights = tables[c], vectors[c], gate_weights[c]
+        outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
+        pool = n_items - len(outside)
+        samples, position = 0, 0
+        for p in range(indptr[c], indptr[c + 1] if epochs else indptr[c]):
+            sample[samples] = 2 * np.int64(items[p]) + 1
+            samples += 1
+            for _ in range(negatives if pool > 0 else 0):
+                drawn = nth_outside(outside, below(draw(key, users[c], position), pool))
+                sample[samples] = 2 * np.int64(drawn)
+                position += 1
+                samples += 1
+        for _ in range(epochs):
+            for last in range(samples - 1, 0, -1):
+                other = below(draw(key, users[c], position), last + 1)
+                position += 1
+                sample[last], sample[other] = sample[other], sample[last]
+            for first in range(0, samples, batch):
+                size = min(batch, samples - first)
+                gradient[:] = 0
+                bias_gradient = guidance.dtype.type(0)
+                for s in range(first, first + size):
+                    row, mean = own[sample[s] >> 1], guidance[sample[s] >> 1]
+                    opened = gate(weights, gate_biases[c], row, mean)
+                    reach = pull * dot(mean, vector)
+                    logit = beta * dot(row, vector) + opened * reach + biases[c]
+                    error = guidance.dtype.type(sigmoid(logit)[0]) - (sample[s] & 1)
+                    step = guidance.dtype.type(error / size * reach * opened * (one - opened))
+                    bias_gradient += step
+                    for k in range(d):
+                        gradient[k] += step * row[k]
+                        gradient[d + k] += step * mean[k]
+                        gradient[2 * d + k] += step * (row[k] - mean[k])
+                norm = np.sqrt(dot(gradient, gradient) + bias_gradient**2)
+                scaled = rate * min(one, clip / (norm + guidance.dtype.type(1e-6)))
+                for k in range(3 * d):
+                    weights[k] -= scaled * gradient[k]
+                gate_biases[c] -= scaled * bias_gradient
+        for item in range(n_items):
+            opened = gate(weights, gate_biases[c], own[item], guidance[item])
+            for k in range(d):
+                fused[c, item, k] = beta * own[item, k] + pull * opened * guidance[item, k]
+    return fused
+
+
+@njit(cache=True, nogil=True)
+def gates(weights: Array, biases: Array, tables: Array, guidance: Array) -> Array:
+    """Return every client's gate of every item: [clients, items]."""
+    out = np.empty((len(tables), len(guidance)), guidance.dtype)
+    for c in range(len(tables)):
+        for item in range(len(guidance)):
+            out[c, item] = gate(weights[c], biases[c], tables[c, item], guidance[item])
+    return out
+
+
+@njit(cache=True, nogil=True)
+def put_rows(
+    tables: Array, slots: Array, clients: Array, indptr: Array, ids: Array, rows: Array
+) -> None:
+    """Write rows of some clients of a ragged stack into their tables, ``tables[slots[n]]``."""
+    for n in range(len(clients)):
+        for r in range(indptr[clients[n]], indptr[clients[n] + 1]):
+            tables[slots[n], ids[r], :] = rows[r]
+
+
+@njit(cache=True, nogil=True)
+def changed_rows(
+    indptr: Array, ids: Array, rows: Array, base: Array, factors: Array, above: Any
+) -> tuple[Array, Array, Array]:
+    """Return ``rows[r] - factors[c] * base[ids[r]]`` of each client c, where any entry is large.
+
+    Rows all of whose entries are at most ``above`` are left out: (indptr, ids, differences).
+    """
+    out_indptr = np.zeros_like(indptr)
+    out_ids = np.empty_like(ids)
+    out = np.empty((len(ids), rows.shape[1]), rows.dtype)
+    end = 0
+    for c in range(len(indptr) - 1):
+        for r in range(indptr[c], indptr[c + 1]):
+            large = False
+            for k in range(rows.shape[1]):
+                out[end, k] = rows[r, k] - factors[c] * base[ids[r], k]
+                large |= not abs(out[end, k]) <= above  # true for NaN as well
+            out_ids[end] = ids[r]
+            end += large
+        out_indptr[c + 1] = end
+    return out_indptr, out_ids[:end].copy(), out[:end].copy()
 
 
 # ---------------------------------------------------------------- exact sums
@@ -341,6 +600,21 @@ def add_rows(total: Array, touched: Array, ids: Array, rows: Array, base: Array)
 
 
 @njit(cache=True, nogil=True)
+def add_dense(total: Array, blocks: Array) -> bool:
+    """Add every client's block of numbers to a fixed-point sum; False if one does not fit."""
+    limit = 2.0**62
+    fits: Any = True
+    for c in range(len(blocks)):
+        block = blocks[c]
+        for k in range(len(total)):
+            steps = np.rint(np.float64(block[k]) * 4294967296.0)
+            fits &= abs(steps) < limit  # false for NaN as well
+            total[k] += np.int64(steps)
+            fits &= abs(total[k]) < 4611686018427387904
+    return bool(fits)
+
+
+@njit(cache=True, nogil=True)
 def rows_as_numbers(total: Array, ids: Array) -> Array:
     """Return these rows of a fixed-point table as numbers."""
     out = np.empty((len(ids), total.shape[1]), np.float64)
@@ -351,7 +625,7 @@ def rows_as_numbers(total: Array, ids: Array) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def add_mean(table: Array, ids: Array, summed: Array, clients: int) -> None:
+def add_mean(table: Array, ids: Array, summed: Array, clients: float) -> None:
     """Add ``summed[r] / clients`` to the row ``ids[r]`` of a table."""
     for r in range(len(ids)):
         for k in range(table.shape[1]):

@@ -15,7 +15,16 @@ from hushrec.config import Experiment
 from hushrec.errors import ConfigError, DivergedError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.methods.base import Method, Shared
-from hushrec.privacy.stack import Stack
+from hushrec.privacy.accountant import Accountant
+from hushrec.privacy.guarantee import unprotected
+from hushrec.privacy.plan import (
+    Plan,
+    carried_bound,
+    check_privacy,
+    make_plan,
+    with_bound,
+)
+from hushrec.privacy.stack import Stack, UploadShape
 from hushrec.report.run_dir import FINAL, RunFolder
 from hushrec.rng import Streams
 from hushrec.split import Split
@@ -63,6 +72,10 @@ class State:
     up_bytes: int = 0
     down_bytes: int = 0
     seconds: float = 0.0
+    account: list[dict[str, Any]] = field(default_factory=list)
+    """History of the accountant: what the rounds so far cost."""
+    clip_bound: float | None = None
+    """Where adaptive clipping stands."""
 
     NUMBERS = (
         "data",
@@ -73,6 +86,8 @@ class State:
         "up_bytes",
         "down_bytes",
         "seconds",
+        "account",
+        "clip_bound",
     )
 
 
@@ -98,11 +113,14 @@ class Outcome:
     evaluator: Evaluator
     ranks: Mapping[str, PartRanks]
     state: State
+    privacy: Mapping[str, Any]
+    """What the run guarantees, as summary.json says it."""
 
 
 def run_rounds(
     experiment: Experiment,
     split: Split,
+    plan: Plan | None,
     *,
     machine: Machine = THIS_MACHINE,
     folder: RunFolder | None = None,
@@ -116,16 +134,17 @@ def run_rounds(
     if method.pooled and experiment.cohort.kind != "all":
         raise ConfigError(f"{method.name} pools all data: cohort.kind must be 'all'")
     view = split.train_view(experiment.protocol)
-    stack = Stack()
     evaluator = Evaluator(split, experiment.evaluation, streams, machine.n_threads)
 
     shared = method.init(view, streams)
     fields = method.private_fields(view, shared, streams)
     place = folder.path if folder else None
     store = PrivateStore.create(fields, len(view), experiment.store, place)
-    state = State(shared, store, split.digest())
+    stack = plan.stack if plan else Stack()
+    state = State(shared, store, split.digest(), clip_bound=carried_bound(stack))
     if folder and resume:
         restore(state, folder)
+    stack, accountant = with_bound(stack, state.clip_bound), Accountant(state.account)
     backend = InProcess(view, store, machine.threads, machine.chunk)
 
     saved_at = time.monotonic()
@@ -138,10 +157,13 @@ def run_rounds(
         # 2. Download, 3. fit, 4. protect, 5. sum: on the clients, whatever the backend.
         outcome = backend.run_clients(method, state.shared, stack, cohort, streams, number)
         # 6. Undo the server's side of the stack and apply the sum.
-        total = stack.finish(outcome.summed.total(), streams, number)
+        total, stack = stack.finish(outcome.summed.total(), streams, number)
         if total.clients:
             state.shared = method.apply(state.shared, total)
-        # 7. Account for the messages.
+        # 7. Account for the privacy and for the messages.
+        if plan and plan.event is not None:
+            accountant.record(plan.event)
+        state.account, state.clip_bound = accountant.history(), carried_bound(stack)
         if not method.pooled:
             state.up_bytes += outcome.summed.up_bytes
             state.down_bytes += outcome.down_bytes
@@ -186,7 +208,43 @@ def run_rounds(
     }
     if folder:
         folder.save_checkpoint(FINAL, _numbers(state), _tensors("selected", *chosen[1:]))
-    return Outcome(*chosen, evaluator, ranks_by_part, state)
+    privacy = (
+        plan.statement(state.account, state.round)
+        if plan
+        else unprotected(pooled=method.pooled, up_bytes=state.up_bytes)
+    )
+    return Outcome(*chosen, evaluator, ranks_by_part, state, privacy)
+
+
+def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
+    """Find how the run gives the privacy that is asked for, or refuse it; None if none is."""
+    config, cohort, method = experiment.privacy, experiment.cohort, experiment.make_method()
+    population = len(split.training_users)
+    check_privacy(config, cohort, type(method), population)
+    if config.mode == "none":
+        return None
+    view, streams = split.train_view(experiment.protocol), Streams(experiment.seed)
+    nobody = np.zeros(0, np.int64)
+    shared, unseen = method.init(view, streams), method.init(view.take(nobody), streams)
+    if any(not np.array_equal(array, unseen[name]) for name, array in shared.items()):
+        raise ConfigError(
+            f"{method.name} starts from shared parameters that depend on the users' data, which no "
+            "noise covers: use another method, or privacy.mode = none"
+        )
+    private = PrivateStore(method.private_fields(view, shared, streams), len(view)).read(nobody)
+    received = method.download(shared)
+    first, *others = (
+        UploadShape.of(
+            method.fit(received, private, view.take(nobody), streams, number).update, view.n_items
+        )
+        for number in range(1, experiment.rounds + 1)
+    )
+    if any(shape != first for shape in others):
+        raise ConfigError(
+            f"{method.name} uploads something else in some rounds than in others, which is not "
+            "accounted for: use another method, or privacy.mode = none"
+        )
+    return make_plan(config, cohort, first, population, experiment.rounds)
 
 
 def save(state: State, folder: RunFolder) -> None:

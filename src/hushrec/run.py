@@ -22,10 +22,17 @@ from hushrec.evaluate.ranking import Ranks, top_k
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.memory import peak_rss_bytes
 from hushrec.methods.base import Method, Shared
-from hushrec.privacy.stack import Stack
 from hushrec.report.run_dir import FINAL, RunFolder
 from hushrec.rng import Streams
-from hushrec.round import THIS_MACHINE, Machine, Outcome, RoundReport, load_model, run_rounds
+from hushrec.round import (
+    THIS_MACHINE,
+    Machine,
+    Outcome,
+    RoundReport,
+    load_model,
+    plan_privacy,
+    run_rounds,
+)
 from hushrec.split import Split, make_split
 from hushrec.store import PrivateStore
 
@@ -219,14 +226,16 @@ def train_experiment(
     """Train and evaluate what a complete experiment says; `train` makes one from its arguments."""
     folder = RunFolder.open(Path(out)) if resume and out is not None else None
     split = make_split(interactions, experiment.split, Streams(experiment.seed))
-    # A cohort that cannot be drawn is refused before anything is written.
+    # What cannot be drawn or cannot be guaranteed is refused before anything is written.
     experiment.cohort.draw(len(split.training_users), Streams(experiment.seed), 1)
+    plan = plan_privacy(experiment, split)
     if out is not None and folder is None:
         folder = RunFolder.create(Path(out), experiment, overwrite=overwrite)
     with folder.locked() if folder else nullcontext():
         outcome = run_rounds(
             experiment,
             split,
+            plan,
             machine=machine,
             folder=folder,
             resume=resume,
@@ -326,6 +335,10 @@ def mean_summary(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "time": {key: mean("time", key) for key in ("total_s", "per_round_s")},
         "peak_rss_bytes": max(summary["peak_rss_bytes"] for summary in summaries),
+        # Of one run; the weakest, where seeds stopped at different rounds.
+        "privacy": max(
+            (summary["privacy"] for summary in summaries), key=lambda said: said["epsilon"] or 0
+        ),
     }
 
 
@@ -362,7 +375,7 @@ def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[st
         "communication": {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes},
         "time": {"total_s": state.seconds, "per_round_s": state.seconds / max(1, state.round)},
         "peak_rss_bytes": peak_rss_bytes(),
-        "privacy": Stack().statement(pooled=outcome.method.pooled, up_bytes=state.up_bytes),
+        "privacy": dict(outcome.privacy),
     }
 
 

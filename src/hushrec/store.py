@@ -24,7 +24,13 @@ from hushrec import kernels
 from hushrec.aggregate import RowStack
 from hushrec.errors import ConfigError, InputError
 from hushrec.memory import require_memory
-from hushrec.methods.base import PerClient, PerClientRows, Private, PrivateFields
+from hushrec.methods.base import (
+    PerClient,
+    PerClientRows,
+    PerClientTable,
+    Private,
+    PrivateFields,
+)
 
 Array = NDArray[Any]
 
@@ -109,18 +115,18 @@ class PrivateStore:
         return store
 
     def read(self, users: Array) -> Private:
-        """Return the private parameters of these users; each field is copied when asked for."""
+        """Return the private parameters of these users; each field is read when asked for."""
         return _Blocks(self, users)
 
     def read_field(self, name: str, users: Array) -> Array | RowStack:
-        """Return one field of these users, as a copy."""
+        """Return one field of these users: a copy, or, of whole tables, what must not change."""
         spec = self.fields[name]
-        if isinstance(spec, PerClient):
-            values = np.empty((len(users), *spec.initial.shape), spec.initial.dtype)
-            for shelf, mine in self._by_shelf(users):
-                values[mine] = shelf.values[name][self._slot[users[mine]]]
-            values[~self.visited[users]] = spec.initial
+        if isinstance(spec, PerClientTable):
+            values = self._neighbours(name, users)
+            values.flags.writeable = False
             return values
+        if isinstance(spec, PerClient):
+            return self._copied(spec, name, users)
         indptr = np.concatenate([[0], np.cumsum(self._count[name][users])])
         ids = np.empty(indptr[-1], np.int32)
         rows = np.empty((indptr[-1], spec.width), np.float32)
@@ -130,8 +136,29 @@ class PrivateStore:
             kernels.copy_ragged(shelf.values[name], start, rows, indptr[mine], end)
         return RowStack(indptr, ids, rows)
 
+    def _copied(self, spec: PerClient, name: str, users: Array) -> Array:
+        values = np.empty((len(users), *spec.initial.shape), spec.initial.dtype)
+        for shelf, mine in self._by_shelf(users):
+            values[mine] = shelf.values[name][self._slot[users[mine]]]
+        values[~self.visited[users]] = spec.initial
+        return values
+
+    def _neighbours(self, name: str, users: Array) -> Array:
+        """Return the blocks where they lie, if these users lie side by side; else copies.
+
+        Users get their places stack by stack, so a stack that comes again finds itself together.
+        """
+        slots = self._slot[users]
+        together = len(users) > 0 and (np.diff(slots) == 1).all()
+        if together and self.visited[users].all() and len(np.unique(self._shelf[users])) == 1:
+            values: Array = self._shelves[self._shelf[users[0]]].values[name]
+            return values[slots[0] : slots[0] + len(users)]
+        spec = self.fields[name]
+        assert isinstance(spec, PerClient)
+        return self._copied(spec, name, users)
+
     def write(self, users: Array, private: Private) -> None:
-        """Replace the private parameters of these users."""
+        """Replace the private parameters of these users; of whole tables, the rows given."""
         values = {name: private[name] for name in self.fields}
         for name, value in values.items():
             spec = self.fields[name]
@@ -140,10 +167,16 @@ class PrivateStore:
                 if (count > spec.capacity[users]).any():
                     raise InputError(f"a method keeps more rows of '{name}' than it declared")
                 self._count[name][users] = count
+        new = ~self.visited[users]
         self._place(users)
         for shelf, mine in self._by_shelf(users):
             for name, value in values.items():
-                if isinstance(value, RowStack):
+                spec = self.fields[name]
+                if isinstance(value, RowStack) and isinstance(spec, PerClientTable):
+                    slots, target = self._slot[users[mine]], shelf.values[name]
+                    target[slots[new[mine]]] = spec.initial
+                    kernels.put_rows(target, slots, mine, value.indptr, value.ids, value.rows)
+                elif isinstance(value, RowStack):
                     start = self._start[name][users[mine]]
                     first, end = value.indptr[mine], start + self._count[name][users[mine]]
                     kernels.copy_ragged(value.ids, first, shelf.ids[name], start, end)

@@ -25,7 +25,7 @@ import tomli_w
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from hushrec.aggregate import ExactSum, RowStack, Update
+from hushrec.aggregate import ExactSum, RowStack, Total, Update
 from hushrec.backends.inprocess import InProcess
 from hushrec.clients import Ragged, TrainView
 from hushrec.data.interactions import Interactions
@@ -37,11 +37,12 @@ from hushrec.methods.base import (
     MethodConfig,
     PerClient,
     PerClientRows,
+    PerClientTable,
     Private,
     PrivateFields,
     Shared,
 )
-from hushrec.privacy.stack import Stack
+from hushrec.privacy.stack import Mechanism, Stack, UploadShape
 from hushrec.rng import Streams
 from hushrec.split import Split, SplitConfig, make_split
 from hushrec.store import PrivateStore
@@ -94,6 +95,8 @@ class _Round:
     fields: PrivateFields
     private: Private
     fitted: Fitted
+    kept: Private
+    """What the clients hold after the round, whole."""
     after: Shared
 
 
@@ -192,7 +195,7 @@ class MethodContract:
             done = self._round(view)
             for shared, private in (
                 (done.shared, done.private),
-                (done.after, done.fitted.private),
+                (done.after, done.kept),
             ):
                 _check_scores(self._make().score(shared, private, view), view)
 
@@ -214,11 +217,12 @@ class MethodContract:
         after = method.apply(shared, total)
         assert _digest(given) == before, "apply changed what it was given"
         assert _digest((total.rows, total.dense)) == uploaded, "apply changed the sum"
-        state = _digest((after, fitted.private, view))
-        method.score(after, fitted.private, view)
+        kept = _kept(private, fitted.private)
+        state = _digest((after, kept, view))
+        method.score(after, kept, view)
         method.private_fields(view, after, streams)
         method.download(after)
-        assert _digest((after, fitted.private, view)) == state, "score changed what it was given"
+        assert _digest((after, kept, view)) == state, "score changed what it was given"
         assert _digest(given) == before, "an output shares memory with an input"
 
     def test_the_same_seed_gives_the_same_bits(self) -> None:
@@ -240,7 +244,7 @@ class MethodContract:
         received = method.download(done.shared)
         stacked, single = ExactSum(view.n_items), ExactSum(view.n_items)
         stacked.add(done.fitted.update)
-        scores = method.score(done.after, done.fitted.private, view)
+        scores = method.score(done.after, done.kept, view)
         for client in reversed(range(len(view))):
             alone = view.take(np.array([client]))
             mine = _client(done.private, client)
@@ -249,7 +253,7 @@ class MethodContract:
             _check_same(
                 fitted.private, _client(done.fitted.private, client), f"client {client} alone"
             )
-            score = method.score(done.after, fitted.private, alone)
+            score = method.score(done.after, _kept(mine, fitted.private), alone)
             assert np.array_equal(score[0], scores[client]), f"client {client} scores otherwise"
         assert stacked.clients == single.clients, "the number of uploads depends on the stack"
         one, other = stacked.total(), single.total()
@@ -268,23 +272,27 @@ class MethodContract:
     # ------------------------------------------------------------ privacy
 
     def test_private_never_travels(self) -> None:
-        """No upload and no download holds a private parameter, or how far one moved."""
+        """No upload and no download holds a private parameter, or how far one moved.
+
+        What a method `reveals` by its own word may be in an upload, never in a download.
+        """
         method, view = self._make(), self._view()
         done = self._round(view)
-        update, private = done.fitted.update, done.fitted.private
+        update, private = done.fitted.update, done.kept
         # What travels are the differences, where a stack stands for those.
         uploads = [stack.differences().rows for stack in update.rows.values()]
         uploads += update.dense.values()
         downloads = [*method.download(done.shared).values(), *method.download(done.after).values()]
         for name, values in _private_arrays(private):
-            for sent in uploads + downloads:
+            sent_to_anybody = downloads if name in method.reveals else uploads + downloads
+            for sent in sent_to_anybody:
                 assert not np.shares_memory(values, sent), f"'{name}' travels: memory is shared"
         before = dict(_private_arrays(done.private))
         for name, values in _private_arrays(private):
             secrets = list(_secrets(values))
             if name in before and before[name].shape == values.shape:
                 secrets += _secrets(values - before[name])
-            for sent in uploads:
+            for sent in [] if name in method.reveals else uploads:
                 content = np.ascontiguousarray(sent, values.dtype).tobytes()
                 leaked = any(secret in content for secret in secrets)
                 assert not leaked, f"'{name}' travels: it is in an upload"
@@ -309,7 +317,8 @@ class MethodContract:
         private = PrivateStore(declared, len(whole)).read(np.zeros(0, np.int64))
         fitted = method.fit(method.download(shared), private, nobody, streams, 1)
         self._check_update(fitted.update, 0)
-        _check_scores(method.score(shared, fitted.private, nobody), nobody)
+        kept = _kept(private, fitted.private)
+        _check_scores(method.score(shared, kept, nobody), nobody)
 
     def test_fold_in_leaves_the_shared_part_alone(self) -> None:
         """A new user trains what is private, on one device, from shared parameters as they are."""
@@ -361,7 +370,8 @@ class MethodContract:
         self._check_update(fitted.update, len(view))
         summed.add(fitted.update)
         after = method.apply(shared, summed.total())
-        return _Round(view, shared, declared, private, fitted, after)
+        kept = _kept(private, fitted.private)
+        return _Round(view, shared, declared, private, fitted, kept, after)
 
     def _check_update(self, update: Update, clients: int) -> None:
         expected = 1 if self.method.pooled else clients
@@ -370,7 +380,10 @@ class MethodContract:
             _check_rows(stack, expected, name)
             if len(stack.ids):
                 assert stack.ids.min() >= 0, f"'{name}': row ids start at 0"
-                assert stack.ids.max() < N_ITEMS, f"'{name}': row ids are item numbers"
+                if stack.keyed:
+                    assert stack.ids.max() < N_ITEMS**2, f"'{name}': keys are pairs of items"
+                else:
+                    assert stack.ids.max() < N_ITEMS, f"'{name}': row ids are item numbers"
         for name, array in update.dense.items():
             assert array.shape[:1] == (expected,), f"'{name}': one block per client"
             _check_numbers(array, name)
@@ -392,9 +405,129 @@ class MethodContract:
         return hits, float(np.mean(10 / ranks["full"].candidates))
 
 
+class MechanismContract:
+    """What every layer of the privacy stack must do: inherit, return one from `make`, run pytest.
+
+    ::
+
+        class TestMine(MechanismContract):
+            def make(self, shape):
+                return MyMechanism(shape, ...)
+    """
+
+    hides_support: ClassVar[bool] = True
+    """False for layers that leave an upload's rows as they are, such as clipping alone."""
+
+    def make(self, shape: UploadShape) -> Mechanism:
+        """Return the mechanism for uploads of this shape."""
+        raise NotImplementedError
+
+    def test_devices_do_not_see_each_other(self) -> None:
+        """A stack of clients is protected as one client at a time, bit for bit."""
+        mechanism, update, view = self._made(), self._update(), self._clients()
+        together, alone = ExactSum(N_ITEMS), ExactSum(N_ITEMS)
+        together.add(mechanism.protect(update, view, Streams(1), 5))
+        for client in reversed(range(len(view))):
+            mine = _one_upload(update, client)
+            here = view.take(np.array([client]))
+            alone.add(mechanism.protect(mine, here, Streams(1), 5))
+        one, other = together.total(), alone.total()
+        assert _digest((one.rows, one.dense)) == _digest((other.rows, other.dense)), (
+            "protection depends on the stack"
+        )
+        assert together.up_bytes == alone.up_bytes, "message sizes depend on the stack"
+
+    def test_nothing_is_changed_in_place(self) -> None:
+        """Uploads and sums go in and out; the mechanism of the next round is another value."""
+        mechanism, update = self._made(), self._update()
+        before = _digest((update.rows, update.dense))
+        summed = ExactSum(N_ITEMS)
+        summed.add(mechanism.protect(update, self._clients(), Streams(1), 5))
+        assert _digest((update.rows, update.dense)) == before, "protect changed the upload"
+        total = summed.total()
+        inside = _digest((total.rows, total.dense))
+        first, _ = mechanism.finish(total, Streams(1), 5)
+        assert _digest((total.rows, total.dense)) == inside, "finish changed the sum"
+        second, _ = mechanism.finish(total, Streams(1), 5)
+        assert _digest((first.rows, first.dense)) == _digest((second.rows, second.dense)), (
+            "the same streams and round give another result"
+        )
+
+    def test_the_sum_comes_back_in_the_shape_of_the_method(self) -> None:
+        """What the method gets has its own tables and arrays, and no others."""
+        total, following = self._finished(self._update(), self._clients())
+        assert total.rows.keys() == {"items"}, "tables come back under their names"
+        assert total.rows["items"][1].shape[1] == 3, "rows keep their width"
+        assert {name: array.shape for name, array in total.dense.items()} == {"head": (2, 2)}
+        assert callable(following.protect), "finish returns the mechanism of the next round"
+        assert callable(following.finish), "finish returns the mechanism of the next round"
+
+    def test_the_support_tells_nothing(self) -> None:
+        """Size of the messages and rows of the sum are the same for all data."""
+        if not self.hides_support:
+            pytest.skip("declared: hides_support = False")
+        sizes = set()
+        for update in (self._update(), self._update(quiet=True)):
+            summed = ExactSum(N_ITEMS)
+            summed.add(self._made().protect(update, self._clients(), Streams(1), 5))
+            sizes.add(summed.up_bytes)
+            total, _ = self._finished(update, self._clients())
+            assert np.array_equal(total.rows["items"][0], np.arange(N_ITEMS)), "rows are left out"
+        assert len(sizes) == 1, "the size of a message depends on the data"
+
+    def _made(self) -> Mechanism:
+        return self.make(UploadShape(N_ITEMS, {"items": 3}, {"head": (2, 2)}))
+
+    def _clients(self) -> TrainView:
+        return clients_of([[1], [2, 3], [4], []])
+
+    def _update(self, *, quiet: bool = False) -> Update:
+        """Make uploads of many, few and no rows, large and small; or of no row at all."""
+        generator = np.random.default_rng(0)
+        counts = [0, 0, 0, 0] if quiet else [40, 2, 1, 0]
+        indptr = np.cumsum([0, *counts])
+        ids = np.concatenate([generator.permutation(N_ITEMS)[:n] for n in counts]).astype(np.int32)
+        rows = generator.standard_normal((len(ids), 3)).astype(np.float32)
+        head = generator.standard_normal((4, 2, 2)).astype(np.float32)
+        return Update(4, rows={"items": RowStack(indptr, ids, rows)}, dense={"head": head})
+
+    def _finished(self, update: Update, view: TrainView) -> tuple[Total, Mechanism]:
+        mechanism, summed = self._made(), ExactSum(N_ITEMS)
+        summed.add(mechanism.protect(update, view, Streams(1), 5))
+        return mechanism.finish(summed.total(), Streams(1), 5)
+
+
+def _one_upload(update: Update, client: int) -> Update:
+    rows = {
+        name: RowStack(
+            np.array([0, stack.indptr[client + 1] - stack.indptr[client]]),
+            stack.ids[stack.indptr[client] : stack.indptr[client + 1]],
+            stack.rows[stack.indptr[client] : stack.indptr[client + 1]],
+        )
+        for name, stack in update.rows.items()
+    }
+    dense = {name: array[client : client + 1] for name, array in update.dense.items()}
+    return Update(1, rows=rows, dense=dense)
+
+
 def _materialised(declared: PrivateFields, clients: int) -> Private:
     """Read every field of a fresh store once, as plain arrays."""
     return dict(PrivateStore(declared, clients).read(np.arange(clients)))
+
+
+def _kept(before: Private, given_back: Private) -> Private:
+    """Put the changed rows of whole tables in place, as the store does."""
+    out = dict(given_back)
+    for name, rows in given_back.items():
+        table = before.get(name)
+        if isinstance(rows, RowStack) and isinstance(table, np.ndarray):
+            new = table.copy()
+            for client in range(len(new)):
+                mine = slice(rows.indptr[client], rows.indptr[client + 1])
+                new[client, rows.ids[mine]] = rows.rows[mine]
+            new.flags.writeable = table.flags.writeable
+            out[name] = new
+    return out
 
 
 def _client(private: Private, client: int) -> Private:
@@ -406,7 +539,9 @@ def _client(private: Private, client: int) -> Private:
             indptr = np.array([0, mine.stop - mine.start])
             out[name] = RowStack(indptr, value.ids[mine].copy(), value.rows[mine].copy())
         else:
-            out[name] = value[client : client + 1].copy()
+            mine_alone = value[client : client + 1].copy()
+            mine_alone.flags.writeable = value.flags.writeable
+            out[name] = mine_alone
     return out
 
 
@@ -436,7 +571,10 @@ def _check_private(private: Private, declared: PrivateFields, clients: int) -> N
     assert private.keys() == declared.keys(), "fit returns exactly the declared private fields"
     for name, spec in declared.items():
         value = private[name]
-        if isinstance(spec, PerClient):
+        if isinstance(spec, PerClientTable) and isinstance(value, RowStack):
+            _check_rows(value, clients, name)
+            assert value.rows.shape[1] == spec.initial.shape[1], f"'{name}' has another width"
+        elif isinstance(spec, PerClient):
             assert isinstance(value, np.ndarray), f"'{name}' is not an array"
             shape = (clients, *spec.initial.shape)
             assert value.shape == shape, f"'{name}' has shape {value.shape}, declared {shape}"

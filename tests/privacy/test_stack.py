@@ -9,6 +9,7 @@ from hushrec.aggregate import ExactSum, RowStack, Total, Update
 from hushrec.backends.inprocess import InProcess
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
+from hushrec.privacy.guarantee import unprotected
 from hushrec.privacy.stack import Stack
 from hushrec.rng import Streams
 from hushrec.split import SplitConfig, make_split
@@ -29,7 +30,8 @@ class Scale:
 
     def finish(self, total, streams, round_number):
         self.log.append((f"{self.name} finishes", total.clients, round_number))
-        return Total(total.clients, {}, {k: a / self.factor for k, a in total.dense.items()})
+        undone = {k: a / self.factor for k, a in total.dense.items()}
+        return Total(total.clients, {}, undone), self
 
 
 def test_in_order_on_the_device_and_reversed_on_the_server(tiny):
@@ -42,7 +44,8 @@ def test_in_order_on_the_device_and_reversed_on_the_server(tiny):
     np.testing.assert_array_equal(update.dense["head"], np.full((3, 2), 0.25))
     summed = ExactSum(view.n_items)
     summed.add(protected)
-    total = stack.finish(summed.total(), Streams(0), 4)
+    total, following = stack.finish(summed.total(), Streams(0), 4)
+    assert following == stack
     np.testing.assert_array_equal(total.dense["head"], [0.75, 0.75])
     assert log == [
         ("clip protects", 3, 4),
@@ -61,7 +64,7 @@ def test_the_backend_protects_every_upload_before_it_is_summed(tiny):
             return Update(update.clients, rows={"items": quiet})
 
         def finish(self, total, streams, round_number):
-            return total
+            return total, self
 
     view = make_split(tiny, SplitConfig(), Streams(0)).train
     method, streams = FedMF(), Streams(0)
@@ -87,7 +90,7 @@ def test_mechanisms_see_the_numbers_that_travel(tiny):
             return update
 
         def finish(self, total, streams, round_number):
-            return total
+            return total, self
 
     view, streams = make_split(tiny, SplitConfig(), Streams(0)).train, Streams(0)
     method = PFedRec(PFedRec.Config(d=4))
@@ -106,8 +109,8 @@ def test_mechanisms_see_the_numbers_that_travel(tiny):
     ("pooled", "up_bytes", "word"),
     [(False, 9, "raw updates"), (False, 0, "nothing"), (True, 0, "pooled")],
 )
-def test_an_empty_stack_claims_nothing(pooled, up_bytes, word):
-    statement = Stack().statement(pooled=pooled, up_bytes=up_bytes)
+def test_a_run_that_asks_for_nothing_claims_nothing(pooled, up_bytes, word):
+    statement = unprotected(pooled=pooled, up_bytes=up_bytes)
     assert statement["guarantee"] == "none"
     assert statement["epsilon"] is None
     assert statement["statement"].startswith("No")

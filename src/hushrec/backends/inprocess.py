@@ -20,7 +20,7 @@ STACK_INTERACTIONS = 3072
 """Training interactions per stack of clients: enough to keep the interpreter idle, few enough for
 their rows to stay in the cache."""
 STACK_BYTES = 256 * 2**20
-"""Private parameters per stack, where clients keep whole tables."""
+"""Private parameters and uploads per stack, where clients keep or send whole tables."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class InProcess:
     ) -> RoundOutcome:
         """Send the shared parameters to the cohort, train it, protect and sum what comes back."""
         received = method.download(shared)
-        stacks = self._stacks(method, cohort)
+        stacks = self._stacks(method, stack, cohort)
 
         def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, list[NDArray[np.float64]]]:
             summed, losses = ExactSum(self.view.n_items), []
@@ -81,12 +81,14 @@ class InProcess:
         download = sum(array.nbytes for array in received.values())
         return RoundOutcome(total, np.concatenate([*losses, np.zeros(0)]), download * len(cohort))
 
-    def _stacks(self, method: Method, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    def _stacks(
+        self, method: Method, stack: Stack, cohort: NDArray[np.int64]
+    ) -> list[NDArray[np.int64]]:
         if method.pooled:
             return [cohort]
         if self.chunk is not None:
             return list(chunks(cohort, self.chunk))
-        most = max(1, STACK_BYTES // self.store.bytes_per_user)
+        most = max(1, STACK_BYTES // (self.store.bytes_per_user + stack.client_bytes))
         indptr = self.view.positives.indptr
         work = indptr[cohort + 1] - indptr[cohort]
         return list(balanced_chunks(cohort, work, STACK_INTERACTIONS, most))

@@ -23,8 +23,8 @@ def fold_in(
         received = method.download(shared)
         # A pooled method would train the newcomers on each other; each stands alone here.
         for clients in chunks(everybody, 1 if method.pooled else max(1, len(view))):
-            own, private = view.take(clients), store.read(clients)
+            own = view.take(clients)
             for number in range(passes):
-                private = method.fit(received, private, own, streams, number).private
-            store.write(clients, private)
+                fitted = method.fit(received, store.read(clients), own, streams, number)
+                store.write(clients, fitted.private)
     return store.read(everybody)

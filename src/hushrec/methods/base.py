@@ -46,6 +46,14 @@ class PerClient:
 
 
 @dataclass(frozen=True)
+class PerClientTable(PerClient):
+    """A private table [rows, width]: `fit` may give back only the rows it changed, a RowStack.
+
+    It is read whole, but not copied where that can be avoided, and must not be written to.
+    """
+
+
+@dataclass(frozen=True)
 class PerClientRows:
     """Private table rows, at most ``capacity[user]`` of them; none before the first training."""
 
@@ -76,6 +84,11 @@ class Method(ABC):
     """False for yardsticks that one round finishes (popularity, the negative counter)."""
     pooled: ClassVar[bool] = False
     """True for centralised yardsticks: all clients come in one stack, and nothing is private."""
+    reveals: ClassVar[frozenset[str]] = frozenset()
+    """Private fields that some rounds upload all the same, because the paper's method does."""
+    data_weighted: ClassVar[bool] = False
+    """True where `apply` weighs clients by their data other than through the sum of the uploads;
+    such a method cannot be given a privacy guarantee."""
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = config if config is not None else self.Config()

@@ -14,7 +14,7 @@ from hushrec.aggregate import RowStack, Total
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.memory import require_memory
-from hushrec.methods.base import MethodConfig
+from hushrec.methods.base import MethodConfig, PerClientRows
 from hushrec.negatives import PURPOSE
 from hushrec.rng import Streams
 
@@ -22,34 +22,44 @@ Array = NDArray[Any]
 NO_TABLE = np.zeros((0, 0, 0), np.float32)
 
 
-class InnerProductConfig(MethodConfig):
-    """Options of every member of the family."""
+class SampledConfig(MethodConfig):
+    """How a client's samples are made and gone through."""
 
     d: Annotated[int, Field(ge=1)] = 32
     """Width of an item row."""
-    lr: Annotated[float, Field(gt=0)] = 0.1
-    """Rate of the client's own vector."""
-    item_rate: Annotated[float, Field(ge=0)] = 80.0
-    """Item rows move at lr * (number of items) * item_rate: the loss is a mean over the batch and
-    the server divides by the number of clients, so useful rates are large."""
     negatives: Annotated[int, Field(ge=1)] = 4
     """Drawn per positive, afresh every round."""
     epochs: Annotated[int, Field(ge=1)] = 1
     """Passes over the client's samples per round."""
     batch: Annotated[int, Field(ge=1)] = 256
     """Samples per step; the loss is a mean over them."""
+
+
+class InnerProductConfig(SampledConfig):
+    """Options of the members that train one table."""
+
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    """Rate of the client's own vector."""
+    item_rate: Annotated[float, Field(ge=0)] = 80.0
+    """Item rows move at lr * (number of items) * item_rate: the loss is a mean over the batch and
+    the server divides by the number of clients, so useful rates are large."""
     init_std: Annotated[float, Field(gt=0)] = 1.0
     """Standard deviation of the item rows before training."""
 
 
-def initial_table(config: InnerProductConfig, n_items: int, streams: Streams) -> Array:
-    """Draw the item table before training."""
+def initial_table(
+    d: int, std: float, n_items: int, streams: Streams, purpose: str = "init/items"
+) -> Array:
+    """Draw an item table before training."""
     # The table, its successor and two threads' exact sums live at the same time.
-    require_memory(
-        6 * 4 * n_items * config.d, f"an item table of width d={config.d}", "a smaller d"
-    )
-    drawn = streams.generator("init/items").standard_normal((n_items, config.d), np.float32)
-    return drawn * np.float32(config.init_std)
+    require_memory(6 * 4 * n_items * d, f"an item table of width d={d}", "a smaller d")
+    drawn = streams.generator(purpose).standard_normal((n_items, d), np.float32)
+    return drawn * np.float32(std)
+
+
+def first_vector(d: int, std: float, streams: Streams) -> Array:
+    """Draw the user vector that all devices start from."""
+    return streams.generator("init/vector").standard_normal(d, np.float32) * np.float32(std)
 
 
 def train(
@@ -61,18 +71,52 @@ def train(
     streams: Streams,
     round_number: int,
     *,
-    own_tables: Array = NO_TABLE,
     two_steps: bool,
+    **options: Any,
 ) -> tuple[RowStack, NDArray[np.float64]]:
-    """Train a stack of clients; ``vectors``, ``biases`` and ``own_tables`` change in place.
+    """Train a stack of clients at the rates of `InnerProductConfig`; see `train_at`."""
+    rates = config.lr, config.lr * view.n_items * config.item_rate
+    return train_at(
+        rates,
+        config,
+        view,
+        table,
+        vectors,
+        biases,
+        streams,
+        round_number,
+        two_steps=two_steps,
+        **options,
+    )
 
-    Returns the touched rows as the clients left them, and each client's mean loss.
+
+def train_at(
+    rates: tuple[float, float],
+    config: SampledConfig,
+    view: TrainView,
+    table: Array,
+    vectors: Array,
+    biases: Array | None,
+    streams: Streams,
+    round_number: int,
+    *,
+    two_steps: bool,
+    own_tables: Array | None = None,
+    additive: tuple[Any, ...] | None = None,
+    rate_decay: float | None = None,
+    clip: float | None = None,
+) -> tuple[RowStack, NDArray[np.float64]]:
+    """Train a stack of clients at the given (vector, item) rates.
+
+    They start from ``table``, or each from its own one. ``vectors`` and ``biases`` change in place.
+    Returns the touched rows as the clients left them, and each client's mean loss. The other
+    options are those of `kernels.fit_inner_product`.
     """
-    item_rate = config.lr * view.n_items * config.item_rate
-    if max(config.lr, item_rate) > np.finfo(table.dtype).max:
+    if max(rates) > np.finfo(table.dtype).max:
         raise ConfigError(
-            f"an item rate of {item_rate:g} is too large: use a smaller lr or item_rate"
+            f"an item rate of {rates[1]:g} is too large: use a smaller lr or item_rate"
         )
+    number = table.dtype.type
     excluded = view.excluded()
     indptr, ids, rows, losses = kernels.fit_inner_product(
         streams.key(PURPOSE, round_number),
@@ -82,16 +126,20 @@ def train(
         excluded.indptr,
         excluded.values,
         table,
-        own_tables,
+        NO_TABLE,
         vectors,
         np.zeros(len(view), table.dtype) if biases is None else biases,
         config.negatives,
         config.epochs,
         config.batch,
-        table.dtype.type(config.lr),
-        table.dtype.type(item_rate),
+        number(rates[0]),
+        number(rates[1]),
         biases is not None,
         two_steps,
+        own_tables,
+        additive,
+        None if rate_decay is None else number(rate_decay),
+        None if clip is None else number(clip),
     )
     return RowStack(indptr, ids, rows), losses
 
@@ -107,4 +155,41 @@ def apply_mean(table: Array, total: Total, name: str) -> Array:
     if name in total.rows:
         ids, summed = total.rows[name]
         kernels.add_mean(out, ids, summed, total.clients)
+    return out
+
+
+def shared_after(dual: bool, items: Array, received: Array) -> dict[str, Array]:
+    """Return the shared table, with dual personalization beside the one the devices received."""
+    return {"items": items, "received": received} if dual else {"items": items}
+
+
+def own_rows(config: SampledConfig, view: TrainView) -> PerClientRows:
+    """Declare the rows a device trained last: the own table of dual personalization."""
+    n_samples = view.positives.lengths * (1 + config.negatives)
+    return PerClientRows(np.minimum(n_samples, view.n_items), config.d)
+
+
+def score_own_rows(
+    received: Array, own: Array | RowStack, vectors: Array, biases: Array
+) -> NDArray[np.float32]:
+    """Score with the received table, each device's own rows in place (dual personalization)."""
+    assert isinstance(own, RowStack)
+    scores = kernels.inner_products(received, vectors, biases)
+    kernels.rescore_own_rows(scores, own.indptr, own.ids, own.rows, vectors, biases)
+    return scores
+
+
+def score_own_tables(tables: Array, vectors: Array, biases: Array) -> NDArray[np.float32]:
+    """Score every item with each client's own table."""
+    scores = np.empty(tables.shape[:2], np.float32)
+    for c in range(len(tables)):
+        own = slice(c, c + 1)
+        scores[own] = kernels.inner_products(tables[c], vectors[own], biases[own])
+    return scores
+
+
+def with_rows(tables: Array, rows: RowStack) -> Array:
+    """Return whole tables with the trained rows in place."""
+    out, everybody = tables.copy(), np.arange(len(tables))
+    kernels.put_rows(out, everybody, everybody, rows.indptr, rows.ids, rows.rows)
     return out

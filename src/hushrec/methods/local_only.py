@@ -10,11 +10,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import kernels
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
-from hushrec.methods.base import Fitted, Method, PerClient, Private, PrivateFields, Shared
-from hushrec.methods.inner_product import InnerProductConfig, initial_table, train
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    PerClient,
+    PerClientTable,
+    Private,
+    PrivateFields,
+    Shared,
+)
+from hushrec.methods.inner_product import (
+    InnerProductConfig,
+    initial_table,
+    score_own_tables,
+    train,
+    with_rows,
+)
 from hushrec.rng import Streams
 
 
@@ -32,8 +45,9 @@ class LocalOnly(Method):
         """Keep a whole table and a score function; all devices start from the same draw."""
         bound = 1 / np.sqrt(self.config.d)
         drawn = streams.generator("init/score-function").uniform(-bound, bound, self.config.d + 1)
+        table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
         return {
-            "table": PerClient(initial_table(self.config, view.n_items, streams)),
+            "table": PerClientTable(table),
             "vector": PerClient(drawn[:-1].astype(np.float32)),
             "bias": PerClient(np.asarray(drawn[-1], np.float32)),
         }
@@ -42,12 +56,12 @@ class LocalOnly(Method):
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
     ) -> Fitted:
         """Train the own table and score function."""
-        tables = np.array(private["table"])
+        tables = np.asarray(private["table"])
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
-        _, losses = train(
+        rows, losses = train(
             self.config,
             view,
-            tables[0] if len(tables) else np.zeros(tables.shape[1:], np.float32),
+            np.zeros(tables.shape[1:], np.float32),
             vectors,
             biases,
             streams,
@@ -55,7 +69,7 @@ class LocalOnly(Method):
             own_tables=tables,
             two_steps=True,
         )
-        kept = {"table": tables, "vector": vectors, "bias": biases}
+        kept = {"table": with_rows(tables, rows), "vector": vectors, "bias": biases}
         return Fitted(Update(len(view)), kept, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
@@ -64,10 +78,5 @@ class LocalOnly(Method):
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the own table."""
-        tables, biases = np.asarray(private["table"]), np.asarray(private["bias"])
-        vectors = np.asarray(private["vector"])
-        scores = np.empty((len(history), history.n_items), np.float32)
-        for c in range(len(history)):
-            own = slice(c, c + 1)
-            scores[own] = kernels.inner_products(tables[c], vectors[own], biases[own])
-        return scores
+        tables, vectors = np.asarray(private["table"]), np.asarray(private["vector"])
+        return score_own_tables(tables, vectors, np.asarray(private["bias"]))

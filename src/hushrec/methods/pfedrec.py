@@ -18,14 +18,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import kernels
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
     Fitted,
     Method,
     PerClient,
-    PerClientRows,
     Private,
     PrivateFields,
     Shared,
@@ -35,6 +33,8 @@ from hushrec.methods.inner_product import (
     apply_mean,
     deltas,
     initial_table,
+    own_rows,
+    score_own_rows,
     train,
 )
 from hushrec.rng import Streams
@@ -48,18 +48,18 @@ class PFedRec(Method):
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw Q from N(0, init_std)."""
-        table = initial_table(self.config, view.n_items, streams)
+        table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
         return {"items": table, "received": table}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the score function and the own rows; all devices share one first score function."""
-        d, n_samples = self.config.d, view.positives.lengths * (1 + self.config.negatives)
+        d = self.config.d
         bound = 1 / np.sqrt(d)
         drawn = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
         return {
             "vector": PerClient(drawn[:d].astype(np.float32)),
             "bias": PerClient(np.asarray(drawn[d], np.float32)),
-            "rows": PerClientRows(np.minimum(n_samples, view.n_items), d),
+            "rows": own_rows(self.config, view),
         }
 
     def fit(
@@ -86,8 +86,4 @@ class PFedRec(Method):
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the device's own table."""
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
-        own = private["rows"]
-        assert isinstance(own, RowStack)
-        scores = kernels.inner_products(shared["received"], vectors, biases)
-        kernels.rescore_own_rows(scores, own.indptr, own.ids, own.rows, vectors, biases)
-        return scores
+        return score_own_rows(shared["received"], private["rows"], vectors, biases)

@@ -6,16 +6,21 @@ reverse order, on the sum. `Stack(())` changes nothing and claims nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol, Self
+
+import numpy as np
 
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
+from hushrec.errors import ConfigError
+from hushrec.privacy.kernels import distinct_rows
 from hushrec.rng import Streams
 
 
 class Mechanism(Protocol):
-    """One layer of the stack."""
+    """One layer of the stack: a value, never changed in place."""
 
     def protect(
         self, update: Update, view: TrainView, streams: Streams, round_number: int
@@ -23,8 +28,8 @@ class Mechanism(Protocol):
         """Act on the devices: transform each client's upload, from that client's data alone."""
         ...
 
-    def finish(self, total: Total, streams: Streams, round_number: int) -> Total:
-        """Act on the server: transform the sum."""
+    def finish(self, total: Total, streams: Streams, round_number: int) -> tuple[Total, Self]:
+        """Act on the server: transform the sum, and return the mechanism of the next round."""
         ...
 
 
@@ -33,6 +38,8 @@ class Stack:
     """Mechanisms, outermost on the device last."""
 
     mechanisms: tuple[Mechanism, ...] = ()
+    client_bytes: int = 0
+    """Memory that one client's upload takes here, where a mechanism writes it out whole."""
 
     def protect(
         self, update: Update, view: TrainView, streams: Streams, round_number: int
@@ -45,21 +52,68 @@ class Stack:
             update = mechanism.protect(update, view, streams, round_number)
         return update
 
-    def finish(self, total: Total, streams: Streams, round_number: int) -> Total:
-        """Apply the server sides in reverse order."""
+    def finish(self, total: Total, streams: Streams, round_number: int) -> tuple[Total, Stack]:
+        """Apply the server sides in reverse order; return the stack of the next round too."""
+        following: list[Mechanism] = []
         for mechanism in reversed(self.mechanisms):
-            total = mechanism.finish(total, streams, round_number)
-        return total
+            total, after = mechanism.finish(total, streams, round_number)
+            following.insert(0, after)
+        return total, replace(self, mechanisms=tuple(following))
 
-    def statement(self, *, pooled: bool, up_bytes: int) -> dict[str, Any]:
-        """Say what this stack guarantees, in a sentence that can be checked."""
-        if pooled:
-            text = "No guarantee: a centralised yardstick, everybody's data is pooled."
-        elif up_bytes == 0:
-            text = "No formal guarantee was asked for; this method uploads nothing at all."
-        else:
-            text = (
-                "No formal guarantee: interactions stay on the clients, but raw updates reach the "
-                "server, and the rows a client uploads name the items it drew and touched."
+
+@dataclass(frozen=True)
+class UploadShape:
+    """What every client of a method uploads, written out whole; the same for all data."""
+
+    n_rows: int
+    tables: Mapping[str, int]
+    """Width of each table of ``n_rows`` rows."""
+    dense: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, nobody: Update, n_rows: int) -> UploadShape:
+        """Read the shape from the update of a stack of no clients."""
+        for name, stack in nobody.rows.items():
+            if stack.ids.dtype != np.int32:
+                raise ConfigError(
+                    f"'{name}' has no row for every item but keys of an open space, and noise "
+                    "cannot cover every key: use another method, or privacy.mode = none"
+                )
+        if nobody.rows.keys() & nobody.dense.keys():
+            raise ConfigError("a table and a dense array of an upload need different names")
+        return cls(
+            n_rows,
+            {name: stack.rows.shape[1] for name, stack in nobody.rows.items()},
+            {name: array.shape[1:] for name, array in nobody.dense.items()},
+        )
+
+    @property
+    def entries(self) -> int:
+        """Count the numbers of one upload."""
+        sizes = [int(np.prod(shape)) for shape in self.dense.values()]
+        return self.n_rows * sum(self.tables.values()) + sum(sizes)
+
+    @property
+    def parts(self) -> int:
+        """Count what `RowClip` bounds one by one: rows of tables, and dense arrays."""
+        return self.n_rows * len(self.tables) + len(self.dense)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one upload written out whole, as float32: its size tells nothing."""
+        return 4 * self.entries
+
+    def check(self, update: Update) -> None:
+        """Refuse an upload of another shape: nothing else is clipped, noised and counted."""
+        found = UploadShape.of(update, self.n_rows)
+        if found.tables != dict(self.tables) or found.dense != dict(self.dense):
+            raise ConfigError(
+                "the method's upload changes its shape with the data, so no guarantee can be "
+                "given: it must upload the same names and widths as for a stack of no clients"
             )
-        return {"guarantee": "none", "epsilon": None, "statement": text}
+        for name, stack in update.rows.items():
+            if not distinct_rows(stack.indptr, stack.ids, self.n_rows):
+                raise ConfigError(
+                    f"'{name}': a client uploads a row twice, or one that does not exist, so its "
+                    "norm cannot be bounded: sum a client's rows before uploading them"
+                )

@@ -146,6 +146,23 @@ def line(
     return _svg("line", LINE_HEIGHT, said, parts)
 
 
+def standalone(drawing: Markup, title: str) -> str:
+    """Return a line drawing as a file of its own, with its title, margins and colours."""
+    style = (
+        "svg{overflow:visible}.grid{stroke:#d8dbe2}.curve{fill:none;stroke:#2f6fde;stroke-width:2;"
+        "vector-effect:non-scaling-stroke}text{font:12px system-ui,sans-serif;fill:#4a5060}"
+        "@media(prefers-color-scheme:dark){.grid{stroke:#3a3f4b}text{fill:#b9c0cf}}"
+    )
+    inner = {"x": 64, "y": 40, "width": 620, "height": LINE_HEIGHT + 30, "overflow": "visible"}
+    body = (
+        _tag("style", {}, style)
+        + _text("title", "16", 22, title, "start")
+        + _tag("svg", inner, str(drawing))
+    )
+    size = {"width": 720, "height": LINE_HEIGHT + 80}
+    return _tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, body)
+
+
 def bars(rows: Sequence[Bar], names: Sequence[str], label: str) -> Markup:
     """Draw shares as bars across, the other share as a mark on the same row.
 

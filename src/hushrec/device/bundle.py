@@ -1,0 +1,90 @@
+"""Write what a device needs to recommend, and nothing else: `hushrec.device.recommender` reads it.
+
+A bundle holds the shared item-to-item weights, half precision by default, the catalogue's names and
+the options that score from a history. No user is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from hushrec.device.recommender import FORMAT, MANIFEST, MODEL
+from hushrec.errors import ConfigError, RunError
+from hushrec.methods.item_pairs import ItemPairs
+from hushrec.run import Run
+
+
+def export(
+    run: Run,
+    path: str | Path,
+    *,
+    neighbours: int | None = 600,
+    precision: Literal["half", "single"] = "half",
+) -> Path:
+    """Write a run's model as a bundle; each item keeps its ``neighbours`` largest weights.
+
+    ``neighbours=None, precision="single"`` gives the scores of the run to the bit.
+    """
+    if not isinstance(run.method, ItemPairs):
+        raise ConfigError(
+            f"a bundle holds item-to-item weights, which {run.method.name} does not have; "
+            "use fednext or fedease"
+        )
+    if neighbours is not None and neighbours < 1:
+        raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
+    folder = Path(path)
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} is not empty")
+    folder.mkdir(parents=True, exist_ok=True)
+    ids, weights = _largest(run.shared["neighbours"], run.shared["weights"], neighbours)
+    n_items, scale = len(ids), 1.0
+    if precision == "half":
+        # Relative to the largest: half precision is finest below 1, and nothing overflows.
+        scale = float(np.float32(max(np.abs(weights).max(), 1e-30)))
+        weights = (weights / np.float32(scale)).astype(np.float16)
+    tensors: dict[str, NDArray[Any]] = {
+        "neighbours": ids.astype(np.uint16 if n_items <= 2**16 else np.int32),
+        "weights": weights,
+        "shares": run.shared["shares"],
+    }
+    content = save(tensors)
+    config = run.method.config
+    data = run.split.data
+    manifest = {
+        "format": FORMAT,
+        "method": run.method.name,
+        "recency": config.recency,
+        "recent": config.recent,
+        "popularity": config.popularity,
+        "scale": scale,
+        "model_bytes": len(content),
+        "model_sha256": hashlib.sha256(content).hexdigest(),
+        "items": [str(item) for item in data.items],
+        "titles": [data.title(number) for number in range(n_items)],
+    }
+    _write(folder / MODEL, content)
+    # The manifest comes last: a folder without one is no bundle.
+    _write(folder / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1).encode())
+    return folder
+
+
+def _largest(
+    ids: NDArray[np.int32], weights: NDArray[np.float32], count: int | None
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    if count is None or count >= ids.shape[1]:
+        return ids, np.ascontiguousarray(weights)
+    best = np.sort(np.argsort(-np.abs(weights), axis=1, kind="stable")[:, :count], axis=1)
+    return np.take_along_axis(ids, best, 1), np.take_along_axis(weights, best, 1)
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)

@@ -1,0 +1,68 @@
+"""FedEASE: the linear item-to-item model EASE (Steck 2019), exactly, from one round of sums.
+
+EASE needs the data X [users, items] only through XᵀX: how many users touched both i and j. That is
+a sum over devices of pairs of their own items. With P = (XᵀX + ridge · I)⁻¹ the weights are
+
+    W[i, j] = -P[i, j] / P[j, j],    W[j, j] = 0,
+
+the ridge regression of every item on all the others. With ``recency = 0`` and ``recent`` as long as
+the longest history the scores are those of EASE; by default the device lets its last items count
+more, which EASE as published cannot and which more than doubles its accuracy on MovieLens.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec import pair_kernels
+from hushrec.aggregate import RowStack, Update
+from hushrec.clients import TrainView
+from hushrec.methods.base import Fitted, Private, Shared
+from hushrec.methods.item_pairs import TABLE, Block, ItemPairs, ItemPairsConfig, Vector
+from hushrec.methods.popularity import distinct_items
+from hushrec.rng import Streams
+
+
+class FedEASEConfig(ItemPairsConfig):
+    """Options of FedEASE."""
+
+    ridge: Annotated[float, Field(gt=0)] = 500.0
+    """Added to the diagonal of XᵀX, in users: larger trusts single items less."""
+    recency: Annotated[float, Field(ge=0)] = 0.8
+    """On the device: the g-th last item weighs g^-recency; 0 ignores the order, as EASE does."""
+    popularity: Annotated[float, Field(ge=0)] = 0.0
+    """On the device: how much an item's share of all interactions adds to its score."""
+
+
+class FedEASE(ItemPairs):
+    """EASE from the sum of the clients' item pairs, scored from recent history."""
+
+    name = "fedease"
+    Config = FedEASEConfig
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Upload a one for every pair of the client's items, an item with itself included."""
+        touched = distinct_items(view.positives)
+        indptr, keys, ones = pair_kernels.common_pairs(touched.indptr, touched.values, view.n_items)
+        return Fitted(Update(len(view), rows={TABLE: RowStack(indptr, keys, ones)}), {})
+
+    def solve(self, block: Block) -> Block:
+        """Regress every item on all the others; the block is an upper triangle."""
+        gram = block + np.triu(block, 1).T
+        gram[np.diag_indices_from(gram)] += self.config.ridge
+        inverse = np.linalg.inv(gram)
+        return -inverse / np.diag(inverse)
+
+    def directed(
+        self, keys: NDArray[np.int64], values: Vector, n_items: int
+    ) -> tuple[NDArray[np.int64], Vector]:
+        """Count a pair both ways."""
+        both = np.concatenate([keys, keys % n_items * n_items + keys // n_items])
+        order = np.argsort(both)
+        return both[order], np.concatenate([values, values])[order]

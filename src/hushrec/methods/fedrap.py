@@ -1,0 +1,215 @@
+"""FedRAP: federated recommendation with additive personalization (Li et al., ICLR 2024).
+
+Shared: common item table C [m, d]. Private: personal item table D_u [m, d], kept between rounds,
+and the user vector u with its bias, one linear layer as in the authors' code. The score is
+<u, D_i + C_i> + b ("two-way personalization").
+
+The objective ("varying regularization weights") of round a on a device:
+
+    BCE - lambda_a ||D_u - C||_F^2 + mu_a ||C||_1
+
+with lambda_a = tanh(a / 10) v1 and mu_a = tanh(a / 10) v2.
+
+Both regularisers are means over the entries of the batch's rows, so that they scale like the BCE.
+In the authors' code the schedule never reaches the loss; here it does. A round on a device: some
+epochs of joint SGD steps on u, D and its copy of C; upload the changed rows of C. Server: the mean.
+
+D and C feel the same pull of the BCE, so an uploaded change of C shows how D moved up to the
+regularisers. FedRAP keeps D's values at home, not its direction of travel.
+
+Weight decay shrinks whole tables, as torch's SGD does, rows a device did not train included.
+Those all shrink by one factor per round, so a device keeps D as a table and a scale, and uploads
+the factor of its copy of C beside the rows that differ from the shrunk C.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from hushrec import kernels
+from hushrec.aggregate import RowStack, Total, Update
+from hushrec.clients import TrainView
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    PerClient,
+    PerClientTable,
+    Private,
+    PrivateFields,
+    Shared,
+)
+from hushrec.methods.inner_product import (
+    SampledConfig,
+    apply_mean,
+    initial_table,
+    score_own_tables,
+    train_at,
+    with_rows,
+)
+from hushrec.rng import Streams
+
+Array = NDArray[Any]
+
+ZERO = 1e-4
+"""An entry of C smaller than this counts as zero."""
+SMALLEST_SCALE = np.float32(1e-3)
+"""A device writes its scale into its table before the scale falls below this."""
+
+
+class FedRAPConfig(SampledConfig):
+    """Defaults are those of the authors' code."""
+
+    epochs: Annotated[int, Field(ge=1)] = 10
+    """Passes over the client's samples per round."""
+    batch: Annotated[int, Field(ge=1)] = 2048
+    """Samples per step; the loss is a mean over them."""
+    lr: Annotated[float, Field(gt=0)] = 0.5
+    """Rate of the user vector and its bias in the first round."""
+    table_lr: Annotated[float, Field(ge=0)] = 200.0
+    """Rate of both item tables in the first round."""
+    round_decay: Annotated[float, Field(gt=0, le=1)] = 0.97
+    """All rates shrink by this factor from one round to the next."""
+    batch_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """All rates shrink by this factor from one batch to the next, afresh in each round."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    """L2 decay of vector, bias and both tables."""
+    difference: Annotated[float, Field(ge=0)] = 0.1
+    """v1, the weight that pushes D and C apart; 0 for the ablation without this term."""
+    sparsity: Annotated[float, Field(ge=0)] = 0.1
+    """v2, the weight that makes C sparse; 0 for the ablation without this term."""
+    penalty: Literal["l1", "l2"] = "l1"
+    """What makes C small: the mean of |C|, or of its square (ablation)."""
+    schedule: Literal["tanh", "constant"] = "tanh"
+    """Whether both weights grow as tanh(round / 10), or hold from the start (ablation)."""
+    bias: bool = True
+    """Whether the user vector has a bias, as in the authors' code."""
+    init_std: Annotated[float, Field(gt=0)] = 1.0
+    """Standard deviation of both tables before training."""
+    send_above: Annotated[float, Field(ge=0)] = 0.0
+    """A row of C none of whose entries moved by more than this is not uploaded."""
+
+    @model_validator(mode="after")
+    def _decays_gently(self) -> Self:
+        if self.weight_decay * max(self.lr, self.table_lr) >= 1:
+            raise ValueError("weight_decay * table_lr must be below 1: a step would flip the table")
+        return self
+
+
+class FedRAP(Method):
+    """A shared sparse table plus a private one, under a private user vector."""
+
+    name = "fedrap"
+    Config = FedRAPConfig
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Draw C."""
+        config = self.config
+        return {"common": initial_table(config.d, config.init_std, view.n_items, streams)}
+
+    def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
+        """Keep D, the user vector and its bias; all devices start from the same draw."""
+        d, std = self.config.d, self.config.init_std
+        bound = 1 / np.sqrt(d)
+        drawn = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
+        personal = initial_table(d, std, view.n_items, streams, "init/personal")
+        return {
+            "personal": PerClientTable(personal),
+            "scale": PerClient(np.ones((), np.float32)),
+            "vector": PerClient(drawn[:d].astype(np.float32)),
+            "bias": PerClient(np.asarray(drawn[d] if self.config.bias else 0, np.float32)),
+        }
+
+    def weights(self, round_number: int) -> tuple[float, float]:
+        """Return lambda_a and mu_a of a round."""
+        share = np.tanh(round_number / 10) if self.config.schedule == "tanh" else 1.0
+        return float(share * self.config.difference), float(share * self.config.sparsity)
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Train u, D and the device's copy of C; upload what changed in C."""
+        config, common = self.config, shared["common"]
+        vectors, biases = np.array(private["vector"]), np.array(private["bias"])
+        tables, scales = np.asarray(private["personal"]), np.array(private["scale"])
+        difference, sparsity = (np.float32(w) for w in self.weights(round_number))
+        trained, losses = train_at(
+            self.rates(round_number),
+            config,
+            view,
+            common,
+            vectors,
+            biases if config.bias else None,
+            streams,
+            round_number,
+            two_steps=False,
+            additive=(
+                tables,
+                scales,
+                difference,
+                sparsity,
+                config.penalty == "l2",
+                np.float32(config.weight_decay),
+            ),
+            rate_decay=config.batch_decay,
+        )
+        factors = self._decay(view, round_number)
+        sent = kernels.changed_rows(
+            trained.indptr,
+            trained.ids,
+            trained.rows[:, : config.d],
+            common,
+            factors,
+            np.float32(config.send_above),
+        )
+        update = Update(len(view), {"common": RowStack(*sent)}, {"factor": factors})
+        scales *= factors
+        own_rows = trained.rows[:, config.d :] / np.repeat(scales, np.diff(trained.indptr))[:, None]
+        changed = RowStack(trained.indptr, trained.ids, own_rows)
+        small = (scales < SMALLEST_SCALE).any()
+        personal = _rescaled(tables, changed, scales) if small else changed
+        kept: Private = {"personal": personal, "scale": scales, "vector": vectors, "bias": biases}
+        return Fitted(update, kept, losses)
+
+    def rates(self, round_number: int) -> tuple[float, float]:
+        """Return the rates of (vector and bias, tables) at the start of a round."""
+        decayed = self.config.round_decay ** max(0, round_number - 1)
+        return self.config.lr * decayed, self.config.table_lr * decayed
+
+    def _decay(self, view: TrainView, round_number: int) -> NDArray[np.float32]:
+        """Return the factor by which weight decay shrinks each client's tables in a round."""
+        config = self.config
+        has_negatives = view.excluded().lengths < view.n_items
+        samples = view.positives.lengths * np.where(has_negatives, 1 + config.negatives, 1)
+        batches = config.epochs * -(-samples // config.batch)
+        steps = np.arange(batches.max(initial=0))
+        rates = self.rates(round_number)[1] * config.batch_decay**steps
+        factors = np.cumprod(np.append(1.0, 1 - rates * config.weight_decay))
+        return np.asarray(factors[batches], np.float32)
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Average the devices' copies of C."""
+        kept = np.float32(total.dense["factor"] / total.clients)
+        return {"common": apply_mean(shared["common"] * kept, total, "common")}
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Score with the own table on top of the newest common one."""
+        tables = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
+        vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
+        return score_own_tables(tables + shared["common"], vectors, biases)
+
+    @staticmethod
+    def sparse_share(shared: Shared) -> float:
+        """Return the share of C's entries that are as good as zero."""
+        return float((abs(shared["common"]) < ZERO).mean())
+
+
+def _rescaled(tables: Array, changed: RowStack, scales: Array) -> Array:
+    """Put changed rows in place, and small scales into their tables; those become 1."""
+    tables, small = with_rows(tables, changed), scales < SMALLEST_SCALE
+    tables[small] *= scales[small, None, None]
+    scales[small] = 1
+    return tables

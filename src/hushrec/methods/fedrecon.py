@@ -1,0 +1,80 @@
+"""FedRecon: federated reconstruction (Singhal et al., 2021), for matrix factorisation.
+
+Shared: item table Q [m, d]. Private: nothing that a round inherits. As measured by Zhang et al.,
+2023, section 6.2: "between every two rounds, this method does not inherit user embedding from the
+previous round but trains it from scratch".
+
+A round on a device (Singhal et al., algorithm 1): reconstruct the user vector from its first draw
+with the received Q frozen; then, with the vector frozen, steps on the touched rows; upload their
+deltas; the server adds the mean. Both parts see all the device's samples. The device keeps the
+vector it reconstructed last, to score with.
+
+``dual`` adds the dual personalization of PFedRec (Zhang et al., 2023, table 3): after the
+reconstruction each batch takes a step on the vector, then, with the new one, on the rows; and a
+device scores with its own rows on top of the table it received.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from hushrec.aggregate import Update
+from hushrec.clients import TrainView
+from hushrec.methods.base import Fitted, Private, Shared
+from hushrec.methods.fedmf import FedMF, FedMFConfig
+from hushrec.methods.inner_product import deltas, first_vector, train_at
+from hushrec.rng import Streams
+
+
+class FedReconConfig(FedMFConfig):
+    """Options of FedMF, and how long a vector is reconstructed."""
+
+    recon_epochs: Annotated[int, Field(ge=1)] = 10
+    """Passes over the client's samples that reconstruct its vector, before those on the rows."""
+    recon_lr: Annotated[float, Field(gt=0)] = 1.0
+    """Rate of the reconstruction."""
+
+
+class FedRecon(FedMF):
+    """Matrix factorisation whose user vectors are reconstructed in every round."""
+
+    name = "fedrecon"
+    Config = FedReconConfig
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Reconstruct the vectors, then train the rows; upload the rows' deltas."""
+        config, table = self.config, shared["items"]
+        first = first_vector(config.d, config.init_std, streams)
+        vectors = np.repeat(first[None], len(view), axis=0)
+        reconstruction = config.model_copy(update={"epochs": config.recon_epochs})
+        train_at(
+            (config.recon_lr, 0.0),
+            reconstruction,
+            view,
+            table,
+            vectors,
+            None,
+            streams,
+            round_number,
+            two_steps=False,
+        )
+        rates = config.lr if config.dual else 0.0, config.lr * view.n_items * config.item_rate
+        trained, losses = train_at(
+            rates,
+            config,
+            view,
+            table,
+            vectors,
+            None,
+            streams,
+            round_number,
+            two_steps=config.dual,
+        )
+        update = Update(len(view), rows={"items": deltas(trained, table)})
+        rows = {"rows": trained} if config.dual else {}
+        return Fitted(update, {"vector": vectors, **rows}, losses)

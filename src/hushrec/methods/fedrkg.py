@@ -1,0 +1,212 @@
+"""FedRKG: personalised federated recommendation with knowledge guidance (Lim et al., 2025).
+
+Private: item table P_u [m, d], user vector e_u (with a bias where the backbone has one), gate
+(W_u [3d], b_u). Shared: the guidance table P_g, sent only after a guidance round.
+
+Ordinary rounds train (P_u, e_u) on the device (eq. 2) and upload nothing. Every ``interval``
+rounds the devices upload P_u after training, and the server takes the mean, P_g (algorithm 1,
+line 11); its sum grows as they arrive. Then each device trains its gate with everything else frozen
+(eq. 7 and 8) on the fused rows of eq. 6 and commits them for all items (eq. 9):
+
+    P_u <- beta P_u + 2 (1 - beta) g P_g,   g = sigmoid(W_u . [P_u, P_g, P_u - P_g] + b_u)
+
+W_u and b_u start at 0, so an untrained gate is 1/2 and guidance the plain mix of eq. 3. The devices
+hear of P_g with the next download, so the commit of guidance round t is the first thing they do in
+round t + 1: the paper's order of steps, seen by the evaluation one round later. Where cohorts are
+drawn, guidance reaches the cohort of that round.
+
+P_u itself travels in guidance rounds: that is the paper's method, and ``reveals`` says so.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec import kernels
+from hushrec.aggregate import RowStack, Total, Update
+from hushrec.clients import TrainView
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    PerClient,
+    PerClientTable,
+    Private,
+    PrivateFields,
+    Shared,
+)
+from hushrec.methods.inner_product import (
+    InnerProductConfig,
+    first_vector,
+    initial_table,
+    score_own_tables,
+    train_at,
+    with_rows,
+)
+from hushrec.rng import Streams
+
+Array = NDArray[Any]
+
+GUIDE_PURPOSE = "guide"
+"""The stream of a gate's own negatives."""
+
+
+class FedRKGConfig(InnerProductConfig):
+    """Rates are those of the authors' code; `guidance` holds the paper's ablations."""
+
+    backbone: Literal["fedmf", "pfedrec"] = "pfedrec"
+    """A user vector and joint steps, or a score function with bias and two steps."""
+    guidance: Literal["adaptive", "fixed", "replace", "none"] = "adaptive"
+    """With the gate; without it ("w/o AG", eq. 3); by replacing P_u ("w/ GIE"); none ("w/ PIE")."""
+    interval: Annotated[int, Field(ge=1)] = 100
+    """T_int: every how many rounds the tables are uploaded."""
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.99
+    """How much of P_u a commit keeps."""
+    gate_lr: Annotated[float, Field(ge=0)] = 1e-4
+    """Rate of the gate."""
+    gate_epochs: Annotated[int, Field(ge=0)] = 5
+    """Passes over the client's samples per guidance; 0 leaves the gate at 1/2."""
+    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    """Largest norm of a gradient, of recommender and gate alike; none with None."""
+    round_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Rates of vector and table shrink by this factor from one round to the next."""
+
+
+class FedRKG(Method):
+    """Private tables that are guided by their mean from time to time."""
+
+    name = "fedrkg"
+    Config = FedRKGConfig
+    default_rounds = 1000
+    reveals = frozenset({"table"})
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Draw the table that every device starts from (algorithm 1, line 2)."""
+        table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
+        return {"guidance": table, "fresh": np.zeros(1, np.int64)}
+
+    def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
+        """Keep table, vector, bias and gate; a newcomer starts from the last guidance table."""
+        d = self.config.d
+        if self.config.backbone == "fedmf":
+            vector, bias = first_vector(d, self.config.init_std, streams), 0.0
+        else:
+            bound = 1 / np.sqrt(d)
+            both = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
+            vector, bias = both[:d].astype(np.float32), both[d]
+        return {
+            "table": PerClientTable(shared["guidance"]),
+            "vector": PerClient(vector),
+            "bias": PerClient(np.asarray(bias, np.float32)),
+            "gate": PerClient(np.zeros(3 * d, np.float32)),
+            "gate_bias": PerClient(np.zeros((), np.float32)),
+        }
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Commit the guidance, if there is any, then train alone; upload in guidance rounds."""
+        config = self.config
+        has_bias, tables = config.backbone == "pfedrec", np.asarray(private["table"])
+        vectors, biases = np.array(private["vector"]), np.array(private["bias"])
+        gates, gate_biases = np.array(private["gate"]), np.array(private["gate_bias"])
+        guided = "guidance" in shared
+        if guided:
+            frozen = tables, vectors, biases
+            tables = self._guided(
+                shared["guidance"], frozen, gates, gate_biases, view, streams, round_number
+            )
+            tables.flags.writeable = False
+        decayed = config.round_decay ** max(0, round_number - 1)
+        rates = config.lr * decayed, config.lr * view.n_items * config.item_rate * decayed
+        rows, losses = train_at(
+            rates,
+            config,
+            view,
+            np.zeros(tables.shape[1:], np.float32),
+            vectors,
+            biases if has_bias else None,
+            streams,
+            round_number,
+            own_tables=tables,
+            two_steps=has_bias,
+            clip=config.clip,
+        )
+        uploads = config.guidance != "none" and round_number % config.interval == 0
+        update = Update(len(view))
+        table: Array | RowStack = rows
+        if guided or uploads:
+            table = with_rows(tables, rows)
+        if uploads:
+            update = Update(len(view), dense={"table": np.asarray(table)})
+        kept = {
+            "table": table,
+            "vector": vectors,
+            "bias": biases,
+            "gate": gates,
+            "gate_bias": gate_biases,
+        }
+        return Fitted(update, kept, losses)
+
+    def _guided(
+        self,
+        guidance: Array,
+        frozen: tuple[Array, Array, Array],
+        gates: Array,
+        gate_biases: Array,
+        view: TrainView,
+        streams: Streams,
+        round_number: int,
+    ) -> Array:
+        """Train the gates, in place, and return the fused tables (eq. 7 to 9)."""
+        config, excluded = self.config, view.excluded()
+        tables, vectors, biases = frozen
+        return kernels.guide(
+            streams.key(GUIDE_PURPOSE, round_number),
+            view.users,
+            view.positives.indptr,
+            view.positives.values,
+            excluded.indptr,
+            excluded.values,
+            tables,
+            guidance,
+            vectors,
+            biases,
+            gates,
+            gate_biases,
+            config.negatives,
+            config.gate_epochs if config.guidance == "adaptive" else 0,
+            config.batch,
+            np.float32(config.gate_lr),
+            np.float32(0 if config.guidance == "replace" else config.beta),
+            np.float32(np.inf if config.clip is None else config.clip),
+        )
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Take the mean of the tables, if they came (algorithm 1, line 11)."""
+        if "table" not in total.dense:
+            return {"guidance": shared["guidance"], "fresh": np.zeros(1, np.int64)}
+        mean = total.dense["table"] / total.clients
+        return {"guidance": mean.astype(np.float32), "fresh": np.ones(1, np.int64)}
+
+    def download(self, shared: Shared) -> Shared:
+        """Send the guidance table in the round after it was made, and else nothing."""
+        return {"guidance": shared["guidance"]} if shared["fresh"][0] else {}
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Score with the own table alone."""
+        vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
+        return score_own_tables(np.asarray(private["table"]), vectors, biases)
+
+    @staticmethod
+    def gates(shared: Shared, private: Private) -> NDArray[np.float32]:
+        """Return every client's gate of every item, for the last guidance table (eq. 5)."""
+        return kernels.gates(
+            np.asarray(private["gate"]),
+            np.asarray(private["gate_bias"]),
+            np.asarray(private["table"]),
+            shared["guidance"],
+        )

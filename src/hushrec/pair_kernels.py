@@ -1,0 +1,236 @@
+"""Kernels over pairs of items: what a client counts, and exact sums over keys too many for a table.
+
+A pair (i, j) of a catalogue of m items is the key i·m + j. All kernels release the interpreter
+lock, so threads work on their own clients at the same time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+DIGIT_BITS = 11
+"""A pass of the radix sort orders by this many bits: its counters fit the first-level cache."""
+
+
+@njit(cache=True, nogil=True)
+def key_order(keys: Array) -> Array:
+    """Return the stable order that sorts keys, none below 0, by radix."""
+    n = len(keys)
+    order, other = np.arange(n), np.empty(n, np.int64)
+    largest = keys.max() if n else 0
+    shift = 0
+    while largest >> shift:
+        start = np.zeros((1 << DIGIT_BITS) + 1, np.int64)
+        for k in range(n):
+            start[((keys[k] >> shift) & ((1 << DIGIT_BITS) - 1)) + 1] += 1
+        for digit in range(1, len(start)):
+            start[digit] += start[digit - 1]
+        for k in range(n):
+            digit = (keys[order[k]] >> shift) & ((1 << DIGIT_BITS) - 1)
+            other[start[digit]] = order[k]
+            start[digit] += 1
+        order, other = other, order
+        shift += DIGIT_BITS
+    return order
+
+
+@njit(cache=True, nogil=True)
+def sum_by_key(keys: Array, rows: Array) -> tuple[Array, Array, bool]:
+    """Add up rows of the same key in fixed point (2^-32 steps): ascending keys and their sums.
+
+    The flag is False if a number does not fit.
+    """
+    n, width = rows.shape
+    order = key_order(keys)
+    out_keys = np.empty(n, np.int64)
+    out = np.zeros((n, width), np.int64)
+    fits = True
+    last = -1
+    for k in range(n):
+        r = order[k]
+        if last < 0 or keys[r] != out_keys[last]:
+            last += 1
+            out_keys[last] = keys[r]
+        for column in range(width):
+            steps: Any = np.float64(rows[r, column]) * 4294967296.0
+            if not abs(steps) < 2.0**62:  # true for NaN as well
+                fits = False
+                steps = 0.0
+            out[last, column] += np.int64(steps + (0.5 if steps >= 0 else -0.5))
+            fits &= abs(out[last, column]) < 4611686018427387904
+    return out_keys[: last + 1].copy(), out[: last + 1].copy(), fits
+
+
+@njit(cache=True, nogil=True)
+def merge_sums(
+    keys: Array, sums: Array, other_keys: Array, other_sums: Array
+) -> tuple[Array, Array, bool]:
+    """Merge two sums of ascending keys; the flag is False if a sum does not fit."""
+    a, b, n = 0, 0, 0
+    while a < len(keys) and b < len(other_keys):
+        first, second = keys[a], other_keys[b]
+        a += first <= second
+        b += second <= first
+        n += 1
+    n += len(keys) - a + len(other_keys) - b
+    out_keys = np.empty(n, np.int64)
+    out = np.empty((n, sums.shape[1]), np.int64)
+    fits = True
+    a, b = 0, 0
+    for k in range(n):
+        mine = b == len(other_keys) or (a < len(keys) and keys[a] <= other_keys[b])
+        others = a == len(keys) or (b < len(other_keys) and other_keys[b] <= keys[a])
+        out_keys[k] = keys[a] if mine else other_keys[b]
+        for column in range(out.shape[1]):
+            value = sums[a, column] if mine else 0
+            if others:
+                value += other_sums[b, column]
+            out[k, column] = value
+            fits &= abs(value) < 4611686018427387904
+        a += mine
+        b += others
+    return out_keys, out, fits
+
+
+# ---------------------------------------------------------------- what a client counts
+
+
+@njit(cache=True, nogil=True)
+def following_pairs(
+    indptr: Array, items: Array, n_items: int, by_gap: Array
+) -> tuple[Array, Array, Array]:
+    """Return, ragged by client, what followed what: keys and weights.
+
+    Item j, g steps after item i, gives the pair (i, j) the weight ``by_gap[g - 1]``, and none past
+    its end; every occurrence of i gives (i, i) the weight 1. So the diagonal holds counts.
+    """
+    window = len(by_gap)
+    out_indptr = np.zeros(len(indptr), np.int64)
+    for c in range(len(indptr) - 1):
+        n = indptr[c + 1] - indptr[c]
+        full = max(0, n - window)
+        rest = n - full
+        out_indptr[c + 1] = out_indptr[c] + n + full * window + rest * (rest - 1) // 2
+    keys = np.empty(out_indptr[-1], np.int64)
+    weights = np.empty((out_indptr[-1], 1), np.float32)
+    end = 0
+    for c in range(len(indptr) - 1):
+        last = indptr[c + 1]
+        for p in range(indptr[c], last):
+            row = np.int64(items[p]) * n_items
+            keys[end] = row + items[p]
+            weights[end, 0] = 1.0
+            end += 1
+            for q in range(p + 1, min(p + window + 1, last)):
+                if items[q] != items[p]:
+                    keys[end] = row + items[q]
+                    weights[end, 0] = by_gap[q - p - 1]
+                    end += 1
+        out_indptr[c + 1] = end  # fewer than foreseen where an item comes again soon
+    return out_indptr, keys[:end], weights[:end]
+
+
+@njit(cache=True, nogil=True)
+def common_pairs(indptr: Array, items: Array, n_items: int) -> tuple[Array, Array, Array]:
+    """Return, ragged by client, every pair i <= j of its items, which must ascend: keys, ones."""
+    out_indptr = np.zeros(len(indptr), np.int64)
+    for c in range(len(indptr) - 1):
+        n = indptr[c + 1] - indptr[c]
+        out_indptr[c + 1] = out_indptr[c] + n * (n + 1) // 2
+    keys = np.empty(out_indptr[-1], np.int64)
+    end = 0
+    for c in range(len(indptr) - 1):
+        for p in range(indptr[c], indptr[c + 1]):
+            row = np.int64(items[p]) * n_items
+            for q in range(p, indptr[c + 1]):
+                keys[end] = row + items[q]
+                end += 1
+    return out_indptr, keys, np.ones((end, 1), np.float32)
+
+
+# ---------------------------------------------------------------- item-to-item weights
+
+
+@njit(cache=True, nogil=True)
+def fill_block(block: Array, place: Array, keys: Array, values: Array, n_items: int) -> None:
+    """Write the pairs of items that have a place into a dense block."""
+    for k in range(len(keys)):
+        i, j = place[keys[k] // n_items], place[keys[k] % n_items]
+        if i >= 0 and j >= 0:
+            block[i, j] = values[k]
+
+
+@njit(cache=True, nogil=True)
+def strongest(
+    block: Array,
+    head: Array,
+    place: Array,
+    keys: Array,
+    values: Array,
+    n_items: int,
+    neighbours: Array,
+    weights: Array,
+) -> None:
+    """Keep each item's weights that are largest in size, by item number, ties to the lower one.
+
+    Where an item has fewer than there are places, the rest name the item itself, with weight 0.
+    A pair of head items has its weight in ``block``; other pairs have theirs under ascending keys.
+    """
+    width = neighbours.shape[1]
+    found_item = np.empty(n_items, np.int32)
+    found_weight = np.empty(n_items, np.float64)
+    key = 0
+    for i in range(n_items):
+        n = 0
+        if place[i] >= 0:
+            for k in range(len(head)):
+                if block[place[i], k] != 0.0:
+                    found_item[n], found_weight[n] = head[k], block[place[i], k]
+                    n += 1
+        while key < len(keys) and keys[key] // n_items == i:
+            found_item[n], found_weight[n] = keys[key] % n_items, values[key]
+            n += 1
+            key += 1
+        bound = -1.0
+        spare = 0
+        if n > width:
+            size = np.abs(found_weight[:n])
+            bound = np.partition(size, n - width)[n - width]
+            spare = width - np.sum(size > bound)
+        by_item = np.argsort(found_item[:n])
+        end = 0
+        for k in by_item:
+            if abs(found_weight[k]) == bound:
+                spare -= 1
+                if spare < 0:
+                    continue
+            elif abs(found_weight[k]) < bound:
+                continue
+            neighbours[i, end] = found_item[k]
+            weights[i, end] = found_weight[k]
+            end += 1
+        neighbours[i, end:] = i
+
+
+@njit(cache=True, nogil=True)
+def add_from_history(
+    scores: Array,
+    indptr: Array,
+    items: Array,
+    neighbours: Array,
+    weights: Array,
+    by_place: Array,
+) -> None:
+    """Add the neighbours of each client's last items, the g-th last times ``by_place[g - 1]``."""
+    for c in range(len(indptr) - 1):
+        last = indptr[c + 1]
+        for p in range(last - 1, max(indptr[c], last - len(by_place)) - 1, -1):
+            item, weight = items[p], by_place[last - 1 - p]
+            for k in range(neighbours.shape[1]):
+                scores[c, neighbours[item, k]] += weight * weights[item, k]

@@ -1,0 +1,249 @@
+"""``hushrec privacy``: epsilon from noise, noise from epsilon, the paper's tables, a curve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from hushrec.errors import ConfigError
+from hushrec.privacy.accountant import (
+    Everybody,
+    FixedSize,
+    Gaussian,
+    Neighbours,
+    Poisson,
+    Sampling,
+    epsilon_of,
+    noise_for,
+)
+from hushrec.privacy.tables import DELTAS, ROUNDS, cells
+from hushrec.report.plots import line, standalone
+
+CURVE_POINTS = 16
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
+)
+noise_option = click.option(
+    "--noise",
+    type=click.FloatRange(min=0),
+    required=True,
+    metavar="Z",
+    help="Standard deviation of the noise over the sensitivity, which is the clipping bound under "
+    "add-or-remove-one and twice the bound under replace-one.",
+)
+
+
+def setting_options(command: Command) -> Command:
+    """Add what every question about a run needs."""
+    options = (
+        click.option("--population", type=click.IntRange(min=1), required=True, metavar="N"),
+        click.option(
+            "--cohort", type=float, metavar="M", help="Clients a round; expected ones for poisson."
+        ),
+        click.option("--rounds", type=click.IntRange(min=1), required=True, metavar="T"),
+        click.option(
+            "--sampling",
+            type=click.Choice(["poisson", "fixed", "none"]),
+            default="poisson",
+            show_default=True,
+        ),
+        click.option(
+            "--neighbours",
+            type=click.Choice(["add-or-remove-one", "replace-one"]),
+            help="[replace-one for fixed, else add-or-remove-one]",
+        ),
+        click.option("--delta", type=float, required=True, metavar="D"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group()
+def privacy() -> None:
+    """Answer questions about differential privacy.
+
+    \b
+    hushrec privacy epsilon --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
+    hushrec privacy noise --epsilon 4 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
+    hushrec privacy tables
+    """
+
+
+@privacy.command("epsilon")
+@noise_option
+@setting_options
+@json_option
+def epsilon_command(noise: float, delta: float, rounds: int, as_json: bool, **setting: Any) -> None:
+    """Say which epsilon a noise multiplier gives.
+
+    \b
+    hushrec privacy epsilon --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
+    hushrec privacy epsilon --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6 \\
+        --sampling fixed --neighbours replace-one --json
+    hushrec privacy epsilon --noise 30 --population 943 --rounds 100 --sampling none --delta 1e-4
+    """
+    sampling, neighbours = _setting(delta=delta, **setting)
+    epsilon = epsilon_of(Gaussian(noise, sampling, neighbours), rounds, delta)
+    _answer(epsilon, noise, delta, rounds, sampling, neighbours, as_json)
+
+
+@privacy.command("noise")
+@click.option("--epsilon", type=float, required=True, metavar="E")
+@setting_options
+@json_option
+def noise_command(epsilon: float, delta: float, rounds: int, as_json: bool, **setting: Any) -> None:
+    """Say which noise multiplier keeps epsilon.
+
+    \b
+    hushrec privacy noise --epsilon 4 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
+    hushrec privacy noise --epsilon 4 --population 943 --rounds 100 --sampling none --delta 1e-4
+    """
+    sampling, neighbours = _setting(delta=delta, **setting)
+    noise = noise_for(epsilon, delta, rounds, sampling, neighbours)
+    reached = epsilon_of(Gaussian(noise, sampling, neighbours), rounds, delta)
+    _answer(reached, noise, delta, rounds, sampling, neighbours, as_json)
+
+
+@privacy.command("tables")
+@json_option
+def tables_command(as_json: bool) -> None:
+    """Show tables 3 and 4 of DP-PrivRec, as printed and as they should be.
+
+    \b
+    hushrec privacy tables
+    hushrec privacy tables --json
+    """
+    found = cells()
+    if as_json:
+        click.echo(json.dumps([asdict(cell) for cell in found], indent=2))
+        return
+    console = Console()
+    for name in dict.fromkeys(cell.table for cell in found):
+        table = Table(title=f"{name}: epsilon", title_justify="left", box=None, pad_edge=False)
+        table.add_column("M / N", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for delta in DELTAS:
+            table.add_column(f"delta {delta:.0e}", justify="right", no_wrap=True)
+        here = [cell for cell in found if cell.table == name]
+        for cohort in dict.fromkeys(cell.cohort for cell in here):
+            row = [cell for cell in here if cell.cohort == cohort]
+            label = f"{cohort} / {row[0].population}"
+            for text, field in (
+                ("printed", "printed"),
+                (f"{ROUNDS} M compositions", "paper_tables"),
+                (f"{ROUNDS} rounds", "rounds"),
+                ("… noise over 2 S", "rounds_replace_one"),
+            ):
+                table.add_row(label, text, *(f"{getattr(cell, field):.4f}" for cell in row))
+                label = ""
+            table.add_section()
+        console.print(table)
+    console.print(
+        f"The paper counted a composition for each of the M users of a round. Noise is added once "
+        f"a round: {ROUNDS} compositions. Under replace-one, noise of standard deviation S on a "
+        "sum clipped to S is a multiplier of 1/2: the last line.",
+        style="dim",
+        highlight=False,
+    )
+
+
+@privacy.command("plot")
+@noise_option
+@setting_options
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("epsilon.svg"), show_default=True
+)
+@json_option
+def plot_command(
+    noise: float, delta: float, rounds: int, out: Path, as_json: bool, **setting: Any
+) -> None:
+    """Draw epsilon against rounds.
+
+    \b
+    hushrec privacy plot --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6 \\
+        --out eps.svg
+    """
+    if rounds < 2:
+        raise ConfigError("a curve needs at least two rounds: use a larger --rounds")
+    sampling, neighbours = _setting(delta=delta, **setting)
+    event = Gaussian(noise, sampling, neighbours)
+    # The curve bends at its beginning: more points there.
+    numbers = sorted({round(1 + (rounds - 1) * x**2) for x in np.linspace(0, 1, CURVE_POINTS)})
+    points = [(number, epsilon_of(event, number, delta)) for number in numbers]
+    if not np.isfinite(points[0][1]):
+        raise ConfigError("without noise there is no epsilon to draw: use a larger --noise")
+    title = f"epsilon at delta {delta:g} against rounds; noise {noise:g}, {sampling}"
+    try:
+        out.write_text(standalone(line(points, title, selected=-1, from_zero=True), title), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    if as_json:
+        curve = [{"rounds": number, "epsilon": epsilon} for number, epsilon in points]
+        click.echo(json.dumps({"out": str(out), "delta": delta, "curve": curve}, indent=2))
+        return
+    click.echo(f"{out}: epsilon {points[-1][1]:.4g} after {rounds} rounds")
+
+
+def _setting(
+    *, population: int, cohort: float | None, sampling: str, neighbours: Any, delta: float
+) -> tuple[Sampling, Neighbours]:
+    if not 0 < delta < 1 / population:
+        raise ConfigError(
+            f"delta = {delta:g} must lie between 0 and 1 / population = {1 / population:.3g}: a "
+            "larger one allows giving a user away entirely"
+        )
+    if sampling == "none":
+        if cohort is not None and cohort != population:
+            raise ConfigError(
+                "sampling 'none' means that everybody takes part: leave out --cohort, "
+                "or use --sampling poisson or fixed"
+            )
+        return Everybody(), neighbours or "add-or-remove-one"
+    if cohort is None:
+        raise ConfigError(f"--sampling {sampling} needs --cohort")
+    if sampling == "poisson":
+        return Poisson(cohort / population), neighbours or "add-or-remove-one"
+    if cohort != int(cohort):
+        raise ConfigError(f"--cohort {cohort:g}: a fixed-size cohort is a whole number")
+    return FixedSize(int(cohort), population), neighbours or "replace-one"
+
+
+def _answer(
+    epsilon: float,
+    noise: float,
+    delta: float,
+    rounds: int,
+    sampling: Sampling,
+    neighbours: Neighbours,
+    as_json: bool,
+) -> None:
+    bound = "the clipping bound" if neighbours == "add-or-remove-one" else "twice the bound"
+    if as_json:
+        answer = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "noise_multiplier": noise,
+            "rounds": rounds,
+            "sampling": str(sampling),
+            "neighbours": neighbours,
+            "sensitivity": bound,
+            "unit": "user",
+        }
+        click.echo(json.dumps(answer, indent=2))
+        return
+    click.echo(
+        f"epsilon {epsilon:.4f} at delta {delta:g}: {rounds} rounds, noise multiplier {noise:.4g} "
+        f"(standard deviation over {bound}), {neighbours}, sampling {sampling}"
+    )

@@ -1,0 +1,89 @@
+"""`Guarantee`: what a run promises, as fields a program can check and a sentence a person can."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from hushrec.privacy.accountant import Neighbours
+
+NO_GUARANTEE = "none"
+
+NOT_COVERED = (
+    "the choice of the round (and of an early stop) on validation items",
+    "metrics, losses and ranks in the run folder",
+    "options tuned on the same data, and other runs or seeds on it",
+    "private parameters, which stay on the device and are not noised",
+    "noise from seeded streams, as this is a simulation: whoever knows the seed can remove it",
+    "rounding of the noise to floating point and of the sums to 2^-32",
+)
+
+Trust = Literal["nobody", "aggregator"]
+TRUSTED: dict[Trust, str] = {
+    "nobody": "nobody but the device is trusted: the server may look at every upload",
+    "aggregator": (
+        "the party that sums is trusted with the uploads, or sums them under encryption; "
+        "the guarantee is for whoever sees the models it releases"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta)-DP of everything that was released in the training rounds."""
+
+    epsilon: float
+    delta: float
+    neighbours: Neighbours
+    sampling: str
+    trust: Trust
+    mechanism: str
+    """What was done to an upload, and to the sum."""
+    rounds: int
+    """At most so many, decided before the first."""
+    unit: str = "user"
+    """Whose data may change: all interactions of one user."""
+    not_covered: tuple[str, ...] = NOT_COVERED
+
+    @property
+    def statement(self) -> str:
+        """The guarantee in words."""
+        change = {
+            "add-or-remove-one": "with or without any one user",
+            "replace-one": "with any one user's data replaced by any other's",
+        }[self.neighbours]
+        return (
+            f"{self.unit.capitalize()}-level ({self.epsilon:.4g}, {self.delta:.3g})-differential "
+            f"privacy: what up to {self.rounds} rounds release is as likely, up to a factor "
+            f"e^{self.epsilon:.4g} and a probability {self.delta:.3g}, {change}. "
+            f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. "
+            f"Trust: {TRUSTED[self.trust]}. Not covered: {'; '.join(self.not_covered)}."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what summary.json holds under ``privacy``."""
+        return {
+            "guarantee": f"{self.unit}-level (epsilon, delta)-DP",
+            **asdict(self),
+            "not_covered": list(self.not_covered),
+            "statement": self.statement,
+        }
+
+
+def unprotected(*, pooled: bool, up_bytes: int) -> dict[str, Any]:
+    """Return what summary.json holds under ``privacy`` where nothing was asked for."""
+    if pooled:
+        return no_guarantee("No guarantee: a centralised yardstick, everybody's data is pooled.")
+    if up_bytes == 0:
+        return no_guarantee(
+            "No formal guarantee was asked for; this method uploads nothing at all."
+        )
+    return no_guarantee(
+        "No formal guarantee: interactions stay on the clients, but raw updates reach the "
+        "server, and the rows a client uploads name the items it drew and touched."
+    )
+
+
+def no_guarantee(why: str) -> dict[str, Any]:
+    """Return what summary.json holds under ``privacy`` where nothing is promised."""
+    return {"guarantee": NO_GUARANTEE, "epsilon": None, "statement": why}

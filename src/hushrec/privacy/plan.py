@@ -1,0 +1,397 @@
+"""`PrivacyConfig`: what is asked for. `Plan`: how a run gives it, or why it is refused.
+
+Everything that would make a guarantee false is an error here, before the first round, that says
+what to change. Nothing is a warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hushrec.clients import CohortConfig
+from hushrec.errors import ConfigError
+from hushrec.methods.base import Method
+from hushrec.privacy.accountant import (
+    Accountant,
+    Event,
+    Everybody,
+    FixedSize,
+    Gaussian,
+    Neighbours,
+    Poisson,
+    Pure,
+    Sampling,
+    noise_for,
+    sensitivity,
+)
+from hushrec.privacy.clip import AdaptiveClip, Clip, FlatClip, RowClip
+from hushrec.privacy.guarantee import Guarantee, Trust, no_guarantee
+from hushrec.privacy.noise import CentralGaussian, LocalNoise
+from hushrec.privacy.stack import Stack, UploadShape
+
+FIRST_BOUND = 1.0
+"""Where adaptive clipping starts unless told."""
+SUM_COPIES = 7
+"""Memory of a whole upload, in float32 copies of it, while the exact sum takes it in."""
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class PrivacyConfig(BaseModel):
+    """What protects the uploads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["none", "central", "local-laplace", "local-gaussian"] = "none"
+    """Nothing; Gaussian noise on the sum; or noise on every upload."""
+    epsilon: Positive | None = None
+    """The guarantee to keep over all rounds; the noise follows from it."""
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Probability with which the guarantee may fail; below 1 / clients.  [clients^-1.1]"""
+    noise: Positive | None = None
+    """Noise multiplier of `central`, in place of epsilon."""
+    scale: Positive | None = None
+    """Scale of local noise, in place of epsilon: b of Laplace, deviation of Gaussian noise."""
+    clipping: Literal["none", "flat", "row", "adaptive"] | None = None
+    """What is bounded.  [flat where `clip` is given; else adaptive for `central`, none for local]
+    """
+    clip: Positive | None = None
+    """The bound of a norm (L1 for Laplace noise, else L2); for `adaptive`, the first one."""
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of norms that adaptive clipping leaves alone.  [0.5]"""
+    clip_rate: Positive | None = None
+    """How fast an adaptive bound moves.  [0.2]"""
+    bit_noise: Positive | None = None
+    """Noise on the count behind an adaptive bound.  [a twentieth of the cohort, or more]"""
+    neighbours: Neighbours | None = None
+    """What changes between neighbours.  [what the cohort's analysis is valid for]"""
+    sampling: Literal["poisson", "fixed", "none"] | None = None
+    """The sampling to be analysed, if it is to be checked against the cohort's."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stack of a run, what each round adds to the account, and what is said of it."""
+
+    stack: Stack
+    event: Event | None = None
+    """None where nothing is promised, or nothing uploaded."""
+    delta: float = 0.0
+    neighbours: Neighbours = "replace-one"
+    sampling: Sampling = Everybody()  # noqa: RUF009 - a frozen value
+    trust: Trust = "nobody"
+    mechanism: str = ""
+    why_none: str | None = None
+    """Why there is no guarantee, in a sentence; None if there is one."""
+    asked: float | None = None
+    """Epsilon that was asked for."""
+    rounds: int = 0
+    """Rounds that were planned."""
+
+    def statement(self, history: Sequence[Mapping[str, Any]], run: int) -> dict[str, Any]:
+        """Return what summary.json says about privacy after this many rounds were run."""
+        if self.why_none is not None:
+            return no_guarantee(self.why_none)
+        accountant = Accountant(history)
+        spent = accountant.epsilon(self.delta)
+        if self.event is not None:
+            # Whoever may stop at any round, having seen the models, claims for all of them.
+            accountant.record(self.event, max(0, self.rounds - run))
+        guarantee = Guarantee(
+            epsilon=accountant.epsilon(self.delta),
+            # Laplace noise, and saying nothing, never fail.
+            delta=self.delta if isinstance(self.event, Gaussian) else 0.0,
+            neighbours=self.neighbours,
+            sampling=str(self.sampling),
+            trust=self.trust,
+            mechanism=self.mechanism,
+            rounds=max(self.rounds, run),
+        )
+        account = {"asked_epsilon": self.asked, "spent_epsilon": spent, "account": list(history)}
+        return {**guarantee.as_dict(), **account}
+
+
+def check_privacy(
+    config: PrivacyConfig, cohort: CohortConfig, method: type[Method], population: int
+) -> None:
+    """Refuse what cannot be given, whatever the method uploads."""
+    given = config.model_dump(exclude_none=True, exclude={"mode"})
+    if config.mode == "none":
+        for name in given:
+            raise ConfigError(
+                f"privacy.{name} does nothing without a mode: use --privacy central (or "
+                "local-laplace, local-gaussian)"
+            )
+        return
+    if method.pooled:
+        raise ConfigError(
+            f"{method.name} pools everybody's data: nothing protects it; use a federated method"
+        )
+    if method.data_weighted:
+        raise ConfigError(
+            f"{method.name} weighs clients by their data, outside the clipped upload: their "
+            "influence has no bound; use a method that weighs clients alike, or uploads its weights"
+        )
+    if config.delta is not None and config.delta >= 1 / population:
+        raise ConfigError(
+            f"privacy.delta = {config.delta:g} would allow giving one of {population} users away "
+            f"entirely: use a delta below {1 / population:.3g}"
+        )
+    _check_clipping(config)
+    if config.mode == "central":
+        _check_central(config, cohort)
+    else:
+        _check_local(config)
+
+
+def _check_clipping(config: PrivacyConfig) -> None:
+    if _clipping(config) != "adaptive":
+        for name in ("quantile", "clip_rate", "bit_noise"):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"privacy.{name} needs privacy.clipping = adaptive")
+    if config.clipping in ("flat", "row") and config.clip is None:
+        raise ConfigError(f"privacy.clipping = {config.clipping} needs a bound: --clip 1.0")
+    if config.clipping == "none" and config.clip is not None:
+        raise ConfigError("privacy.clip and privacy.clipping = none contradict each other")
+
+
+def _check_central(config: PrivacyConfig, cohort: CohortConfig) -> None:
+    if _clipping(config) == "none":
+        raise ConfigError(
+            "without clipping one user can move the sum without bound, and no noise hides that: "
+            "use --clip 1.0 or privacy.clipping = adaptive"
+        )
+    if config.scale is not None:
+        raise ConfigError(
+            "--scale is for local noise: use --epsilon, or privacy.noise, for central"
+        )
+    if (config.epsilon is None) == (config.noise is None):
+        raise ConfigError(
+            "central noise follows from --epsilon, or is given as a multiplier with privacy.noise: "
+            "use one of the two"
+        )
+    real = {"all": "none", "fixed": "fixed", "poisson": "poisson"}[cohort.kind]
+    if config.sampling not in (None, real):
+        raise ConfigError(
+            f"cohort.kind = {cohort.kind} is not {config.sampling} sampling, so its amplification "
+            f"cannot be claimed: use privacy.sampling = {real} or another cohort.kind"
+        )
+    if cohort.kind == "fixed" and config.neighbours == "add-or-remove-one":
+        raise ConfigError(
+            "fixed-size cohorts are accounted for under replace-one: use privacy.neighbours = "
+            "replace-one, or cohort.kind = poisson"
+        )
+    if cohort.kind == "poisson" and config.neighbours == "replace-one":
+        raise ConfigError(
+            "Poisson cohorts are accounted for under add-or-remove-one: use privacy.neighbours = "
+            "add-or-remove-one, or cohort.kind = fixed"
+        )
+
+
+def _check_local(config: PrivacyConfig) -> None:
+    clipping = _clipping(config)
+    if config.noise is not None:
+        raise ConfigError(
+            "privacy.noise is for central noise: use --scale, or --epsilon and --clip"
+        )
+    if (config.epsilon is None) == (config.scale is None):
+        raise ConfigError("local noise needs --scale, or --epsilon with --clip: use one of the two")
+    if config.epsilon is not None and clipping == "none":
+        raise ConfigError(
+            "without clipping no local noise gives an epsilon: add --clip 1.0, or use --scale to "
+            "have the noise without a guarantee"
+        )
+    if clipping == "adaptive":
+        raise ConfigError(
+            "adaptive clipping needs a trusted count over the clients: use privacy.clipping = flat "
+            "for local noise"
+        )
+    if config.neighbours == "add-or-remove-one":
+        raise ConfigError(
+            "the server sees who uploads, so local noise hides what is uploaded and not that it "
+            "is: use privacy.neighbours = replace-one"
+        )
+    if config.sampling not in (None, "none"):
+        raise ConfigError(
+            "the server sees who uploads, so sampling amplifies nothing under local noise: use "
+            "privacy.sampling = none"
+        )
+
+
+def make_plan(
+    config: PrivacyConfig,
+    cohort: CohortConfig,
+    shape: UploadShape,
+    population: int,
+    rounds: int,
+) -> Plan:
+    """Find the mechanisms and their noise for a configuration that was checked."""
+    plan = Plan(
+        Stack(), delta=config.delta or population**-1.1, asked=config.epsilon, rounds=rounds
+    )
+    if not shape.entries:
+        return replace(
+            plan,
+            stack=Stack((NothingUploaded(shape),)),
+            mechanism="nothing is uploaded, so the server learns nothing",
+        )
+    if config.mode == "central":
+        return _central(config, cohort, shape, population, rounds, plan)
+    return _local(config, shape, rounds, plan)
+
+
+@dataclass(frozen=True)
+class NothingUploaded:
+    """Holds a method that uploads nothing to it."""
+
+    shape: UploadShape
+
+    def protect(self, update: Any, view: Any, streams: Any, round_number: int) -> Any:
+        """Refuse any upload."""
+        self.shape.check(update)
+        return update
+
+    def finish(self, total: Any, streams: Any, round_number: int) -> tuple[Any, NothingUploaded]:
+        """Change nothing."""
+        return total, self
+
+
+def carried_bound(stack: Stack) -> float | None:
+    """Return the adaptive bound, the one thing a stack carries from round to round."""
+    for mechanism in stack.mechanisms:
+        if isinstance(mechanism, CentralGaussian) and isinstance(mechanism.clip, AdaptiveClip):
+            return mechanism.clip.bound
+    return None
+
+
+def with_bound(stack: Stack, bound: float | None) -> Stack:
+    """Return the stack as it was when it carried this bound."""
+    if bound is None:
+        return stack
+    mechanisms = tuple(
+        replace(mechanism, clip=replace(mechanism.clip, bound=bound))
+        if isinstance(mechanism, CentralGaussian) and isinstance(mechanism.clip, AdaptiveClip)
+        else mechanism
+        for mechanism in stack.mechanisms
+    )
+    return replace(stack, mechanisms=mechanisms)
+
+
+def _central(
+    config: PrivacyConfig,
+    cohort: CohortConfig,
+    shape: UploadShape,
+    population: int,
+    rounds: int,
+    plan: Plan,
+) -> Plan:
+    sampling, expected = _sampling(cohort, population)
+    natural: Neighbours = "replace-one" if cohort.kind == "fixed" else "add-or-remove-one"
+    neighbours = config.neighbours or natural
+    multiplier = config.noise
+    if multiplier is None:
+        assert config.epsilon is not None, "checked"
+        multiplier = noise_for(config.epsilon, plan.delta, rounds, sampling, neighbours)
+    event = Gaussian(multiplier, sampling, neighbours)
+    clip: Clip
+    if _clipping(config) == "adaptive":
+        clip, multiplier = _adaptive(config, multiplier, neighbours, expected)
+    else:
+        clip = _fixed_clip(config)
+    noise = CentralGaussian(clip, multiplier, neighbours, shape, expected)
+    return replace(
+        plan,
+        stack=Stack((noise,)),
+        event=event,
+        neighbours=neighbours,
+        sampling=sampling,
+        trust="aggregator",
+        mechanism=(
+            f"{clip}; Gaussian noise on every entry of the sum, multiplier {event.multiplier:.4g} "
+            f"of the sensitivity under {neighbours}; mean over {expected:g} expected clients"
+        ),
+    )
+
+
+def _adaptive(
+    config: PrivacyConfig, multiplier: float, neighbours: Neighbours, expected: float
+) -> tuple[AdaptiveClip, float]:
+    """Split the noise: two sums, of updates and of bits, that cost as much as one at multiplier."""
+    # A bit is plus or minus a half, so a client moves their sum by a half, or by one if replaced.
+    bit_sensitivity = sensitivity(0.5, neighbours)
+    # By default at least so much noise that the count costs at most a quarter of the budget.
+    bit_noise = config.bit_noise or max(expected / 20, 2 * multiplier * bit_sensitivity)
+    bit_multiplier = bit_noise / bit_sensitivity
+    if bit_multiplier <= multiplier:
+        raise ConfigError(
+            f"privacy.bit_noise = {bit_noise:g} spends the whole budget on the clipping bound: use "
+            f"more than {multiplier * bit_sensitivity:.4g}"
+        )
+    clip = AdaptiveClip(
+        config.clip or FIRST_BOUND, config.quantile or 0.5, config.clip_rate or 0.2, bit_noise
+    )
+    return clip, (multiplier**-2 - bit_multiplier**-2) ** -0.5
+
+
+def _local(config: PrivacyConfig, shape: UploadShape, rounds: int, plan: Plan) -> Plan:
+    kind: Literal["laplace", "gaussian"] = (
+        "laplace" if config.mode == "local-laplace" else "gaussian"
+    )
+    clipped = _clipping(config) != "none"
+    clip = _fixed_clip(config) if clipped else None
+    scale, event = config.scale or math.nan, None
+    if clip is not None:
+        apart = sensitivity(clip.whole_bound(shape), "replace-one")
+        if config.epsilon is not None:
+            if kind == "laplace":
+                scale = apart * rounds / config.epsilon
+            else:
+                scale = apart * noise_for(
+                    config.epsilon, plan.delta, rounds, Everybody(), "replace-one"
+                )
+        event = (
+            Pure(apart / scale)
+            if kind == "laplace"
+            else Gaussian(scale / apart, Everybody(), "replace-one")
+        )
+    noise = LocalNoise(kind, scale, shape)
+    words = f"{kind.capitalize()} noise of scale {scale:.4g} on every entry of every upload"
+    return replace(
+        plan,
+        stack=Stack((noise,) if clip is None else (clip, noise), SUM_COPIES * shape.nbytes),
+        event=event,
+        mechanism=f"{clip}; {words}",
+        why_none=None
+        if clipped
+        else (
+            f"No guarantee: {words}, but uploads are not clipped, so one user's data can outweigh "
+            "any noise. Give a bound with --clip for a guarantee."
+        ),
+    )
+
+
+def _sampling(cohort: CohortConfig, population: int) -> tuple[Sampling, float]:
+    if cohort.kind == "poisson" and cohort.probability is not None:
+        return Poisson(cohort.probability), cohort.probability * population
+    if cohort.kind == "fixed" and cohort.size is not None:
+        return FixedSize(cohort.size, population), cohort.size
+    return Everybody(), population
+
+
+def _clipping(config: PrivacyConfig) -> str:
+    if config.clipping is not None:
+        return config.clipping
+    if config.clip is not None:
+        return "flat"
+    return "adaptive" if config.mode == "central" else "none"
+
+
+def _fixed_clip(config: PrivacyConfig) -> FlatClip | RowClip:
+    assert config.clip is not None, "checked"
+    kind = RowClip if _clipping(config) == "row" else FlatClip
+    return kind(config.clip, 1 if config.mode == "local-laplace" else 2)

@@ -1,0 +1,384 @@
+"""Clipping and noise: bounds, exact scales, twins of the kernels, and a test by statistics."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.stats import beta, kstest
+
+from hushrec.aggregate import ExactSum, RowStack, Total, Update
+from hushrec.errors import ConfigError, DivergedError
+from hushrec.kernels import draw
+from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
+from hushrec.privacy.clip import BIT, AdaptiveClip, FlatClip, RowClip, client_norms
+from hushrec.privacy.kernels import gaussian_noise, laplace_noise
+from hushrec.privacy.noise import CentralGaussian, LocalNoise
+from hushrec.privacy.stack import Stack, UploadShape
+from hushrec.rng import Streams
+from hushrec.testing import MechanismContract, clients_of
+
+ADD, REPLACE = "add-or-remove-one", "replace-one"
+
+
+class TestFlatClip(MechanismContract):
+    hides_support = False
+
+    def make(self, shape):
+        return FlatClip(1.0)
+
+
+class TestRowClip(MechanismContract):
+    hides_support = False
+
+    def make(self, shape):
+        return RowClip(0.5)
+
+
+class TestCentralGaussian(MechanismContract):
+    def make(self, shape):
+        return CentralGaussian(FlatClip(1.0), 1.5, ADD, shape, 7.0)
+
+
+class TestCentralGaussianAdaptive(MechanismContract):
+    def make(self, shape):
+        return CentralGaussian(AdaptiveClip(1.0, 0.5, 0.2, 3.0), 1.5, REPLACE, shape, 7.0)
+
+
+class TestLocalLaplace(MechanismContract):
+    def make(self, shape):
+        return LocalNoise("laplace", 0.3, shape)
+
+
+class TestLocalGaussian(MechanismContract):
+    def make(self, shape):
+        return LocalNoise("gaussian", 0.3, shape)
+
+
+# ------------------------------------------------------------ clipping
+
+NUMBERS = st.floats(-1e4, 1e4, width=32)
+
+
+@st.composite
+def uploads(draw_value):
+    counts = draw_value(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    entries = sum(counts)
+    rows = draw_value(arrays(np.float32, (entries, 3), elements=NUMBERS))
+    head = draw_value(arrays(np.float32, (len(counts), 2), elements=NUMBERS))
+    ids = np.concatenate([np.arange(n) for n in counts]).astype(np.int32)
+    stack = RowStack(np.cumsum([0, *counts]), ids, rows)
+    return Update(len(counts), rows={"items": stack}, dense={"head": head})
+
+
+def whole(update):
+    """Each client's upload as one long vector."""
+    stack = update.rows["items"]
+    return [
+        np.concatenate(
+            [stack.rows[stack.indptr[c] : stack.indptr[c + 1]].ravel(), update.dense["head"][c]]
+        ).astype(np.float64)
+        for c in range(update.clients)
+    ]
+
+
+@given(uploads(), st.floats(0.01, 100), st.sampled_from([1, 2]))
+def test_flat_clipping(update, bound, power):
+    clipped = FlatClip(bound, power).protect(update, None, None, 1)
+    for before, after in zip(whole(update), whole(clipped), strict=True):
+        norm = np.linalg.norm(before, power)
+        assert np.linalg.norm(after, power) <= bound, "never above the bound"
+        if norm <= bound * (1 - 1e-9):
+            np.testing.assert_array_equal(after, before)
+        elif norm > bound:
+            np.testing.assert_allclose(after, before * bound / norm, rtol=1e-5, atol=1e-30)
+
+
+@given(uploads(), st.floats(0.01, 100), st.sampled_from([1, 2]))
+def test_row_clipping(update, bound, power):
+    clipped = RowClip(bound, power).protect(update, None, None, 1)
+    shape = UploadShape(4, {"items": 3}, {"head": (2,)})
+    pairs = [
+        (update.rows["items"].rows, clipped.rows["items"].rows),
+        (update.dense["head"], clipped.dense["head"]),
+    ]
+    for before, after in pairs:
+        for old, new in zip(before.astype(float), after.astype(float), strict=True):
+            norm = np.linalg.norm(old, power)
+            assert np.linalg.norm(new, power) <= bound
+            if norm <= bound * (1 - 1e-9):
+                np.testing.assert_array_equal(new, old)
+            elif norm > bound:
+                np.testing.assert_allclose(new, old * bound / norm, rtol=1e-5, atol=1e-30)
+    largest = max(np.linalg.norm(vector, power) for vector in whole(clipped))
+    assert largest <= RowClip(bound, power).whole_bound(shape)
+
+
+def test_norms_run_over_everything_a_client_uploads():
+    stack = RowStack(np.array([0, 1, 1]), np.array([2], np.int32), np.array([[3.0]], np.float32))
+    update = Update(2, rows={"a": stack, "b": stack}, dense={"c": np.array([[[1.0]], [[-2.0]]])})
+    np.testing.assert_allclose(client_norms(update, 2), [math.sqrt(19), 2])
+    np.testing.assert_allclose(client_norms(update, 1), [7, 2])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_a_number_is_refused_by_the_sum(value):
+    update = Update(1, dense={"head": np.array([[value, 1.0]])})
+    with pytest.raises(DivergedError):
+        ExactSum(3).add(FlatClip(1.0).protect(update, None, None, 1))
+
+
+# ------------------------------------------------------------ adaptive clipping
+
+
+def one_round(mechanism, norms, number, seed=0):
+    """Let clients with these norms upload one number each."""
+    summed = ExactSum(1)
+    update = Update(len(norms), dense={"head": norms[:, None]})
+    summed.add(mechanism.protect(update, None, Streams(seed), number))
+    return mechanism.finish(summed.total(), Streams(seed), number)
+
+
+HEAD = UploadShape(1, {}, {"head": (1,)})
+
+
+@pytest.mark.parametrize("start", [0.01, 300.0])
+@pytest.mark.parametrize("quantile", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("bit_noise", [0.0, 25.0])
+def test_the_bound_converges_to_the_quantile(start, quantile, bit_noise):
+    norms = np.random.default_rng(1).lognormal(1.0, 1.0, 500)
+    clip = AdaptiveClip(start, quantile, 0.2, bit_noise)
+    mechanism, late = CentralGaussian(clip, 1.0, ADD, HEAD, 500.0), []
+    for number in range(1, 301):
+        _, mechanism = one_round(mechanism, norms, number)
+        if number > 200:
+            late.append(mechanism.clip.bound)
+    reached = np.mean(norms <= np.exp(np.mean(np.log(late))))
+    assert reached == pytest.approx(quantile, abs=0.02)
+    assert min(late) > 0
+
+
+def test_order_and_scale_of_adaptive_clipping():
+    """Bits before clipping; noise with this round's bound; only then the bound moves."""
+    norms = np.array([0.5, 1.0, 2.0, 8.0])
+    clip = AdaptiveClip(2.0, 0.5, 0.2, 0.0)
+    mechanism = CentralGaussian(clip, 3.0, REPLACE, HEAD, 4.0)
+    sent = mechanism.protect(Update(4, dense={"head": norms[:, None]}), None, Streams(0), 1)
+    np.testing.assert_array_equal(sent.dense[BIT], [0.5, 0.5, 0.5, -0.5])
+    np.testing.assert_allclose(sent.dense["head"][:, 0], [0.5, 1.0, 2.0, 2.0], rtol=1e-6)
+    assert sent.nbytes == 4 * (4 + 4), "the bit travels too"
+    total, following = one_round(mechanism, norms, 1)
+    # Sensitivity 2 * 2.0 under replace-one, times the multiplier: 12, not what the new bound gives.
+    drawn = Streams(0).generator("privacy/sum/head", 1).standard_normal((1,))
+    np.testing.assert_allclose(total.dense["head"], 5.5 + 12.0 * drawn, rtol=1e-6)
+    assert total.dense.keys() == {"head"}, "the method does not see the bits"
+    assert following.clip.bound == pytest.approx(2.0 * math.exp(-0.2 * (0.75 - 0.5)))
+    assert mechanism.clip.bound == 2.0
+
+
+def test_nobody_came_and_the_bound_still_moves_by_its_noise_alone():
+    clip = AdaptiveClip(2.0, 0.5, 0.2, 4.0)
+    mechanism = CentralGaussian(clip, 1.0, ADD, HEAD, 20.0)
+    total, following = mechanism.finish(ExactSum(1).total(), Streams(3), 7)
+    noise = 4.0 * Streams(3).generator("privacy/bits", 7).standard_normal()
+    assert following.clip.bound == pytest.approx(2.0 * math.exp(-0.2 * noise / 20))
+    assert total.clients == 20.0
+    assert total.dense["head"].shape == (1,)
+
+
+# ------------------------------------------------------------ central noise
+
+SHAPE = UploadShape(400, {"items": 50}, {"head": (30, 40)})
+
+
+@pytest.mark.parametrize(("neighbours", "std"), [(ADD, 1.5), (REPLACE, 3.0)])
+def test_central_noise_covers_every_entry_with_the_exact_deviation(neighbours, std):
+    mechanism = CentralGaussian(FlatClip(0.5), 3.0, neighbours, SHAPE, 12.5)
+    touched = {"items": (np.array([3, 7]), np.full((2, 50), 1000.0))}
+    total, _ = mechanism.finish(Total(2, touched, {}), Streams(0), 1)
+    ids, rows = total.rows["items"]
+    np.testing.assert_array_equal(ids, np.arange(400))
+    rows = rows.copy()
+    rows[[3, 7]] -= 1000.0
+    assert (rows != 0).all(), "untouched rows are noised too"
+    for noise in (rows.ravel(), total.dense["head"].ravel()):
+        assert kstest(noise / std, "norm").pvalue > 1e-3
+    assert rows.std() == pytest.approx(std, rel=0.03)  # 20,000 entries: 0.5 % is one deviation
+    assert not np.allclose(rows.ravel()[:1200], total.dense["head"].ravel())
+    assert total.clients == 12.5, "the real number of uploads would tell who was there"
+    other, _ = mechanism.finish(Total(2, touched, {}), Streams(0), 2)
+    assert not np.allclose(other.rows["items"][1], total.rows["items"][1]), "new noise every round"
+
+
+def test_row_clipping_counts_every_row():
+    mechanism = CentralGaussian(RowClip(0.5), 1.0, ADD, SHAPE, 5.0)
+    assert mechanism.noise_std() == pytest.approx(0.5 * math.sqrt(401))
+
+
+def stack_of(ids, dtype=np.int32):
+    rows = np.ones((len(ids), 50), np.float32)
+    return RowStack(np.array([0, len(ids)]), np.array(ids, dtype), rows)
+
+
+HEADS = np.zeros((1, 30, 40), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        (Update(1, rows={"other": stack_of([1])}, dense={"head": HEADS}), "changes its shape"),
+        (Update(1, rows={"items": stack_of([1])}), "changes its shape"),
+        (Update(1, rows={"items": stack_of([1])}, dense={"head": HEADS[:, :2]}), "changes its"),
+        (Update(1, rows={"items": stack_of([1, 1])}, dense={"head": HEADS}), "row twice"),
+        (Update(1, rows={"items": stack_of([400])}, dense={"head": HEADS}), "does not exist"),
+        (Update(1, rows={"items": stack_of([-1])}, dense={"head": HEADS}), "does not exist"),
+        (Update(1, rows={"items": stack_of([1], np.int64)}, dense={"head": HEADS}), "open space"),
+        (Update(1, rows={"head": stack_of([1])}, dense={"head": HEADS}), "different names"),
+    ],
+)
+@pytest.mark.parametrize(
+    "mechanism",
+    [CentralGaussian(FlatClip(1.0), 1.0, ADD, SHAPE, 3.0), LocalNoise("laplace", 1.0, SHAPE)],
+    ids=["central", "local"],
+)
+def test_what_could_not_be_bounded_is_refused(mechanism, update, message):
+    with pytest.raises(ConfigError, match=message):
+        mechanism.protect(update, clients_of([[1]]), Streams(0), 1)
+
+
+# ------------------------------------------------------------ local noise
+
+
+def twin_noise(kind, key, user, size, scale):
+    """The kernels' noise, the way one device would draw it."""
+
+    def uniform(position):
+        return ((int(draw(key, user, position)) >> 11) + 0.5) * 2.0**-53
+
+    if kind == "laplace":
+        signs = [1 if int(draw(key, user, k)) & 1 else -1 for k in range(size)]
+        return [-sign * scale * math.log(uniform(k)) for k, sign in enumerate(signs)]
+    out = []
+    for k in range(0, size, 2):
+        radius = scale * math.sqrt(-2 * math.log(uniform(k)))
+        angle = 2 * math.pi * uniform(k + 1)
+        out += [radius * math.cos(angle), radius * math.sin(angle)]
+    return out[:size]
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**40), st.integers(0, 9), st.floats(0.01, 10))
+@pytest.mark.parametrize(
+    ("kind", "kernel"), [("laplace", laplace_noise), ("gaussian", gaussian_noise)]
+)
+def test_local_noise_equals_its_twin(kind, kernel, seed, size, scale):
+    key, users = Streams(seed).key("noise", 3), np.array([0, 5, 2**31 - 1])
+    found = kernel(key, users, size, scale)
+    for c, user in enumerate(users):
+        expected = twin_noise(kind, key, user, size, scale)
+        np.testing.assert_allclose(found[c], expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "law"),
+    [(laplace_noise, "laplace"), (gaussian_noise, "norm")],
+    ids=["laplace", "gaussian"],
+)
+def test_local_noise_has_its_law(kernel, law):
+    noise = kernel(Streams(0).key("noise", 1), np.arange(40), 5000, 2.0) / 2
+    assert kstest(noise.ravel(), law).pvalue > 1e-3
+    lagged = np.corrcoef(noise[:, :-1].ravel(), noise[:, 1:].ravel())[0, 1]
+    between = np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1]
+    assert abs(lagged) < 0.01
+    assert abs(between) < 0.01
+
+
+def test_a_local_upload_is_whole_and_sums_to_the_updates_plus_noise():
+    shape = UploadShape(60, {"items": 3}, {"head": (2, 2)})
+    case = MechanismContract()
+    update, view, noise = case._update(), case._clients(), LocalNoise("laplace", 0.1, shape)
+    sent = noise.protect(update, view, Streams(0), 1)
+    assert sent.dense["items"].shape == (4, 60, 3)
+    assert sent.nbytes == 4 * shape.nbytes
+    silent = replace(case._update(quiet=True), dense={"head": np.zeros((4, 2, 2), np.float32)})
+    alone = noise.protect(silent, view, Streams(0), 1)
+    expected = np.zeros((60, 3))
+    stack = update.rows["items"]
+    np.add.at(expected, stack.ids, stack.rows)
+    difference = sent.dense["items"].sum(0, float) - alone.dense["items"].sum(0, float)
+    np.testing.assert_allclose(difference, expected, atol=1e-5)
+
+
+# ------------------------------------------------------------ a test by statistics
+
+DRAWS = 100_000
+DELTA = 1e-5
+
+
+def empirical_epsilon(one, other):
+    """Return a lower bound of epsilon from samples of two neighbours (Clopper and Pearson).
+
+    The thresholds are chosen on the first half and tested on the second: 99.9 % confidence each.
+    """
+    half = len(one) // 2
+    best = (-math.inf, 0.0)
+    for threshold in np.quantile(np.concatenate([one, other]), np.linspace(0.005, 0.995, 100)):
+        p, q = np.mean(one[:half] > threshold), np.mean(other[:half] > threshold)
+        best = max(best, (math.log(max(p - DELTA, 1e-9) / max(q, 20 / half)), threshold))
+    hits, misses = (int(np.sum(part[half:] > best[1])) for part in (one, other))
+    low = beta.ppf(0.001, hits, half - hits + 1) if hits else 0.0
+    high = beta.ppf(0.999, misses + 1, half - misses) if misses < half else 1.0
+    return math.log(max(low - DELTA, 1e-12) / high)
+
+
+def central_draws(multiplier, value, neighbours):
+    """Release the sum of three others and one client, many times."""
+    others = np.array([0.3, -0.2, 5.0])
+    norms = others if value is None else np.append(others, value)
+    mechanism = CentralGaussian(FlatClip(1.0), multiplier, neighbours, HEAD, 4.0)
+    update = Update(len(norms), dense={"head": norms[:, None]})
+    summed = ExactSum(1)
+    summed.add(mechanism.protect(update, None, Streams(0), 1))
+    total, seed = summed.total(), 0 if value is None else 1
+    return np.array(
+        [
+            mechanism.finish(total, Streams(seed), number)[0].dense["head"][0]
+            for number in range(DRAWS)
+        ]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("neighbours", "one", "other"), [(ADD, 7.0, None), (REPLACE, 7.0, -7.0)])
+def test_central_noise_keeps_its_claim_and_less_noise_is_caught(neighbours, one, other):
+    claim = epsilon_of(Gaussian(1.0, Everybody(), neighbours), 1, DELTA)
+    kept = empirical_epsilon(
+        central_draws(1.0, one, neighbours), central_draws(1.0, other, neighbours)
+    )
+    assert 0.5 < kept <= claim, "the test sees something, and no more than the claim"
+    broken = empirical_epsilon(
+        central_draws(0.3, one, neighbours), central_draws(0.3, other, neighbours)
+    )
+    assert broken > claim, "noise x 0.3 must be caught"
+
+
+@pytest.mark.parametrize(("kind", "power"), [("laplace", 1), ("gaussian", 2)])
+def test_local_noise_keeps_its_claim_and_less_noise_is_caught(kind, power):
+    apart = 2.0  # two uploads of norm 1, opposite
+    if kind == "laplace":
+        scale, claim = 1.0, apart / 1.0
+    else:
+        scale = 2.0
+        claim = epsilon_of(Gaussian(scale / apart, Everybody(), REPLACE), 1, DELTA)
+
+    def draws(value, factor, number):
+        clip, noise = FlatClip(1.0, power), LocalNoise(kind, factor * scale, HEAD)
+        view = clients_of([[0]] * DRAWS, 1)
+        update = Update(DRAWS, dense={"head": np.full((DRAWS, 1), value)})
+        return Stack((clip, noise)).protect(update, view, Streams(0), number).dense["head"][:, 0]
+
+    assert 0.5 < empirical_epsilon(draws(9.0, 1, 1), draws(-9.0, 1, 2)) <= claim
+    assert empirical_epsilon(draws(9.0, 0.3, 1), draws(-9.0, 0.3, 2)) > claim

@@ -1,0 +1,429 @@
+"""Privacy in whole runs: what is claimed, what is refused, and that a resumed run owes the same."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from hushrec.aggregate import ExactSum, Update
+from hushrec.backends.inprocess import InProcess
+from hushrec.cli import main
+from hushrec.config import Experiment, make_experiment
+from hushrec.errors import ConfigError, StoppedError
+from hushrec.methods.fedmf import FedMF
+from hushrec.methods.pfedrec import PFedRec
+from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
+from hushrec.privacy.clip import AdaptiveClip, FlatClip
+from hushrec.privacy.noise import LocalNoise
+from hushrec.privacy.plan import NothingUploaded
+from hushrec.report.run_dir import FINAL, RunFolder
+from hushrec.rng import Streams
+from hushrec.round import Machine, plan_privacy
+from hushrec.run import Run, train
+from hushrec.split import SplitConfig, make_split
+from hushrec.store import PrivateStore
+from hushrec.testing import MechanismContract
+from test_run import StopAfter, bits
+
+CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 4.0, "privacy.delta": 1e-3}
+POISSON = {"cohort.kind": "poisson", "cohort.probability": 0.4}
+FIXED = {"cohort.kind": "fixed", "cohort.size": 9}
+SMALL = {"d": 4, "item_rate": 1.0, "evaluation.every": 2}
+LAPLACE = {"privacy.mode": "local-laplace", "privacy.scale": 0.2}
+
+
+def go(data, settings, method="fedmf", rounds=6, **more):
+    return train(data, method, rounds=rounds, seed=2, settings={**SMALL, **settings}, **more)
+
+
+def plan(data, settings, method="fedmf", rounds=6):
+    experiment = make_experiment(
+        "tiny", method, settings={**SMALL, **settings}, rounds=rounds, seed=2
+    )
+    return plan_privacy(experiment, make_split(data, SplitConfig(), Streams(2)))
+
+
+# ------------------------------------------------------------ what a run claims
+
+
+@pytest.mark.parametrize(
+    ("cohort", "neighbours", "words"),
+    [
+        (POISSON, "add-or-remove-one", "Poisson, each client with probability 0.4"),
+        (FIXED, "replace-one", "9 of 30 clients without replacement"),
+        ({}, "add-or-remove-one", "every client may take part"),
+        ({"privacy.neighbours": "replace-one"}, "replace-one", "every client may take part"),
+    ],
+    ids=["poisson", "fixed", "all", "all replace-one"],
+)
+def test_a_central_run_keeps_the_epsilon_it_was_asked_for(cohort, neighbours, words, tiny):
+    said = go(tiny, {**CENTRAL, **cohort}).summary["privacy"]
+    assert said["guarantee"] == "user-level (epsilon, delta)-DP"
+    assert 0.99 * 4 <= said["epsilon"] <= 4
+    assert (said["delta"], said["neighbours"], said["unit"]) == (1e-3, neighbours, "user")
+    assert said["trust"] == "aggregator"
+    (entry,) = said["account"]
+    assert entry["count"] == 6
+    assert words in said["sampling"]
+    claim = f"({said['epsilon']:.4g}, 0.001)"
+    for part in (words, claim, "simulation", "validation", "stay on the device"):
+        assert part in said["statement"]
+    json.dumps(said)
+
+
+def test_whoever_may_stop_early_claims_for_all_rounds(tiny):
+    settings = {**CENTRAL, "evaluation.every": 1, "evaluation.patience": 1}
+    run = go(tiny, settings, rounds=60)
+    said = run.summary["privacy"]
+    assert run.summary["rounds"] < 60, "it did stop early"
+    assert said["spent_epsilon"] < 0.9 * said["epsilon"]
+    assert 0.99 * 4 <= said["epsilon"] <= 4
+    assert said["rounds"] == 60
+
+
+def test_delta_has_a_default_below_one_in_n(tiny):
+    said = go(tiny, {"privacy.mode": "central", "privacy.noise": 3.0}).summary["privacy"]
+    assert said["delta"] == 30**-1.1 < 1 / 30
+    expected = epsilon_of(Gaussian(3.0, Everybody(), "add-or-remove-one"), 6, said["delta"])
+    assert said["epsilon"] == pytest.approx(expected)
+    assert said["asked_epsilon"] is None
+
+
+def test_local_noise_without_clipping_promises_nothing(tiny):
+    said = go(tiny, LAPLACE).summary["privacy"]
+    assert (said["guarantee"], said["epsilon"]) == ("none", None)
+    assert said["statement"].startswith("No guarantee: Laplace noise of scale 0.2")
+    assert "--clip" in said["statement"]
+
+
+def test_clipped_laplace_noise_is_pure_and_adds_up(tiny):
+    said = go(tiny, {**LAPLACE, "privacy.clip": 0.05}).summary["privacy"]
+    assert said["epsilon"] == pytest.approx(6 * 2 * 0.05 / 0.2)
+    assert (said["delta"], said["trust"], said["neighbours"]) == (0.0, "nobody", "replace-one")
+    asked = {"privacy.mode": "local-laplace", "privacy.epsilon": 3.0, "privacy.clip": 0.05}
+    assert go(tiny, asked).summary["privacy"]["epsilon"] == pytest.approx(3.0)
+
+
+def test_clipped_local_gaussian_noise(tiny):
+    asked = {"privacy.mode": "local-gaussian", "privacy.clip": 0.5, "privacy.epsilon": 5.0}
+    said = go(tiny, {**asked, "privacy.delta": 1e-3, **POISSON}).summary["privacy"]
+    assert 0.99 * 5 <= said["epsilon"] <= 5
+    # The server sees who uploads: sampling amplifies nothing.
+    assert said["account"][0]["sampling"] == {"kind": "none"}
+
+
+@pytest.mark.parametrize("method", ["local-only", "negative-counter"])
+@pytest.mark.parametrize("mode", [CENTRAL, {**LAPLACE, "privacy.clip": 1.0}], ids=["central", "l"])
+def test_a_method_that_uploads_nothing_gives_nothing_away(method, mode, tiny):
+    settings = {**mode, **({"d": 3} if method == "local-only" else {})}
+    run = train(tiny, method, rounds=2, settings=settings)
+    said = run.summary["privacy"]
+    assert (said["epsilon"], said["delta"], said["account"]) == (0.0, 0.0, [])
+    assert "nothing is uploaded" in said["statement"]
+    assert run.summary["communication"]["up_bytes"] == 0
+
+
+def test_a_method_that_said_it_uploads_nothing_is_held_to_it(tiny):
+    (layer,) = plan(tiny, CENTRAL, "local-only").stack.mechanisms
+    assert isinstance(layer, NothingUploaded)
+    with pytest.raises(ConfigError, match="changes its shape"):
+        layer.protect(MechanismContract()._update(), None, None, 1)
+
+
+def test_private_popularity_counts(small):
+    """Clipped, noised counts of everybody's items: with little noise, the same list."""
+    exact = train(small, "popularity").shared["counts"]
+    settings = {"privacy.mode": "central", "privacy.noise": 1e-4, "privacy.clip": 100.0}
+    noisy = train(small, "popularity", settings=settings)
+    np.testing.assert_allclose(noisy.shared["counts"], exact, atol=0.1)
+    assert (noisy.shared["counts"] != exact).all()
+    private = train(small, "popularity", settings={**CENTRAL, "privacy.epsilon": 1.0})
+    assert 0.99 <= private.summary["privacy"]["epsilon"] <= 1
+
+
+@pytest.mark.parametrize("method", ["fedmf", "pfedrec"])
+@pytest.mark.parametrize("mode", ["central", "local-laplace", "local-gaussian"])
+def test_the_byte_counter_counts_whole_uploads(method, mode, tiny):
+    noise = "noise" if mode == "central" else "scale"
+    settings = {"privacy.mode": mode, "privacy.clip": 1.0, f"privacy.{noise}": 1.0}
+    sent = go(tiny, settings, method).summary["communication"]["up_bytes"]
+    assert sent == 6 * 30 * 40 * 4 * 4  # rounds, clients, items, width, bytes
+
+
+def test_a_mean_divides_by_the_expected_cohort(tiny):
+    """So a model tells neither who came nor how many; an empty cohort still gets its noise."""
+    settings = {**CENTRAL, "cohort.kind": "poisson", "cohort.probability": 0.02}
+    made = plan(tiny, settings)
+    (layer,) = made.stack.mechanisms
+    assert layer.clients == pytest.approx(0.02 * 30)
+    assert made.event == Gaussian(made.event.multiplier, Poisson(0.02), "add-or-remove-one")
+    method, view = FedMF(FedMF.Config(d=4)), make_split(tiny, SplitConfig(), Streams(2)).train
+    before = method.init(view, Streams(2))
+    total, _ = made.stack.finish(ExactSum(40).total(), Streams(2), 1)
+    after = method.apply(before, total)
+    assert (after["items"] != before["items"]).all()
+    go(tiny, settings)
+
+
+# ------------------------------------------------------------ the same whatever the machine does
+
+MODES = {
+    "central adaptive": {**CENTRAL, **POISSON},
+    "central flat": {**CENTRAL, **FIXED, "privacy.clip": 0.5},
+    "central row": {**CENTRAL, "privacy.clipping": "row", "privacy.clip": 0.1},
+    "laplace": LAPLACE,
+    "gaussian": {"privacy.mode": "local-gaussian", "privacy.clip": 0.5, "privacy.scale": 0.3},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", ["fedmf", "pfedrec"])
+def test_threads_chunks_and_interruptions_change_nothing(mode, method, tiny, tmp_path):
+    plain, other, stopped = (tmp_path / name for name in ("plain", "other", "stopped"))
+    go(tiny, MODES[mode], method, out=plain, machine=Machine(threads=1))
+    go(tiny, MODES[mode], method, out=other, machine=Machine(threads=2, chunk=3))
+    stop = StopAfter(3)
+    with pytest.raises(StoppedError):
+        go(tiny, MODES[mode], method, out=stopped, on_round=stop.on_round, should_stop=stop)
+    half = RunFolder(stopped).read_checkpoint("round-000003")
+    assert sum(entry["count"] for entry in half["account"]) == (0 if mode == "laplace" else 3)
+    assert (half["clip_bound"] is not None) == (mode == "central adaptive")
+    train(tiny, out=stopped, resume=True)
+    for folder in (other, stopped):
+        assert bits(folder) == bits(plain)
+        assert (
+            RunFolder(folder).read_json("summary.json")["privacy"]
+            == (RunFolder(plain).read_json("summary.json")["privacy"])
+        )
+        final = RunFolder(folder).read_checkpoint(FINAL)
+        for key in ("account", "clip_bound"):
+            assert final[key] == RunFolder(plain).read_checkpoint(FINAL)[key]
+
+
+def test_a_killed_run_owes_the_same(tiny, tmp_path):
+    """Its last round was run but not saved: it is run again with the same noise, and paid once."""
+
+    def die(report):
+        if report.round == 4:
+            raise KeyboardInterrupt
+
+    plain, killed = tmp_path / "plain", tmp_path / "killed"
+    settings = MODES["central adaptive"]
+    go(tiny, settings, out=plain)
+    with pytest.raises(KeyboardInterrupt):
+        go(tiny, settings, out=killed, on_round=die, machine=Machine(checkpoint_seconds=0))
+    assert RunFolder(killed).checkpoint_name() == "round-000003"
+    train(tiny, out=killed, resume=True)
+    assert bits(killed) == bits(plain)
+    said, expected = (
+        RunFolder(folder).read_json("summary.json")["privacy"] for folder in (killed, plain)
+    )
+    assert said == expected
+    assert said["account"][0]["count"] == 6
+
+
+def test_large_tables_are_uploaded_a_few_clients_at_a_time(tiny, monkeypatch):
+    sizes, protect = [], LocalNoise.protect
+
+    def spy(self, update, view, streams, number):
+        sizes.append(len(view))
+        return protect(self, update, view, streams, number)
+
+    monkeypatch.setattr(LocalNoise, "protect", spy)
+    monkeypatch.setattr("hushrec.backends.inprocess.STACK_BYTES", 3 * 7 * 40 * 4 * 4)
+    go(tiny, LAPLACE, rounds=1)
+    assert max(sizes) <= 3
+
+
+@pytest.mark.parametrize("method", [FedMF, PFedRec])
+@pytest.mark.parametrize("mode", MODES)
+def test_private_never_travels(method, mode, tiny):
+    """No private array, and no change of one, is in what the protected uploads add up to."""
+    view, streams = make_split(tiny, SplitConfig(), Streams(2)).train, Streams(2)
+    made, sent = plan(tiny, MODES[mode], method.name), []
+
+    class Listen:
+        client_bytes = 0
+
+        def protect(self, *arguments):
+            sent.append(made.stack.protect(*arguments))
+            return sent[-1]
+
+    method = method(method.Config(d=4))
+    shared = method.init(view, streams)
+    store = PrivateStore(method.private_fields(view, shared, streams), len(view))
+    everybody = np.arange(len(view))
+    before = store.read(everybody)
+    InProcess(view, store, threads=1, chunk=7).run_clients(
+        method, shared, Listen(), everybody, streams, 1
+    )
+    content = b"".join(
+        np.ascontiguousarray(array, np.float32).tobytes()
+        for update in sent
+        for array in [*update.dense.values(), *(stack.rows for stack in update.rows.values())]
+    )
+    after = store.read(everybody)
+    vectors = np.asarray(after["vector"])
+    secrets = [*vectors, *(vectors - np.asarray(before["vector"]))]
+    if "rows" in after:
+        secrets += list(after["rows"].rows)
+    assert content
+    for secret in secrets:
+        assert np.ascontiguousarray(secret, np.float32).tobytes() not in content
+
+
+# ------------------------------------------------------------ the split of the noise
+
+
+@pytest.mark.parametrize(("cohort", "factor"), [(POISSON, 1), (FIXED, 2)])
+def test_adaptive_clipping_costs_as_much_as_one_sum(cohort, factor, tiny):
+    """z_update = (z^-2 - (2 sigma_b)^-2)^(-1/2), and sensitivities twice as large if replaced."""
+    settings = {"privacy.mode": "central", "privacy.noise": 1.2, "privacy.bit_noise": 5.0}
+    made = plan(tiny, {**settings, **cohort})
+    (layer,) = made.stack.mechanisms
+    assert made.event.multiplier == 1.2
+    assert layer.multiplier == pytest.approx((1.2**-2 - (2 * 5.0 / factor) ** -2) ** -0.5)
+    assert layer.noise_std() == pytest.approx(factor * layer.multiplier * layer.clip.bound)
+    assert isinstance(layer.clip, AdaptiveClip)
+
+
+def test_a_bound_that_is_given_is_flat(tiny):
+    (layer,) = plan(tiny, {**CENTRAL, "privacy.clip": 0.7}).stack.mechanisms
+    assert layer.clip == FlatClip(0.7)
+
+
+# ------------------------------------------------------------ refusals
+
+
+class Weighted(FedMF):
+    """Weighs clients by their data."""
+
+    name = "weighted"
+    data_weighted = True
+
+
+MODE = {"privacy.mode": "central"}
+LOCAL = {"privacy.mode": "local-gaussian"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"privacy.epsilon": 3.0}, "does nothing without a mode"),
+        ({"privacy.clip": 3.0}, "does nothing without a mode"),
+        ({**CENTRAL, "privacy.clipping": "none"}, "without clipping.*--clip"),
+        ({**CENTRAL, "privacy.delta": 1 / 30}, "delta below 0.0333"),
+        ({**CENTRAL, **FIXED, "privacy.neighbours": "add-or-remove-one"}, "poisson"),
+        ({**CENTRAL, **POISSON, "privacy.neighbours": "replace-one"}, "cohort.kind = fixed"),
+        ({**CENTRAL, "privacy.sampling": "poisson"}, "amplification.*privacy.sampling = none"),
+        ({**CENTRAL, **POISSON, "privacy.sampling": "fixed"}, "privacy.sampling = poisson"),
+        ({**CENTRAL, "privacy.noise": 1.0}, "one of the two"),
+        (MODE, "one of the two"),
+        ({**CENTRAL, "privacy.scale": 1.0}, "--scale is for local"),
+        ({**CENTRAL, "privacy.clipping": "flat"}, "needs a bound"),
+        ({**CENTRAL, "privacy.clipping": "row"}, "needs a bound"),
+        ({**CENTRAL, "privacy.clipping": "none", "privacy.clip": 1.0}, "contradict"),
+        ({**CENTRAL, "privacy.clip": 1.0, "privacy.quantile": 0.5}, "clipping = adaptive"),
+        ({**MODE, "privacy.noise": 2.0, "privacy.bit_noise": 0.5}, "spends the whole budget"),
+        (LOCAL, "one of the two"),
+        ({**LOCAL, "privacy.epsilon": 1.0}, "without clipping.*--clip"),
+        ({**LOCAL, "privacy.epsilon": 1.0, "privacy.scale": 1.0}, "one of the two"),
+        ({**LOCAL, "privacy.noise": 1.0}, "use --scale"),
+        ({**LOCAL, "privacy.scale": 1.0, "privacy.clipping": "adaptive"}, "clipping = flat"),
+        (
+            {**LOCAL, "privacy.scale": 1.0, "privacy.neighbours": "add-or-remove-one"},
+            "neighbours = replace-one",
+        ),
+        ({**LOCAL, "privacy.scale": 1.0, "privacy.sampling": "poisson"}, "sampling = none"),
+        ({**CENTRAL, "privacy.epsilon": -1.0}, "privacy.epsilon"),
+        ({**CENTRAL, "privacy.epsilon": math.inf}, "privacy.epsilon"),
+        ({**CENTRAL, "privacy.delta": 0.0}, "privacy.delta"),
+        ({**CENTRAL, "privacy.quantile": 1.0}, "privacy.quantile"),
+        ({**CENTRAL, "privacy.clipp": 1.0}, "did you mean 'clip"),
+        ({**CENTRAL, "privacy.mode": "global"}, "privacy.mode"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_given_is_refused(settings, message, tiny, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        go(tiny, settings, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "refused before anything is written"
+
+
+def test_pooled_and_weighted_methods_are_refused(tiny, monkeypatch):
+    with pytest.raises(ConfigError, match="pools everybody's data"):
+        train(tiny, "central-mf", rounds=2, settings=CENTRAL)
+    monkeypatch.setattr("hushrec.config.method_class", lambda name: Weighted)
+    with pytest.raises(ConfigError, match="weighs clients by their data"):
+        train(tiny, "weighted", rounds=2, settings=CENTRAL)
+
+
+class StartsFromData(FedMF):
+    """Its first table counts everybody's items."""
+
+    name = "starts-from-data"
+
+    def init(self, view, streams):
+        table = super().init(view, streams)["items"].copy()
+        table[:, 0] = np.bincount(view.positives.values, minlength=view.n_items)
+        return {"items": table}
+
+
+class UploadsNowAndThen(FedMF):
+    """Keeps silent in odd rounds."""
+
+    name = "now-and-then"
+
+    def fit(self, shared, private, view, streams, round_number):
+        fitted = super().fit(shared, private, view, streams, round_number)
+        return fitted if round_number % 2 == 0 else replace(fitted, update=Update(len(view)))
+
+
+def test_a_method_that_uploads_now_and_then_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr("hushrec.config.method_class", lambda name: UploadsNowAndThen)
+    with pytest.raises(ConfigError, match="in some rounds than in others"):
+        train(tiny, "now-and-then", rounds=2, settings={**SMALL, **CENTRAL})
+
+
+def test_a_start_that_depends_on_the_data_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr("hushrec.config.method_class", lambda name: StartsFromData)
+    with pytest.raises(ConfigError, match="starts from shared parameters that depend"):
+        train(tiny, "starts-from-data", rounds=2, settings={**SMALL, **CENTRAL})
+
+
+# ------------------------------------------------------------ configuration and command line
+
+
+def test_privacy_settings_survive_toml():
+    experiment = make_experiment("demo", "fedmf", settings={**CENTRAL, "privacy.quantile": 0.7})
+    assert Experiment.from_toml(experiment.to_toml()) == experiment
+    assert experiment.privacy.quantile == 0.7
+
+
+def test_the_command_line_finds_the_noise_and_prints_the_guarantee(tmp_path):
+    out = str(tmp_path / "run")
+    arguments = ["train", "--data", "demo", "--method", "fedmf", "--rounds", "3", "--out", out]
+    arguments += ["--privacy", "central", "--epsilon", "8", "--delta", "1e-5"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "User-level (7.99" in said or "User-level (8," in said
+    run = Run.open(out)
+    assert run.summary["privacy"]["statement"] in (tmp_path / "run/report.html").read_text()
+    assert run.experiment.privacy.epsilon == 8
+    with_json = CliRunner().invoke(main, [*arguments, "--overwrite", "--json"])
+    assert json.loads(with_json.stdout)["privacy"]["delta"] == 1e-5
+
+
+def test_the_command_line_says_no_guarantee(tmp_path):
+    arguments = ["train", "--data", "demo", "--method", "fedmf", "--rounds", "1", "--set", "d=2"]
+    arguments += ["--privacy", "local-laplace", "--scale", "0.2", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert "No guarantee: Laplace noise" in " ".join(done.output.split())
+    refused = CliRunner().invoke(main, [*arguments[:-1], str(tmp_path / "b"), "--epsilon", "1"])
+    assert refused.exit_code == 2
+    assert "one of the two" in refused.output

@@ -1,0 +1,217 @@
+"""A bundle gives a device what the run would say, and is not believed unchecked."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
+
+import hushrec
+from hushrec.device import recommender as device
+from hushrec.device.bundle import export
+from hushrec.device.recommender import BundleError, Recommender
+from hushrec.errors import ConfigError, RunError
+from hushrec.testing import taste_world
+
+OPTIONS = {"popularity": 0.1, "ridge": 5.0}
+
+
+@pytest.fixture(scope="module", params=["fednext", "fedease"])
+def run(request):
+    return hushrec.train(taste_world(), request.param, settings=OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def bundle(run, tmp_path_factory):
+    place = tmp_path_factory.mktemp("bundles") / run.method.name
+    return export(run, place, neighbours=None, precision="single")
+
+
+def pairs(lines):
+    return [(line.item, line.title, line.score) for line in lines]
+
+
+@given(st.lists(st.integers(0, 59), min_size=1, max_size=60, unique=True))
+def test_it_says_what_the_run_says(run, bundle, items):
+    history = [f"item-{number}" for number in items]
+    here = Recommender.load(bundle, history)
+    assert here.history == history
+    assert pairs(here.recommend(10)) == pairs(run.recommend("somebody", 10, history))
+
+
+def test_a_known_user_gets_the_same_list(run, bundle):
+    data = run.split.data
+    mine = data.user == 0
+    order = np.argsort(data.time[mine], kind="stable")
+    history = data.items[data.item[mine][order]]
+    assert pairs(Recommender.load(bundle, history).recommend()) == pairs(run.recommend("user-0"))
+
+
+def test_half_precision_and_few_neighbours_keep_the_list(run, tmp_path):
+    small = Recommender.load(export(run, tmp_path / "b", neighbours=40), ["item-3", "item-8"])
+    whole = run.recommend("somebody", 10, ["item-3", "item-8"])
+    common = {line.item for line in small.recommend(10)} & {line.item for line in whole}
+    assert len(common) >= 8
+
+
+def test_new_interactions_count_at_once(bundle):
+    one = Recommender.load(bundle)
+    assert one.touch("item-4")
+    before = [line.item for line in one.recommend(60)]
+    assert "item-4" not in before
+    assert not one.touch("no such item")
+    one.touch("item-30")
+    after = [line.item for line in one.recommend(60)]
+    assert "item-30" not in after
+    assert after != [item for item in before if item != "item-30"]
+    one.touch("item-4")
+    assert one.history == ["item-30", "item-4"]
+    with pytest.raises(ValueError, match="at least 1 place"):
+        one.recommend(0)
+
+
+def test_everything_touched_leaves_nothing(bundle):
+    one = Recommender.load(bundle, [f"item-{k}" for k in range(60)])
+    assert one.recommend() == []
+
+
+def test_the_file_works_without_hushrec(bundle):
+    """A device has numpy and this one file."""
+    code = (
+        "import sys, importlib.util as u\n"
+        f"spec = u.spec_from_file_location('alone', {device.__file__!r})\n"
+        "m = u.module_from_spec(spec); sys.modules['alone'] = m; spec.loader.exec_module(m)\n"
+        f"r = m.Recommender.load({str(bundle)!r}, ['item-3'])\n"
+        "print(len(r.recommend()), sorted({'hushrec', 'numba', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "10 []"
+
+
+def test_export_refuses(run, bundle, tmp_path):
+    with pytest.raises(RunError, match="not empty"):
+        export(run, bundle)
+    with pytest.raises(ConfigError, match="at least 1"):
+        export(run, tmp_path / "b", neighbours=0)
+    other = hushrec.train(taste_world(), "popularity")
+    with pytest.raises(ConfigError, match="fednext or fedease"):
+        export(other, tmp_path / "b")
+
+
+# ------------------------------------------------------------------ damaged and hostile bundles
+
+
+def rewritten(bundle, place, tensors=None, **manifest):
+    """A bundle with changed contents and an honest digest."""
+    place.mkdir()
+    content = (bundle / device.MODEL).read_bytes()
+    if tensors is not None:
+        content = save({**load(content), **tensors})
+    told = json.loads((bundle / device.MANIFEST).read_text())
+    told |= {"model_bytes": len(content), "model_sha256": hashlib.sha256(content).hexdigest()}
+    told |= manifest
+    (place / device.MODEL).write_bytes(content)
+    (place / device.MANIFEST).write_text(json.dumps(told))
+    return place
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"format": "other"},
+        {"model_sha256": "0"},
+        {"model_sha256": None},
+        {"model_bytes": 12},
+        {"model_bytes": True},
+        {"recent": 0},
+        {"recent": 1.5},
+        {"recency": -1},
+        {"recency": float("nan")},
+        {"scale": "1"},
+        {"popularity": float("inf")},
+        {"items": ["a"]},
+        {"items": ["a"] * 60},
+        {"items": 3},
+        {"titles": []},
+        {"titles": [None] * 60},
+    ],
+)
+def test_a_wrong_manifest_is_refused(bundle, tmp_path, manifest):
+    with pytest.raises(BundleError):
+        Recommender.load(rewritten(bundle, tmp_path / "b", **manifest))
+
+
+SHAPE = (60, 60)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"weights": np.full(SHAPE, np.nan, np.float32)},
+        {"weights": np.zeros(SHAPE, np.float64)},
+        {"weights": np.zeros((60, 3), np.float32)},
+        {"neighbours": np.full(SHAPE, 60, np.uint16)},
+        {"neighbours": np.full(SHAPE, -1, np.int32)},
+        {"neighbours": np.zeros((3, 3), np.int32)},
+        {"shares": np.zeros(3, np.float32)},
+        {"more": np.zeros(3, np.float32)},
+    ],
+)
+def test_a_wrong_model_is_refused(bundle, tmp_path, tensors):
+    with pytest.raises(BundleError):
+        Recommender.load(rewritten(bundle, tmp_path / "b", tensors))
+
+
+@given(st.data())
+def test_random_damage_is_an_error_and_nothing_else(bundle, tmp_path_factory, data):
+    place = rewritten(bundle, Path(tmp_path_factory.mktemp("damaged")) / "b")
+    content = bytearray((place / device.MODEL).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        # The header and the first numbers; a digest that fits shows the checks behind it.
+        content[data.draw(st.integers(0, 300))] = data.draw(st.integers(0, 255))
+    content = bytes(content[: data.draw(st.integers(8, len(content)))])
+    told = json.loads((place / device.MANIFEST).read_text())
+    told |= {"model_bytes": len(content), "model_sha256": hashlib.sha256(content).hexdigest()}
+    (place / device.MODEL).write_bytes(content)
+    (place / device.MANIFEST).write_text(json.dumps(told))
+    with suppress(BundleError):
+        Recommender.load(place, ["item-1"]).recommend()
+
+
+def test_missing_files_are_refused(bundle, tmp_path):
+    with pytest.raises(BundleError, match="missing"):
+        Recommender.load(tmp_path)
+    (tmp_path / device.MANIFEST).write_text("{")
+    with pytest.raises(BundleError, match="JSON"):
+        Recommender.load(tmp_path)
+    (tmp_path / device.MANIFEST).write_bytes((bundle / device.MANIFEST).read_bytes())
+    with pytest.raises(BundleError, match="missing"):
+        Recommender.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_ml_1m_fits_a_device(data_dir, tmp_path):
+    """Less than 20 MB, less than 10 ms, and nearly the lists of the run."""
+    run = hushrec.train("ml-1m", "fednext")
+    place = export(run, tmp_path / "b")
+    assert sum(file.stat().st_size for file in place.iterdir()) < 20e6
+    same, spent, one = [], [], Recommender.load(place)
+    data, past = run.split.data, run.split.history("test").positives
+    for user in range(0, 6040, 60):
+        history = [str(item) for item in data.items[past[user]]]
+        one._history = {int(item): None for item in past[user]}
+        began = time.perf_counter()
+        mine = one.recommend(10)
+        spent.append(time.perf_counter() - began)
+        whole = run.recommend("new", 10, history)
+        same.append(len({x.item for x in mine} & {x.item for x in whole}) / 10)
+    assert np.median(spent) < 0.010
+    assert np.mean(same) > 0.9
