@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hushrec.cli import main
+from hushrec.run import Run, train
 
 QUICK = ["--set", "d=4", "--rounds", "2"]
 
@@ -244,6 +245,11 @@ def test_bad_files_are_refused(name: str, tmp_path: Path) -> None:
         (["--method", "central-mf", "--set", "cohort.kind=poisson"], "cohort.kind"),
         (["--set", "evaluation.select=hr@0"], "hr@0"),
         (["--set", "evaluation.select=ndgc@10"], "ndcg"),
+        (["--set", "split.repeats=keep"], "published"),
+        (["--set", "evaluation.k=[]"], "evaluation.k"),
+        (["--set", "negatives=100000000"], "negatives"),
+        (["--set", "d=3\nlr=4"], "one value"),
+        (["--method", "FEDMF"], "did you mean 'fedmf'"),
         (["--resume"], "--out"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -367,3 +373,87 @@ def test_one_process_at_a_time_trains_in_a_folder(table: Path, tmp_path: Path) -
         fcntl.flock(held, fcntl.LOCK_EX)
         _is_clear_error(hushrec(*common, "--overwrite"), "another process")
     assert hushrec(*common, "--overwrite").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "bad", [["--set", "d=99999999"], ["--set", "lr=1e35"], ["--set", "item_rate=1e30"]]
+)
+def test_overwrite_keeps_the_old_run_until_the_new_one_is_done(
+    bad: list[str], table: Path, tmp_path: Path
+) -> None:
+    common = ["train", "--data", table, "--out", tmp_path / "run"]
+    assert hushrec(*common, *QUICK).exit_code == 0
+    before = sorted((p.name, p.read_bytes()) for p in (tmp_path / "run").glob("*.*"))
+    assert hushrec(*common, *bad, "--overwrite").exit_code == 2
+    assert sorted((p.name, p.read_bytes()) for p in (tmp_path / "run").glob("*.*")) == before
+    assert hushrec("evaluate", tmp_path / "run").exit_code == 0
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_runs_with_other_held_out_items_are_not_compared(table: Path, tmp_path: Path) -> None:
+    common = ["train", "--data", table, *QUICK]
+    ratio = ["--set", "split.kind=ratio", "--set", "split.order=random"]
+    assert hushrec(*common, "--out", tmp_path / "loo").exit_code == 0
+    assert hushrec(*common, *ratio, "--out", tmp_path / "ratio").exit_code == 0
+    assert hushrec(*common, *ratio, "--seeds", "2", "--out", tmp_path / "two").exit_code == 0
+    _is_clear_error(hushrec("compare", tmp_path / "loo", tmp_path / "ratio"), "same held-out")
+    _is_clear_error(hushrec("compare", tmp_path / "two", tmp_path / "ratio"), "different items")
+
+
+@pytest.mark.parametrize("k", ["[5]", "[100000]", "[3, 7]"])
+def test_any_length_of_list_can_be_shown(k: str, table: Path, tmp_path: Path) -> None:
+    arguments = ["--set", f"evaluation.k={k}", "--out", tmp_path / "run"]
+    result = hushrec("train", "--data", table, *QUICK, *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert f"HR@{json.loads(k)[0]}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "part"),
+    [
+        ("summary.json", "{}", "lacks"),
+        ("summary.json", "[1]", "not an object"),
+        ("summary.json", "null", "not an object"),
+        ("config.toml", None, "config.toml was changed"),
+    ],
+)
+def test_damaged_run_folders_are_told(
+    file: str, content: str | None, part: str, table: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert hushrec("train", "--data", table, *QUICK, "--out", run).exit_code == 0
+    text = (run / file).read_text()
+    (run / file).write_text(text.replace("d = 4", "d = 8") if content is None else content)
+    for command in (["evaluate"], ["report"], ["recommend", "--user", "u1"]):
+        _is_clear_error(hushrec(command[0], run, *command[1:]), part)
+
+
+def test_a_line_of_metrics_that_is_none_is_left_out(table: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert hushrec("train", "--data", table, *QUICK, "--out", run).exit_code == 0
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("{}\n")
+    assert hushrec("report", run).exit_code == 0
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    rows = [row.replace(",i3,", ",i [bold]3[/bold],") for row in ratings()]
+    path = tmp_path / "ratings.csv"
+    path.write_text(HEADER + "\n".join(rows))
+    assert hushrec("train", "--data", path, *QUICK, "--out", tmp_path / "run").exit_code == 0
+    history = tmp_path / "history.txt"
+    history.write_text("i1\nnowhere\n")
+    arguments = ["--user", "new", "--history", history, "-k", "1000000000"]
+    result = hushrec("recommend", tmp_path / "run", *arguments)
+    assert "i [bold]3[/bold]" in result.stdout
+    assert "1 of 2 items are not in the catalogue" in result.stderr
+
+
+def test_a_run_finds_its_file_again_from_anywhere(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(table.parent)
+    train("ratings.csv", "popularity", out=tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert Run.open(tmp_path / "run").recommend("u1", k=10**9)

@@ -144,7 +144,7 @@ experiments = st.builds(
             "split.kind": st.sampled_from(["leave-one-out", "ratio", "time", "unseen-users"]),
             "split.valid": st.floats(0.01, 0.49),
             "split.min_train": st.integers(1, 9),
-            "evaluation.k": st.lists(st.integers(1, 100), max_size=4),
+            "evaluation.k": st.lists(st.integers(1, 100), min_size=1, max_size=4),
             "evaluation.select": st.sampled_from(["auc", "hr@1", "ndcg@33"]),
             "store.budget_gb": positive,
         },

@@ -504,7 +504,9 @@ def test_every_split_with_kept_repeats_runs(kind, method, tiny):
     again = np.concatenate([np.arange(len(tiny)), rng.integers(0, len(tiny), len(tiny) // 2)])
     data = tiny.select(again)
     more = {"split.kind": kind, "split.repeats": "keep", "cohort.kind": "all"}
-    run = go(data, None, method, more, rounds=2)
+    with pytest.raises(ConfigError, match="published"):
+        go(data, None, method, more, rounds=2)
+    run = go(data, None, method, more, rounds=2, protocol="published")
     assert 0 <= run.metrics["full"]["hr@10"] <= 1
 
 

@@ -11,13 +11,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -40,7 +40,7 @@ from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.commands import privacy as privacy_group
 from hushrec.report.html import write_report
 from hushrec.report.run_dir import RunFolder, require_free
-from hushrec.report.tables import comparison_tables, facts, result_table
+from hushrec.report.tables import comparison_tables, facts, result_table, shown_metrics
 from hushrec.round import Machine, RoundReport
 from hushrec.run import Run, train, train_seeds
 from hushrec.split import Part
@@ -170,8 +170,6 @@ def train_command(
         "machine": Machine(threads),
     }
     data = load(data_name)
-    if Path(data_name).is_file():
-        data = replace(data, name=str(Path(data_name).resolve()))
     _say_notes(data.notes, as_json)
     with _training_display(as_json) as on_round, _polite_stop() as should_stop:
         options |= {"on_round": on_round, "should_stop": should_stop}
@@ -246,7 +244,7 @@ def evaluate_command(
     if as_json:
         click.echo(json.dumps(result, indent=2))
         return
-    Console().print(result_table(result, names, chosen))
+    Console().print(result_table(result, metrics, chosen))
 
 
 @main.command("recommend")
@@ -271,7 +269,13 @@ def recommend_command(
     """
     run = Run.open(folder)
     items = None if history is None else read_history(history)
+    if items is not None:
+        unknown = len(set(items) - set(run.split.data.items.tolist()))
+        if unknown:
+            click.echo(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
     found = run.recommend(user, count, items)
+    if not found:
+        click.echo(f"nothing is left to recommend to '{user}'", err=True)
     if as_json:
         lines = [{"item": r.item, "title": r.title, "score": r.score} for r in found]
         click.echo(json.dumps({"user": user, "recommendations": lines}, indent=2))
@@ -282,7 +286,7 @@ def recommend_command(
     table.add_column("item", overflow="fold")
     table.add_column("score", justify="right")
     for place, line in enumerate(found, 1):
-        table.add_row(str(place), line.title, line.item, f"{line.score:.3f}")
+        table.add_row(str(place), escape(line.title), escape(line.item), f"{line.score:.3f}")
     Console().print(table)
 
 
@@ -470,7 +474,8 @@ def _training_display(quiet: bool) -> Iterator[Callable[[RoundReport], None]]:
         def show(report: RoundReport) -> None:
             nonlocal latest
             if report.valid is not None:
-                latest = f"valid ndcg@10 {report.valid['full'].get('ndcg@10', float('nan')):.4f}"
+                name = next(iter(shown_metrics(report.valid["full"])[1:]), "auc")
+                latest = f"valid {name} {report.valid['full'][name]:.4f}"
             loss = "" if report.loss is None else f"loss {report.loss:.4f}  "
             state = f"{loss}{latest}  {report.seconds * 1000:.0f} ms/round"
             progress.update(task, completed=report.round, total=report.rounds, state=state)

@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Annotated, Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hushrec.clients import CohortConfig, Protocol
 from hushrec.errors import ConfigError, nearest
@@ -46,6 +46,15 @@ class Experiment(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     store: StoreConfig = StoreConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+
+    @model_validator(mode="after")
+    def _no_hidden_leak(self) -> Experiment:
+        if self.split.repeats == "keep" and self.protocol == "honest":
+            raise ValueError(
+                "split.repeats = 'keep' leaves held-out items among the training items; it needs "
+                "protocol = 'published'"
+            )
+        return self
 
     def make_method(self) -> Method:
         """Build the configured method."""
@@ -133,9 +142,12 @@ def parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
         if not equals or not key:
             raise ConfigError(f"--set {pair}: expected key=value, for example --set lr=0.05")
         try:
-            settings[key] = tomllib.loads(f"value = {text}")["value"]
+            parsed = tomllib.loads(f"value = {text}")
         except tomllib.TOMLDecodeError:
-            settings[key] = None if text == "none" else text
+            parsed = {"value": None if text == "none" else text}
+        if len(parsed) > 1:
+            raise ConfigError(f"--set {key}=…: one value at a time")
+        settings[key] = parsed["value"]
     return settings
 
 
@@ -158,6 +170,8 @@ def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Mode
             names = _fields_at(model, first["loc"][:-1])
             hint = nearest(str(first["loc"][-1]), names)
             raise ConfigError(f"unknown {what}: '{path}'{hint}") from None
+        if not path:  # a rule about several keys says itself which
+            raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
         given = first.get("input")
         raise ConfigError(f"{what} '{path}' = {given!r}: {first['msg']}") from None
 

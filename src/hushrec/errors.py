@@ -11,7 +11,8 @@
     ├── StoppedError          the user asked to stop; what is done is saved
     └── MissingExtraError     an optional dependency; the message carries the pip line
 
-The command line prints the message alone, without a traceback, and exits with code 2.
+The command line prints the message alone, without a traceback, and exits with code 2; after
+`StoppedError` with 130, as shells do.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class MissingExtraError(HushrecError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` with the closest known name, or the list of names."""
     options = sorted(known)
-    match = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    by_lower = {option.lower(): option for option in options}
+    match = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     if match:
-        return f"; did you mean '{match[0]}'?"
+        return f"; did you mean '{by_lower[match[0]]}'?"
     return f"; known: {', '.join(options)}" if options else ""

@@ -22,7 +22,7 @@ from hushrec.evaluate.ranking import Ranks, top_k
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.memory import peak_rss_bytes
 from hushrec.methods.base import Method, Shared
-from hushrec.report.run_dir import FINAL, RunFolder
+from hushrec.report.run_dir import FINAL, RunFolder, replacing
 from hushrec.rng import Streams
 from hushrec.round import (
     THIS_MACHINE,
@@ -76,7 +76,7 @@ class Run:
     def open(cls, path: str | Path, data: Interactions | None = None) -> Run:
         """Read a finished run; its data is loaded by name unless given."""
         folder = RunFolder.open(Path(path))
-        summary = folder.read_json("summary.json")
+        summary = folder.read_summary()
         if isinstance(summary.get("seed"), list):
             raise RunError(
                 f"{path} holds several seeds: name one of its folders, for example "
@@ -129,15 +129,15 @@ class Run:
                     f"user '{user}' is unknown to this run; give their items with --history FILE"
                 )
             view = self._everything(number)
-            private = self.store.read(np.array([number]))
-            if not self.store.visited[number]:
-                private = fold_in(self.method, self.shared, view, self._streams)
+            # The same parameters that the evaluation looked at.
+            users, evaluator = np.array([number]), self.evaluator(threads=1)
+            private = evaluator.private_of(self.method, self.shared, self.store, users)
         else:
             view = self._from_history(history, len(data.users))
             private = fold_in(self.method, self.shared, view, self._streams)
         scores = self.method.score(self.shared, private, view)
         seen = view.positives
-        items, values = top_k(scores, seen.indptr, seen.values, k)
+        items, values = top_k(scores, seen.indptr, seen.values, min(int(k), data.n_items))
         return [
             Recommendation(str(data.items[item]), data.title(item), float(value))
             for item, value in zip(items[0], values[0], strict=True)
@@ -181,7 +181,6 @@ def train(
     ``{"lr": 0.05, "cohort.kind": "fixed", "cohort.size": 200}``.
     """
     interactions = load(data) if isinstance(data, str) else data
-    name = data if isinstance(data, str) else data.name
     if resume:
         if out is None:
             raise ConfigError("resume needs the run folder in 'out'")
@@ -192,7 +191,7 @@ def train(
         experiment = RunFolder.open(Path(out)).experiment()
     else:
         experiment = make_experiment(
-            name,
+            interactions.name,
             method,
             preset=preset,
             settings=settings,
@@ -200,37 +199,37 @@ def train(
             rounds=rounds,
             seed=seed,
         )
-    return train_experiment(
-        experiment,
-        interactions,
-        out=out,
-        overwrite=overwrite,
-        resume=resume,
-        machine=machine,
-        on_round=on_round,
-        should_stop=should_stop,
-    )
+    place = None if out is None else Path(out)
+    with replacing(place, overwrite=overwrite) if place and not resume else nullcontext():
+        return train_experiment(
+            experiment,
+            interactions,
+            out=place,
+            resume=resume,
+            machine=machine,
+            on_round=on_round,
+            should_stop=should_stop,
+        )
 
 
 def train_experiment(
     experiment: Experiment,
     interactions: Interactions,
     *,
-    out: str | Path | None = None,
-    overwrite: bool = False,
+    out: Path | None = None,
     resume: bool = False,
     machine: Machine = THIS_MACHINE,
     on_round: Callable[[RoundReport], None] = lambda report: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Run:
     """Train and evaluate what a complete experiment says; `train` makes one from its arguments."""
-    folder = RunFolder.open(Path(out)) if resume and out is not None else None
+    folder = RunFolder.open(out) if resume and out is not None else None
     split = make_split(interactions, experiment.split, Streams(experiment.seed))
     # What cannot be drawn or cannot be guaranteed is refused before anything is written.
     experiment.cohort.draw(len(split.training_users), Streams(experiment.seed), 1)
     plan = plan_privacy(experiment, split)
     if out is not None and folder is None:
-        folder = RunFolder.create(Path(out), experiment, overwrite=overwrite)
+        folder = RunFolder.create(out, experiment)
     with folder.locked() if folder else nullcontext():
         outcome = run_rounds(
             experiment,
@@ -271,33 +270,32 @@ def train_seeds(
 ) -> dict[str, Any]:
     """Train once per seed, each in ``out/seed-N``; return and store the mean over the seeds."""
     top = Path(out)
+    interactions = load(data) if isinstance(data, str) else data
     if resume:
         folder = RunFolder.open(top)
-        seeds = folder.read_json("seeds.json")["seeds"]
-        first = folder.experiment()
+        seeds, first = folder.read_json("seeds.json")["seeds"], folder.experiment()
     else:
         names = ("preset", "settings", "protocol", "rounds")
         given = {name: options.get(name) for name in names}
-        first = make_experiment(
-            data if isinstance(data, str) else data.name, method, seed=seeds[0], **given
-        )
-        folder = RunFolder.create(top, first, overwrite=overwrite)
-        folder.write_json("seeds.json", {"seeds": list(seeds)})
+        first = make_experiment(interactions.name, method, seed=seeds[0], **given)
     how = {k: options[k] for k in ("machine", "on_round", "should_stop") if k in options}
-    interactions = load(data) if isinstance(data, str) else data
-    summaries = []
-    for seed in seeds:
-        part = top / f"seed-{seed}"
-        on_seed(seed)
-        if (part / "summary.json").exists():
-            summaries.append(RunFolder.open(part).read_json("summary.json"))
-            continue
-        started = (part / "config.toml").exists()
-        experiment = first.model_copy(update={"seed": seed})
-        run = train_experiment(experiment, interactions, out=part, resume=started, **how)
-        summaries.append(dict(run.summary))
-    summary = mean_summary(summaries)
-    folder.write_json("summary.json", summary)
+    with nullcontext() if resume else replacing(top, overwrite=overwrite):
+        if not resume:
+            folder = RunFolder.create(top, first)
+            folder.write_json("seeds.json", {"seeds": list(seeds)})
+        summaries = []
+        for seed in seeds:
+            part = top / f"seed-{seed}"
+            on_seed(seed)
+            if (part / "summary.json").exists():
+                summaries.append(RunFolder.open(part).read_summary())
+                continue
+            started = (part / "config.toml").exists()
+            experiment = first.model_copy(update={"seed": seed})
+            run = train_experiment(experiment, interactions, out=part, resume=started, **how)
+            summaries.append(dict(run.summary))
+        summary = mean_summary(summaries)
+        folder.write_json("summary.json", summary)
     return summary
 
 

@@ -132,8 +132,9 @@ def load(
         return _load_known(dataset, folder)
     if name in names():
         return _load_imported(name)
-    if Path(name).exists() or Path(name).suffix:
-        return read_interactions(name)
+    if name and (Path(name).exists() or Path(name).suffix):
+        # The whole path is the name: a run must find its data again from anywhere.
+        return read_interactions(name, name=str(Path(name).resolve()))
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
 
 

@@ -340,7 +340,7 @@ def _json_table(path: Path, text: str, notes: list[str]) -> _Table:
     for number in numbers:
         try:
             record = json.loads(lines[number - 1])
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # a number may be too long to read
             raise DataError(f"{path}, line {number}: invalid JSON ({error})") from None
         if not isinstance(record, dict):
             raise DataError(f"{path}, line {number}: expected one JSON object per line")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hushrec.errors import ConfigError, InputError, RunError, nearest
 from hushrec.evaluate.metrics import per_user
+from hushrec.evaluate.ranking import Ranks
 from hushrec.evaluate.significance import bootstrap_interval, holm, paired_test
 from hushrec.report.run_dir import RunFolder
 from hushrec.run import read_ranks
@@ -54,10 +55,10 @@ def compare_runs(
         raise ConfigError("compare needs at least two run folders")
     runs = [_Stored.read(path, candidates) for path in paths]
     for run in runs[1:]:
-        if run.data != runs[0].data or not np.array_equal(run.users, runs[0].users):
+        if run.data != runs[0].data or not _same_question(run.ranks[0], runs[0].ranks[0]):
             raise InputError(
-                f"{run.name} and {runs[0].name} do not evaluate the same users on the same data; "
-                "compare needs the same --data and split"
+                f"{run.name} and {runs[0].name} do not look for the same held-out items of the "
+                "same users; compare needs the same --data and split"
             )
     rows: list[ComparedRun] = []
     for metric in metrics:
@@ -96,6 +97,12 @@ def compare_runs(
     return rows
 
 
+def _same_question(one: Ranks, other: Ranks) -> bool:
+    """Say whether two runs look for the same items of the same users."""
+    names = ("users", "indptr", "targets")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+
+
 @dataclass(frozen=True)
 class _Stored:
     """The stored ranks of a run, one set for each seed."""
@@ -104,13 +111,12 @@ class _Stored:
     method: str
     data: str
     protocol: str
-    users: NDArray[np.int32]
-    ranks: list[Any]
+    ranks: list[Ranks]
 
     @classmethod
     def read(cls, path: Path, candidates: str) -> _Stored:
         folder = RunFolder.open(path)
-        summary = folder.read_json("summary.json")
+        summary = folder.read_summary()
         parts = [path / name for name in summary.get("runs", [])] or [path]
         ranks = []
         for part in parts:
@@ -120,10 +126,13 @@ class _Stored:
                     f"{part} has no candidate set '{candidates}'{nearest(candidates, stored)}"
                 )
             ranks.append(stored[candidates])
-        if any(not np.array_equal(r.users, ranks[0].users) for r in ranks):
-            raise RunError(f"{path}: its seeds do not evaluate the same users")
+        if not all(_same_question(r, ranks[0]) for r in ranks):
+            raise RunError(
+                f"{path}: its seeds hold out different items, so they cannot be averaged user by "
+                "user; compare single seeds, or use a split without chance"
+            )
         method, data, protocol = (summary[key] for key in ("method", "data", "protocol"))
-        return cls(str(path), method, data, protocol, ranks[0].users, ranks)
+        return cls(str(path), method, data, protocol, ranks)
 
     def values(self, metric: str) -> NDArray[np.float64]:
         """Return the metric of every user for every seed, [seeds, users]."""

@@ -31,7 +31,7 @@ class EvaluationConfig(BaseModel):
 
     every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two looks at the validation items."""
-    k: tuple[Annotated[int, Field(ge=1)], ...] = (5, 10, 20)
+    k: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (5, 10, 20)
     """Lengths of the list at which metrics are reported."""
     sampled: Annotated[int, Field(ge=1)] = 99
     """Size of the sampled candidate set that papers use, next to full ranking."""
@@ -95,7 +95,7 @@ class Evaluator:
         def work(positions: NDArray[np.int64]) -> tuple[Ranks, Ranks]:
             users = self._users[part][positions]
             view = self._history[part].take(users)
-            scores = method.score(shared, self._private(method, shared, store, users), view)
+            scores = method.score(shared, self.private_of(method, shared, store, users), view)
             aim, seen, drawn = targets.take(users), view.positives, samples.take(positions)
             return (
                 rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values),
@@ -130,7 +130,7 @@ class Evaluator:
 
         def work(users: NDArray[np.int64]) -> NDArray[np.int32]:
             view = self._history[part].take(users)
-            scores = method.score(shared, self._private(method, shared, store, users), view)
+            scores = method.score(shared, self.private_of(method, shared, store, users), view)
             return top_k(scores, view.positives.indptr, view.positives.values, count)[0]
 
         with ThreadPoolExecutor(self.threads) as pool:
@@ -144,9 +144,10 @@ class Evaluator:
     def _chunk(self) -> int:
         return max(1, SCORES_BYTES // (4 * self.split.train.n_items))
 
-    def _private(
+    def private_of(
         self, method: Method, shared: Shared, store: PrivateStore, users: NDArray[np.int64]
     ) -> Private:
+        """Return the private parameters that these users are served with."""
         if self.trains[users].all():
             return store.read(users)
         # Users that training left out adapt on their own device first, from their past alone.

@@ -39,7 +39,7 @@ class CentralMFConfig(MethodConfig):
     """Rate of vectors and rows."""
     decay: Annotated[float, Field(ge=0)] = 0.01
     """L2 decay of vectors and rows."""
-    negatives: Annotated[int, Field(ge=1)] = 4
+    negatives: Annotated[int, Field(ge=1, le=1000)] = 4
     """Drawn per positive, afresh every pass."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
     """Standard deviation of vectors and rows before training."""

@@ -27,7 +27,7 @@ class SampledConfig(MethodConfig):
 
     d: Annotated[int, Field(ge=1)] = 32
     """Width of an item row."""
-    negatives: Annotated[int, Field(ge=1)] = 4
+    negatives: Annotated[int, Field(ge=1, le=1000)] = 4
     """Drawn per positive, afresh every round."""
     epochs: Annotated[int, Field(ge=1)] = 1
     """Passes over the client's samples per round."""

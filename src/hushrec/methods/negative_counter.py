@@ -32,7 +32,7 @@ from hushrec.rng import Streams
 class NegativeCounterConfig(MethodConfig):
     """How many negatives are drawn."""
 
-    negatives: Annotated[int, Field(ge=1)] = 4
+    negatives: Annotated[int, Field(ge=1, le=1000)] = 4
     """Drawn per positive and round."""
 
 

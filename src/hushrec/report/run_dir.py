@@ -36,11 +36,17 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from hushrec.config import Experiment
-from hushrec.errors import RunError
+from hushrec.errors import HushrecError, RunError, StoppedError
 from hushrec.store import WORKSPACE
 
 Arrays = Mapping[str, NDArray[Any]]
 FINAL = "final"
+SUMMARY_KEYS = {
+    *("method", "data", "protocol", "protocol_mark", "options", "rounds", "selected_round", "seed"),
+    *("test", "valid", "yardsticks", "lists", "users", "notes", "communication", "time"),
+    *("peak_rss_bytes", "privacy"),
+}
+"""What summary.json holds at least."""
 
 
 class RunFolder:
@@ -50,13 +56,11 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, experiment: Experiment, *, overwrite: bool) -> RunFolder:
-        """Start a new run folder; an existing one needs ``overwrite``."""
-        require_free(path, overwrite=overwrite)
+    def create(cls, path: Path, experiment: Experiment) -> RunFolder:
+        """Start a new run folder where there is nothing yet; `replacing` makes room."""
+        require_free(path, overwrite=False)
         with writing(path):
-            if path.exists():
-                shutil.rmtree(path)
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
             run.write_text("config.toml", experiment.to_toml())
         return run
@@ -67,7 +71,7 @@ class RunFolder:
         if not path.is_dir():
             raise RunError(f"{path}: no such run folder")
         if not is_run(path):
-            raise RunError(f"{path} is not a run folder: it has no config.toml of a run")
+            raise RunError(f"{path} is not a run folder: its config.toml is missing or damaged")
         return cls(path)
 
     @contextmanager
@@ -109,9 +113,20 @@ class RunFolder:
         if not file.exists():
             raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
         try:
-            return dict(json.loads(file.read_text("utf-8")))
+            value = json.loads(file.read_text("utf-8"))
         except ValueError as error:
             raise RunError(f"{file} is damaged: {error}") from None
+        if not isinstance(value, dict):
+            raise RunError(f"{file} is damaged: not an object")
+        return value
+
+    def read_summary(self) -> dict[str, Any]:
+        """Read summary.json and check that it is one."""
+        summary = self.read_json("summary.json")
+        missing = sorted(SUMMARY_KEYS - summary.keys())
+        if missing:
+            raise RunError(f"{self.path / 'summary.json'} is damaged: it lacks '{missing[0]}'")
+        return summary
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add a round to metrics.jsonl."""
@@ -129,6 +144,8 @@ class RunFolder:
             try:
                 line = json.loads(text)
             except ValueError:
+                break
+            if not isinstance(line, dict) or not line.keys() >= {"round", "loss", "valid"}:
                 break
             if up_to is None or line["round"] <= up_to:
                 lines.append(line)
@@ -152,7 +169,7 @@ class RunFolder:
         """Read an npz file."""
         file = self.path / name
         if not file.exists():
-            raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
+            raise RunError(f"{file} is missing: train again with --overwrite")
         try:
             with np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
@@ -175,7 +192,7 @@ class RunFolder:
                 target = partial / f"{file}.safetensors"
                 save_file({key: np.ascontiguousarray(a) for key, a in arrays.items()}, target)
                 digests[target.name] = _digest(target)
-            record = {**state, "files": digests}
+            record = {**state, "settings": self._settings(), "files": digests}
             record["digest"] = _text_digest(record)
             (partial / "state.json").write_text(json.dumps(record, indent=2))
             for written in partial.iterdir():
@@ -205,6 +222,11 @@ class RunFolder:
                     raise self._damaged(folder / file)
         except (ValueError, KeyError, OSError):
             raise self._damaged(folder / "state.json") from None
+        if state["settings"] != self._settings():
+            raise RunError(
+                f"{self.path / 'config.toml'} was changed since this run was trained; "
+                "put it back, or train anew with --overwrite"
+            )
         return state
 
     def read_tensors(self, name: str, file: str) -> dict[str, NDArray[Any]]:
@@ -214,6 +236,11 @@ class RunFolder:
             return dict(load_file(path))
         except (SafetensorError, OSError):
             raise self._damaged(path) from None
+
+    def _settings(self) -> str:
+        """Return a digest of the experiment, how long it runs left out."""
+        lasting = self.experiment().model_copy(update={"rounds": 1})
+        return hashlib.blake2b(lasting.to_toml().encode(), digest_size=16).hexdigest()
 
     def _damaged(self, file: Path) -> RunError:
         return RunError(
@@ -238,6 +265,26 @@ def require_free(path: Path, *, overwrite: bool) -> None:
             raise RunError(f"{path} is not a run folder: refusing to overwrite it")
         with RunFolder(path).locked():
             pass  # nobody is training in it
+
+
+@contextmanager
+def replacing(path: Path, *, overwrite: bool) -> Iterator[None]:
+    """Set the run that is being replaced aside; bring it back if the new one comes to nothing."""
+    require_free(path, overwrite=overwrite)
+    aside = path.with_name(f".{path.name}.replaced")
+    with writing(path):
+        shutil.rmtree(aside, ignore_errors=True)
+        if path.exists():
+            path.rename(aside)
+    try:
+        yield
+    except HushrecError as error:
+        if aside.exists() and not isinstance(error, StoppedError):
+            shutil.rmtree(path, ignore_errors=True)
+            aside.rename(path)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def is_run(path: Path) -> bool:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from hushrec.evaluate.compare import ComparedRun
 from hushrec.report.units import human_duration, human_size
 
-SHOWN = ("hr@10", "ndcg@10", "mrr@10", "auc")
+MOST_COLUMNS = 4
+
+
+def shown_metrics(measured: Iterable[str]) -> list[str]:
+    """Choose the few that a terminal has room for: at 10 if measured, else at the first k."""
+    names = list(measured)
+    at = "@10" if "hr@10" in names else "@" + names[0].partition("@")[2]
+    chosen = [name for name in names if name in (f"hr{at}", f"ndcg{at}", f"mrr{at}", "auc")]
+    return chosen or names[:MOST_COLUMNS]
 
 
 def result_table(
-    summary: Mapping[str, Any], names: Sequence[str] = SHOWN, part: str = "test"
+    summary: Mapping[str, Any], names: Sequence[str] = (), part: str = "test"
 ) -> Table:
     """Show a run's metrics beside popularity and chance."""
+    names = names or shown_metrics(summary[part]["full"])
     published = summary["protocol"] == "published"
     table = Table(
-        title=f"{summary['method']} on {summary['data']}, {part} items",
+        title=escape(f"{summary['method']} on {summary['data']}, {part} items"),
         caption=summary["protocol_mark"],
         title_justify="left",
         caption_justify="left",
@@ -73,7 +83,7 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
         method = "" if row.method in row.run else f" ({row.method})"
         mark = " (leaks)" if row.protocol == "published" else ""
         tables[row.metric].add_row(
-            f"{row.run}{method}{mark}",
+            escape(f"{row.run}{method}{mark}"),
             f"{row.mean:.4f}{spread} [{row.low:.3f}, {row.high:.3f}]",
             difference,
             p_value,
