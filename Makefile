@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint slow bench clean browser
+.PHONY: help run test lint bench clean browser
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /	/' | expand -t 10
@@ -23,7 +23,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 
 run: $(VENV)/.base  ## install, train on the embedded data, evaluate, write and show the report
 	$(BIN)/hushrec train --data demo --method popularity --out runs/popularity --overwrite --json >/dev/null
-	$(BIN)/hushrec train --data demo --method fedmf --out runs/demo --overwrite
+	$(BIN)/hushrec train --data demo --method fednext --out runs/demo --overwrite
 	@echo
 	$(BIN)/hushrec compare runs/popularity runs/demo
 	@echo
@@ -31,9 +31,8 @@ run: $(VENV)/.base  ## install, train on the embedded data, evaluate, write and 
 	@echo
 	@echo "open runs/demo/report.html in a browser"
 
-test: $(VENV)/.dev lint browser  ## lint, types and all quick tests
-	$(BIN)/python -m pytest -n 2 -m "not slow"
-	$(BIN)/python -m pytest -m slow
+test: $(VENV)/.dev lint browser  ## lint, types and all tests, papers' figures among them
+	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .
