@@ -211,7 +211,7 @@ def run_rounds(
     privacy = (
         plan.statement(state.account, state.round)
         if plan
-        else unprotected(pooled=method.pooled, up_bytes=state.up_bytes)
+        else unprotected(pooled=method.pooled, up_bytes=state.up_bytes, reveals=method.reveals)
     )
     return Outcome(*chosen, evaluator, ranks_by_part, state, privacy)
 

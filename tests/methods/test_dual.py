@@ -90,8 +90,8 @@ def test_fedrecon_inherits_nothing(tiny):
     np.testing.assert_array_equal(once["vector"], again["vector"])
 
 
-def test_dual_fedmf_is_pfedrec_without_a_bias(tiny):
-    """The same mechanism, so the same bits where the score functions start alike."""
+def test_dual_fedmf_starts_and_keeps_what_pfedrec_does(tiny):
+    """The same first table, and own rows kept on the device; only the bias is missing."""
     view, streams = make_split(tiny, SplitConfig(), Streams(0)).train, Streams(6)
     dual = FedMF(FedMF.Config(d=5, item_rate=2.0, init_std=1.0, dual=True))
     pfedrec = PFedRec(PFedRec.Config(d=5, item_rate=2.0, init_std=1.0))

@@ -115,3 +115,9 @@ def test_a_run_that_asks_for_nothing_claims_nothing(pooled, up_bytes, word):
     assert statement["epsilon"] is None
     assert statement["statement"].startswith("No")
     assert word in statement["statement"]
+
+
+def test_a_method_that_uploads_private_parameters_is_told():
+    said = unprotected(pooled=False, up_bytes=9, reveals=frozenset({"table"}))["statement"]
+    assert said.endswith("This method uploads its clients' table.")
+    assert "uploads its clients'" not in unprotected(pooled=False, up_bytes=9)["statement"]

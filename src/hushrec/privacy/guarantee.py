@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -70,7 +71,7 @@ class Guarantee:
         }
 
 
-def unprotected(*, pooled: bool, up_bytes: int) -> dict[str, Any]:
+def unprotected(*, pooled: bool, up_bytes: int, reveals: Collection[str] = ()) -> dict[str, Any]:
     """Return what summary.json holds under ``privacy`` where nothing was asked for."""
     if pooled:
         return no_guarantee("No guarantee: a centralised yardstick, everybody's data is pooled.")
@@ -81,6 +82,7 @@ def unprotected(*, pooled: bool, up_bytes: int) -> dict[str, Any]:
     return no_guarantee(
         "No formal guarantee: interactions stay on the clients, but raw updates reach the "
         "server, and the rows a client uploads name the items it drew and touched."
+        + (f" This method uploads its clients' {' and '.join(sorted(reveals))}." if reveals else "")
     )
 
 
