@@ -18,6 +18,7 @@ weights only. So memory grows with m and with the pairs that occur, not with m²
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated
 
 import numpy as np
@@ -113,9 +114,9 @@ class ItemPairs(Method):
         )
         return kept
 
+    @abstractmethod
     def solve(self, block: Block) -> Block:
         """Return the head's weights from its sums; the diagonal of the sums holds counts."""
-        raise NotImplementedError
 
     def alone(self, pairs: Vector, counts: Vector) -> Vector:
         """Return what pairs (i, j) weigh outside the head, from their sums and i's counts."""
