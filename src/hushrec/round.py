@@ -162,7 +162,7 @@ def run_rounds(
             state.shared = method.apply(state.shared, total)
         # 7. Account for the privacy and for the messages.
         if plan and plan.event is not None:
-            accountant.record(plan.event)
+            accountant.record(plan.event, len(plan.uploads([number])))
         state.account, state.clip_bound = accountant.history(), carried_bound(stack)
         if not method.pooled:
             state.up_bytes += outcome.summed.up_bytes
@@ -233,18 +233,22 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
         )
     private = PrivateStore(method.private_fields(view, shared, streams), len(view)).read(nobody)
     received = method.download(shared)
-    first, *others = (
-        UploadShape.of(
+    # Nobody's data decides what is uploaded when: it is asked of a stack of no clients.
+    shapes = {
+        number: UploadShape.of(
             method.fit(received, private, view.take(nobody), streams, number).update, view.n_items
         )
         for number in range(1, experiment.rounds + 1)
-    )
-    if any(shape != first for shape in others):
+    }
+    speaking = {number: shape for number, shape in shapes.items() if shape.entries}
+    first = next(iter(speaking.values()), shapes[1])
+    if any(shape != first for shape in speaking.values()):
         raise ConfigError(
             f"{method.name} uploads something else in some rounds than in others, which is not "
             "accounted for: use another method, or privacy.mode = none"
         )
-    return make_plan(config, cohort, first, population, experiment.rounds)
+    silent = frozenset(shapes.keys() - speaking.keys()) if speaking else frozenset()
+    return make_plan(config, cohort, first, population, experiment.rounds, silent)
 
 
 def save(state: State, folder: RunFolder) -> None:

@@ -7,7 +7,7 @@ what to change. Nothing is a warning.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ from hushrec.privacy.accountant import (
 from hushrec.privacy.clip import AdaptiveClip, Clip, FlatClip, RowClip
 from hushrec.privacy.guarantee import Guarantee, Trust, no_guarantee
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
-from hushrec.privacy.stack import Stack, UploadShape
+from hushrec.privacy.stack import Silence, Stack, UploadShape
 
 FIRST_BOUND = 1.0
 """Where adaptive clipping starts unless told."""
@@ -92,6 +92,12 @@ class Plan:
     """Epsilon that was asked for."""
     rounds: int = 0
     """Rounds that were planned."""
+    silent: frozenset[int] = frozenset()
+    """Those of them in which nothing is uploaded; they cost nothing."""
+
+    def uploads(self, rounds: Iterable[int]) -> list[int]:
+        """Return those of these rounds that cost something."""
+        return [number for number in rounds if number not in self.silent]
 
     def statement(self, history: Sequence[Mapping[str, Any]], run: int) -> dict[str, Any]:
         """Return what summary.json says about privacy after this many rounds were run."""
@@ -101,7 +107,7 @@ class Plan:
         spent = accountant.epsilon(self.delta)
         if self.event is not None:
             # Whoever may stop at any round, having seen the models, claims for all of them.
-            accountant.record(self.event, max(0, self.rounds - run))
+            accountant.record(self.event, len(self.uploads(range(run + 1, self.rounds + 1))))
         guarantee = Guarantee(
             epsilon=accountant.epsilon(self.delta),
             # Laplace noise, and saying nothing, never fail.
@@ -229,10 +235,18 @@ def make_plan(
     shape: UploadShape,
     population: int,
     rounds: int,
+    silent: frozenset[int] = frozenset(),
 ) -> Plan:
-    """Find the mechanisms and their noise for a configuration that was checked."""
+    """Find the mechanisms and their noise for a configuration that was checked.
+
+    In ``silent`` rounds, which are known beforehand, nothing is uploaded and nothing spent.
+    """
     plan = Plan(
-        Stack(), delta=config.delta or population**-1.1, asked=config.epsilon, rounds=rounds
+        Stack(),
+        delta=config.delta or population**-1.1,
+        asked=config.epsilon,
+        rounds=rounds,
+        silent=silent,
     )
     if not shape.entries:
         return replace(
@@ -240,9 +254,19 @@ def make_plan(
             stack=Stack((NothingUploaded(shape),)),
             mechanism="nothing is uploaded, so the server learns nothing",
         )
+    uploading = rounds - len(silent)
     if config.mode == "central":
-        return _central(config, cohort, shape, population, rounds, plan)
-    return _local(config, shape, rounds, plan)
+        plan = _central(config, cohort, shape, population, uploading, plan)
+        expected = _sampling(cohort, population)[1]
+    else:
+        plan, expected = _local(config, shape, uploading, plan), None
+    if not silent:
+        return plan
+    return replace(
+        plan,
+        stack=replace(plan.stack, silence=Silence(silent, expected)),
+        mechanism=f"{plan.mechanism}; uploads in {uploading} of {rounds} rounds, known beforehand",
+    )
 
 
 @dataclass(frozen=True)
