@@ -27,6 +27,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from hushrec.audit.commands import audit_command
 from hushrec.backends.inprocess import usable_cores
 from hushrec.config import parse_settings, preset_names
 from hushrec.data import catalog, load
@@ -83,6 +84,7 @@ def main() -> None:
 
 main.add_command(data_group)
 main.add_command(privacy_group)
+main.add_command(audit_command)
 
 
 @main.command("train")
