@@ -1,11 +1,12 @@
 """Canaries: an epsilon that the run's own mechanism provably exceeds, to hold against its claim.
 
-A canary is a client whose clipped upload lies wholly in one entry of a table, as large as clipping
+A canary is a client whose clipped upload lies in one known direction, as large as clipping
 allows. In half of the trials it is there, in the other half it is not (or, where neighbours replace
 one another, uploads the opposite). The mechanism is the run's: its device side, the exact sum and
 its server side, with its noise, cohort and number of rounds. Every entry has noise of its own, so
 canaries on different entries of one sum are trials that do not disturb each other; other clients
-would only shift an entry by what the attacker is allowed to know.
+would only shift an entry by what the attacker is allowed to know. (Local noise with clipping by
+rows: the canary fills one row of many, and the bound is loose.)
 
 The attacker sees all rounds of its entry and computes the likelihood ratio of the two worlds. With
 a threshold that was chosen on one half of the trials, the other half gives true and false positive
@@ -45,6 +46,7 @@ from hushrec.privacy.accountant import (
     sensitivity,
 )
 from hushrec.privacy.budgets import PersonalNoise
+from hushrec.privacy.clip import RowClip
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.stack import Stack, UploadShape
@@ -54,6 +56,8 @@ CONFIDENCE = 0.95
 CERTAIN = 0.9999
 ENTRY = "canary"
 THRESHOLDS = 200
+COLUMN, BLOCK = 4, 200
+"""Rows that a canary fills where clipping is by rows, and canaries in one sum there."""
 
 Values = NDArray[np.float64]
 
@@ -108,33 +112,62 @@ def central_trials(
     streams: Streams,
     on_round: Callable[[int, int], None],
 ) -> Trials:
-    """Let canaries in and out of noised sums, each with an entry of its own."""
-    parts = noise.shape.parts  # as in the run: clipping by rows depends on it
-    width = -(-trials // parts)
-    layer = replace(noise, shape=UploadShape(parts, {ENTRY: width}, {}))
-    stack, bound, replaced = Stack((layer,)), noise.clip.bound, noise.neighbours == "replace-one"
-    share = _participation(plan.sampling)
-    generator = streams.generator("audit/canaries")
-    there = generator.permutation(trials) < trials // 2
-    entry, evidence = np.arange(trials), np.zeros(trials)
-    whole = sensitivity(noise.clip.whole_bound(noise.shape), noise.neighbours)
-    deviation = noise.multiplier * whole / bound  # in units of the canary
-    for done, number in enumerate(uploads, 1):
-        present = (there | replaced) & (generator.random(trials) < share)
-        upload = np.flatnonzero(present)
-        rows = np.zeros((len(upload), width), np.float32)
-        rows[np.arange(len(upload)), upload % width] = np.where(there, 2, -2)[upload] * bound
-        ids = (entry[upload] // width).astype(np.int32)
-        sent = Update(len(upload), {ENTRY: RowStack(np.arange(len(upload) + 1), ids, rows)})
-        summed = ExactSum(parts)
-        summed.add(stack.protect(sent, _clients(upload, parts), streams, number))
-        total = stack.finish(summed.total(), streams, number)[0]
-        seen = total.rows[ENTRY][1].reshape(-1)[:trials] / bound
-        evidence += _mixed(seen, deviation, share) - (
-            _mixed(-seen, deviation, share) if replaced else 0.0
+    """Let canaries in and out of noised sums, each with an entry of its own.
+
+    The layout of the sum is changed to one entry for each canary; all else is the run's. Clipping
+    by rows bounds every row by itself, so there a canary fills a column of a few rows.
+    """
+    by_rows = isinstance(noise.clip, RowClip)
+    rows, block = (COLUMN, BLOCK) if by_rows else (1, trials)
+    parts = []
+    for start in range(0, trials, block):
+        size = min(block, trials - start)
+        shape = UploadShape(*((rows, {ENTRY: size}) if by_rows else (size, {ENTRY: 1})), {})
+        layer = replace(noise, shape=shape)
+        seed = Streams(streams.seed + start)  # other noise for every block
+        parts.append(_sum_trials(layer, plan.sampling, uploads, size, rows, seed))
+        on_round(start + size, trials)
+    return Trials(*(np.concatenate(worlds) for worlds in zip(*parts, strict=True)))
+
+
+def _sum_trials(
+    layer: CentralGaussian,
+    sampling: Sampling,
+    uploads: list[int],
+    trials: int,
+    rows: int,
+    streams: Streams,
+) -> tuple[Values, Values]:
+    stack, bound, replaced = Stack((layer,)), layer.clip.bound, layer.neighbours == "replace-one"
+    generator, share = streams.generator("audit/canaries"), _participation(sampling)
+    there, evidence = generator.permutation(trials) < trials // 2, np.zeros(trials)
+    # In units of the canary, whose norm is that of the bound of a whole upload.
+    deviation = layer.multiplier * sensitivity(1.0, layer.neighbours)
+    n_rows, width = layer.shape.n_rows, layer.shape.tables[ENTRY]
+    for number in uploads:
+        taking_part = (there | replaced) & (generator.random(trials) < share)
+        upload = np.flatnonzero(taking_part)
+        values = np.zeros((len(upload), rows, width), np.float32)
+        column = upload if rows > 1 else np.zeros_like(upload)
+        values[np.arange(len(upload)), :, column] = (np.where(there, 2, -2)[upload] * bound)[
+            :, None
+        ]
+        ids = np.tile(np.arange(rows), len(upload)) if rows > 1 else upload
+        table = RowStack(
+            rows * np.arange(len(upload) + 1), ids.astype(np.int32), values.reshape(-1, width)
         )
-        on_round(done, len(uploads))
-    return Trials(evidence[there], evidence[~there])
+        summed = ExactSum(n_rows)
+        sent = Update(len(upload), {ENTRY: table})
+        summed.add(stack.protect(sent, _clients(upload, n_rows), streams, number))
+        total = stack.finish(summed.total(), streams, number)[0].rows[ENTRY][1]
+        # Its projection on the canary's direction.
+        seen = (total.sum(0) / math.sqrt(rows) if rows > 1 else total[:, 0]) / (
+            bound * math.sqrt(rows)
+        )
+        evidence += _mixed(seen, deviation, share)
+        if replaced:
+            evidence -= _mixed(-seen, deviation, share)
+    return evidence[there], evidence[~there]
 
 
 def local_trials(

@@ -129,7 +129,7 @@ def _canary_table(found: list[Mapping[str, Any]], claim: Mapping[str, Any]) -> T
     why = None
     if not found:
         why = "no guarantee to test" if claim["epsilon"] is None else "not tested"
-    table = _new_table("Canaries: the epsilon an attacker certainly has", why)
+    table = _new_table("Canaries: what epsilon is at least", why)
     if why:
         return table
     for name in ("", "claimed", "at least", "if Gaussian", "most provable", "delta"):
@@ -156,13 +156,14 @@ def _new_table(title: str, skipped: str | None) -> Table:
     table = Table(
         title=title,
         title_justify="left",
-        caption=skipped,
+        title_style="bold",
         caption_justify="left",
         box=None,
         pad_edge=False,
     )
     if skipped:
         table.add_column("")
+        table.add_row(skipped)
     return table
 
 

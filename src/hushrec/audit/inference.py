@@ -9,12 +9,13 @@ R-precision. What it does with an upload:
    of an array that holds values and not differences, what was sent is taken out;
 2. the rows that are not zero are the *support*. If they are R or fewer, name them;
 3. else project the rows on their leading direction: training moves a client's positives one way
-   along its own vector and its negatives the other. The positives are the side whose size is nearer
-   to R or, where noise hides the support, the side with the longer tail. Name the R furthest out.
+   along its own vector and its negatives the other. The positives are the side whose size is
+   nearer to R. Name the R furthest out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,13 +197,18 @@ def name_items(table: Table, count: int) -> NDArray[np.int64]:
         return support
     rows = table[support]
     along = rows @ leading_direction(rows)
-    up, down = int((along > 0).sum()), int((along < 0).sum())
-    if len(support) < len(table):
-        flip = abs(down - count) < abs(up - count)
-    else:
-        flip = bool(((along - along.mean()) ** 3).sum() < 0)
+    whole = len(support) == len(table)
+    up, down = _side(along, count, whole=whole), _side(-along, count, whole=whole)
+    flip = abs(math.log(down / count)) < abs(math.log(up / count))
     order = np.argsort(along if flip else -along, kind="stable")
     return support[order[:count]]
+
+
+def _side(along: NDArray[np.float64], count: int, *, whole: bool) -> int:
+    """Count the rows on the upper side; of a whole table, without those that hardly moved."""
+    furthest = np.partition(along, -count)[-count:]
+    middle = float(np.median(furthest)) / 2 if whole else 0.0
+    return max(1, int((along > max(0.0, middle)).sum()))
 
 
 def leading_direction(rows: Table) -> NDArray[np.float64]:
