@@ -10,12 +10,11 @@ from hushrec.audit.inference import item_inference
 from hushrec.audit.membership import membership
 from hushrec.errors import RunError
 from hushrec.privacy.plan import Plan, with_bound
-from hushrec.report.run_dir import FINAL
+from hushrec.report.run_dir import AUDIT_FILE, FINAL
 from hushrec.rng import Streams
 from hushrec.round import plan_privacy
 from hushrec.run import Run
 
-AUDIT_FILE = "audit.json"
 Verdict = Literal["kept", "contradicted", "no claim", "not tested"]
 VERDICTS: dict[Verdict, str] = {
     "kept": "The canaries do not contradict the claim. That is no proof of it: a lower bound says "

@@ -108,8 +108,8 @@ def rates(members: Values, others: Values) -> dict[str, float | None]:
     ranks = rankdata(np.concatenate([members, others]))
     auc = (ranks[:n].sum() - n * (n + 1) / 2) / (n * m)
     thresholds = np.unique(np.concatenate([members, others]))
-    true = 1 - np.searchsorted(np.sort(members), thresholds, side="left") / n
-    false = 1 - np.searchsorted(np.sort(others), thresholds, side="left") / m
+    true = (n - np.searchsorted(np.sort(members), thresholds, side="left")) / n
+    false = (m - np.searchsorted(np.sort(others), thresholds, side="left")) / m
     low = true[false <= LOW_FPR].max(initial=0.0) if m >= FEWEST_FOR_LOW_FPR else None
     return {
         "auc": float(auc),
