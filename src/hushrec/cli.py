@@ -79,6 +79,7 @@ def main() -> None:
     hushrec train --data demo --method fedmf --out runs/first
     hushrec recommend runs/first --user viewer-0001
     hushrec compare runs/first runs/second
+    hushrec audit runs/first
     """
 
 

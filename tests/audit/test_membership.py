@@ -5,6 +5,7 @@ import pytest
 
 from conftest import interactions
 from hushrec.audit.membership import _pairs, _people, membership, rates
+from hushrec.methods.base import method_names
 from hushrec.rng import Streams
 from hushrec.run import train
 from hushrec.split import SplitConfig, make_split
@@ -54,6 +55,14 @@ def test_pairs_of_a_user_that_were_trained_on_rank_higher():
     assert found["auc"] > 0.95
     assert abs(found["yardstick"]["auc"] - 0.5) < 0.1
     assert found["tpr_at_1_fpr"] > 0.5
+
+
+@pytest.mark.parametrize("split", ["leave-one-out", "unseen-users"])
+def test_every_installed_method_can_be_asked(split, tiny):
+    for method in method_names():
+        options = {"split.kind": split, "split.test": 0.3}
+        found = attack(tiny, method, options, rounds=2)
+        assert "skipped" in found or 0 <= found["auc"] <= 1
 
 
 def test_methods_that_release_nothing(tiny):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 from hushrec.audit.canary import canaries
 from hushrec.audit.inference import item_inference
 from hushrec.audit.membership import membership
 from hushrec.errors import RunError
-from hushrec.privacy.plan import Plan, with_bound
+from hushrec.privacy.plan import with_bound
 from hushrec.report.run_dir import AUDIT_FILE, FINAL
 from hushrec.rng import Streams
 from hushrec.round import plan_privacy
@@ -46,7 +47,7 @@ def audit(
     if plan is not None:
         # Uploads are replayed with the clipping bound that the run ended with.
         bound = run.folder.read_checkpoint(FINAL)["clip_bound"]
-        plan = Plan(**{**vars(plan), "stack": with_bound(plan.stack, bound)})
+        plan = replace(plan, stack=with_bound(plan.stack, bound))
     said = run.summary["privacy"]
     found: dict[str, Any] = {
         "method": run.experiment.method,
