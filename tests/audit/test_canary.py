@@ -85,7 +85,7 @@ def test_an_honest_mechanism_is_not_caught(mode, tiny):
 @pytest.mark.parametrize("mode", MODES)
 def test_too_little_noise_is_caught(mode, tiny, monkeypatch):
     plan = plan_of(tiny, mode)
-    # With 0.3 of its noise a fixed-size cohort is NOT caught: the bound was 1.43, the claim 1.50. The
+    # With 0.3 of its noise a fixed-size cohort is NOT caught: bound 1.43, claim 1.50. The
     # likely cause, not studied, is that its Rényi analysis is loose.
     weaken(monkeypatch, 0.2 if mode == "central fixed" else 0.3)
     for result in run_canaries(plan, 0, trials=20_000):
