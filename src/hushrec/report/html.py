@@ -27,7 +27,7 @@ from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.methods.popularity import Popularity
 from hushrec.report import plots
 from hushrec.report.plots import Bar, Dot
-from hushrec.report.run_dir import RunFolder
+from hushrec.report.run_dir import AUDIT_FILE, RunFolder
 from hushrec.report.units import human_duration, human_size
 from hushrec.rng import Streams
 
@@ -93,6 +93,8 @@ def page(run: Run, folder: RunFolder) -> dict[str, Any]:
         "convergence": _convergence(run, lines),
         "spread": _spread(field),
         "costs": _costs(run, lines),
+        "budgets": _budgets(run),
+        "audit": _audit(run, folder),
         "samples": _samples(run),
         "options": _options(run),
         "split_words": _split_words(run),
@@ -375,6 +377,43 @@ def _costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "mean_clients": sum(taking_part) / max(1, len(lines)),
         "median_s": float(np.median([line["seconds"] for line in lines])) if lines else None,
     }
+
+
+# ------------------------------------------------------------ privacy
+
+
+def _budgets(run: Run) -> dict[str, Any] | None:
+    """Show how personal budgets are spread, and what was spent of them."""
+    said = run.summary["privacy"].get("budgets")
+    if said is None:
+        return None
+    rows = [
+        Bar(f"ε {part['from']:.3g}–{part['to']:.3g}", part["clients"] / said["clients"])
+        for part in said["distribution"]
+    ]
+    label = _said(run, "Personal budgets, share of clients")
+    return {**said, "plot": plots.bars(rows, ["clients"], label)}
+
+
+def _audit(run: Run, folder: RunFolder) -> dict[str, Any] | None:
+    """Show what `hushrec audit` found, if it was asked."""
+    if not (folder.path / AUDIT_FILE).exists():
+        return None
+    found = folder.read_json(AUDIT_FILE)
+    items = found["items"]
+    if "skipped" not in items:
+        rows = [
+            Dot(name, value["r_precision"], tuple(value["interval"]), strong=True)
+            for name, value in items["evidence"].items()
+        ]
+        rows += [
+            Dot("most popular items", items["popularity"], note="the same guess for all"),
+            Dot("chance", items["chance"], note="expected"),
+        ]
+        label = _said(run, "Share of a client's items that are named")
+        items = {**items, "plot": plots.dots(rows, label, 1.0)}
+    names = {"auc": "AUC", "advantage": "Advantage (TPR − FPR)", "tpr_at_1_fpr": "TPR at 1 % FPR"}
+    return {**found, "items": items, "measures": names}
 
 
 # ------------------------------------------------------------ samples

@@ -8,6 +8,7 @@
     users.npz              where every user's held-out items landed
     checkpoint/            round-000017/ while running, final/ when done
     report.html
+    audit.json             what `hushrec audit` found, if it was asked
 
 A checkpoint is a folder that appears whole or not at all (written beside, then renamed), with a
 digest of every file. No pickle: arrays are safetensors or plain npz.
@@ -41,6 +42,7 @@ from hushrec.store import WORKSPACE
 
 Arrays = Mapping[str, NDArray[Any]]
 FINAL = "final"
+AUDIT_FILE = "audit.json"
 SUMMARY_KEYS = {
     *("method", "data", "protocol", "protocol_mark", "options", "rounds", "selected_round", "seed"),
     *("test", "valid", "yardsticks", "lists", "users", "notes", "communication", "time"),

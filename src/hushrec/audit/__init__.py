@@ -1,0 +1,1 @@
+"""Attacks on a finished run: what its privacy is worth, measured."""

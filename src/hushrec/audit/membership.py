@@ -1,0 +1,246 @@
+"""Membership: does the released model tell who, or what, it was trained on?
+
+The attacker holds what training releases (the shared parameters, which every client downloads) and
+one person's past. It adapts the private part to that past on its own machine, as a newcomer's
+device would, and looks at how high the model ranks some items of that person. If those were in
+training they tend to rank higher. Two forms, by what the run's split leaves out of training:
+
+* **people** (split.kind = unseen-users): members trained, the others never did. Who is who was
+  drawn at random, and everybody's past is cut in the same way, so nothing else tells them apart. An
+  item is ranked after adapting to the other half of the known past.
+* **pairs** (all other splits): of the same user, the latest training items against the validation
+  items that came next. Test items are not looked at. Tastes and catalogues drift with time, so
+  popularity among other users, which knows nothing of the pair, is shown as a yardstick. In the
+  order of time the training item is also nearer to the rest of the past, which that does not take
+  out: a small AUC above the yardstick need not be a leak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from hushrec.clients import Ragged, TrainView, chunks
+from hushrec.device.fold_in import fold_in
+from hushrec.rng import Streams
+from hushrec.run import Run
+from hushrec.split import Split
+from hushrec.store import store_bytes
+
+RESAMPLES = 500
+LOW_FPR = 0.01
+FEWEST_FOR_LOW_FPR = 100
+STACK_BYTES = 128 * 2**20
+THREATS = {
+    "people": "somebody who holds the released model and a person's past wants to know whether "
+    "that person took part in training",
+    "pairs": "somebody who holds the released model and the rest of a user's past wants to know "
+    "whether one more item of theirs was trained on",
+}
+COMPARED = {
+    "people": "training users against unseen ones, drawn at random, each with the first half of "
+    "its rows",
+    "pairs": "the latest training items of a user against the same user's validation items",
+}
+
+Values = NDArray[np.float64]
+Items = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question: adapt to ``past``, then look at ``targets``."""
+
+    user: int
+    past: Items
+    targets: Items
+    known: Items
+    """What is no candidate beside a target: items known to be the user's."""
+    member: bool
+
+
+def membership(
+    run: Run, users: int, streams: Streams, on_case: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Attack the released model; about ``users`` members and as many others."""
+    if not run.method.pooled and not run.summary["communication"]["up_bytes"]:
+        return {"skipped": "nothing is uploaded, so nothing that was learnt is released"}
+    people = run.experiment.split.kind == "unseen-users"
+    generator = streams.generator("audit/membership")
+    cases = list((_people if people else _pairs)(run.split, users, generator))
+    if not cases or all(case.member for case in cases):
+        return {"skipped": "no user has enough interactions to be asked about"}
+    scores, popularity = _scores(run, cases, streams, on_case)
+    owner = np.array([case.user for case in cases])
+    member = np.array([case.member for case in cases])
+    # A person is asked about twice, once for each half: one score each.
+    who, place = np.unique(np.stack([owner, member]), axis=1, return_inverse=True)
+    count = np.bincount(place)
+    score, popular = (np.bincount(place, values) / count for values in (scores, popularity))
+    owner, member = who[0], who[1].astype(bool)
+    found = rates(score[member], score[~member])
+    return {
+        "threat": THREATS["people" if people else "pairs"],
+        "compared": COMPARED["people" if people else "pairs"],
+        "members": int(member.sum()),
+        "others": int((~member).sum()),
+        **found,
+        "intervals": _intervals(score, member, owner, generator),
+        "chance": {
+            "auc": 0.5,
+            "advantage": _advantage_by_chance(score, member, generator),
+            "tpr_at_1_fpr": LOW_FPR,
+        },
+        "yardstick": {
+            "name": "popularity among other users",
+            **rates(popular[member], popular[~member]),
+        },
+    }
+
+
+def rates(members: Values, others: Values) -> dict[str, float | None]:
+    """Return AUC, the largest TPR - FPR, and TPR at 1 % FPR of "larger means member"."""
+    n, m = len(members), len(others)
+    ranks = rankdata(np.concatenate([members, others]))
+    auc = (ranks[:n].sum() - n * (n + 1) / 2) / (n * m)
+    thresholds = np.unique(np.concatenate([members, others]))
+    true = (n - np.searchsorted(np.sort(members), thresholds, side="left")) / n
+    false = (m - np.searchsorted(np.sort(others), thresholds, side="left")) / m
+    low = true[false <= LOW_FPR].max(initial=0.0) if m >= FEWEST_FOR_LOW_FPR else None
+    return {
+        "auc": float(auc),
+        "advantage": float(max(0.0, (true - false).max())),
+        "tpr_at_1_fpr": None if low is None else float(low),
+    }
+
+
+def _intervals(
+    score: Values, member: NDArray[np.bool_], owner: NDArray[np.int64], generator: Any
+) -> dict[str, list[float] | None]:
+    """Resample users, with all that is theirs, and return 95 % percentile intervals."""
+    rows = [np.flatnonzero(owner == user) for user in np.unique(owner)]
+    drawn: list[dict[str, float | None]] = []
+    while len(drawn) < RESAMPLES:
+        chosen = np.concatenate([rows[k] for k in generator.integers(0, len(rows), len(rows))])
+        of = member[chosen]
+        if of.any() and not of.all():
+            drawn.append(rates(score[chosen][of], score[chosen][~of]))
+    out: dict[str, list[float] | None] = {}
+    for name in drawn[0]:
+        values = [one[name] for one in drawn]
+        known = [value for value in values if value is not None]
+        out[name] = (
+            [float(end) for end in np.quantile(known, [0.025, 0.975])]
+            if len(known) == len(values)
+            else None
+        )
+    return out
+
+
+def _advantage_by_chance(score: Values, member: NDArray[np.bool_], generator: Any) -> float:
+    """Return the mean advantage with members named at random: a maximum is never 0."""
+    found = []
+    for _ in range(100):
+        shuffled = generator.permutation(member)
+        found.append(rates(score[shuffled], score[~shuffled])["advantage"])
+    return float(np.mean([value for value in found if value is not None]))
+
+
+# ------------------------------------------------------------ who is asked about
+
+
+def _people(split: Split, users: int, generator: Any) -> Iterator[Case]:
+    """Ask for each half of a person's known past with the other half as the past."""
+    trains = np.zeros(split.n_users, bool)
+    trains[split.training_users] = True
+    lengths = split.train.positives.lengths
+    # An unseen user's training rows are already the first half of its rows.
+    known = np.where(trains, (lengths + 1) // 2, lengths)
+    members = np.flatnonzero(trains & (known >= 2))
+    others = np.flatnonzero(~trains & (known >= 2))
+    each = min(users, len(members), len(others))
+    for chosen, member in ((members, True), (others, False)):
+        for user in np.sort(generator.choice(chosen, each, replace=False)):
+            items = split.train.positives[user]
+            if member and split.config.order == "random":
+                items = generator.permutation(items)
+            items = items[: known[user]]
+            for half in (0, 1):
+                yield Case(int(user), items[half::2], items[1 - half :: 2], items, member)
+
+
+def _pairs(split: Split, users: int, generator: Any) -> Iterator[Case]:
+    """Ask for the latest training items, and as many validation items, from what came before."""
+    trains = np.zeros(split.n_users, bool)
+    trains[split.training_users] = True
+    count = split.valid.lengths
+    asked = np.flatnonzero(trains & (count > 0) & (split.train.positives.lengths > count))
+    chosen = generator.choice(asked, min(users, len(asked)), replace=False)
+    for user in np.sort(chosen):
+        items, valid = split.train.positives[user], split.valid[user]
+        if split.config.kind == "ratio" and split.config.order == "random":
+            items = generator.permutation(items)
+        past, latest = items[: -len(valid)], items[-len(valid) :]
+        known = np.concatenate([items, valid])
+        yield Case(int(user), past, latest, known, True)
+        yield Case(int(user), past, valid, known, False)
+
+
+# ------------------------------------------------------------ what the model says
+
+
+def _scores(
+    run: Run, cases: list[Case], streams: Streams, on_case: Callable[[int, int], None]
+) -> tuple[Values, Values]:
+    """Return, case by case, how high the model and popularity rank the targets."""
+    method, shared, split = run.method, run.shared, run.split
+    counts = np.bincount(
+        split.train.take(split.training_users).positives.values, minlength=split.data.n_items
+    )
+    fields = method.private_fields(split.train, shared, streams)
+    most = max(1, STACK_BYTES // max(1, store_bytes(fields, split.n_users) // split.n_users))
+    scores, popularity = np.empty(len(cases)), np.empty(len(cases))
+    trains = set(split.training_users.tolist())
+    for part in chunks(np.arange(len(cases)), min(most, 64)):
+        view = _view(split, [cases[k] for k in part])
+        private = fold_in(method, shared, view, streams)
+        ranked = method.score(shared, private, view)
+        for row, k in zip(ranked, part, strict=True):
+            case = cases[k]
+            scores[k] = _height(row, case)
+            # Counts of the others alone: a member's own row must not count for it.
+            own = split.train.positives[case.user] if case.user in trains else case.past[:0]
+            others = counts - np.bincount(own, minlength=len(counts))
+            popularity[k] = _height(others, case)
+        on_case(int(part[-1]) + 1, len(cases))
+    return scores, popularity
+
+
+def _height(scores: NDArray[Any], case: Case) -> float:
+    """Return the mean of logit(share of candidates below) over the targets; ties count half."""
+    candidates = np.ones(len(scores), bool)
+    candidates[case.known] = False
+    others = np.sort(scores[candidates])
+    mine = scores[case.targets]
+    below = np.searchsorted(others, mine, "left") + np.searchsorted(others, mine, "right")
+    share = (below / 2 + 0.5) / (len(others) + 1)
+    return float(np.mean(np.log(share / (1 - share))))
+
+
+def _view(split: Split, cases: list[Case]) -> TrainView:
+    """Return the cases as a stack of newcomers, each with its past."""
+    lengths = np.array([len(case.past) for case in cases])
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    items = np.concatenate([case.past for case in cases]).astype(np.int32)
+    return replace(
+        split.train,
+        users=np.array([case.user for case in cases], np.int32),
+        positives=Ragged(indptr, items),
+        times=Ragged(indptr, np.concatenate([np.arange(n) for n in lengths])),
+        values=Ragged(indptr, np.ones(len(items), np.float32)),
+    )

@@ -1,0 +1,107 @@
+"""Membership: what a model remembers is seen, and nothing is seen where there is nothing."""
+
+import numpy as np
+import pytest
+
+from conftest import interactions
+from hushrec.audit.membership import _pairs, _people, membership, rates
+from hushrec.methods.base import method_names
+from hushrec.rng import Streams
+from hushrec.run import train
+from hushrec.split import SplitConfig, make_split
+
+
+def random_world(n_users=160, n_items=400, length=20, seed=0):
+    """No taste at all: whatever the model knows of a user it has from that user."""
+    generator = np.random.default_rng(seed)
+    rows = [
+        (user, item, place)
+        for user in range(n_users)
+        for place, item in enumerate(generator.permutation(n_items)[:length])
+    ]
+    return interactions(rows, name="random")
+
+
+def attack(data, method, settings, rounds=1):
+    run = train(data, method, rounds=rounds, seed=1, settings=settings)
+    return membership(run, 500, Streams(0), lambda done, total: None)
+
+
+UNSEEN = {"split.kind": "unseen-users", "split.test": 0.3, "split.valid": 0.2}
+MEMORY = {"ridge": 0.1, "popularity": 0.0}
+
+
+def test_a_model_that_remembers_gives_its_users_away():
+    found = attack(random_world(), "fedease", {**UNSEEN, **MEMORY})
+    assert found["members"] == found["others"] == 80
+    assert found["auc"] > 0.95
+    assert found["advantage"] > 0.8 > 4 * found["chance"]["advantage"]
+    low, high = found["intervals"]["auc"]
+    assert 0.9 < low <= found["auc"] <= high
+    assert abs(found["yardstick"]["auc"] - 0.5) < 0.15, "nothing but the model tells them apart"
+    assert found["tpr_at_1_fpr"] is None, "fewer than a hundred others say nothing about 1 %"
+
+
+def test_noise_hides_it():
+    noise = {"privacy.mode": "central", "privacy.epsilon": 0.5}
+    found = attack(random_world(), "popularity", {**UNSEEN, **noise})
+    assert found["intervals"]["auc"][0] < 0.5 < found["intervals"]["auc"][1]
+
+
+def test_pairs_of_a_user_that_were_trained_on_rank_higher():
+    settings = {"split.kind": "ratio", "split.order": "random", **MEMORY}
+    found = attack(random_world(), "fedease", settings)
+    assert "validation" in found["compared"]
+    assert found["auc"] > 0.95
+    assert abs(found["yardstick"]["auc"] - 0.5) < 0.1
+    assert found["tpr_at_1_fpr"] > 0.5
+
+
+@pytest.mark.parametrize("split", ["leave-one-out", "unseen-users"])
+def test_every_installed_method_can_be_asked(split, tiny):
+    for method in method_names():
+        options = {"split.kind": split, "split.test": 0.3}
+        found = attack(tiny, method, options, rounds=2)
+        assert "skipped" in found or 0 <= found["auc"] <= 1
+
+
+def test_methods_that_release_nothing(tiny):
+    found = attack(tiny, "local-only", {"d": 3}, rounds=2)
+    assert "nothing" in found["skipped"]
+
+
+@pytest.mark.parametrize("order", ["time", "random"])
+def test_people_are_comparable(order, small):
+    split = make_split(small, SplitConfig(kind="unseen-users", order=order), Streams(1))
+    cases = list(_people(split, 30, np.random.default_rng(0)))
+    members = [case for case in cases if case.member]
+    assert 2 * len(members) == len(cases)
+    trains = set(split.training_users.tolist())
+    whole = np.bincount(split.data.user)
+    for case in cases:
+        assert (case.user in trains) == case.member
+        assert len(case.known) == (whole[case.user] + 1) // 2, "the first half of everybody's rows"
+        assert sorted([*case.past, *case.targets]) == sorted(case.known)
+
+
+def test_pairs_never_look_at_test_items(small):
+    split = make_split(small, SplitConfig(), Streams(1))
+    for case in _pairs(split, 30, np.random.default_rng(0)):
+        assert not np.isin(split.test[case.user], [*case.known, *case.targets]).any()
+        expected = split.train.positives[case.user][-1:] if case.member else split.valid[case.user]
+        np.testing.assert_array_equal(case.targets, expected)
+        assert not np.isin(case.targets, case.past).any()
+
+
+def test_known_answers():
+    assert rates(np.array([3.0, 4.0]), np.array([1.0, 2.0])) == {
+        "auc": 1.0,
+        "advantage": 1.0,
+        "tpr_at_1_fpr": None,
+    }
+    ties = rates(np.zeros(100), np.zeros(100))
+    assert (ties["auc"], ties["advantage"], ties["tpr_at_1_fpr"]) == (0.5, 0.0, 0.0)
+    others = np.arange(100.0)
+    assert rates(np.full(4, 98.5), others)["tpr_at_1_fpr"] == 1.0
+    half = rates(np.array([-1.0, 200.0]), others)
+    assert (half["auc"], half["advantage"], half["tpr_at_1_fpr"]) == (0.5, 0.5, 0.5)
