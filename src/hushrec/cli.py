@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,17 @@ from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.commands import privacy as privacy_group
 from hushrec.report.html import write_report
 from hushrec.report.run_dir import RunFolder, require_free
-from hushrec.report.tables import comparison_tables, facts, result_table, shown_metrics
+from hushrec.report.tables import (
+    comparison_tables,
+    facts,
+    result_table,
+    shown_metrics,
+    trials_table,
+)
 from hushrec.round import Machine, RoundReport
 from hushrec.run import Run, train, train_seeds
 from hushrec.split import Part
+from hushrec.tune import PRESET, tune
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
@@ -368,6 +376,71 @@ def methods_command(as_json: bool) -> None:
     Console().print(table)
 
 
+@main.command("tune")
+@click.option("--data", "data_name", default="demo", show_default=True, metavar="NAME|FILE")
+@click.option("--method", "method_name", default="fedmf", show_default=True, metavar="NAME")
+@click.option("--preset", metavar="NAME", help="What trial 0 and the fixed options come from.")
+@click.option("--trials", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
+@click.option("--rounds", type=int, metavar="N", help="Rounds of a trial.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="S")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The search's folder.")
+@threads_option
+@json_option
+def tune_command(
+    data_name: str,
+    method_name: str,
+    preset: str | None,
+    trials: int,
+    rounds: int | None,
+    seed: int,
+    pairs: tuple[str, ...],
+    out: Path | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Search for a method's options on the validation items, and write them as a preset.
+
+    \b
+    hushrec tune --data ml-100k --method pfedrec --trials 20
+    hushrec tune --data ml-100k --method fedmf --set dual=true --rounds 100 --trials 30
+    hushrec train --data ml-100k --method pfedrec --preset tunes/ml-100k-pfedrec/tuned-honest.toml
+
+    The protocol is honest and test items are never scored. The same command goes on with a search
+    that was interrupted, or with more --trials; the result is the same as without the stop.
+    """
+    name = Path(data_name).stem if os.sep in data_name and Path(data_name).exists() else data_name
+    out = out or Path("tunes") / f"{name}-{method_name}".replace("/", "-")
+    given = {"--data": data_name, "--method": method_name, "--preset": preset, "--rounds": rounds}
+    words = [f"{flag} {value}" for flag, value in given.items() if value is not None]
+    words += [f"--set {pair}" for pair in pairs] + [f"--trials {trials} --seed {seed}"]
+    data = load(data_name)
+    _say_notes(data.notes, as_json)
+    with _training_display(as_json) as show, _polite_stop() as should_stop:
+        search = tune(
+            data,
+            method_name,
+            out,
+            trials=trials,
+            preset=preset,
+            rounds=rounds,
+            seed=seed,
+            settings=parse_settings(pairs),
+            machine=Machine(threads),
+            command=" ".join(["hushrec tune", *words]),
+            on_round=lambda number, report: show(report, f"trial {number + 1} of {trials}"),
+            should_stop=should_stop,
+        )
+    best = search.best
+    if as_json:
+        found = {**search.about, "best": best.number, "trials": [asdict(t) for t in search.trials]}
+        click.echo(json.dumps(found, indent=2))
+        return
+    console = Console()
+    console.print(trials_table(search))
+    console.print(f"preset: {out / PRESET}.toml", highlight=False, soft_wrap=True)
+
+
 EXTRAS = {
     "neural": "torch",
     "flower": "flwr",
@@ -454,10 +527,10 @@ def _polite_stop() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _training_display(quiet: bool) -> Iterator[Callable[[RoundReport], None]]:
+def _training_display(quiet: bool) -> Iterator[Callable[..., None]]:
     """Show a progress bar on standard error, with loss, validation, speed and time left."""
     if quiet:
-        yield lambda report: None
+        yield lambda report, what="": None
         return
     progress = Progress(
         TextColumn("{task.description}"),
@@ -471,13 +544,14 @@ def _training_display(quiet: bool) -> Iterator[Callable[[RoundReport], None]]:
         task = progress.add_task("training", total=None, state="")
         latest = ""
 
-        def show(report: RoundReport) -> None:
+        def show(report: RoundReport, what: str = "training") -> None:
             nonlocal latest
             if report.valid is not None:
                 name = next(iter(shown_metrics(report.valid["full"])[1:]), "auc")
                 latest = f"valid {name} {report.valid['full'][name]:.4f}"
             loss = "" if report.loss is None else f"loss {report.loss:.4f}  "
             state = f"{loss}{latest}  {report.seconds * 1000:.0f} ms/round"
-            progress.update(task, completed=report.round, total=report.rounds, state=state)
+            where: dict[str, Any] = {"completed": report.round, "total": report.rounds}
+            progress.update(task, description=what, state=state, **where)
 
         yield show

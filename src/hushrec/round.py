@@ -27,7 +27,7 @@ from hushrec.privacy.plan import (
 from hushrec.privacy.stack import Stack, UploadShape
 from hushrec.report.run_dir import FINAL, RunFolder
 from hushrec.rng import Streams
-from hushrec.split import Split
+from hushrec.split import Part, Split
 from hushrec.store import PrivateStore
 
 CHECKPOINT_SECONDS = 20.0
@@ -101,6 +101,7 @@ class RoundReport:
     valid: Mapping[str, Mapping[str, float]] | None
     seconds: float
     selected_round: int
+    selected_value: float
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,12 @@ def run_rounds(
     resume: bool = False,
     on_round: Callable[[RoundReport], None] = lambda report: None,
     should_stop: Callable[[], bool] = lambda: False,
+    parts: tuple[Part, ...] = ("valid", "test"),
 ) -> Outcome:
-    """Train to the end or an early stop; score the test items once, at the selected round."""
+    """Train to the end or an early stop; score the test items once, at the selected round.
+
+    Without "test" among ``parts`` they are not scored at all.
+    """
     streams = Streams(experiment.seed)
     method = experiment.make_method()
     if method.pooled and experiment.cohort.kind != "all":
@@ -170,10 +175,10 @@ def run_rounds(
         state.round = number
         loss = _mean_loss(outcome.losses, number)
         # 8. Look at the validation items; the best look selects the round.
-        valid = None
-        if number % experiment.evaluation.every == 0 or number == experiment.rounds:
+        valid = groups = None
+        if _is_look(method, experiment, number):
             ranks = evaluator.rank(method, state.shared, store, "valid")
-            valid = evaluator.summarise(ranks)
+            valid, groups = evaluator.summarise(ranks), evaluator.group_means(ranks)
             _select(state, evaluator.selection_value(ranks))
         seconds = time.perf_counter() - began
         state.seconds += seconds
@@ -185,12 +190,17 @@ def run_rounds(
                     "clients": len(cohort),
                     "loss": loss,
                     "valid": valid,
+                    "groups": groups,
+                    "gates": evaluator.watch_gates(method, state.shared, store)
+                    if method.marks(number)
+                    else None,
                     "up_bytes": state.up_bytes,
                     "down_bytes": state.down_bytes,
                     "seconds": seconds,
                 }
             )
-        on_round(RoundReport(number, experiment.rounds, loss, valid, seconds, state.selected_round))
+        best = state.selected_round, state.selected_value
+        on_round(RoundReport(number, experiment.rounds, loss, valid, seconds, *best))
         stopping = should_stop()  # asked once: what is said to be saved is saved
         if folder and (stopping or time.monotonic() - saved_at > machine.checkpoint_seconds):
             save(state, folder)
@@ -202,10 +212,7 @@ def run_rounds(
     selected = state.selected_store
     assert selected is not None, "the last round is always looked at"
     chosen = (method, state.selected_shared, selected)
-    ranks_by_part = {
-        "valid": evaluator.rank(*chosen, "valid"),
-        "test": evaluator.rank(*chosen, "test"),
-    }
+    ranks_by_part: dict[str, PartRanks] = {part: evaluator.rank(*chosen, part) for part in parts}
     if folder:
         folder.save_checkpoint(FINAL, _numbers(state), _tensors("selected", *chosen[1:]))
     privacy = (
@@ -311,6 +318,12 @@ def _select(state: State, value: float) -> None:
         state.stale_looks = 0
     else:
         state.stale_looks += 1
+
+
+def _is_look(method: Method, experiment: Experiment, number: int) -> bool:
+    """Say whether a round ends with a look at the validation items."""
+    regular = number % experiment.evaluation.every == 0 or number == experiment.rounds
+    return regular or method.marks(number) or method.marks(number + 1)
 
 
 def _is_stale(state: State, experiment: Experiment) -> bool:

@@ -22,6 +22,7 @@ from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import Fitted, Method, PerClient, Private, PrivateFields, Shared
 from hushrec.methods.inner_product import (
+    SEARCH,
     InnerProductConfig,
     apply_mean,
     deltas,
@@ -31,6 +32,7 @@ from hushrec.methods.inner_product import (
     score_own_rows,
     shared_after,
     train,
+    without_own_rows,
 )
 from hushrec.rng import Streams
 
@@ -52,6 +54,7 @@ class FedMF(Method):
     name = "fedmf"
     Config = FedMFConfig
     default_rounds = 200
+    search = SEARCH
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table."""
@@ -92,3 +95,14 @@ class FedMF(Method):
         if self.config.dual:
             return score_own_rows(shared["received"], private["rows"], vectors, biases)
         return kernels.inner_products(shared["items"], vectors, biases)
+
+    @property
+    def own_table(self) -> tuple[str, ...]:
+        """Name the own rows of dual personalization."""
+        return ("rows",) if self.config.dual else ()
+
+    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
+        """Leave the own rows out, and take the newest mean."""
+        if not self.config.dual:
+            return super().with_global_table(shared, private)
+        return without_own_rows(shared, private)

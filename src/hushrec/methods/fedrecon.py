@@ -16,14 +16,14 @@ device scores with its own rows on top of the table it received.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from hushrec.aggregate import Update
 from hushrec.clients import TrainView
-from hushrec.methods.base import Fitted, Private, Shared
+from hushrec.methods.base import Between, Fitted, OneOf, Private, SearchSpace, Shared
 from hushrec.methods.fedmf import FedMF, FedMFConfig
 from hushrec.methods.inner_product import deltas, first_vector, train_at
 from hushrec.rng import Streams
@@ -43,6 +43,11 @@ class FedRecon(FedMF):
 
     name = "fedrecon"
     Config = FedReconConfig
+    search: ClassVar[SearchSpace] = {
+        **FedMF.search,
+        "recon_epochs": OneOf((1, 3, 10, 20)),
+        "recon_lr": Between(0.1, 5.0),
+    }
 
     def fit(
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int

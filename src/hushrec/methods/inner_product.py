@@ -14,7 +14,14 @@ from hushrec.aggregate import RowStack, Total
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.memory import require_memory
-from hushrec.methods.base import MethodConfig, PerClientRows
+from hushrec.methods.base import (
+    Between,
+    MethodConfig,
+    PerClientRows,
+    Private,
+    SearchSpace,
+    Shared,
+)
 from hushrec.negatives import PURPOSE
 from hushrec.rng import Streams
 
@@ -45,6 +52,14 @@ class InnerProductConfig(SampledConfig):
     the server divides by the number of clients, so useful rates are large."""
     init_std: Annotated[float, Field(gt=0)] = 1.0
     """Standard deviation of the item rows before training."""
+
+
+SEARCH: SearchSpace = {
+    "lr": Between(0.02, 1.0),
+    "item_rate": Between(1.0, 100.0),
+    "init_std": Between(0.03, 1.0),
+}
+"""Where `hushrec tune` looks: low item rates keep the devices close to the shared table."""
 
 
 def initial_table(
@@ -177,6 +192,16 @@ def score_own_rows(
     scores = kernels.inner_products(received, vectors, biases)
     kernels.rescore_own_rows(scores, own.indptr, own.ids, own.rows, vectors, biases)
     return scores
+
+
+def without_own_rows(shared: Shared, private: Private) -> tuple[Shared, Private]:
+    """Return parameters with the newest mean in place of every own table (dual personalization)."""
+    nobody = RowStack(
+        np.zeros(len(np.asarray(private["vector"])) + 1, np.int64),
+        np.zeros(0, np.int32),
+        np.zeros((0, shared["items"].shape[1]), np.float32),
+    )
+    return {**shared, "received": shared["items"]}, {**private, "rows": nobody}
 
 
 def score_own_tables(tables: Array, vectors: Array, biases: Array) -> NDArray[np.float32]:

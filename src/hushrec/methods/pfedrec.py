@@ -29,6 +29,7 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.methods.inner_product import (
+    SEARCH,
     InnerProductConfig,
     apply_mean,
     deltas,
@@ -36,6 +37,7 @@ from hushrec.methods.inner_product import (
     own_rows,
     score_own_rows,
     train,
+    without_own_rows,
 )
 from hushrec.rng import Streams
 
@@ -45,6 +47,8 @@ class PFedRec(Method):
 
     name = "pfedrec"
     Config = InnerProductConfig
+    search = SEARCH
+    own_table = ("rows",)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw Q from N(0, init_std)."""
@@ -87,3 +91,7 @@ class PFedRec(Method):
         """Score with the device's own table."""
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return score_own_rows(shared["received"], private["rows"], vectors, biases)
+
+    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
+        """Leave the own rows out, and take the newest mean (figure 3)."""
+        return without_own_rows(shared, private)

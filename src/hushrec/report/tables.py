@@ -10,6 +10,7 @@ from rich.table import Table
 
 from hushrec.evaluate.compare import ComparedRun
 from hushrec.report.units import human_duration, human_size
+from hushrec.tune import Search
 
 MOST_COLUMNS = 4
 
@@ -94,6 +95,36 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
     )
     last.caption_justify = "left"
     return list(tables.values())
+
+
+def trials_table(search: Search, most: int = 10) -> Table:
+    """Show the best trials of a search; the first one is what it started from."""
+    select = search.about["experiment"]["evaluation"]["select"]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("trial", justify="right")
+    table.add_column(f"valid {select.upper()}", justify="right")
+    table.add_column("round", justify="right")
+    table.add_column("options", overflow="fold")
+    ordered = sorted(search.trials, key=lambda trial: (-(trial.value or 0.0), trial.number))
+    for trial in ordered[:most]:
+        value = "diverged" if trial.value is None else f"{trial.value:.4f}"
+        mark = "" if trial.state == "done" else f" ({trial.state})"
+        options = "  ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in trial.options.items()
+        )
+        table.add_row(
+            str(trial.number),
+            value,
+            str(trial.selected_round or "–"),
+            escape(options + mark),
+            style="bold" if trial is search.best else "",
+        )
+    states = [trial.state for trial in search.trials]
+    counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
+    table.caption = f"{len(states)} trials ({counts}); test items were not looked at"
+    table.caption_justify = "left"
+    return table
 
 
 def facts(summary: Mapping[str, Any]) -> list[str]:
