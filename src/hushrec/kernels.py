@@ -226,10 +226,11 @@ def fit_inner_product(
 
     - ``read_only``: own tables that are left as they are; the caller keeps the returned rows.
     - ``additive``, FedRAP's (personal tables [clients, items, d], their scales [clients],
-      difference, ridge, decay): the score is ``<common_i + personal_i, vector> + bias``. The
-      batch's loss also has -difference * mean((personal - common)^2) and ridge * mean(common^2):
-      means over the entries of the rows of the batch's samples. ``decay`` is the weight decay of
-      the vector, the bias and all rows in play.
+      difference, ridge, decay, personal rate): the score is ``<common_i + personal_i, vector> +
+      bias``. The batch's loss also has -difference * mean((personal - common)^2) and ridge *
+      mean(common^2): means over the entries of the rows of the batch's samples. ``decay`` is the
+      weight decay of the vector, the bias and all rows in play. Personal rows move at
+      ``item_rate`` times their own rate.
       The returned rows are twice as wide: a common row and a personal one, side by side. The
       personal tables are only read.
     - ``rate_decay``: both rates shrink by this factor after every batch, afresh in each round.
@@ -397,7 +398,8 @@ def fit_inner_product(
                         for k in range(d):
                             row[k] -= step * vector[k]
                 else:
-                    _, _, difference, ridge, decay = additive
+                    _, _, difference, ridge, decay, personal_rate = additive
+                    own_row_rate = row_rate * personal_rate
                     row_error[:n_rows] = zero
                     row_count[:n_rows] = zero
                     for s in range(size):
@@ -412,7 +414,7 @@ def fit_inner_product(
                             along = row_error[slot] * vector[k]
                             away = apart * (personal - common)
                             row[k] -= row_rate * (along + away + shrink * common)
-                            row[d + k] -= row_rate * (along - away + decay * personal)
+                            row[d + k] -= own_row_rate * (along - away + decay * personal)
                 if not two_steps:
                     for k in range(d):
                         vector[k] -= own_rate * gradient[k]

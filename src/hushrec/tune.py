@@ -25,7 +25,7 @@ import tomli_w
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
-from hushrec.methods.base import Between, OneOf, SearchSpace, method_class
+from hushrec.methods.base import Between, OneOf, SearchSpace
 from hushrec.report.run_dir import writing
 from hushrec.rng import Streams
 from hushrec.round import THIS_MACHINE, Machine, RoundReport, run_rounds
@@ -92,7 +92,7 @@ def tune(
     )
     space = {
         name: where
-        for name, where in method_class(method).search.items()
+        for name, where in base.make_method().search.items()
         if name not in (settings or {})
     }
     if not space:

@@ -108,8 +108,6 @@ class Method(ABC):
     data_weighted: ClassVar[bool] = False
     """True where `apply` weighs clients by their data other than through the sum of the uploads;
     such a method cannot be given a privacy guarantee."""
-    search: ClassVar[SearchSpace] = {}
-    """The options that `hushrec tune` looks for, and where."""
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = config if config is not None else self.Config()
@@ -141,6 +139,11 @@ class Method(ABC):
         return shared
 
     # ------------------------------------------------------------ for analyses, all optional
+
+    @property
+    def search(self) -> SearchSpace:
+        """Name the options that `hushrec tune` looks for, and where; none by default."""
+        return {}
 
     @property
     def own_table(self) -> tuple[str, ...]:

@@ -79,6 +79,9 @@ class FedRAPConfig(SampledConfig):
     """Rate of the user vector and its bias in the first round."""
     table_lr: Annotated[float, Field(ge=0)] = 200.0
     """Rate of both item tables in the first round."""
+    personal_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Rate of D as a share of that of C. The paper has 1; less keeps devices close to C, which the
+    server's mean moves by a client's share of a step only."""
     round_decay: Annotated[float, Field(gt=0, le=1)] = 0.97
     """All rates shrink by this factor from one round to the next."""
     batch_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
@@ -117,6 +120,7 @@ class FedRAP(Method):
     search: ClassVar[SearchSpace] = {
         "lr": Between(0.02, 1.0),
         "table_lr": Between(1.0, 500.0),
+        "personal_rate": Between(1e-4, 1.0),
         "epochs": OneOf((1, 3, 10)),
         "weight_decay": Between(1e-6, 1e-3),
         "difference": Between(1e-3, 1.0),
@@ -172,10 +176,11 @@ class FedRAP(Method):
                 np.float32(difference),
                 np.float32(sparsity if by_gradient else 0),
                 np.float32(config.weight_decay),
+                np.float32(config.personal_rate),
             ),
             rate_decay=config.batch_decay,
         )
-        rate_sums, factors = self._whole_table(view, round_number)
+        rate_sums, factors, own_factors = self._whole_table(view, round_number)
         thresholds = 0 * rate_sums if by_gradient else sparsity / common.size * rate_sums
         sent = kernels.changed_rows(
             trained.indptr,
@@ -187,7 +192,7 @@ class FedRAP(Method):
         )
         dense = {"factor": factors, "threshold": thresholds.astype(np.float32)}
         update = Update(len(view), {"common": RowStack(*sent)}, dense)
-        scales *= factors
+        scales *= own_factors
         own_rows = trained.rows[:, config.d :] / np.repeat(scales, np.diff(trained.indptr))[:, None]
         changed = RowStack(trained.indptr, trained.ids, own_rows)
         small = (scales < SMALLEST_SCALE).any()
@@ -202,11 +207,11 @@ class FedRAP(Method):
 
     def _whole_table(
         self, view: TrainView, round_number: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]:
         """Return what a round does to every row of each client's tables.
 
-        That is the sum of the rates of its batches, which the L1 term needs, and the factor by
-        which weight decay shrinks the tables.
+        That is the sum of the rates of its batches, which the L1 term needs, and the factors by
+        which weight decay shrinks C and D.
         """
         config = self.config
         has_negatives = view.excluded().lengths < view.n_items
@@ -215,8 +220,12 @@ class FedRAP(Method):
         steps = np.arange(batches.max(initial=0))
         rates = self.rates(round_number)[1] * config.batch_decay**steps
         sums = np.cumsum(np.append(0.0, rates))
-        factors = np.cumprod(np.append(1.0, 1 - rates * config.weight_decay))
-        return sums[batches], np.asarray(factors[batches], np.float32)
+
+        def shrunk(rates: NDArray[np.float64]) -> NDArray[np.float32]:
+            factors = np.cumprod(np.append(1.0, 1 - rates * config.weight_decay))
+            return np.asarray(factors[batches], np.float32)
+
+        return sums[batches], shrunk(rates), shrunk(config.personal_rate * rates)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Average the devices' copies of C, then take the proximal step of the L1 term."""

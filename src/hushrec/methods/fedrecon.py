@@ -16,7 +16,7 @@ device scores with its own rows on top of the table it received.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -25,7 +25,7 @@ from hushrec.aggregate import Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import Between, Fitted, OneOf, Private, SearchSpace, Shared
 from hushrec.methods.fedmf import FedMF, FedMFConfig
-from hushrec.methods.inner_product import deltas, first_vector, train_at
+from hushrec.methods.inner_product import deltas, first_vector, kept_rows, train_at
 from hushrec.rng import Streams
 
 
@@ -43,11 +43,15 @@ class FedRecon(FedMF):
 
     name = "fedrecon"
     Config = FedReconConfig
-    search: ClassVar[SearchSpace] = {
-        **FedMF.search,
-        "recon_epochs": OneOf((1, 3, 10, 20)),
-        "recon_lr": Between(0.1, 5.0),
-    }
+
+    @property
+    def search(self) -> SearchSpace:
+        """Look for how long to reconstruct, beside FedMF's options."""
+        return {
+            **super().search,
+            "recon_epochs": OneOf((1, 3, 10, 20)),
+            "recon_lr": Between(0.1, 5.0),
+        }
 
     def fit(
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
@@ -81,5 +85,5 @@ class FedRecon(FedMF):
             two_steps=config.dual,
         )
         update = Update(len(view), rows={"items": deltas(trained, table)})
-        rows = {"rows": trained} if config.dual else {}
+        rows = {"rows": kept_rows(trained, table, config.own_share)} if config.dual else {}
         return Fitted(update, {"vector": vectors, **rows}, losses)

@@ -54,12 +54,21 @@ class InnerProductConfig(SampledConfig):
     """Standard deviation of the item rows before training."""
 
 
+class DualConfig(InnerProductConfig):
+    """Options of the members that score with their own rows."""
+
+    own_share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """How much of its own step a device scores with, on top of the received table: 1 is the paper's
+    own table, 0 the shared one alone."""
+
+
 SEARCH: SearchSpace = {
     "lr": Between(0.02, 1.0),
     "item_rate": Between(1.0, 100.0),
     "init_std": Between(0.03, 1.0),
 }
 """Where `hushrec tune` looks: low item rates keep the devices close to the shared table."""
+DUAL_SEARCH: SearchSpace = {**SEARCH, "own_share": Between(0.0, 1.0, log=False)}
 
 
 def initial_table(
@@ -182,6 +191,15 @@ def own_rows(config: SampledConfig, view: TrainView) -> PerClientRows:
     """Declare the rows a device trained last: the own table of dual personalization."""
     n_samples = view.positives.lengths * (1 + config.negatives)
     return PerClientRows(np.minimum(n_samples, view.n_items), config.d)
+
+
+def kept_rows(trained: RowStack, received: Array, share: float) -> RowStack:
+    """Return the rows a device keeps to score with: a share of the way from the received ones."""
+    if share == 1:
+        return trained
+    steps = kernels.row_differences(trained.rows, trained.ids, received)
+    rows = received[trained.ids] + np.float32(share) * steps
+    return RowStack(trained.indptr, trained.ids, rows)
 
 
 def score_own_rows(

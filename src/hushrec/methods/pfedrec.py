@@ -29,11 +29,12 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.methods.inner_product import (
-    SEARCH,
-    InnerProductConfig,
+    DUAL_SEARCH,
+    DualConfig,
     apply_mean,
     deltas,
     initial_table,
+    kept_rows,
     own_rows,
     score_own_rows,
     train,
@@ -46,8 +47,8 @@ class PFedRec(Method):
     """A shared item table, tuned on each device, under a private score function."""
 
     name = "pfedrec"
-    Config = InnerProductConfig
-    search = SEARCH
+    Config = DualConfig
+    search = DUAL_SEARCH
     own_table = ("rows",)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
@@ -76,7 +77,8 @@ class PFedRec(Method):
             self.config, view, table, vectors, biases, streams, round_number, two_steps=True
         )
         update = Update(len(view), rows={"items": deltas(trained, table)})
-        return Fitted(update, {"vector": vectors, "bias": biases, "rows": trained}, losses)
+        rows = kept_rows(trained, table, self.config.own_share)
+        return Fitted(update, {"vector": vectors, "bias": biases, "rows": rows}, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Average (algorithm 1, line 6), and remember what the devices had received."""
