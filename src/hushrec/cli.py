@@ -34,16 +34,22 @@ from hushrec.data import catalog, load
 from hushrec.data.commands import data as data_group
 from hushrec.data.files import read_history
 from hushrec.errors import ConfigError, HushrecError, StoppedError
+from hushrec.evaluate.analyse import groups_of, guidance_effects, whose_table
 from hushrec.evaluate.compare import compare_runs
 from hushrec.evaluate.metrics import parse_metric, summarise
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.commands import privacy as privacy_group
+from hushrec.report.convergence import write_convergence
 from hushrec.report.html import write_report
 from hushrec.report.run_dir import RunFolder, require_free
 from hushrec.report.tables import (
     comparison_tables,
     facts,
+    groups_table,
+    guidance_table,
+    model_lines,
+    own_table_table,
     result_table,
     shown_metrics,
     trials_table,
@@ -255,6 +261,71 @@ def evaluate_command(
     Console().print(result_table(result, metrics, chosen))
 
 
+@main.command("analyse")
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--part", type=click.Choice(["valid", "test"]), default="test", show_default=True)
+@click.option(
+    "--only",
+    type=click.Choice(["tables", "groups", "guidance"]),
+    help="One analysis; refused where the method has nothing to say.  [all it has]",
+)
+@threads_option
+@json_option
+def analyse_command(
+    folder: Path, part: Part, only: str | None, threads: int | None, as_json: bool
+) -> None:
+    """Look behind the means of a finished run; nothing is trained again.
+
+    \b
+    tables    scores with the own, the server's and a random other user's item table
+    groups    cold / warm and distinct / followers, the worst tenth, the spread over users
+    guidance  what each guidance round did to each group, and where the gates stand (fedrkg)
+
+    \b
+    hushrec analyse runs/pfedrec
+    hushrec analyse runs/fedrkg --only guidance --json
+    """
+    run = Run.open(folder)
+    makers: dict[str, Callable[[], Any]] = {
+        "tables": lambda: whose_table(run, part, threads or usable_cores()),
+        "groups": lambda: groups_of(run, part),
+        "guidance": lambda: guidance_effects(run),
+    }
+    found: dict[str, Any] = {}
+    refused: list[str] = []
+    for name, make in makers.items():
+        if only in (None, name):
+            try:
+                found[name] = make()
+            except ConfigError as error:
+                if only:
+                    raise
+                refused.append(f"{name}: {error}")
+    heading = {k: run.summary[k] for k in ("method", "data", "protocol", "protocol_mark", "seed")}
+    if as_json:
+        plain = dict(found)
+        if "groups" in found:
+            plain["groups"] = {name: said.as_dict() for name, said in found["groups"].items()}
+        if "guidance" in found:
+            plain["guidance"] = [effect.as_dict() for effect in found["guidance"]]
+        model = run.method.facts(run.shared)
+        click.echo(json.dumps({**heading, "part": part, "model": model, **plain}, indent=2))
+        return
+    console = Console()
+    mark = f" [bold red]{heading['protocol_mark']}[/]" if heading["protocol_mark"] else ""
+    console.print(f"[bold]{escape(heading['method'])} on {escape(heading['data'])}[/]{mark}")
+    if "tables" in found:
+        console.print(own_table_table(found["tables"], part))
+    if "groups" in found:
+        console.print(groups_table(found["groups"], part))
+    if found.get("guidance"):
+        console.print(guidance_table(found["guidance"]))
+    elif "guidance" in found:
+        refused.append("guidance: no guidance was committed in this run")
+    for line in [*model_lines(run.method.facts(run.shared)), *refused]:
+        console.print(line, style="dim", highlight=False)
+
+
 @main.command("recommend")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--user", required=True, metavar="ID")
@@ -309,12 +380,19 @@ def recommend_command(
     default="randomisation",
     show_default=True,
 )
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.svg",
+    help="Draw the runs' validation curves in one picture.",
+)
 @json_option
 def compare_command(
     folders: tuple[Path, ...],
     metrics: tuple[str, ...],
     candidates: str,
     test_name: Any,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Compare finished runs user by user, the first as the baseline.
@@ -322,8 +400,11 @@ def compare_command(
     \b
     hushrec compare runs/popularity runs/fedmf runs/pfedrec
     hushrec compare runs/a runs/b --metric hr@20 --candidates sampled99 --json
+    hushrec compare runs/fedmf runs/pfedrec --plot convergence.svg
     """
     rows = compare_runs(folders, metrics, candidates, test_name)
+    if plot is not None:
+        write_convergence(folders, plot, metrics, candidates)
     if as_json:
         click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
         return

@@ -155,7 +155,9 @@ class FedRAP(Method):
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
     ) -> Fitted:
         """Train u, D and the device's copy of C; upload what changed in C."""
-        config, common = self.config, shared["common"]
+        config = self.config
+        common = np.zeros((view.n_items, config.d), np.float32)
+        common[shared["ids"]] = shared["rows"]
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
         tables, scales = np.asarray(private["personal"]), np.array(private["scale"])
         difference, sparsity = self.weights(round_number)
@@ -233,6 +235,11 @@ class FedRAP(Method):
         threshold = np.float32(max(0.0, float(total.dense["threshold"] / total.clients)))
         mean = apply_mean(shared["common"] * kept, total, "common")
         return {"common": np.sign(mean) * np.maximum(abs(mean) - threshold, 0)}
+
+    def download(self, shared: Shared) -> Shared:
+        """Send the rows of C that are not all zero."""
+        ids = np.flatnonzero(shared["common"].any(axis=1)).astype(np.int32)
+        return {"ids": ids, "rows": shared["common"][ids]}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the own table on top of the newest common one."""
