@@ -46,9 +46,9 @@ SMALLEST_GROUP = 5
 SHOWN_EFFECTS = 12
 GROUPS = {
     "cold": "the 30 % of the users with the fewest training items",
-    "warm": "the 30 % with the most",
+    "warm": "the 30 % of the users with the most training items",
     "distinct": "the 30 % with the smallest share of their training items among popular ones",
-    "followers": "the 30 % with the largest share there",
+    "followers": "the 30 % with the largest share of their training items among popular ones",
 }
 RESAMPLES = 2_000
 RESAMPLED_VALUES = 50_000_000

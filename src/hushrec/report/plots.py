@@ -170,7 +170,7 @@ def curves(
 
 def curves_height(count: int) -> int:
     """Return how high a drawing of this many curves is."""
-    return LINE_HEIGHT + LEGEND_GAP + LEGEND_ROW * count
+    return LINE_HEIGHT + LEGEND_GAP + LEGEND_ROW * (count - 1)
 
 
 def _kind(number: int) -> str:
