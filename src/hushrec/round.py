@@ -176,10 +176,11 @@ def run_rounds(
         loss = _mean_loss(outcome.losses, number)
         # 8. Look at the validation items; the best look selects the round.
         valid = groups = None
-        if _is_look(method, experiment, number):
+        regular = number % experiment.evaluation.every == 0 or number == experiment.rounds
+        if regular or method.marks(number) or method.marks(number + 1):
             ranks = evaluator.rank(method, state.shared, store, "valid")
             valid, groups = evaluator.summarise(ranks), evaluator.group_means(ranks)
-            _select(state, evaluator.selection_value(ranks))
+            _select(state, evaluator.selection_value(ranks), regular)
         seconds = time.perf_counter() - began
         state.seconds += seconds
         # 9. Record, and save from time to time.
@@ -310,20 +311,15 @@ def _numbers(state: State) -> dict[str, Any]:
     return {key: getattr(state, key) for key in State.NUMBERS}
 
 
-def _select(state: State, value: float) -> None:
+def _select(state: State, value: float, regular: bool) -> None:
+    """Keep the best round; only regular looks count as stale, as patience is about those."""
     if value > state.selected_value:
         state.selected_round, state.selected_value = state.round, value
         state.selected_shared = state.shared
         state.selected_store = state.store.snapshot(state.selected_store)
         state.stale_looks = 0
     else:
-        state.stale_looks += 1
-
-
-def _is_look(method: Method, experiment: Experiment, number: int) -> bool:
-    """Say whether a round ends with a look at the validation items."""
-    regular = number % experiment.evaluation.every == 0 or number == experiment.rounds
-    return regular or method.marks(number) or method.marks(number + 1)
+        state.stale_looks += regular
 
 
 def _is_stale(state: State, experiment: Experiment) -> bool:
