@@ -45,6 +45,7 @@ def test_trial_0_is_where_it_started_and_the_best_is_best(whole):
     assert whole.trials[0].options == {"lr": 0.1, "item_rate": 60.0, "init_std": 0.1}
     done = [trial.value for trial in whole.trials if trial.state == "done"]
     assert whole.best.value == max(done)
+    assert len({json.dumps(trial.options) for trial in whole.trials}) == 8
     for trial in whole.trials:
         assert 0.02 <= trial.options["lr"] <= 1.0
         assert trial.value == max(trial.looks.values())

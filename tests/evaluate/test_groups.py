@@ -90,6 +90,14 @@ def test_a_run_is_looked_at_before_and_after_guidance(guided):
     assert all((line["groups"] is None) == (line["valid"] is None) for line in lines)
 
 
+def test_extra_looks_do_not_use_up_the_patience(tiny):
+    """Guidance in every round, so a look in every round; patience counts every fourth."""
+    settings = {"interval": 1, "d": 4, "evaluation.every": 4, "evaluation.patience": 2}
+    run = hushrec.train(tiny, "fedrkg", rounds=40, settings=settings)
+    assert run.summary["rounds"] >= run.summary["selected_round"] + 5
+    assert run.summary["rounds"] % 4 == 0
+
+
 def test_the_effect_is_the_difference_of_two_looks(guided):
     effects = guidance_effects(guided)
     assert [effect.round for effect in effects] == [5, 9, 13]
