@@ -118,12 +118,13 @@ class FedRAP(Method):
     Config = FedRAPConfig
     own_table = ("personal", "scale")
     search: ClassVar[SearchSpace] = {
+        # C moves by a client's share of a step, so it wants larger rates than D.
         "lr": Between(0.02, 1.0),
-        "table_lr": Between(1.0, 500.0),
-        "personal_rate": Between(1e-4, 1.0),
+        "table_lr": Between(10.0, 20_000.0),
+        "personal_rate": Between(1e-5, 1.0),
         "epochs": OneOf((1, 3, 10)),
-        "weight_decay": Between(1e-6, 1e-3),
-        "difference": Between(1e-3, 1.0),
+        "weight_decay": Between(1e-7, 4e-5),
+        "difference": Between(1e-5, 0.1),
         "sparsity": Between(1e-3, 10.0),
         "init_std": Between(0.01, 1.0),
     }
