@@ -1,5 +1,6 @@
 """The search: it looks at validation only, goes on as if never stopped, and leaves a preset."""
 
+import itertools
 import json
 
 import pytest
@@ -128,13 +129,15 @@ def test_a_diverging_trial_is_a_line_not_an_end(tiny, tmp_path):
 def test_every_space_names_options_that_exist_and_are_allowed(name):
     kind = method_class(name)
     for options in ({}, {"dual": True} if "dual" in kind.Config.model_fields else {}):
-        for option, where in kind(kind.Config(**options)).search.items():
-            assert option in kind.Config.model_fields
-            ends = where.values if isinstance(where, OneOf) else (where.low, where.high)
-            for value in ends:
-                kind.Config(**{**options, option: value})
-            if isinstance(where, Between):
-                assert where.low < where.high
+        space = kind(kind.Config(**options)).search
+        assert set(space) <= set(kind.Config.model_fields)
+        ends = [
+            where.values if isinstance(where, OneOf) else (where.low, where.high)
+            for where in space.values()
+        ]
+        for corner in itertools.product(*ends):
+            kind.Config(**options, **dict(zip(space, corner, strict=True)))
+        assert all(where.low < where.high for where in space.values() if isinstance(where, Between))
 
 
 def test_the_command(tmp_path):
