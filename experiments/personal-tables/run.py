@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hushrec.config import preset_names
 from hushrec.errors import HushrecError
 from hushrec.evaluate.compare import compare_runs
 from hushrec.methods.base import method_names
@@ -227,6 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             state = "done"
         elif cell.method not in installed:
             state = f"left out: the method {cell.method} is not installed"
+        elif cell.preset and cell.preset not in preset_names(cell.method):
+            state = f"left out: {cell.method} has no preset {cell.preset} yet"
         print(f"[{number}/{len(chosen)}] {cell.folder}: {state}", file=sys.stderr)
         if given.list or state != "to do":
             continue
