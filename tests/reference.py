@@ -144,11 +144,14 @@ def fit_additive_device(
     batch_decay,
     weight_decay,
     difference,
-    sparsity,
-    penalty,
+    ridge,
+    personal_rate,
     with_bias,
 ):
-    """FedRAP's device by autograd, on whole tables: (common, personal, vector, bias, loss)."""
+    """FedRAP's device by autograd, on whole tables.
+
+    Returns (common, personal, vector, bias, loss, sum of the rates of the common table's steps).
+    """
     dtype = torch.float64
     c = torch.tensor(common, dtype=dtype, requires_grad=True)
     p = torch.tensor(personal, dtype=dtype, requires_grad=True)
@@ -156,9 +159,11 @@ def fit_additive_device(
     b = torch.tensor(float(bias), dtype=dtype, requires_grad=with_bias)
     groups = [
         {"params": [w, b] if with_bias else [w], "lr": rate},
-        {"params": [c, p], "lr": table_rate},
+        {"params": [c], "lr": table_rate},
+        {"params": [p], "lr": table_rate * personal_rate},
     ]
     optimizer = torch.optim.SGD(groups, weight_decay=weight_decay)
+    rates = 0.0
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, batch_decay)
     stream = Stream(key, user)
     seen = samples(stream, positives, excluded, len(common), negatives)
@@ -173,14 +178,26 @@ def fit_additive_device(
             bce = torch.nn.functional.binary_cross_entropy_with_logits(
                 (c[ids] + p[ids]) @ w + b, labels
             )
-            small = c[ids].abs().mean() if penalty == "l1" else (c[ids] ** 2).mean()
-            loss = bce - difference * ((p[ids] - c[ids]) ** 2).mean() + sparsity * small
+            apart, size = ((p[ids] - c[ids]) ** 2).mean(), (c[ids] ** 2).mean()
+            loss = bce - difference * apart + ridge * size
             loss.backward()
+            rates += optimizer.param_groups[1]["lr"]
             optimizer.step()
             decay.step()
             losses.append(bce.item() * len(part))
     mean_loss = sum(losses) / (epochs * len(seen))
-    return *(t.detach().numpy() for t in (c, p, w)), b.item(), mean_loss
+    return *(t.detach().numpy() for t in (c, p, w)), b.item(), mean_loss, rates
+
+
+def soft_threshold(table, threshold):
+    """Entry by entry: the point that minimises (x - entry)^2 / 2 + threshold * |x|."""
+    out = np.zeros_like(table)
+    for place, entry in np.ndenumerate(table):
+        if entry > threshold:
+            out[place] = entry - threshold
+        elif entry < -threshold:
+            out[place] = entry + threshold
+    return out
 
 
 def guide_device(

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +36,32 @@ from hushrec.data.commands import data as data_group
 from hushrec.data.files import read_history
 from hushrec.device.bundle import export
 from hushrec.errors import ConfigError, HushrecError, StoppedError
+from hushrec.evaluate.analyse import groups_of, guidance_effects, whose_table
 from hushrec.evaluate.compare import compare_runs
 from hushrec.evaluate.metrics import parse_metric, summarise
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.commands import privacy as privacy_group
+from hushrec.report.convergence import write_convergence
 from hushrec.report.html import write_report
 from hushrec.report.run_dir import RunFolder, require_free
 from hushrec.report.tables import (
     comparison_tables,
     cost_table,
     facts,
+    groups_table,
+    guidance_table,
+    model_lines,
+    own_table_table,
     result_table,
     shown_metrics,
+    trials_table,
 )
 from hushrec.report.units import human_size
 from hushrec.round import Machine, RoundReport
 from hushrec.run import Run, train, train_seeds
 from hushrec.split import Part
+from hushrec.tune import PRESET, tune
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
@@ -271,6 +280,71 @@ def evaluate_command(
     Console().print(result_table(result, metrics, chosen))
 
 
+@main.command("analyse")
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--part", type=click.Choice(["valid", "test"]), default="test", show_default=True)
+@click.option(
+    "--only",
+    type=click.Choice(["tables", "groups", "guidance"]),
+    help="One analysis; refused where the method has nothing to say.  [all it has]",
+)
+@threads_option
+@json_option
+def analyse_command(
+    folder: Path, part: Part, only: str | None, threads: int | None, as_json: bool
+) -> None:
+    """Look behind the means of a finished run; nothing is trained again.
+
+    \b
+    tables    scores with the own, the server's and a random other user's item table
+    groups    cold / warm and distinct / followers, the worst tenth, the spread over users
+    guidance  what each guidance round did to each group, and where the gates stand (fedrkg)
+
+    \b
+    hushrec analyse runs/pfedrec
+    hushrec analyse runs/fedrkg --only guidance --json
+    """
+    run = Run.open(folder)
+    makers: dict[str, Callable[[], Any]] = {
+        "tables": lambda: whose_table(run, part, threads or usable_cores()),
+        "groups": lambda: groups_of(run, part),
+        "guidance": lambda: guidance_effects(run),
+    }
+    found: dict[str, Any] = {}
+    refused: list[str] = []
+    for name, make in makers.items():
+        if only in (None, name):
+            try:
+                found[name] = make()
+            except ConfigError as error:
+                if only:
+                    raise
+                refused.append(f"{name}: {error}")
+    heading = {k: run.summary[k] for k in ("method", "data", "protocol", "protocol_mark", "seed")}
+    if as_json:
+        plain = dict(found)
+        if "groups" in found:
+            plain["groups"] = {name: said.as_dict() for name, said in found["groups"].items()}
+        if "guidance" in found:
+            plain["guidance"] = [effect.as_dict() for effect in found["guidance"]]
+        model = run.method.facts(run.shared)
+        click.echo(json.dumps({**heading, "part": part, "model": model, **plain}, indent=2))
+        return
+    console = Console()
+    mark = f" [bold red]{heading['protocol_mark']}[/]" if heading["protocol_mark"] else ""
+    console.print(f"[bold]{escape(heading['method'])} on {escape(heading['data'])}[/]{mark}")
+    if "tables" in found:
+        console.print(own_table_table(found["tables"], part))
+    if "groups" in found:
+        console.print(groups_table(found["groups"], part))
+    if found.get("guidance"):
+        console.print(guidance_table(found["guidance"]))
+    elif "guidance" in found:
+        refused.append("guidance: no guidance was committed in this run")
+    for line in [*model_lines(run.method.facts(run.shared)), *refused]:
+        console.print(line, style="dim", highlight=False)
+
+
 @main.command("recommend")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--user", required=True, metavar="ID")
@@ -360,12 +434,19 @@ def export_command(
     default="randomisation",
     show_default=True,
 )
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.svg",
+    help="Draw the runs' validation curves in one picture.",
+)
 @json_option
 def compare_command(
     folders: tuple[Path, ...],
     metrics: tuple[str, ...],
     candidates: str,
     test_name: Any,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Compare finished runs user by user, the first as the baseline.
@@ -373,8 +454,11 @@ def compare_command(
     \b
     hushrec compare runs/popularity runs/fedmf runs/pfedrec
     hushrec compare runs/a runs/b --metric hr@20 --candidates sampled99 --json
+    hushrec compare runs/fedmf runs/pfedrec --plot convergence.svg
     """
     rows = compare_runs(folders, metrics, candidates, test_name)
+    if plot is not None:
+        write_convergence(folders, plot, metrics, candidates)
     if as_json:
         click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
         return
@@ -425,6 +509,71 @@ def methods_command(as_json: bool) -> None:
         options_text = " ".join(f"{key}={o['default']}" for key, o in entry["options"].items())
         table.add_row(entry["name"], options_text, " ".join(entry["presets"]), entry["about"])
     Console().print(table)
+
+
+@main.command("tune")
+@click.option("--data", "data_name", default="demo", show_default=True, metavar="NAME|FILE")
+@click.option("--method", "method_name", default="fedmf", show_default=True, metavar="NAME")
+@click.option("--preset", metavar="NAME", help="What trial 0 and the fixed options come from.")
+@click.option("--trials", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
+@click.option("--rounds", type=int, metavar="N", help="Rounds of a trial.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="S")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The search's folder.")
+@threads_option
+@json_option
+def tune_command(
+    data_name: str,
+    method_name: str,
+    preset: str | None,
+    trials: int,
+    rounds: int | None,
+    seed: int,
+    pairs: tuple[str, ...],
+    out: Path | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Search for a method's options on the validation items, and write them as a preset.
+
+    \b
+    hushrec tune --data ml-100k --method pfedrec --trials 20
+    hushrec tune --data ml-100k --method fedmf --set dual=true --rounds 100 --trials 30
+    hushrec train --data ml-100k --method pfedrec --preset tunes/ml-100k-pfedrec/tuned-honest.toml
+
+    The protocol is honest and test items are never scored. The same command goes on with a search
+    that was interrupted, or with more --trials; the result is the same as without the stop.
+    """
+    name = Path(data_name).stem if os.sep in data_name and Path(data_name).exists() else data_name
+    out = out or Path("tunes") / f"{name}-{method_name}".replace("/", "-")
+    given = {"--data": data_name, "--method": method_name, "--preset": preset, "--rounds": rounds}
+    words = [f"{flag} {value}" for flag, value in given.items() if value is not None]
+    words += [f"--set {pair}" for pair in pairs] + [f"--trials {trials} --seed {seed}"]
+    data = load(data_name)
+    _say_notes(data.notes, as_json)
+    with _training_display(as_json) as show, _polite_stop() as should_stop:
+        search = tune(
+            data,
+            method_name,
+            out,
+            trials=trials,
+            preset=preset,
+            rounds=rounds,
+            seed=seed,
+            settings=parse_settings(pairs),
+            machine=Machine(threads),
+            command=" ".join(["hushrec tune", *words]),
+            on_round=lambda number, report: show(report, f"trial {number + 1} of {trials}"),
+            should_stop=should_stop,
+        )
+    best = search.best
+    if as_json:
+        found = {**search.about, "best": best.number, "trials": [asdict(t) for t in search.trials]}
+        click.echo(json.dumps(found, indent=2))
+        return
+    console = Console()
+    console.print(trials_table(search))
+    console.print(f"preset: {out / PRESET}.toml", highlight=False, soft_wrap=True)
 
 
 EXTRAS = {
@@ -513,10 +662,10 @@ def _polite_stop() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _training_display(quiet: bool) -> Iterator[Callable[[RoundReport], None]]:
+def _training_display(quiet: bool) -> Iterator[Callable[..., None]]:
     """Show a progress bar on standard error, with loss, validation, speed and time left."""
     if quiet:
-        yield lambda report: None
+        yield lambda report, what="": None
         return
     progress = Progress(
         TextColumn("{task.description}"),
@@ -530,13 +679,14 @@ def _training_display(quiet: bool) -> Iterator[Callable[[RoundReport], None]]:
         task = progress.add_task("training", total=None, state="")
         latest = ""
 
-        def show(report: RoundReport) -> None:
+        def show(report: RoundReport, what: str = "training") -> None:
             nonlocal latest
             if report.valid is not None:
                 name = next(iter(shown_metrics(report.valid["full"])[1:]), "auc")
                 latest = f"valid {name} {report.valid['full'][name]:.4f}"
             loss = "" if report.loss is None else f"loss {report.loss:.4f}  "
             state = f"{loss}{latest}  {report.seconds * 1000:.0f} ms/round"
-            progress.update(task, completed=report.round, total=report.rounds, state=state)
+            where: dict[str, Any] = {"completed": report.round, "total": report.rounds}
+            progress.update(task, description=what, state=state, **where)
 
         yield show

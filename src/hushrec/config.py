@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tomli_w
@@ -125,7 +126,17 @@ def preset_names(method: str) -> list[str]:
 
 
 def read_preset(method: str, preset: str) -> dict[str, Any]:
-    """Read a preset: a small commented TOML file in the shape of an `Experiment`."""
+    """Read a preset: a small commented TOML file in the shape of an `Experiment`.
+
+    A name that ends in ``.toml`` is a file of one's own, for example what `hushrec tune` wrote.
+    """
+    if preset.endswith(".toml"):
+        try:
+            return tomllib.loads(Path(preset).read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read the preset {preset}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{preset}: not valid TOML: {error}") from None
     known = preset_names(method)
     if preset not in known:
         hint = nearest(preset, known) if known else f"; {method} has no presets"

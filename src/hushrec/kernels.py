@@ -226,10 +226,11 @@ def fit_inner_product(
 
     - ``read_only``: own tables that are left as they are; the caller keeps the returned rows.
     - ``additive``, FedRAP's (personal tables [clients, items, d], their scales [clients],
-      difference, sparsity, squared, decay): the score is ``<common_i + personal_i, vector> +
-      bias``. The batch's loss also has -difference * mean((personal - common)^2) and sparsity *
-      mean(|common|), or of its square where ``squared``: means over the entries of the rows of the
-      batch's samples. ``decay`` is the weight decay of the vector, the bias and all rows in play.
+      difference, ridge, decay, personal rate): the score is ``<common_i + personal_i, vector> +
+      bias``. The batch's loss also has -difference * mean((personal - common)^2) and ridge *
+      mean(common^2): means over the entries of the rows of the batch's samples. ``decay`` is the
+      weight decay of the vector, the bias and all rows in play. Personal rows move at
+      ``item_rate`` times their own rate.
       The returned rows are twice as wide: a common row and a personal one, side by side. The
       personal tables are only read.
     - ``rate_decay``: both rates shrink by this factor after every batch, afresh in each round.
@@ -356,8 +357,8 @@ def fit_inner_product(
                     bias_gradient *= shrunk
                 if additive is not None:
                     for k in range(d):
-                        gradient[k] += additive[5] * vector[k]
-                    bias_gradient += additive[5] * bias
+                        gradient[k] += additive[4] * vector[k]
+                    bias_gradient += additive[4] * bias
                 if two_steps:
                     for k in range(d):
                         vector[k] -= own_rate * gradient[k]
@@ -397,7 +398,8 @@ def fit_inner_product(
                         for k in range(d):
                             row[k] -= step * vector[k]
                 else:
-                    _, _, difference, sparsity, squared, decay = additive
+                    _, _, difference, ridge, decay, personal_rate = additive
+                    own_row_rate = row_rate * personal_rate
                     row_error[:n_rows] = zero
                     row_count[:n_rows] = zero
                     for s in range(size):
@@ -406,14 +408,13 @@ def fit_inner_product(
                     for slot in range(n_rows):
                         row = rows[slot]
                         apart = 2 * difference * row_count[slot]
-                        sparse = sparsity * row_count[slot]
+                        shrink = 2 * ridge * row_count[slot] + decay
                         for k in range(d):
                             common, personal = row[k], row[d + k]
-                            pull = 2 * common if squared else np.sign(common)
                             along = row_error[slot] * vector[k]
                             away = apart * (personal - common)
-                            row[k] -= row_rate * (along + away + sparse * pull + decay * common)
-                            row[d + k] -= row_rate * (along - away + decay * personal)
+                            row[k] -= row_rate * (along + away + shrink * common)
+                            row[d + k] -= own_row_rate * (along - away + decay * personal)
                 if not two_steps:
                     for k in range(d):
                         vector[k] -= own_rate * gradient[k]

@@ -30,7 +30,7 @@ from hushrec.privacy.plan import (
 from hushrec.privacy.stack import Stack, UploadShape
 from hushrec.report.run_dir import FINAL, RunFolder
 from hushrec.rng import Streams
-from hushrec.split import Split
+from hushrec.split import Part, Split
 from hushrec.store import PrivateStore
 
 CHECKPOINT_SECONDS = 20.0
@@ -108,6 +108,7 @@ class RoundReport:
     valid: Mapping[str, Mapping[str, float]] | None
     seconds: float
     selected_round: int
+    selected_value: float
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,12 @@ def run_rounds(
     resume: bool = False,
     on_round: Callable[[RoundReport], None] = lambda report: None,
     should_stop: Callable[[], bool] = lambda: False,
+    parts: tuple[Part, ...] = ("valid", "test"),
 ) -> Outcome:
-    """Train to the end or an early stop; score the test items once, at the selected round."""
+    """Train to the end or an early stop; score the test items once, at the selected round.
+
+    Without "test" among ``parts`` they are not scored at all.
+    """
     streams = Streams(experiment.seed)
     method = experiment.make_method()
     if method.pooled and experiment.cohort.kind != "all":
@@ -180,11 +185,12 @@ def run_rounds(
         state.round = number
         loss = _mean_loss(outcome.losses, number)
         # 8. Look at the validation items; the best look selects the round.
-        valid = None
-        if number % experiment.evaluation.every == 0 or number == experiment.rounds:
+        valid = groups = None
+        regular = number % experiment.evaluation.every == 0 or number == experiment.rounds
+        if regular or method.marks(number) or method.marks(number + 1):
             ranks = evaluator.rank(method, state.shared, store, "valid")
-            valid = evaluator.summarise(ranks)
-            _select(state, evaluator.selection_value(ranks))
+            valid, groups = evaluator.summarise(ranks), evaluator.group_means(ranks)
+            _select(state, evaluator.selection_value(ranks), regular)
         seconds = time.perf_counter() - began
         state.seconds += seconds
         # 9. Record, and save from time to time.
@@ -195,12 +201,17 @@ def run_rounds(
                     "clients": len(cohort),
                     "loss": loss,
                     "valid": valid,
+                    "groups": groups,
+                    "gates": evaluator.watch_gates(method, state.shared, store)
+                    if method.marks(number)
+                    else None,
                     "up_bytes": state.up_bytes,
                     "down_bytes": state.down_bytes,
                     "seconds": seconds,
                 }
             )
-        on_round(RoundReport(number, experiment.rounds, loss, valid, seconds, state.selected_round))
+        best = state.selected_round, state.selected_value
+        on_round(RoundReport(number, experiment.rounds, loss, valid, seconds, *best))
         stopping = should_stop()  # asked once: what is said to be saved is saved
         if folder and (stopping or time.monotonic() - saved_at > machine.checkpoint_seconds):
             save(state, folder)
@@ -212,10 +223,7 @@ def run_rounds(
     selected = state.selected_store
     assert selected is not None, "the last round is always looked at"
     chosen = (method, state.selected_shared, selected)
-    ranks_by_part = {
-        "valid": evaluator.rank(*chosen, "valid"),
-        "test": evaluator.rank(*chosen, "test"),
-    }
+    ranks_by_part: dict[str, PartRanks] = {part: evaluator.rank(*chosen, part) for part in parts}
     if folder:
         files = chain(_tensors("selected", *chosen[1:]), _ledger(state))
         folder.save_checkpoint(FINAL, _numbers(state), files)
@@ -327,14 +335,15 @@ def _numbers(state: State) -> dict[str, Any]:
     return {key: getattr(state, key) for key in State.NUMBERS}
 
 
-def _select(state: State, value: float) -> None:
+def _select(state: State, value: float, regular: bool) -> None:
+    """Keep the best round; only regular looks count as stale, as patience is about those."""
     if value > state.selected_value:
         state.selected_round, state.selected_value = state.round, value
         state.selected_shared = state.shared
         state.selected_store = state.store.snapshot(state.selected_store)
         state.stale_looks = 0
     else:
-        state.stale_looks += 1
+        state.stale_looks += regular
 
 
 def _is_stale(state: State, experiment: Experiment) -> bool:

@@ -364,6 +364,7 @@ def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[st
             "popularity": evaluator.summarise(popularity),
             "chance": evaluator.summarise(chance_ranks(popularity)),
         },
+        "model": dict(outcome.method.facts(outcome.shared)),
         "lists": {
             "coverage@10": coverage(top, split.data.n_items),
             "popularity_bias@10": popularity_bias(top, counts),

@@ -44,9 +44,11 @@ OPTIONS = {
     "weight decay": {"difference": 0.0, "sparsity": 0.0, "weight_decay": 0.02},
     "large rates": {"table_lr": 40.0, "weight_decay": 1e-3},
     "difference": {"difference": 2.0, "sparsity": 0.0},
-    "sparsity": {"difference": 0.0, "sparsity": 2.0},
+    "sparsity": {"difference": 0.0, "sparsity": 20.0},
     "squared": {"difference": 0.0, "sparsity": 2.0, "penalty": "l2"},
-    "constant": {"schedule": "constant", "difference": 1.0, "sparsity": 1.0},
+    "slow personal table": {"personal_rate": 0.1, "weight_decay": 0.02, "difference": 1.0},
+    "personal table at rest": {"personal_rate": 0.0, "weight_decay": 0.02},
+    "constant": {"schedule": "constant", "difference": 0.3, "sparsity": 1.0},
     "small batch": {"batch": 7},
     "no bias": {"bias": False, "difference": 1.0, "sparsity": 1.0},
     "no decay of rates": {"round_decay": 1.0, "batch_decay": 1.0},
@@ -68,9 +70,10 @@ def test_fedrap_equals_autograd(name):
     for number in (1, 2, 3):
         grown = np.tanh(number / 10) if config.schedule == "tanh" else 1.0
         decayed = config.round_decay ** (number - 1)
-        copies, losses = [], []
+        copies, losses, thresholds = [], [], []
+        mu = grown * config.sparsity
         for c in range(len(view)):
-            copy, tables[c], vectors[c], biases[c], loss = reference.fit_additive_device(
+            copy, tables[c], vectors[c], biases[c], loss, rates = reference.fit_additive_device(
                 streams.key("fit", number),
                 view.users[c],
                 view.positives[c],
@@ -87,13 +90,15 @@ def test_fedrap_equals_autograd(name):
                 batch_decay=config.batch_decay,
                 weight_decay=config.weight_decay,
                 difference=grown * config.difference,
-                sparsity=grown * config.sparsity,
-                penalty=config.penalty,
+                ridge=mu if config.penalty == "l2" else 0.0,
+                personal_rate=config.personal_rate,
                 with_bias=config.bias,
             )
             copies.append(copy)
             losses.append(loss)
-        common = reference.server_mean(common, copies)
+            thresholds.append(mu * rates / common.size if config.penalty == "l1" else 0.0)
+        mean = reference.server_mean(common, copies)
+        common = reference.soft_threshold(mean, np.mean(thresholds))
     kept = store.read(np.arange(len(view)))
     scores = method.score(shared, kept, view)
     pairs = {
@@ -106,6 +111,9 @@ def test_fedrap_equals_autograd(name):
             [(common + tables[c]) @ vectors[c] + biases[c] for c in range(len(view))],
         ),
     }
+    if name == "sparsity":
+        assert 0.02 < (common == 0).mean() < 0.98
+        np.testing.assert_array_equal(shared["common"] == 0, common == 0)
     if config.bias:
         pairs["biases"] = (kept["bias"], biases)
     for what, (ours, theirs) in pairs.items():
@@ -128,12 +136,26 @@ def test_the_schedule_reaches_the_loss():
 def test_sparsity_shrinks_the_common_table():
     view, streams = devices(), Streams(6)
     options = {**BASE, "weight_decay": 0.0, "difference": 0.0, "schedule": "constant"}
-    plain, sparse = (
-        abs(three_rounds(view, streams, 10, **options, sparsity=mu)[1]["common"]).mean()
-        for mu in (0.0, 30.0)
+    (_, plain, _, _), (method, sparse, _, _) = (
+        three_rounds(view, streams, 10, **options, sparsity=mu) for mu in (0.0, 60.0)
     )
-    assert sparse < 0.8 * plain
-    assert FedRAP.sparse_share({"common": np.array([[0.0, 1.0], [5e-5, -2.0]])}) == 0.5
+    assert abs(sparse["common"]).mean() < 0.8 * abs(plain["common"]).mean()
+    assert (plain["common"] != 0).all()
+    assert (sparse["common"] == 0).any()
+    example = {"common": np.array([[0.0, 1.0], [5e-5, -2.0], [0.0, 0.0]])}
+    assert list(method.facts(example).values()) == pytest.approx([1 / 2, 2 / 3, 1 / 3])
+
+
+def test_rows_of_zeros_do_not_travel_to_the_devices():
+    view, streams = devices(), Streams(6)
+    method = FedRAP(FedRAP.Config(**BASE))
+    common = method.init(view, streams)["common"].copy()
+    common[[2, 7]] = 0
+    common[3, 1:] = 0
+    sent = method.download({"common": common})
+    assert len(sent["ids"]) == len(common) - 2
+    assert not {2, 7} & set(sent["ids"].tolist())
+    np.testing.assert_array_equal(sent["rows"], common[sent["ids"]])
 
 
 def test_only_rows_that_moved_are_sent():
@@ -164,8 +186,12 @@ def test_a_small_scale_is_written_into_the_table(monkeypatch):
         alone = view.take(np.array([c]))
         mine = {n: v[c : c + 1].copy() for n, v in whole[2].read(everybody).items()}
         mine["personal"].flags.writeable = False
-        single = often[0].fit(whole[1], mine, alone, streams, 4).private
-        stack = often[0].fit(whole[1], whole[2].read(everybody), view, streams, 4).private
+        single = often[0].fit(whole[0].download(whole[1]), mine, alone, streams, 4).private
+        stack = (
+            often[0]
+            .fit(whole[0].download(whole[1]), whole[2].read(everybody), view, streams, 4)
+            .private
+        )
         np.testing.assert_array_equal(single["scale"][0], stack["scale"][c])
         table = single["personal"]
         if isinstance(table, np.ndarray):

@@ -137,7 +137,7 @@ def test_intervals_hold_the_mean(run, text):
 
 def test_every_drawing_and_table_speaks(page):
     drawings = [a for a in page.all("svg") if a.get("aria-hidden") != "true"]
-    assert len(drawings) == 7
+    assert len(drawings) == 9
     for attributes in drawings:
         assert attributes["role"] == "img"
         assert attributes["aria-label"]

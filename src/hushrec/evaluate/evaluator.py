@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from hushrec import kernels
 from hushrec.clients import Ragged, TrainView, chunks
 from hushrec.device.fold_in import fold_in
+from hushrec.evaluate.groups import GateSums, Groups, group_means, popular_items, user_groups
 from hushrec.evaluate.metrics import parse_metric, summarise
 from hushrec.evaluate.ranking import Ranks, rank_full, rank_sampled, top_k
 from hushrec.methods.base import Method, Private, Shared
@@ -61,6 +62,9 @@ PartRanks = Mapping[str, Ranks]
 """Ranks by candidate set: ``full`` and ``sampled99``."""
 
 
+Scorer = Callable[[Shared, Private, TrainView], NDArray[np.float32]]
+
+
 class Evaluator:
     """Ranks held-out items for the users of a split."""
 
@@ -80,14 +84,26 @@ class Evaluator:
         self._users = {part: self._choose_users(part) for part in ("valid", "test")}
         self._history = {part: split.history(part) for part in ("valid", "test")}
         self._samples: dict[Part, Ragged] = {}
+        self._groups: dict[Part, Groups] = {}
 
     @property
     def sampled_name(self) -> str:
         """Name of the sampled candidate set."""
         return f"sampled{self.config.sampled}"
 
-    def rank(self, method: Method, shared: Shared, store: PrivateStore, part: Part) -> PartRanks:
-        """Rank the held-out items of a part among all items and among the sampled ones."""
+    def rank(
+        self,
+        method: Method,
+        shared: Shared,
+        store: PrivateStore,
+        part: Part,
+        score: Scorer | None = None,
+    ) -> PartRanks:
+        """Rank the held-out items of a part among all items and among the sampled ones.
+
+        ``score`` stands in for the method's own way to score.
+        """
+        score = score or method.score
         if part not in self._samples:
             self._samples[part] = self._draw_samples(part)
         samples, targets = self._samples[part], self.split.heldout(part)
@@ -95,7 +111,7 @@ class Evaluator:
         def work(positions: NDArray[np.int64]) -> tuple[Ranks, Ranks]:
             users = self._users[part][positions]
             view = self._history[part].take(users)
-            scores = method.score(shared, self.private_of(method, shared, store, users), view)
+            scores = score(shared, self.private_of(method, shared, store, users), view)
             aim, seen, drawn = targets.take(users), view.positives, samples.take(positions)
             return (
                 rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values),
@@ -117,6 +133,28 @@ class Evaluator:
         """Return the mean of every metric for each candidate set."""
         names = self.config.metric_names()
         return {candidates: summarise(r, names) for candidates, r in ranks.items()}
+
+    def groups(self, part: Part) -> Groups:
+        """Return the groups of the users that are looked at in this part."""
+        if part not in self._groups:
+            self._groups[part] = user_groups(self.split.train, self._users[part])
+        return self._groups[part]
+
+    def group_means(self, ranks: PartRanks) -> dict[str, dict[str, float]]:
+        """Return what full ranking gives each group of the users with validation items."""
+        return group_means(ranks["full"], self.groups("valid"))
+
+    def watch_gates(
+        self, method: Method, shared: Shared, store: PrivateStore
+    ) -> dict[str, Any] | None:
+        """Return statistics of the gates as the clients hold them now; None without gates."""
+        popular, parts = popular_items(self.split.train), []
+        for users in chunks(self._users["valid"], self._chunk()):
+            gates = method.gates(shared, self.private_of(method, shared, store, users))
+            if gates is None:
+                return None
+            parts.append(GateSums.of(gates, popular))
+        return GateSums.concat(parts).statistics(self.groups("valid")) if parts else None
 
     def selection_value(self, ranks: PartRanks) -> float:
         """Return the value by which rounds are compared."""

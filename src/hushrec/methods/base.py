@@ -65,6 +65,25 @@ PrivateFields = Mapping[str, PerClient | PerClientRows]
 
 
 @dataclass(frozen=True)
+class Between:
+    """An option that `hushrec tune` draws between two numbers; logarithmically where ``log``."""
+
+    low: float
+    high: float
+    log: bool = True
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """An option that `hushrec tune` chooses from a few values."""
+
+    values: tuple[float | int | str | bool, ...]
+
+
+SearchSpace = Mapping[str, Between | OneOf]
+
+
+@dataclass(frozen=True)
 class Fitted:
     """What comes out of training a stack of clients."""
 
@@ -118,6 +137,37 @@ class Method(ABC):
     def download(self, shared: Shared) -> Shared:
         """Return what is sent to a client that takes part in a round."""
         return shared
+
+    # ------------------------------------------------------------ for analyses, all optional
+
+    @property
+    def search(self) -> SearchSpace:
+        """Name the options that `hushrec tune` looks for, and where; none by default."""
+        return {}
+
+    @property
+    def own_table(self) -> tuple[str, ...]:
+        """Name the private fields that are a client's own item table; none by default.
+
+        `score` with another client's fields of these names scores with that client's table.
+        """
+        return ()
+
+    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
+        """Return parameters that make `score` use the server's table in place of the own one."""
+        raise ConfigError(f"{self.name} keeps no item table on the clients: there is only one")
+
+    def marks(self, round_number: int) -> bool:
+        """Say whether a round does something special, so that it is looked at before and after."""
+        return False
+
+    def gates(self, shared: Shared, private: Private) -> NDArray[np.float32] | None:
+        """Return every client's gate of every item, [clients, items]; None without gates."""
+        return None
+
+    def facts(self, shared: Shared) -> Mapping[str, float]:
+        """Return figures about the shared parameters that a summary should show."""
+        return {}
 
 
 def method_names() -> list[str]:

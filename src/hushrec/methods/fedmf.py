@@ -20,22 +20,34 @@ from pydantic import Field
 from hushrec import kernels
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
-from hushrec.methods.base import Fitted, Method, PerClient, Private, PrivateFields, Shared
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    PerClient,
+    Private,
+    PrivateFields,
+    SearchSpace,
+    Shared,
+)
 from hushrec.methods.inner_product import (
-    InnerProductConfig,
+    DUAL_SEARCH,
+    SEARCH,
+    DualConfig,
     apply_mean,
     deltas,
     first_vector,
     initial_table,
+    kept_rows,
     own_rows,
     score_own_rows,
     shared_after,
     train,
+    without_own_rows,
 )
 from hushrec.rng import Streams
 
 
-class FedMFConfig(InnerProductConfig):
+class FedMFConfig(DualConfig):
     """Defaults found on the validation items of ML-100K under the honest protocol."""
 
     item_rate: Annotated[float, Field(ge=0)] = 60.0
@@ -73,7 +85,7 @@ class FedMF(Method):
             self.config, view, table, vectors, None, streams, round_number, two_steps=dual
         )
         update = Update(len(view), rows={"items": deltas(trained, table)})
-        rows = {"rows": trained} if dual else {}
+        rows = {"rows": kept_rows(trained, table, self.config.own_share)} if dual else {}
         return Fitted(update, {"vector": vectors, **rows}, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
@@ -92,3 +104,19 @@ class FedMF(Method):
         if self.config.dual:
             return score_own_rows(shared["received"], private["rows"], vectors, biases)
         return kernels.inner_products(shared["items"], vectors, biases)
+
+    @property
+    def search(self) -> SearchSpace:
+        """Look for the rates, and with own rows for how much of them to score with."""
+        return DUAL_SEARCH if self.config.dual else SEARCH
+
+    @property
+    def own_table(self) -> tuple[str, ...]:
+        """Name the own rows of dual personalization."""
+        return ("rows",) if self.config.dual else ()
+
+    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
+        """Leave the own rows out, and take the newest mean."""
+        if not self.config.dual:
+            return super().with_global_table(shared, private)
+        return without_own_rows(shared, private)

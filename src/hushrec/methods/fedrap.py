@@ -10,9 +10,13 @@ The objective ("varying regularization weights") of round a on a device:
 
 with lambda_a = tanh(a / 10) v1 and mu_a = tanh(a / 10) v2.
 
-Both regularisers are means over the entries of the batch's rows, so that they scale like the BCE.
-In the authors' code the schedule never reaches the loss; here it does. A round on a device: some
-epochs of joint SGD steps on u, D and its copy of C; upload the changed rows of C. Server: the mean.
+Regularisers are means over entries, so that they scale like the BCE: the difference over those of
+the batch's rows, ||C||_1 over all of C. In the authors' code the schedule never reaches the loss;
+here it does. A round on a device: some epochs of joint SGD steps on u, D and its copy of C; upload
+the changed rows of C. Server: the mean, then the proximal step of ||C||_1, which is where exact
+zeros come from: C <- sign(C) max(|C| - t, 0), t = mu_a / (m d) times the sum of a device's rates,
+the mean over the devices. On the devices it would be in vain: a mean of copies is zero only where
+all of them are.
 
 D and C feel the same pull of the BCE, so an uploaded change of C shows how D moved up to the
 regularisers. FedRAP keeps D's values at home, not its direction of travel.
@@ -24,7 +28,8 @@ the factor of its copy of C beside the rows that differ from the shrunk C.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +39,15 @@ from hushrec import kernels
 from hushrec.aggregate import RowStack, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
+    Between,
     Fitted,
     Method,
+    OneOf,
     PerClient,
     PerClientTable,
     Private,
     PrivateFields,
+    SearchSpace,
     Shared,
 )
 from hushrec.methods.inner_product import (
@@ -71,6 +79,9 @@ class FedRAPConfig(SampledConfig):
     """Rate of the user vector and its bias in the first round."""
     table_lr: Annotated[float, Field(ge=0)] = 200.0
     """Rate of both item tables in the first round."""
+    personal_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Rate of D as a share of that of C. The paper has 1; less keeps devices close to C, which the
+    server's mean moves by a client's share of a step only."""
     round_decay: Annotated[float, Field(gt=0, le=1)] = 0.97
     """All rates shrink by this factor from one round to the next."""
     batch_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
@@ -82,7 +93,8 @@ class FedRAPConfig(SampledConfig):
     sparsity: Annotated[float, Field(ge=0)] = 0.1
     """v2, the weight that makes C sparse; 0 for the ablation without this term."""
     penalty: Literal["l1", "l2"] = "l1"
-    """What makes C small: the mean of |C|, or of its square (ablation)."""
+    """What makes C small: the mean of |C|, by the server's proximal step, or of its square, by the
+    devices' gradients (ablation)."""
     schedule: Literal["tanh", "constant"] = "tanh"
     """Whether both weights grow as tanh(round / 10), or hold from the start (ablation)."""
     bias: bool = True
@@ -104,6 +116,18 @@ class FedRAP(Method):
 
     name = "fedrap"
     Config = FedRAPConfig
+    own_table = ("personal", "scale")
+    search: ClassVar[SearchSpace] = {
+        # C moves by a client's share of a step, so it wants larger rates than D.
+        "lr": Between(0.02, 1.0),
+        "table_lr": Between(10.0, 20_000.0),
+        "personal_rate": Between(1e-5, 1.0),
+        "epochs": OneOf((1, 3, 10)),
+        "weight_decay": Between(1e-7, 4e-5),
+        "difference": Between(1e-5, 0.1),
+        "sparsity": Between(1e-3, 10.0),
+        "init_std": Between(0.01, 1.0),
+    }
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw C."""
@@ -132,10 +156,13 @@ class FedRAP(Method):
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
     ) -> Fitted:
         """Train u, D and the device's copy of C; upload what changed in C."""
-        config, common = self.config, shared["common"]
+        config = self.config
+        common = np.zeros((view.n_items, config.d), np.float32)
+        common[shared["ids"]] = shared["rows"]
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
         tables, scales = np.asarray(private["personal"]), np.array(private["scale"])
-        difference, sparsity = (np.float32(w) for w in self.weights(round_number))
+        difference, sparsity = self.weights(round_number)
+        by_gradient = config.penalty == "l2"
         trained, losses = train_at(
             self.rates(round_number),
             config,
@@ -149,14 +176,15 @@ class FedRAP(Method):
             additive=(
                 tables,
                 scales,
-                difference,
-                sparsity,
-                config.penalty == "l2",
+                np.float32(difference),
+                np.float32(sparsity if by_gradient else 0),
                 np.float32(config.weight_decay),
+                np.float32(config.personal_rate),
             ),
             rate_decay=config.batch_decay,
         )
-        factors = self._decay(view, round_number)
+        rate_sums, factors, own_factors = self._whole_table(view, round_number)
+        thresholds = 0 * rate_sums if by_gradient else sparsity / common.size * rate_sums
         sent = kernels.changed_rows(
             trained.indptr,
             trained.ids,
@@ -165,8 +193,9 @@ class FedRAP(Method):
             factors,
             np.float32(config.send_above),
         )
-        update = Update(len(view), {"common": RowStack(*sent)}, {"factor": factors})
-        scales *= factors
+        dense = {"factor": factors, "threshold": thresholds.astype(np.float32)}
+        update = Update(len(view), {"common": RowStack(*sent)}, dense)
+        scales *= own_factors
         own_rows = trained.rows[:, config.d :] / np.repeat(scales, np.diff(trained.indptr))[:, None]
         changed = RowStack(trained.indptr, trained.ids, own_rows)
         small = (scales < SMALLEST_SCALE).any()
@@ -179,21 +208,39 @@ class FedRAP(Method):
         decayed = self.config.round_decay ** max(0, round_number - 1)
         return self.config.lr * decayed, self.config.table_lr * decayed
 
-    def _decay(self, view: TrainView, round_number: int) -> NDArray[np.float32]:
-        """Return the factor by which weight decay shrinks each client's tables in a round."""
+    def _whole_table(
+        self, view: TrainView, round_number: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]:
+        """Return what a round does to every row of each client's tables.
+
+        That is the sum of the rates of its batches, which the L1 term needs, and the factors by
+        which weight decay shrinks C and D.
+        """
         config = self.config
         has_negatives = view.excluded().lengths < view.n_items
         samples = view.positives.lengths * np.where(has_negatives, 1 + config.negatives, 1)
         batches = config.epochs * -(-samples // config.batch)
         steps = np.arange(batches.max(initial=0))
         rates = self.rates(round_number)[1] * config.batch_decay**steps
-        factors = np.cumprod(np.append(1.0, 1 - rates * config.weight_decay))
-        return np.asarray(factors[batches], np.float32)
+        sums = np.cumsum(np.append(0.0, rates))
+
+        def shrunk(rates: NDArray[np.float64]) -> NDArray[np.float32]:
+            factors = np.cumprod(np.append(1.0, 1 - rates * config.weight_decay))
+            return np.asarray(factors[batches], np.float32)
+
+        return sums[batches], shrunk(rates), shrunk(config.personal_rate * rates)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Average the devices' copies of C."""
+        """Average the devices' copies of C, then take the proximal step of the L1 term."""
         kept = np.float32(total.dense["factor"] / total.clients)
-        return {"common": apply_mean(shared["common"] * kept, total, "common")}
+        threshold = np.float32(max(0.0, float(total.dense["threshold"] / total.clients)))
+        mean = apply_mean(shared["common"] * kept, total, "common")
+        return {"common": np.sign(mean) * np.maximum(abs(mean) - threshold, 0)}
+
+    def download(self, shared: Shared) -> Shared:
+        """Send the rows of C that are not all zero."""
+        ids = np.flatnonzero(shared["common"].any(axis=1)).astype(np.int32)
+        return {"ids": ids, "rows": shared["common"][ids]}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the own table on top of the newest common one."""
@@ -201,10 +248,18 @@ class FedRAP(Method):
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return score_own_tables(tables + shared["common"], vectors, biases)
 
-    @staticmethod
-    def sparse_share(shared: Shared) -> float:
-        """Return the share of C's entries that are as good as zero."""
-        return float((abs(shared["common"]) < ZERO).mean())
+    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
+        """Leave D out: the score is <u, C_i> + b."""
+        return shared, {**private, "scale": np.zeros_like(np.asarray(private["scale"]))}
+
+    def facts(self, shared: Shared) -> Mapping[str, float]:
+        """Say how sparse C is."""
+        common = shared["common"]
+        return {
+            "exact zeros in C": float((common == 0).mean()),
+            f"entries of C below {ZERO:g}": float((abs(common) < ZERO).mean()),
+            "rows of C that are all zero": float((common == 0).all(axis=1).mean()),
+        }
 
 
 def _rescaled(tables: Array, changed: RowStack, scales: Array) -> Array:

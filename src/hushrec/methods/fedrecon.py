@@ -23,9 +23,9 @@ from pydantic import Field
 
 from hushrec.aggregate import Update
 from hushrec.clients import TrainView
-from hushrec.methods.base import Fitted, Private, Shared
+from hushrec.methods.base import Between, Fitted, OneOf, Private, SearchSpace, Shared
 from hushrec.methods.fedmf import FedMF, FedMFConfig
-from hushrec.methods.inner_product import deltas, first_vector, train_at
+from hushrec.methods.inner_product import deltas, first_vector, kept_rows, train_at
 from hushrec.rng import Streams
 
 
@@ -43,6 +43,15 @@ class FedRecon(FedMF):
 
     name = "fedrecon"
     Config = FedReconConfig
+
+    @property
+    def search(self) -> SearchSpace:
+        """Look for how long to reconstruct, beside FedMF's options."""
+        return {
+            **super().search,
+            "recon_epochs": OneOf((1, 3, 10, 20)),
+            "recon_lr": Between(0.1, 5.0),
+        }
 
     def fit(
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
@@ -76,5 +85,5 @@ class FedRecon(FedMF):
             two_steps=config.dual,
         )
         update = Update(len(view), rows={"items": deltas(trained, table)})
-        rows = {"rows": trained} if config.dual else {}
+        rows = {"rows": kept_rows(trained, table, config.own_share)} if config.dual else {}
         return Fitted(update, {"vector": vectors, **rows}, losses)

@@ -20,7 +20,7 @@ P_u itself travels in guidance rounds: that is the paper's method, and ``reveals
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +30,20 @@ from hushrec import kernels
 from hushrec.aggregate import RowStack, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
+    Between,
     Fitted,
     Method,
+    OneOf,
     PerClient,
     PerClientTable,
     Private,
     PrivateFields,
+    SearchSpace,
     Shared,
 )
 from hushrec.methods.inner_product import (
+    SEARCH,
     InnerProductConfig,
-    first_vector,
     initial_table,
     score_own_tables,
     train_at,
@@ -82,6 +85,13 @@ class FedRKG(Method):
     Config = FedRKGConfig
     default_rounds = 1000
     reveals = frozenset({"table"})
+    own_table = ("table",)
+    search: ClassVar[SearchSpace] = {
+        **SEARCH,
+        "interval": OneOf((1, 2, 5, 10)),
+        "beta": Between(0.0, 0.99, log=False),
+        "gate_lr": Between(1e-4, 1e3),
+    }
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the table that every device starts from (algorithm 1, line 2)."""
@@ -91,12 +101,11 @@ class FedRKG(Method):
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep table, vector, bias and gate; a newcomer starts from the last guidance table."""
         d = self.config.d
-        if self.config.backbone == "fedmf":
-            vector, bias = first_vector(d, self.config.init_std, streams), 0.0
-        else:
-            bound = 1 / np.sqrt(d)
-            both = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
-            vector, bias = both[:d].astype(np.float32), both[d]
+        # A linear layer's draw for either backbone: the rates of the authors' code go with it.
+        bound = 1 / np.sqrt(d)
+        both = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
+        vector = both[:d].astype(np.float32)
+        bias = both[d] if self.config.backbone == "pfedrec" else 0.0
         return {
             "table": PerClientTable(shared["guidance"]),
             "vector": PerClient(vector),
@@ -201,8 +210,18 @@ class FedRKG(Method):
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return score_own_tables(np.asarray(private["table"]), vectors, biases)
 
-    @staticmethod
-    def gates(shared: Shared, private: Private) -> NDArray[np.float32]:
+    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
+        """Give everybody the last guidance table."""
+        guidance, clients = shared["guidance"], len(np.asarray(private["vector"]))
+        everywhere = np.broadcast_to(guidance, (clients, *guidance.shape))
+        return shared, {**private, "table": everywhere}
+
+    def marks(self, round_number: int) -> bool:
+        """Mark the rounds that begin with the commit of a guidance."""
+        guided = self.config.guidance != "none" and round_number > 1
+        return guided and (round_number - 1) % self.config.interval == 0
+
+    def gates(self, shared: Shared, private: Private) -> NDArray[np.float32]:
         """Return every client's gate of every item, for the last guidance table (eq. 5)."""
         return kernels.gates(
             np.asarray(private["gate"]),

@@ -14,7 +14,14 @@ from hushrec.aggregate import RowStack, Total
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.memory import require_memory
-from hushrec.methods.base import MethodConfig, PerClientRows
+from hushrec.methods.base import (
+    Between,
+    MethodConfig,
+    PerClientRows,
+    Private,
+    SearchSpace,
+    Shared,
+)
 from hushrec.negatives import PURPOSE
 from hushrec.rng import Streams
 
@@ -45,6 +52,23 @@ class InnerProductConfig(SampledConfig):
     the server divides by the number of clients, so useful rates are large."""
     init_std: Annotated[float, Field(gt=0)] = 1.0
     """Standard deviation of the item rows before training."""
+
+
+class DualConfig(InnerProductConfig):
+    """Options of the members that score with their own rows."""
+
+    own_share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """How much of its own step a device scores with, on top of the received table: 1 is the paper's
+    own table, 0 the shared one alone."""
+
+
+SEARCH: SearchSpace = {
+    "lr": Between(0.02, 1.0),
+    "item_rate": Between(1.0, 100.0),
+    "init_std": Between(0.03, 1.0),
+}
+"""Where `hushrec tune` looks: low item rates keep the devices close to the shared table."""
+DUAL_SEARCH: SearchSpace = {**SEARCH, "own_share": Between(0.0, 1.0, log=False)}
 
 
 def initial_table(
@@ -169,6 +193,15 @@ def own_rows(config: SampledConfig, view: TrainView) -> PerClientRows:
     return PerClientRows(np.minimum(n_samples, view.n_items), config.d)
 
 
+def kept_rows(trained: RowStack, received: Array, share: float) -> RowStack:
+    """Return the rows a device keeps to score with: a share of the way from the received ones."""
+    if share == 1:
+        return trained
+    steps = kernels.row_differences(trained.rows, trained.ids, received)
+    rows = received[trained.ids] + np.float32(share) * steps
+    return RowStack(trained.indptr, trained.ids, rows)
+
+
 def score_own_rows(
     received: Array, own: Array | RowStack, vectors: Array, biases: Array
 ) -> NDArray[np.float32]:
@@ -177,6 +210,16 @@ def score_own_rows(
     scores = kernels.inner_products(received, vectors, biases)
     kernels.rescore_own_rows(scores, own.indptr, own.ids, own.rows, vectors, biases)
     return scores
+
+
+def without_own_rows(shared: Shared, private: Private) -> tuple[Shared, Private]:
+    """Return parameters with the newest mean in place of every own table (dual personalization)."""
+    nobody = RowStack(
+        np.zeros(len(np.asarray(private["vector"])) + 1, np.int64),
+        np.zeros(0, np.int32),
+        np.zeros((0, shared["items"].shape[1]), np.float32),
+    )
+    return {**shared, "received": shared["items"]}, {**private, "rows": nobody}
 
 
 def score_own_tables(tables: Array, vectors: Array, biases: Array) -> NDArray[np.float32]:

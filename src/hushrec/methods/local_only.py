@@ -26,7 +26,6 @@ from hushrec.methods.inner_product import (
     initial_table,
     score_own_tables,
     train,
-    with_rows,
 )
 from hushrec.rng import Streams
 
@@ -69,7 +68,7 @@ class LocalOnly(Method):
             own_tables=tables,
             two_steps=True,
         )
-        kept = {"table": with_rows(tables, rows), "vector": vectors, "bias": biases}
+        kept: Private = {"table": rows, "vector": vectors, "bias": biases}
         return Fitted(Update(len(view)), kept, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:

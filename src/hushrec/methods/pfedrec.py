@@ -29,13 +29,16 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.methods.inner_product import (
-    InnerProductConfig,
+    DUAL_SEARCH,
+    DualConfig,
     apply_mean,
     deltas,
     initial_table,
+    kept_rows,
     own_rows,
     score_own_rows,
     train,
+    without_own_rows,
 )
 from hushrec.rng import Streams
 
@@ -44,7 +47,9 @@ class PFedRec(Method):
     """A shared item table, tuned on each device, under a private score function."""
 
     name = "pfedrec"
-    Config = InnerProductConfig
+    Config = DualConfig
+    search = DUAL_SEARCH
+    own_table = ("rows",)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw Q from N(0, init_std)."""
@@ -72,7 +77,8 @@ class PFedRec(Method):
             self.config, view, table, vectors, biases, streams, round_number, two_steps=True
         )
         update = Update(len(view), rows={"items": deltas(trained, table)})
-        return Fitted(update, {"vector": vectors, "bias": biases, "rows": trained}, losses)
+        rows = kept_rows(trained, table, self.config.own_share)
+        return Fitted(update, {"vector": vectors, "bias": biases, "rows": rows}, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Average (algorithm 1, line 6), and remember what the devices had received."""
@@ -87,3 +93,7 @@ class PFedRec(Method):
         """Score with the device's own table."""
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return score_own_rows(shared["received"], private["rows"], vectors, biases)
+
+    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
+        """Leave the own rows out, and take the newest mean (figure 3)."""
+        return without_own_rows(shared, private)

@@ -186,7 +186,8 @@ def plot_command(
         raise ConfigError("without noise there is no epsilon to draw: use a larger --noise")
     title = f"epsilon at delta {delta:g} against rounds; noise {noise:g}, {sampling}"
     try:
-        out.write_text(standalone(line(points, title, selected=-1, from_zero=True), title), "utf-8")
+        drawing = line(points, title, selected=-1, from_zero=True)
+        out.write_text(standalone([(title, drawing)]), "utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     if as_json:

@@ -20,10 +20,13 @@ from hushrec.backends.inprocess import usable_cores
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.device.fold_in import fold_in
 from hushrec.errors import RunError
+from hushrec.evaluate.analyse import guidance_effects
+from hushrec.evaluate.groups import AWAY
 from hushrec.evaluate.metrics import per_user, summarise
 from hushrec.evaluate.ranking import Ranks, top_k
 from hushrec.evaluate.significance import bootstrap_interval
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
+from hushrec.methods.base import Method
 from hushrec.methods.popularity import Popularity
 from hushrec.report import plots
 from hushrec.report.plots import Bar, Dot
@@ -39,7 +42,14 @@ LIST_LENGTH = 10
 LAST_SEEN = 5
 SAMPLE_USERS = 6
 SMALLEST_GROUP = 5
-"""Users that a quarter must have to be shown."""
+"""Users that a group must have to be shown."""
+SHOWN_EFFECTS = 12
+GROUPS = {
+    "cold": "the 30 % of the users with the fewest training items",
+    "warm": "the 30 % of the users with the most training items",
+    "distinct": "the 30 % with the smallest share of their training items among popular ones",
+    "followers": "the 30 % with the largest share of their training items among popular ones",
+}
 RESAMPLES = 2_000
 RESAMPLED_VALUES = 50_000_000
 """Values drawn for one interval at most; beyond 25,000 users fewer resamples do."""
@@ -92,6 +102,8 @@ def page(run: Run, folder: RunFolder) -> dict[str, Any]:
         "metrics": _metric_tables(field),
         "convergence": _convergence(run, lines),
         "spread": _spread(field),
+        "guidance": _guidance(run, lines),
+        "curve_style": plots.CURVE_STYLE,
         "costs": _costs(run, lines),
         "budgets": _budgets(run),
         "audit": _audit(run, folder),
@@ -276,7 +288,7 @@ def _spread(field: _Field) -> dict[str, Any]:
             _said(field.run, "Place of the held-out item, share of items"),
         ),
         "tail": [_tail(contender) for contender in shown],
-        "groups": _activity_groups(field, shown),
+        "groups": _groups(field, shown),
     }
 
 
@@ -318,34 +330,77 @@ def _tail(contender: _Contender) -> dict[str, Any]:
     }
 
 
-def _activity_groups(field: _Field, shown: Sequence[_Contender]) -> list[dict[str, Any]]:
-    """Compare the quarters of users with the fewest and the most training items."""
-    users = field.method.ranks["full"].users
-    trained = field.run.split.train.positives.lengths[users]
-    quarter = len(users) // 4
-    if quarter < SMALLEST_GROUP:
+def _groups(field: _Field, shown: Sequence[_Contender]) -> list[dict[str, Any]]:
+    """Compare groups of users, two by two on the same axis."""
+    groups = field.run.evaluator(1).groups("test")
+    if min(map(len, groups.values())) < SMALLEST_GROUP:
         return []
-    order = np.argsort(trained, kind="stable")
     values = [per_user(c.ranks["full"], "hr@10") for c in shown]
-    groups = []
-    for name, members in (("fewest", order[:quarter]), ("most", order[-quarter:])):
-        rows = [_dot(c, v[members]) for c, v in zip(shown, values, strict=True)]
-        groups.append((name, members, rows))
-    top = plots.dots_top(row for _, _, rows in groups for row in rows) or 1.0
+    rows = {
+        name: [_dot(c, v[members]) for c, v in zip(shown, values, strict=True)]
+        for name, members in groups.items()
+    }
+    top = plots.dots_top(row for each in rows.values() for row in each) or 1.0
     return [
         {
             "name": name,
+            "explained": GROUPS[name],
             "users": len(members),
-            "low": int(trained[members].min()),
-            "high": int(trained[members].max()),
-            "plot": plots.dots(
-                rows,
-                _said(field.run, f"HR@10 of the quarter with the {name} training items"),
-                top,
-            ),
+            "plot": plots.dots(rows[name], _said(field.run, f"HR@10 of {name} users"), top),
         }
-        for name, members, rows in groups
+        for name, members in groups.items()
     ]
+
+
+# ------------------------------------------------------------ guidance
+
+
+def _guidance(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Show what guidance did to each group, and the gates; None for methods without guidance."""
+    if type(run.method).marks is Method.marks:
+        return None
+    effects = guidance_effects(run, lines=lines)
+    if not effects:
+        return None
+    looks = [line for line in lines if line.get("groups")]
+    names = list(effects[0].before)
+    rows = [
+        plots.Curve(
+            name,
+            [
+                (
+                    line["round"],
+                    line["valid"]["full"]["ndcg@10"]
+                    if name == "all"
+                    else line["groups"][name]["ndcg@10"],
+                )
+                for line in looks
+            ],
+        )
+        for name in names
+    ]
+    marks = [effect.round for effect in effects]
+    return {
+        "plot": plots.curves(rows, _said(run, "Validation NDCG@10 by group"), marks=marks),
+        "names": names,
+        # Where guidance comes every round, a few of them say it all.
+        "effects": [
+            {
+                "round": effect.round,
+                "changes": [_signed(effect.after[n] - effect.before[n]) for n in names],
+                "gates": effect.gates,
+            }
+            for effect in _some(effects, SHOWN_EFFECTS)
+        ],
+        "count": len(effects),
+        "away": AWAY,
+    }
+
+
+def _some(rows: Sequence[Any], most: int) -> list[Any]:
+    """Return at most this many, evenly spread, the first and the last among them."""
+    wanted = np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)
+    return [rows[place] for place in dict.fromkeys(wanted.tolist())]
 
 
 # ------------------------------------------------------------ costs

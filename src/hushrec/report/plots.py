@@ -9,7 +9,7 @@ come from the style sheet too, through classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -21,6 +21,17 @@ ROW = 46
 LINE_HEIGHT = 150
 BAR = 26
 """Pixels from one bar to the next."""
+COLOURS = 6
+LEGEND_GAP = 44
+LEGEND_ROW = 18
+CURVE_STYLE = (
+    "svg .c0{stroke:#0b6a66}svg .c1{stroke:#c2480f}svg .c2{stroke:#3c62c4}svg .c3{stroke:#9a6b00}"
+    "svg .c4{stroke:#8a3fa0;stroke-dasharray:5 3}svg .c5{stroke:#5a6166;stroke-dasharray:2 3}"
+    "svg .event{stroke:#8a8f94;stroke-dasharray:2 4}"
+    "@media(prefers-color-scheme:dark){svg .c0{stroke:#67cdc3}svg .c1{stroke:#ff9255}"
+    "svg .c2{stroke:#8fb0ff}svg .c3{stroke:#e0b350}svg .c4{stroke:#d79be8}svg .c5{stroke:#a2a9ad}}"
+)
+"""Colours of several curves, for light and dark paper."""
 NAME_LENGTH = 20
 """Characters of a name that fit beside its figures on a telephone."""
 
@@ -93,39 +104,9 @@ def line(
     """Draw a value per round and mark the selected round; at least two points."""
     rounds, values = [number for number, _ in points], [value for _, value in points]
     first, last = rounds[0], rounds[-1]
-    ticks = nice_ticks(0 if from_zero else min(values), max(values), 3)
-    low, high = ticks[0], ticks[-1]
-
-    def across(number: int) -> float:
-        return (number - first) / (last - first)
-
-    def down(value: float) -> float:
-        return LINE_HEIGHT * (high - value) / (high - low)
-
-    parts = []
-    for tick in ticks:
-        y = round(down(tick), 2)
-        parts.append(_line("grid", "0", y, "100%", y))
-        parts.append(_text("tick", "-8", y + 4, _tick(tick, ticks), "end"))
-    parts += [
-        _text("tick", _percent(across(number)), LINE_HEIGHT + 18, f"{number}")
-        for number in round_ticks(first, last)
-    ]
-    path = " ".join(f"{100 * across(n):.2f},{down(v):.2f}" for n, v in points)
-    parts.append(
-        _tag(
-            "svg",
-            {
-                "width": "100%",
-                "height": LINE_HEIGHT,
-                "viewBox": f"0 0 100 {LINE_HEIGHT}",
-                "preserveAspectRatio": "none",
-                "overflow": "visible",
-                "aria-hidden": "true",
-            },
-            _tag("polyline", {"class": "curve", "points": path}),
-        )
-    )
+    frame = _Frame.around(rounds, values, from_zero=from_zero)
+    parts = [*frame.axes(), frame.polylines([("curve", points)])]
+    across, down = frame.across, frame.down
     found = dict(points).get(selected)
     if found is not None:
         x = across(selected)
@@ -146,21 +127,112 @@ def line(
     return _svg("line", LINE_HEIGHT, said, parts)
 
 
-def standalone(drawing: Markup, title: str) -> str:
-    """Return a line drawing as a file of its own, with its title, margins and colours."""
+@dataclass(frozen=True)
+class Curve:
+    """A value per round, and whose."""
+
+    name: str
+    points: Sequence[tuple[int, float]]
+
+
+def curves(
+    rows: Sequence[Curve], label: str, *, marks: Sequence[int] = (), from_zero: bool = True
+) -> Markup:
+    """Draw several curves on the same axes with their names below; ``marks`` are rounds to see.
+
+    Every curve has at least one point, and together they have two different rounds.
+    """
+    rounds = sorted({number for row in rows for number, _ in row.points})
+    values = [value for row in rows for _, value in row.points]
+    frame = _Frame.around(rounds, values, from_zero=from_zero)
+    shown = [mark for mark in marks if rounds[0] <= mark <= rounds[-1]]
+    parts = [
+        *frame.axes(),
+        *(
+            _line(
+                "event", _percent(frame.across(mark)), 0, _percent(frame.across(mark)), LINE_HEIGHT
+            )
+            for mark in shown
+        ),
+        frame.polylines([(_kind(n), row.points) for n, row in enumerate(rows)]),
+    ]
+    said = []
+    for number, row in enumerate(rows):
+        y = LINE_HEIGHT + LEGEND_GAP + LEGEND_ROW * number
+        last = f"{figure(row.points[-1][1])} at round {row.points[-1][0]}"
+        parts += [
+            _line(_kind(number), "0", y - 4, "24", y - 4),
+            _text("name plain", "32", y, row.name, "start"),
+        ]
+        said.append(f"{row.name} {last}")
+    return _svg("line", curves_height(len(rows)), f"{label}: {'; '.join(said)}", parts)
+
+
+def curves_height(count: int) -> int:
+    """Return how high a drawing of this many curves is."""
+    return LINE_HEIGHT + LEGEND_GAP + LEGEND_ROW * (count - 1)
+
+
+def _kind(number: int) -> str:
+    return f"curve c{number % COLOURS}"
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The axes of a line drawing."""
+
+    first: int
+    last: int
+    ticks: list[float]
+
+    @classmethod
+    def around(cls, rounds: Sequence[int], values: Sequence[float], *, from_zero: bool) -> _Frame:
+        """Enclose these values; rounds are ascending."""
+        ticks = nice_ticks(0 if from_zero else min(values), max(values), 3)
+        return cls(rounds[0], rounds[-1], ticks)
+
+    def across(self, number: int) -> float:
+        """Return where a round is, as a share of the width."""
+        return (number - self.first) / (self.last - self.first)
+
+    def down(self, value: float) -> float:
+        """Return where a value is, in pixels from the top."""
+        low, high = self.ticks[0], self.ticks[-1]
+        return LINE_HEIGHT * (high - value) / (high - low)
+
+    def axes(self) -> Iterator[str]:
+        """Draw grid and ticks."""
+        for tick in self.ticks:
+            y = round(self.down(tick), 2)
+            yield _line("grid", "0", y, "100%", y)
+            yield _text("tick", "-8", y + 4, _tick(tick, self.ticks), "end")
+        for number in round_ticks(self.first, self.last):
+            yield _text("tick", _percent(self.across(number)), LINE_HEIGHT + 18, f"{number}")
+
+    def polylines(self, lines: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
+        """Draw (class, points) each as a line, stretched over the whole width."""
+        drawn = ""
+        for kind, points in lines:
+            path = " ".join(f"{100 * self.across(n):.2f},{self.down(v):.2f}" for n, v in points)
+            drawn += _tag("polyline", {"class": kind, "points": path})
+        size = {"width": "100%", "height": LINE_HEIGHT, "viewBox": f"0 0 100 {LINE_HEIGHT}"}
+        more = {"preserveAspectRatio": "none", "overflow": "visible", "aria-hidden": "true"}
+        return _tag("svg", {**size, **more}, drawn)
+
+
+def standalone(panels: Sequence[tuple[str, Markup]], height: int = LINE_HEIGHT) -> str:
+    """Return line drawings as a file of its own: (title, drawing) each, one below the other."""
     style = (
         "svg{overflow:visible}.grid{stroke:#d8dbe2}.curve{fill:none;stroke:#2f6fde;stroke-width:2;"
         "vector-effect:non-scaling-stroke}text{font:12px system-ui,sans-serif;fill:#4a5060}"
-        "@media(prefers-color-scheme:dark){.grid{stroke:#3a3f4b}text{fill:#b9c0cf}}"
+        "@media(prefers-color-scheme:dark){.grid{stroke:#3a3f4b}text{fill:#b9c0cf}}" + CURVE_STYLE
     )
-    inner = {"x": 64, "y": 40, "width": 620, "height": LINE_HEIGHT + 30, "overflow": "visible"}
-    body = (
-        _tag("style", {}, style)
-        + _text("title", "16", 22, title, "start")
-        + _tag("svg", inner, str(drawing))
-    )
-    size = {"width": 720, "height": LINE_HEIGHT + 80}
-    return _tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, body)
+    body, y = _tag("style", {}, style), 0
+    for title, drawing in panels:
+        inner = {"x": 64, "y": y + 40, "width": 620, "height": height + 30, "overflow": "visible"}
+        body += _text("title", "16", y + 22, title, "start") + _tag("svg", inner, str(drawing))
+        y += height + 80
+    return _tag("svg", {"xmlns": "http://www.w3.org/2000/svg", "width": 720, "height": y}, body)
 
 
 def bars(rows: Sequence[Bar], names: Sequence[str], label: str) -> Markup:

@@ -8,8 +8,11 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from hushrec.evaluate.analyse import GuidanceEffect
 from hushrec.evaluate.compare import ComparedRun
+from hushrec.evaluate.groups import Spread
 from hushrec.report.units import human_duration, human_size
+from hushrec.tune import Search
 
 MOST_COLUMNS = 4
 
@@ -108,6 +111,95 @@ def cost_table(rows: Sequence[ComparedRun]) -> Table:
     return table
 
 
+def own_table_table(found: Mapping[str, Mapping[str, Mapping[str, float]]], part: str) -> Table:
+    """Show what scoring with the own, the server's and another user's table gives."""
+    table = Table(title=f"whose item table, {part} items", box=None, pad_edge=False)
+    table.title_justify = "left"
+    for name in ("candidates", "table"):
+        table.add_column(name, no_wrap=True)
+    words = {"own": "own", "global": "global (the server's)", "random": "random (another user's)"}
+    names = shown_metrics(found["own"]["full"])
+    for name in names:
+        table.add_column(name.upper(), justify="right", no_wrap=True)
+    for candidates in found["own"]:
+        for place, whose in enumerate(found):
+            values = found[whose][candidates]
+            cells = [f"{values[name]:.4f}" for name in names]
+            style = "bold" if place == 0 else ""
+            table.add_row(candidates if place == 0 else "", words[whose], *cells, style=style)
+        table.add_section()
+    return table
+
+
+def groups_table(found: Mapping[str, Spread], part: str) -> Table:
+    """Show how groups of users fare."""
+    table = Table(title=f"groups of users, {part} items, all items", box=None, pad_edge=False)
+    table.title_justify = "left"
+    first = next(iter(found.values()))
+    table.add_column("")
+    for name in ("mean", *first.groups, "worst 10 %", "sd"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for metric, said in found.items():
+        values = [said.mean, *said.groups.values(), said.worst_tenth, said.sd]
+        table.add_row(metric.upper(), *(f"{value:.4f}" for value in values))
+    return table
+
+
+def guidance_table(effects: Sequence[GuidanceEffect]) -> Table:
+    """Show what each guidance round did to each group, and how far the gates are from 1/2."""
+    metric = effects[0].metric.upper()
+    table = Table(title=f"change of valid {metric} by guidance", box=None, pad_edge=False)
+    table.title_justify = "left"
+    table.add_column("round", justify="right")
+    for name in (*effects[0].before, "gate", "away"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for effect in effects:
+        changes = [effect.after[name] - before for name, before in effect.before.items()]
+        gates = effect.gates
+        said = ["–", "–"]
+        if gates:
+            said = [f"{gates['mean']:.3f} ± {gates['sd']:.3f}", f"{100 * gates['away']:.0f} %"]
+        table.add_row(str(effect.round), *(f"{change:+.4f}" for change in changes), *said)
+    table.caption = "gate: mean ± sd over users and items; away: share further than 0.01 from 1/2"
+    table.caption_justify = "left"
+    return table
+
+
+def trials_table(search: Search, most: int = 10) -> Table:
+    """Show the best trials of a search; the first one is what it started from."""
+    select = search.about["experiment"]["evaluation"]["select"]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("trial", justify="right")
+    table.add_column(f"valid {select.upper()}", justify="right")
+    table.add_column("round", justify="right")
+    table.add_column("options", overflow="fold")
+    ordered = sorted(search.trials, key=lambda trial: (-(trial.value or 0.0), trial.number))
+    for trial in ordered[:most]:
+        value = "diverged" if trial.value is None else f"{trial.value:.4f}"
+        mark = "" if trial.state == "done" else f" ({trial.state})"
+        options = "  ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in trial.options.items()
+        )
+        table.add_row(
+            str(trial.number),
+            value,
+            str(trial.selected_round or "–"),
+            escape(options + mark),
+            style="bold" if trial is search.best else "",
+        )
+    states = [trial.state for trial in search.trials]
+    counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
+    table.caption = f"{len(states)} trials ({counts}); test items were not looked at"
+    table.caption_justify = "left"
+    return table
+
+
+def model_lines(figures: Mapping[str, float]) -> list[str]:
+    """Return what a method says of its own parameters, all of them shares."""
+    return [f"{name}: {100 * value:.2f} %" for name, value in figures.items()]
+
+
 def facts(summary: Mapping[str, Any]) -> list[str]:
     """Return the lines under the table: what a reader must know to judge it."""
     users, time = summary["users"], summary["time"]
@@ -126,4 +218,4 @@ def facts(summary: Mapping[str, Any]) -> list[str]:
             f"{users['not_evaluated_users']:,} of {users['users']:,} users are not evaluated: "
             "too short for the split, or not asked by it"
         )
-    return [*lines, *summary["notes"]]
+    return [*lines, *model_lines(summary.get("model", {})), *summary["notes"]]

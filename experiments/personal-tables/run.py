@@ -1,0 +1,248 @@
+"""Run the grid of the personal-table family and write its results.
+
+    python experiments/personal-tables/run.py                 # everything that is not done yet
+    python experiments/personal-tables/run.py --list          # what there is, what is done
+    python experiments/personal-tables/run.py --only pfedrec-tuned fedmf-tuned
+
+``grid.toml`` lists the cells. A cell is one `hushrec train` command with a folder of its own; one
+with a finished summary is skipped, one that was interrupted goes on. Afterwards, and after every
+cell, ``results.json`` and ``results.md`` are written from the folders that are done: every figure
+with the command that gives it, and for a cell with ``against`` the paired test between the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hushrec.config import preset_names
+from hushrec.errors import HushrecError
+from hushrec.evaluate.compare import compare_runs
+from hushrec.methods.base import method_names
+
+HERE = Path(__file__).resolve().parent
+METRICS = ("hr@10", "ndcg@10")
+SIGNIFICANT = 0.05
+
+
+class Cell(BaseModel):
+    """One line of the grid."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")]
+    data: str
+    method: str
+    preset: str | None = None
+    protocol: Literal["honest", "published"] = "honest"
+    rounds: int | None = None
+    seeds: Annotated[int, Field(ge=1)] = 1
+    set: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    against: str | None = None
+    """The cell to test against: its global-only variant, where it has one."""
+
+    @property
+    def folder(self) -> str:
+        """Where it goes, below the folder of all runs."""
+        return f"{self.data.replace('/', '-')}/{self.protocol}/{self.name}"
+
+    def arguments(self) -> list[str]:
+        """Return what `hushrec` is called with, but for the folder and the threads."""
+        words = ["train", "--data", self.data, "--method", self.method]
+        words += ["--preset", self.preset] if self.preset else []
+        words += ["--protocol", self.protocol]
+        words += ["--rounds", str(self.rounds)] if self.rounds else []
+        words += ["--seeds", str(self.seeds)] if self.seeds > 1 else []
+        for key, value in self.set.items():
+            words += [
+                "--set",
+                f"{key}={json.dumps(value) if not isinstance(value, str) else value}",
+            ]
+        return words
+
+    @property
+    def command(self) -> str:
+        """Return the command to type."""
+        return shlex.join(["hushrec", *self.arguments()])
+
+
+def read_grid(file: Path) -> list[Cell]:
+    """Read the cells; names are unique for each data set and protocol, and ``against`` exists."""
+    try:
+        cells = [Cell.model_validate(cell) for cell in tomllib.loads(file.read_text())["cell"]]
+    except (OSError, tomllib.TOMLDecodeError, KeyError, ValidationError) as error:
+        raise SystemExit(f"{file}: {error}") from None
+    known = [cell.folder for cell in cells]
+    twice = sorted({folder for folder in known if known.count(folder) > 1})
+    if twice:
+        raise SystemExit(f"{file}: two cells are called {twice[0]}")
+    for cell in cells:
+        if cell.against and baseline(cell) not in known:
+            raise SystemExit(f"{file}: {cell.folder} is against '{cell.against}', which is no cell")
+    return cells
+
+
+def baseline(cell: Cell) -> str:
+    """Return the folder of the cell it is tested against."""
+    return f"{cell.data.replace('/', '-')}/{cell.protocol}/{cell.against}"
+
+
+def run_cell(cell: Cell, runs: Path, threads: int | None) -> None:
+    """Train a cell that is not done: from the start, or from where it stopped."""
+    out = runs / cell.folder
+    started = (out / "config.toml").exists()
+    words = ["train", "--resume"] if started else cell.arguments()
+    words += ["--out", str(out)] + (["--threads", str(threads)] if threads else [])
+    subprocess.run([sys.executable, "-m", "hushrec", *words], check=True)  # noqa: S603
+
+
+def is_done(cell: Cell, runs: Path) -> bool:
+    """Say whether a cell has its result."""
+    return (runs / cell.folder / "summary.json").exists()
+
+
+def result(cell: Cell, runs: Path) -> dict[str, Any]:
+    """Return what results.json says of a finished cell."""
+    summary = json.loads((runs / cell.folder / "summary.json").read_text())
+    found = {
+        "name": cell.name,
+        "command": cell.command,
+        "data": cell.data,
+        "method": cell.method,
+        "protocol": cell.protocol,
+        "protocol_mark": summary["protocol_mark"],
+        "seeds": cell.seeds,
+        "selected_round": summary["selected_round"],
+        "test": {c: {m: values[m] for m in METRICS} for c, values in summary["test"].items()},
+        "test_sd": {
+            c: {m: values[m] for m in METRICS} for c, values in summary.get("test_sd", {}).items()
+        },
+        "model": summary["model"],
+        "up_bytes": summary["communication"]["up_bytes"],
+        "seconds_per_round": summary["time"]["per_round_s"],
+        "against": None,
+    }
+    if cell.against and (runs / baseline(cell) / "summary.json").exists():
+        rows = compare_runs([runs / baseline(cell), runs / cell.folder], METRICS)
+        tested = [row for row in rows if row.p_value is not None]
+        found["against"] = {
+            "name": cell.against,
+            **{
+                row.metric: {
+                    "difference": row.difference,
+                    "interval": [row.difference_low, row.difference_high],
+                    "p": row.p_value,
+                    "significant": row.p_value < SIGNIFICANT,
+                }
+                for row in tested
+            },
+        }
+    return found
+
+
+def markdown(results: Sequence[dict[str, Any]]) -> str:
+    """Write the results as tables, one for each data set and protocol."""
+    lines = [
+        "# Personal tables: results",
+        "",
+        "Written by `run.py`; every row has its command.",
+        "",
+    ]
+    for data, protocol in dict.fromkeys((r["data"], r["protocol"]) for r in results):
+        rows = [r for r in results if (r["data"], r["protocol"]) == (data, protocol)]
+        mark = f": {rows[0]['protocol_mark']}" if rows[0]["protocol_mark"] else ""
+        lines += [f"## {data}, {protocol}{mark}", ""]
+        lines += [
+            "| cell | HR@10 | NDCG@10 | HR@10, 99 sampled | against | NDCG@10 difference | p |"
+        ]
+        lines += ["|---|---|---|---|---|---|---|"]
+        for r in rows:
+            tested = r["against"] or {}
+            ndcg = tested.get("ndcg@10")
+            difference = f"{ndcg['difference']:+.4f}" if ndcg else ""
+            verdict = ""
+            if ndcg:
+                p = "< 0.001" if ndcg["p"] < 0.001 else f"{ndcg['p']:.3f}"
+                verdict = f"**{p}**" if ndcg["significant"] else p
+            sampled = next(c for c in r["test"] if c != "full")
+            cells = [
+                r["name"],
+                _figure(r, "full", "hr@10"),
+                _figure(r, "full", "ndcg@10"),
+                _figure(r, sampled, "hr@10"),
+                tested.get("name", ""),
+                difference,
+                verdict,
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", "Commands:", "", *(f"- {r['name']}: `{r['command']}`" for r in rows), ""]
+    lines += [
+        f"Bold: p < {SIGNIFICANT} in a paired randomisation test over users, Holm-corrected over "
+        "HR@10 and NDCG@10 of the pair (`hushrec compare`). ± is the spread over seeds.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _figure(r: dict[str, Any], candidates: str, metric: str) -> str:
+    spread = r["test_sd"].get(candidates, {}).get(metric)
+    return f"{r['test'][candidates][metric]:.4f}" + (f" ± {spread:.4f}" if spread else "")
+
+
+def write_results(cells: Sequence[Cell], runs: Path, out: Path) -> None:
+    """Write results.json and results.md of all finished cells."""
+    out.mkdir(parents=True, exist_ok=True)
+    results = [result(cell, runs) for cell in cells if is_done(cell, runs)]
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    (out / "results.md").write_text(markdown(results))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the grid, run what is not done, write the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--grid", type=Path, default=HERE / "grid.toml")
+    parser.add_argument("--runs", type=Path, default=Path("runs/personal-tables"))
+    parser.add_argument("--out", type=Path, default=HERE, help="where results.json and .md go")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these cells only")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--list", action="store_true", help="show the cells and run nothing")
+    given = parser.parse_args(arguments)
+    cells = read_grid(given.grid)
+    unknown = set(given.only or ()) - {cell.name for cell in cells}
+    if unknown:
+        raise SystemExit(f"{given.grid}: no cell is called '{sorted(unknown)[0]}'")
+    chosen = [cell for cell in cells if not given.only or cell.name in given.only]
+    installed = method_names()
+    for number, cell in enumerate(chosen, 1):
+        state = "to do"
+        if is_done(cell, given.runs):
+            state = "done"
+        elif cell.method not in installed:
+            state = f"left out: the method {cell.method} is not installed"
+        elif cell.preset and cell.preset not in preset_names(cell.method):
+            state = f"left out: {cell.method} has no preset {cell.preset} yet"
+        print(f"[{number}/{len(chosen)}] {cell.folder}: {state}", file=sys.stderr)
+        if given.list or state != "to do":
+            continue
+        run_cell(cell, given.runs, given.threads)
+        write_results(cells, given.runs, given.out)
+    if not given.list:
+        write_results(cells, given.runs, given.out)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except HushrecError as error:
+        sys.exit(f"{error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)

@@ -1,0 +1,307 @@
+"""`tune`: a small search for a method's options, on validation items, under the honest protocol.
+
+The space stands beside the method (`Method.search`). Trial 0 is what the base says, the method's
+defaults or a preset; the others are proposed by optuna's tree-structured Parzen estimator. A trial
+trains like `hushrec train` and is worth its best look at the validation items; one whose best look
+so far is in the last quarter at its round is stopped. Test items are never scored.
+
+A folder holds the search: ``tune.json`` says what is searched, ``trials.jsonl`` has a line a trial,
+``tuned-honest.toml`` is the best one so far, a preset. Called again with the same folder, the
+search goes on; it comes out as if it had never stopped, for a proposal depends on the seed and the
+finished trials alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from hushrec.config import Experiment, make_experiment
+from hushrec.data import Interactions, load
+from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
+from hushrec.methods.base import Between, OneOf, SearchSpace
+from hushrec.report.run_dir import writing
+from hushrec.rng import Streams
+from hushrec.round import THIS_MACHINE, Machine, RoundReport, run_rounds
+from hushrec.split import make_split
+
+PRESET = "tuned-honest"
+KEPT = 75.0
+"""Percentage of the trials that are let go on; slow learners often win, so only the tail goes."""
+STARTUP = 5
+"""Trials at random before proposals look at earlier ones, and before any is stopped."""
+WARM_UP = 0.2
+"""Share of the rounds before which no trial is stopped."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting and how it fared; a line of trials.jsonl."""
+
+    number: int
+    options: Mapping[str, Any]
+    state: Literal["done", "stopped", "diverged"]
+    value: float | None
+    """The best validation value; None where the loss was no number before the first look."""
+    selected_round: int | None
+    looks: Mapping[int, float]
+    """The best value so far at each look, by round."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search as it stands."""
+
+    about: Mapping[str, Any]
+    trials: list[Trial]
+    folder: Path
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the highest validation value; the earlier one of equals."""
+        done = [trial for trial in self.trials if trial.state == "done"]
+        if not done:
+            raise RunError(f"{self.folder}: no trial came to its end; search smaller rates")
+        return max(done, key=lambda trial: (trial.value or 0.0, -trial.number))
+
+
+def tune(
+    data: Interactions | str,
+    method: str,
+    out: str | Path,
+    *,
+    trials: int = 20,
+    preset: str | None = None,
+    rounds: int | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    machine: Machine = THIS_MACHINE,
+    command: str | None = None,
+    on_round: Callable[[int, RoundReport], None] = lambda number, report: None,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Search:
+    """Search until the folder holds this many trials; ``settings`` are fixed for all of them."""
+    interactions = load(data) if isinstance(data, str) else data
+    base = make_experiment(
+        interactions.name, method, preset=preset, settings=settings, rounds=rounds, seed=seed
+    )
+    space = {
+        name: where
+        for name, where in base.make_method().search.items()
+        if name not in (settings or {})
+    }
+    if not space:
+        raise ConfigError(f"{method} declares no options to search for (Method.search)")
+    if base.protocol != "honest":
+        raise ConfigError("a search under the published protocol would tune the leak: use honest")
+    folder = Path(out)
+    search = _open(folder, base, space)
+    split = make_split(interactions, base.split, Streams(seed))
+    for trial in search.trials:
+        on_trial(trial)
+    while len(search.trials) < trials:
+        number = len(search.trials)
+        proposal = _Proposal(search.trials, space, base, seed)
+        watch = _Watch(proposal, partial(on_round, number))
+        state: Literal["done", "stopped", "diverged"] = "done"
+        how: dict[str, Any] = {"machine": machine, "on_round": watch, "should_stop": should_stop}
+        try:
+            run_rounds(_with_options(base, proposal.options), split, None, parts=(), **how)
+        except _HopelessError:
+            state = "stopped"
+        except DivergedError:
+            state = "diverged"
+        except StoppedError:
+            raise StoppedError(
+                f"stopped in trial {number}, which will start anew; go on with the same command"
+            ) from None
+        trial = Trial(number, proposal.options, state, watch.value, watch.round, watch.looks)
+        search.trials.append(trial)
+        with writing(folder), (folder / "trials.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(trial)) + "\n")
+        on_trial(trial)
+        if any(trial.state == "done" for trial in search.trials):
+            write_preset(search, base, command)
+    return search
+
+
+def write_preset(search: Search, base: Experiment, command: str | None) -> Path:
+    """Write the best trial as a preset with a comment that says where it is from."""
+    best = search.best
+    metric = f"{base.evaluation.select_on} {base.evaluation.select}"
+    words = [
+        f"{base.method} on {base.data}: the best of {len(search.trials)} trials on the validation "
+        "items, honest protocol,",
+        f"seed {base.seed}: {metric} {best.value:.4f} at round {best.selected_round}. "
+        "The test items were not looked at.",
+    ]
+    if command:
+        words.append(f"Found by: {command}")
+    kept = {
+        "rounds": base.rounds,
+        "options": _with_options(base, best.options).options,
+        "evaluation": {
+            name: getattr(base.evaluation, name)
+            for name in ("every", "select", "select_on", "patience")
+        },
+    }
+    file = search.folder / f"{PRESET}.toml"
+    with writing(file):
+        file.write_text("".join(f"# {line}\n" for line in words) + tomli_w.dumps(kept), "utf-8")
+    return file
+
+
+class _HopelessError(Exception):
+    """Ends a trial that the pruner gave up."""
+
+
+class _Watch:
+    """Follows a trial round by round, and ends it where there is no hope."""
+
+    def __init__(self, proposal: _Proposal, on_round: Callable[[RoundReport], None]) -> None:
+        self.proposal = proposal
+        self.on_round = on_round
+        self.looks: dict[int, float] = {}
+        self.value: float | None = None
+        self.round: int | None = None
+
+    def __call__(self, report: RoundReport) -> None:
+        self.on_round(report)
+        if report.valid is not None:
+            self.looks[report.round] = report.selected_value
+            self.value, self.round = report.selected_value, report.selected_round
+            if self.proposal.is_hopeless(report.round, report.selected_value):
+                raise _HopelessError
+
+
+class _Proposal:
+    """What optuna proposes after some trials, and when it would give the new one up."""
+
+    def __init__(
+        self, trials: list[Trial], space: SearchSpace, base: Experiment, seed: int
+    ) -> None:
+        optuna = _optuna()
+        number = len(trials)
+        # A sampler of its own for every trial: nothing to remember when a search is interrupted.
+        drawn = int(Streams(seed).generator("tune", number).integers(2**31))
+        self.study = optuna.create_study(
+            direction="maximize",
+            sampler=optuna.samplers.TPESampler(seed=drawn, n_startup_trials=STARTUP),
+            pruner=optuna.pruners.PercentilePruner(KEPT, STARTUP, int(WARM_UP * base.rounds)),
+        )
+        distributions = {name: _distribution(where) for name, where in space.items()}
+        for trial in trials:
+            if trial.value is not None and _is_inside(trial, space):
+                self.study.add_trial(_as_optuna(trial, distributions))
+        if number == 0:
+            self.options = {name: base.options[name] for name in space}
+        self.trial = self.study.ask(distributions)
+        if number > 0:
+            self.options = {name: _rounded(v) for name, v in self.trial.params.items()}
+
+    def is_hopeless(self, round_number: int, value: float) -> bool:
+        """Say whether this value at this round is below what the others had there."""
+        self.trial.report(value, round_number)
+        return bool(self.trial.should_prune())
+
+
+def _as_optuna(trial: Trial, distributions: Mapping[str, Any]) -> Any:
+    states = _optuna().trial.TrialState
+    done = trial.state == "done"
+    return _optuna().trial.create_trial(
+        state=states.COMPLETE if done else states.PRUNED,
+        value=trial.value,
+        params=dict(trial.options),
+        distributions=dict(distributions),
+        intermediate_values={int(r): v for r, v in trial.looks.items()},
+    )
+
+
+def _is_inside(trial: Trial, space: SearchSpace) -> bool:
+    """Say whether a trial is in the space; the first one, what the base says, need not be."""
+
+    def fits(value: Any, where: Between | OneOf) -> bool:
+        if isinstance(where, Between):
+            return bool(where.low <= value <= where.high)
+        return value in where.values
+
+    return all(fits(trial.options[name], where) for name, where in space.items())
+
+
+def _rounded(value: Any) -> Any:
+    """Keep three digits: a preset that people read."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _distribution(where: Between | OneOf) -> Any:
+    found = _optuna().distributions
+    if isinstance(where, Between):
+        return found.FloatDistribution(where.low, where.high, log=where.log)
+    return found.CategoricalDistribution(where.values)
+
+
+def _with_options(base: Experiment, options: Mapping[str, Any]) -> Experiment:
+    return base.model_copy(update={"options": {**base.options, **options}})
+
+
+def _open(folder: Path, base: Experiment, space: SearchSpace) -> Search:
+    """Begin a search in an empty folder, or go on with the same one."""
+    about = {
+        "experiment": base.model_dump(mode="json", exclude_none=True),
+        "space": {name: asdict(where) for name, where in space.items()},
+    }
+    about = json.loads(json.dumps(about))
+    file = folder / "tune.json"
+    if not file.exists():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{folder} is not empty and holds no search; choose another --out")
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    try:
+        stored = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} is damaged: {error}") from None
+    if stored != about:
+        raise RunError(
+            f"{folder} holds another search (see tune.json); go on with its own settings, or "
+            "choose another --out"
+        )
+    return Search(about, _read_trials(folder / "trials.jsonl", space), folder)
+
+
+def _read_trials(file: Path, space: SearchSpace) -> list[Trial]:
+    """Read the trials; a last line cut short by a crash is dropped, other damage is an error."""
+    lines = file.read_text("utf-8").splitlines(keepends=True) if file.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        with writing(file):
+            file.write_text("".join(lines[:-1]), "utf-8")
+        lines = lines[:-1]
+    trials = []
+    for number, text in enumerate(lines):
+        try:
+            values = json.loads(text)
+            trial = Trial(**{**values, "looks": {int(r): v for r, v in values["looks"].items()}})
+            if trial.number != number or set(trial.options) != set(space):
+                raise ValueError("not the next trial of this search")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RunError(f"{file}, line {number + 1} is damaged: {error}") from None
+        trials.append(trial)
+    return trials
+
+
+def _optuna() -> Any:
+    """Import optuna, which is an extra."""
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise MissingExtraError("tune", "tune") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,112 @@
+"""The runner of a results grid: resumable, with commands and tests of significance."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hushrec.config import make_experiment, preset_names
+from hushrec.methods.base import method_names
+
+FOLDER = Path(__file__).parents[1] / "experiments" / "personal-tables"
+spec = importlib.util.spec_from_file_location("grid_runner", FOLDER / "run.py")
+runner = importlib.util.module_from_spec(spec)
+sys.modules["grid_runner"] = runner
+spec.loader.exec_module(runner)
+
+GRID = """
+[[cell]]
+name = "popularity"
+data = "demo"
+method = "popularity"
+
+[[cell]]
+name = "own"
+data = "demo"
+method = "pfedrec"
+rounds = 3
+seeds = 2
+set = { d = 4, "evaluation.every" = 3 }
+against = "popularity"
+
+[[cell]]
+name = "later"
+data = "demo"
+method = "not-yet-there"
+"""
+
+
+@pytest.fixture
+def grid(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID)
+    return ["--grid", str(file), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+
+
+def test_a_grid_is_run_once_and_gone_on_with(grid, tmp_path, capfd, monkeypatch):
+    runner.main(grid)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [r["name"] for r in results] == ["popularity", "own"]
+    own = results[1]
+    assert own["command"] == (
+        "hushrec train --data demo --method pfedrec --protocol honest --rounds 3 --seeds 2 "
+        "--set d=4 --set evaluation.every=3"
+    )
+    summary = json.loads((tmp_path / "runs/demo/honest/own/summary.json").read_text())
+    assert own["test"]["full"]["hr@10"] == summary["test"]["full"]["hr@10"]
+    assert own["against"]["name"] == "popularity"
+    p = own["against"]["ndcg@10"]["p"]
+    assert own["against"]["ndcg@10"]["significant"] == (p < 0.05)
+    page = (tmp_path / "results.md").read_text()
+    assert own["command"] in page
+    assert f"{own['test']['full']['ndcg@10']:.4f} ±" in page
+    assert "left out: the method not-yet-there is not installed" in capfd.readouterr().err
+    # Again: nothing is trained. With one seed's result gone, only that one is.
+    calls = []
+    monkeypatch.setattr(runner, "run_cell", lambda cell, *rest: calls.append(cell.name))
+    runner.main(grid)
+    assert calls == []
+    (tmp_path / "runs/demo/honest/own/summary.json").unlink()
+    runner.main(grid)
+    assert calls == ["own"]
+    monkeypatch.undo()
+    runner.main(grid)
+    assert json.loads((tmp_path / "results.json").read_text())[1]["test"] == own["test"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("against = ", "#"), None),
+        (('against = "popularity"', 'against = "nobody"'), "which is no cell"),
+        (('name = "later"', 'name = "own"'), "two cells are called demo/honest/own"),
+        (("rounds = 3", "round = 3"), "round"),
+    ],
+)
+def test_a_wrong_grid_is_refused(tmp_path, change, words):
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID.replace(*change))
+    if words is None:
+        assert len(runner.read_grid(file)) == 3
+        return
+    with pytest.raises(SystemExit, match=words):
+        runner.read_grid(file)
+
+
+def test_the_grid_that_ships():
+    """Every cell can be run, or is left out with the reason."""
+    cells, installed = runner.read_grid(FOLDER / "grid.toml"), method_names()
+    words = [sys.executable, FOLDER / "run.py", "--list"]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stderr.splitlines()
+    assert len(lines) == len(cells)
+    for cell, line in zip(cells, lines, strict=True):
+        assert cell.folder in line
+        ready = cell.method in installed and (
+            cell.preset is None or cell.preset in preset_names(cell.method)
+        )
+        assert ("left out" in line) == (not ready)
+        if ready:  # names and options are those that `hushrec train` takes
+            make_experiment(cell.data, cell.method, preset=cell.preset, settings=cell.set)
