@@ -31,7 +31,7 @@ try:
     # Under this name for the methods too: they import it from here, with the error below.
     import torch as torch
 except ImportError as error:
-    raise MissingExtraError("this method is a neural network", "neural") from error
+    raise MissingExtraError("a neural network", "neural") from error
 from torch import Tensor as Tensor
 
 torch.set_num_threads(1)

@@ -69,7 +69,12 @@ class Device:
             out = torch.relu(out) if k < len(self.layers) - 1 else out
         return out[:, 0]
 
-    def epoch(self, table, samples, batch, rate, item_rate, two_steps, clip=None):
+    def rate_of(self, tensor, table, rates):
+        if tensor is table:
+            return rates["items"]
+        return rates["vector"] if tensor is self.vector else rates["network"]
+
+    def epoch(self, table, samples, batch, rates, two_steps, clip=None):
         """Train; return (table, mean loss)."""
         table, losses = torch.tensor(np.array(table)), []
         for first in range(0, len(samples.items), batch):
@@ -89,7 +94,7 @@ class Device:
                     torch.nn.utils.clip_grad_norm_(moving, clip)
                 for tensor in moving:
                     tensor.requires_grad_(False)
-                    tensor -= (item_rate if tensor is table else rate) * tensor.grad
+                    tensor -= self.rate_of(tensor, table, rates) * tensor.grad
                     tensor.grad = None
                 if moves_own:
                     losses.append(float(loss.detach()))
@@ -110,9 +115,9 @@ def close(ours, theirs):
 
 BASE = {"d": 5, "item_rate": 5.0, "batch": 9, "lr": 0.3, "init_std": 1.0}
 KINDS = {
-    "fedncf": (FedNCF, {**BASE, "hidden": (7, 4)}),
-    "fedncf, dual": (FedNCF, {**BASE, "hidden": (7, 4), "dual": True}),
-    "fedncf, one layer": (FedNCF, {**BASE, "hidden": ()}),
+    "fedncf": (FedNCF, {**BASE, "hidden": (7, 4), "vector_rate": 3.0}),
+    "fedncf, dual": (FedNCF, {**BASE, "hidden": (7, 4), "vector_rate": 3.0, "dual": True}),
+    "fedncf, one layer": (FedNCF, {**BASE, "hidden": (), "vector_rate": 3.0}),
     "pfedrec": (PFedRec, {**BASE, "score_function": "mlp", "hidden": (6,)}),
 }
 
@@ -139,8 +144,12 @@ def test_it_equals_one_device_at_a_time(name, tiny):
             if not dual:
                 devices[c] = Device(network, devices[c].vector.numpy())
             samples = neural.draw_samples(view.take(np.array([c])), 4, 1, STREAMS, number)
-            item_rate = config.lr * view.n_items * config.item_rate
-            out, loss = devices[c].epoch(table, samples, 9, config.lr, item_rate, dual)
+            rates = {
+                "network": config.lr,
+                "vector": config.lr * options.get("vector_rate", 1),
+                "items": config.lr * view.n_items * config.item_rate,
+            }
+            out, loss = devices[c].epoch(table, samples, 9, rates, dual)
             own_tables.append(out)
             assert fitted.losses[c] == pytest.approx(loss, rel=1e-3) or number < 3
         table = np.mean(own_tables, axis=0)
@@ -216,10 +225,9 @@ def test_fedrkg_over_a_network_equals_one_device_at_a_time(clip):
                 opened = torch.sigmoid(inputs @ gates[c][0] + gates[c][1])
                 tables[c] = (0.7 * own + 0.6 * opened[:, None] * received).numpy()
             samples = neural.draw_samples(one, 4, 1, STREAMS, number)
-            item_rate = method.config.lr * 25 * 0.5
-            tables[c], _ = device.epoch(
-                tables[c], samples, 7, method.config.lr, item_rate, False, clip
-            )
+            lr = method.config.lr
+            rates = {"network": lr, "vector": lr, "items": lr * 25 * 0.5}
+            tables[c], _ = device.epoch(tables[c], samples, 7, rates, False, clip)
         mean = np.mean(tables, axis=0) if number % 2 == 0 else None
     assert close(private["table"], tables)
     assert close(private["vector"], [device.vector.numpy() for device in devices])
@@ -261,10 +269,6 @@ def test_the_gate_over_a_linear_loss_is_the_one_of_the_kernel():
 # ------------------------------------------------------------------ contracts and bits
 
 
-class TestFedNCF(MethodContract):
-    method = FedNCF
-
-
 class TestDualFedNCF(MethodContract):
     method = FedNCF
     options = {"dual": True}  # noqa: RUF012
@@ -279,10 +283,6 @@ class TestFedRKGOverANetwork(MethodContract):
     method = FedRKG
     options = {"d": 5, "backbone": "fedncf", "interval": 1, "beta": 0.5, "gate_lr": 0.1}  # noqa: RUF012
     beats_chance = False
-
-
-class TestNeuMF(MethodContract):
-    method = NeuMF
 
 
 VARIANTS = [

@@ -39,10 +39,19 @@ from hushrec.rng import Streams
 
 
 class FedNCFConfig(FedMFConfig):
-    """Options of FedMF, and the widths of the network."""
+    """Options of FedMF, and the network's. Rates are those of the preset `paper`."""
 
+    lr: Annotated[float, Field(gt=0)] = 0.5
+    """Rate of the network."""
+    item_rate: Annotated[float, Field(ge=0)] = 40.0
+    """Item rows move at lr * (number of items) * item_rate."""
+    init_std: Annotated[float, Field(gt=0)] = 1.0
+    """Standard deviation of the item rows and of the first user vector."""
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (32, 16, 8)
     """Widths of the hidden layers, between 2d inputs and one score."""
+    vector_rate: Annotated[float, Field(gt=0)] = 20.0
+    """The user vector moves at lr * vector_rate: a network that was just drawn hardly passes on a
+    gradient to its inputs, so useful rates are large."""
 
 
 class FedNCF(Method):
@@ -50,7 +59,7 @@ class FedNCF(Method):
 
     name = "fedncf"
     Config = FedNCFConfig
-    default_rounds = 200
+    default_rounds = 100
     stack_interactions = neural.STACK_INTERACTIONS
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
@@ -84,6 +93,7 @@ class FedNCF(Method):
             streams,
             round_number,
             two_steps=config.dual,
+            vector_rate=config.vector_rate,
         )
         moved = {name: params.pop(name) - array for name, array in received.items()}
         update = Update(len(view), rows={"items": deltas(rows, table)}, dense=moved)

@@ -58,18 +58,22 @@ def train(
     round_number: int,
     *,
     two_steps: bool,
+    vector_rate: float = 1.0,
     clip: float | None = None,
 ) -> tuple[dict[str, Array], RowStack, NDArray[np.float64]]:
     """Train a stack of clients at the given (parameter, item) rates; see `neural.train`.
 
     They start from ``table``, or each from its own one, [clients, items, d]. A batch takes one
-    joint step or, with ``two_steps``, one on the rows after that on the parameters.
+    joint step or, with ``two_steps``, one on the rows after that on the parameters. The vector's
+    rate is ``vector_rate`` times that of the other parameters.
     """
     if max(rates) > np.finfo(np.float32).max:
         raise ConfigError(
             f"an item rate of {rates[1]:g} is too large: use a smaller lr or item_rate"
         )
     own, item = dict.fromkeys(params, rates[0]), {"items": rates[1]}
+    if "vector" in own:
+        own["vector"] *= vector_rate
     trained, tables, losses = neural.train(
         params,
         {"items": table},
