@@ -41,11 +41,11 @@ from hushrec.rng import Streams
 class FedNCFConfig(FedMFConfig):
     """Options of FedMF, and the network's. Rates are those of the preset `paper`."""
 
-    lr: Annotated[float, Field(gt=0)] = 0.5
+    lr: Annotated[float, Field(gt=0)] = 1.0
     """Rate of the network."""
-    item_rate: Annotated[float, Field(ge=0)] = 40.0
+    item_rate: Annotated[float, Field(ge=0)] = 20.0
     """Item rows move at lr * (number of items) * item_rate."""
-    init_std: Annotated[float, Field(gt=0)] = 1.0
+    init_std: Annotated[float, Field(gt=0)] = 0.3
     """Standard deviation of the item rows and of the first user vector."""
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (32, 16, 8)
     """Widths of the hidden layers, between 2d inputs and one score."""
