@@ -20,11 +20,13 @@ from hushrec.methods.base import method_class, method_names
 BUILT_IN = (
     "central-mf",
     "fedmf",
+    "fedncf",
     "fedrap",
     "fedrecon",
     "fedrkg",
     "local-only",
     "negative-counter",
+    "neumf",
     "pfedrec",
     "popularity",
 )

@@ -35,7 +35,7 @@ from hushrec.data import catalog, load
 from hushrec.data.commands import data as data_group
 from hushrec.data.files import read_history
 from hushrec.device.bundle import export
-from hushrec.errors import ConfigError, HushrecError, StoppedError
+from hushrec.errors import ConfigError, HushrecError, MissingExtraError, StoppedError
 from hushrec.evaluate.analyse import groups_of, guidance_effects, whose_table
 from hushrec.evaluate.compare import compare_runs
 from hushrec.evaluate.metrics import parse_metric, summarise
@@ -487,7 +487,12 @@ def methods_command(as_json: bool) -> None:
     """
     entries: list[dict[str, Any]] = []
     for name in method_names():
-        found = method_class(name)
+        try:
+            found = method_class(name)
+        except MissingExtraError as error:
+            presets = preset_names(name)
+            entries.append({"name": name, "about": str(error), "options": {}, "presets": presets})
+            continue
         options = {
             key: {
                 "default": field.get_default(call_default_factory=True),
@@ -507,7 +512,8 @@ def methods_command(as_json: bool) -> None:
         table.add_column(name, overflow="fold")
     for entry in entries:
         options_text = " ".join(f"{key}={o['default']}" for key, o in entry["options"].items())
-        table.add_row(entry["name"], options_text, " ".join(entry["presets"]), entry["about"])
+        about = escape(entry["about"])
+        table.add_row(entry["name"], escape(options_text), " ".join(entry["presets"]), about)
     Console().print(table)
 
 

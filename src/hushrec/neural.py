@@ -28,15 +28,18 @@ from hushrec.negatives import PURPOSE
 from hushrec.rng import Streams
 
 try:
-    import torch
+    # Under this name for the methods too: they import it from here, with the error below.
+    import torch as torch
 except ImportError as error:
-    raise MissingExtraError("this method is a neural network", "neural") from error
-from torch import Tensor
+    raise MissingExtraError("a neural network", "neural") from error
+from torch import Tensor as Tensor
 
 torch.set_num_threads(1)
 
 GROUP = 8
 """Clients per batched product."""
+STACK_INTERACTIONS = 24576
+"""Of a stack, for methods in tensors: enough clients to find groups that are about as busy."""
 
 Array = NDArray[Any]
 Params = Mapping[str, Tensor]
@@ -61,10 +64,15 @@ class Samples:
 
 
 def draw_samples(
-    view: TrainView, negatives: int, epochs: int, streams: Streams, round_number: int
+    view: TrainView,
+    negatives: int,
+    epochs: int,
+    streams: Streams,
+    round_number: int,
+    purpose: str = PURPOSE,
 ) -> Samples:
     """Draw and shuffle the samples of a round, as `kernels.fit_inner_product` does."""
-    key, excluded = streams.key(PURPOSE, round_number), view.excluded()
+    key, excluded = streams.key(purpose, round_number), view.excluded()
     indptr, items, labels, used = kernels.draw_samples(
         key,
         view.users,
@@ -120,13 +128,15 @@ def train(
     samples: Samples,
     batch: int,
     n_items: int,
+    clip: float | None = None,
 ) -> tuple[dict[str, Array], dict[str, RowStack], NDArray[np.float64]]:
     """Train a stack of clients by SGD.
 
     ``params`` have a leading client axis. ``tables`` are tables that all clients start from,
     [items, …], or a table of each client's own, [clients, items, …]. On every batch the phases
     follow one another: each takes one step on the parameters and tables it names, at the rates it
-    gives, with what the phase before it left. Nothing is changed in place.
+    gives, with what the phase before it left. ``clip`` is the largest norm of a phase's gradient,
+    each client's own. Nothing is changed in place.
 
     Returns the parameters, the touched rows of every table as the clients left them, and each
     client's mean loss before its steps.
@@ -151,7 +161,7 @@ def train(
         total = torch.zeros(GROUP, dtype=torch.float64)
         for step, slots in batches(samples, place, clients, batch):
             for number, rates in enumerate(phases):
-                loss = _step(state, local, loss_of, rates, step, slots)
+                loss = _step(state, local, loss_of, rates, step, slots, clip)
                 if number == 0:
                     total += loss.double() * step.active
         steps = np.maximum(1, -(-samples.lengths // batch) * samples.epochs)
@@ -171,6 +181,7 @@ def _step(
     rates: Mapping[str, float],
     step: Batch,
     slots: Tensor,
+    clip: float | None,
 ) -> Tensor:
     """Take one step on what ``rates`` names; return the clients' losses before it."""
     looked_up = {
@@ -182,6 +193,9 @@ def _step(
         tensor.requires_grad_()
     losses = loss_of(state, looked_up, step)
     gradients = torch.autograd.grad((losses * step.active).sum(), list(moving.values()))
+    if clip is not None:
+        factor = _clip_factor(dict(zip(moving, gradients, strict=True)), local, slots, clip)
+        gradients = tuple(g * factor.view(-1, *[1] * (g.ndim - 1)) for g in gradients)
     for (name, tensor), gradient in zip(moving.items(), gradients, strict=True):
         if name in state:
             state[name] = tensor.detach() - rates[name] * gradient
@@ -189,6 +203,21 @@ def _step(
             index = slots[..., None].expand_as(gradient)
             local[name].scatter_add_(1, index, -rates[name] * gradient)
     return losses.detach()
+
+
+def _clip_factor(
+    gradients: Mapping[str, Tensor], local: Params, slots: Tensor, limit: float
+) -> Tensor:
+    """Return what scales each client's gradient to a norm of at most ``limit``."""
+    squared = torch.zeros(GROUP)
+    for name, gradient in gradients.items():
+        own = gradient
+        if name in local:
+            # The samples of a row add up: sum |sum g|^2 = sum <g, sum g>, in one shape for all.
+            index = slots[..., None].expand_as(gradient)
+            own = torch.zeros_like(local[name]).scatter_add_(1, index, gradient).gather(1, index)
+        squared += (gradient * own).reshape(GROUP, -1).sum(1)
+    return torch.clamp(limit / (squared.sqrt() + 1e-6), max=1)
 
 
 def groups(samples: Samples, batch: int) -> Iterator[NDArray[np.int64]]:

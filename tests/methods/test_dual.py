@@ -114,13 +114,23 @@ class TestDualFedRecon(MethodContract):
     options = {"dual": True}  # noqa: RUF012
 
 
-CELLS = [("fedmf", "dualper", 0.716), ("fedrecon", "paper", 0.645), ("fedrecon", "dualper", 0.702)]
+CELLS = [
+    ("fedmf", "paper", 0.652),
+    ("fedmf", "dualper", 0.716),
+    ("fedrecon", "paper", 0.645),
+    ("fedrecon", "dualper", 0.702),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "preset", "paper"), CELLS)
 def test_table_3_of_the_paper_under_its_protocol(data_dir, method, preset, paper):
-    """PFedRec's table 3, ML-100K, HR@10 against 99 sampled items, with the leak."""
+    """PFedRec's table 3, ML-100K, HR@10 against 99 sampled items, with the leak; 3 seeds."""
     data = hushrec.load("ml-100k", data_dir=data_dir)
-    run = hushrec.train(data, method, preset=preset, protocol="published")
-    assert run.metrics["sampled99"]["hr@10"] >= paper - 0.015
+    hits = [
+        hushrec.train(data, method, preset=preset, protocol="published", seed=seed).metrics[
+            "sampled99"
+        ]["hr@10"]
+        for seed in range(3)
+    ]
+    assert np.mean(hits) == pytest.approx(paper, abs=0.015)

@@ -91,7 +91,8 @@ class InProcess:
         most = max(1, STACK_BYTES // (self.store.bytes_per_user + stack.client_bytes))
         indptr = self.view.positives.indptr
         work = indptr[cohort + 1] - indptr[cohort]
-        return list(balanced_chunks(cohort, work, STACK_INTERACTIONS, most))
+        per_stack = method.stack_interactions or STACK_INTERACTIONS
+        return list(balanced_chunks(cohort, work, per_stack, most))
 
 
 def usable_cores() -> int:

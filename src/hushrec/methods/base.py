@@ -108,6 +108,8 @@ class Method(ABC):
     data_weighted: ClassVar[bool] = False
     """True where `apply` weighs clients by their data other than through the sum of the uploads;
     such a method cannot be given a privacy guarantee."""
+    stack_interactions: ClassVar[int | None] = None
+    """Training interactions per stack that suit `fit` best; None for what the backend takes."""
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = config if config is not None else self.Config()

@@ -22,17 +22,14 @@ from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
     Fitted,
-    Method,
     PerClient,
     Private,
     PrivateFields,
-    SearchSpace,
     Shared,
 )
 from hushrec.methods.inner_product import (
-    DUAL_SEARCH,
-    SEARCH,
     DualConfig,
+    DualSwitch,
     apply_mean,
     deltas,
     first_vector,
@@ -42,7 +39,6 @@ from hushrec.methods.inner_product import (
     score_own_rows,
     shared_after,
     train,
-    without_own_rows,
 )
 from hushrec.rng import Streams
 
@@ -58,7 +54,7 @@ class FedMFConfig(DualConfig):
     """Whether to add PFedRec's dual personalization ("w/ DualPer")."""
 
 
-class FedMF(Method):
+class FedMF(DualSwitch):
     """Federated matrix factorisation with a shared item table and private user vectors."""
 
     name = "fedmf"
@@ -104,19 +100,3 @@ class FedMF(Method):
         if self.config.dual:
             return score_own_rows(shared["received"], private["rows"], vectors, biases)
         return kernels.inner_products(shared["items"], vectors, biases)
-
-    @property
-    def search(self) -> SearchSpace:
-        """Look for the rates, and with own rows for how much of them to score with."""
-        return DUAL_SEARCH if self.config.dual else SEARCH
-
-    @property
-    def own_table(self) -> tuple[str, ...]:
-        """Name the own rows of dual personalization."""
-        return ("rows",) if self.config.dual else ()
-
-    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
-        """Leave the own rows out, and take the newest mean."""
-        if not self.config.dual:
-            return super().with_global_table(shared, private)
-        return without_own_rows(shared, private)

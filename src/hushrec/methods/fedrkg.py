@@ -1,7 +1,8 @@
 """FedRKG: personalised federated recommendation with knowledge guidance (Lim et al., 2025).
 
-Private: item table P_u [m, d], user vector e_u (with a bias where the backbone has one), gate
-(W_u [3d], b_u). Shared: the guidance table P_g, sent only after a guidance round.
+Private: item table P_u [m, d], user vector e_u (with a bias where the backbone has one), score
+function M_u where the backbone has one, gate (W_u [3d], b_u). Shared: the guidance table P_g, sent
+only after a guidance round.
 
 Ordinary rounds train (P_u, e_u) on the device (eq. 2) and upload nothing. Every ``interval``
 rounds the devices upload P_u after training, and the server takes the mean, P_g (algorithm 1,
@@ -20,6 +21,7 @@ P_u itself travels in guidance rounds: that is the paper's method, and ``reveals
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -33,6 +35,7 @@ from hushrec.methods.base import (
     Between,
     Fitted,
     Method,
+    MethodConfig,
     OneOf,
     PerClient,
     PerClientTable,
@@ -60,8 +63,11 @@ GUIDE_PURPOSE = "guide"
 class FedRKGConfig(InnerProductConfig):
     """Rates are those of the authors' code; `guidance` holds the paper's ablations."""
 
-    backbone: Literal["fedmf", "pfedrec"] = "pfedrec"
-    """A user vector and joint steps, or a score function with bias and two steps."""
+    backbone: Literal["fedmf", "pfedrec", "fedncf"] = "pfedrec"
+    """A user vector and joint steps; a score function with bias and two steps; or a user vector
+    under a network and joint steps, which needs the 'neural' extra."""
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (32,)
+    """Widths of the hidden layers of the fedncf backbone (paper, appendix C: 64, 32, 1)."""
     guidance: Literal["adaptive", "fixed", "replace", "none"] = "adaptive"
     """With the gate; without it ("w/o AG", eq. 3); by replacing P_u ("w/ GIE"); none ("w/ PIE")."""
     interval: Annotated[int, Field(ge=1)] = 100
@@ -93,6 +99,11 @@ class FedRKG(Method):
         "gate_lr": Between(1e-4, 1e3),
     }
 
+    def __init__(self, config: MethodConfig | None = None) -> None:
+        super().__init__(config)
+        if self.config.backbone == "fedncf":
+            _tensors()  # refuses here what is not installed, before a run begins
+
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the table that every device starts from (algorithm 1, line 2)."""
         table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
@@ -100,7 +111,9 @@ class FedRKG(Method):
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep table, vector, bias and gate; a newcomer starts from the last guidance table."""
-        d = self.config.d
+        d, network = self.config.d, {}
+        if self.config.backbone == "fedncf":
+            network = _tensors().initial_network(2 * d, self.config.hidden, streams)
         # A linear layer's draw for either backbone: the rates of the authors' code go with it.
         bound = 1 / np.sqrt(d)
         both = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
@@ -112,6 +125,7 @@ class FedRKG(Method):
             "bias": PerClient(np.asarray(bias, np.float32)),
             "gate": PerClient(np.zeros(3 * d, np.float32)),
             "gate_bias": PerClient(np.zeros((), np.float32)),
+            **{name: PerClient(array) for name, array in network.items()},
         }
 
     def fit(
@@ -122,8 +136,12 @@ class FedRKG(Method):
         has_bias, tables = config.backbone == "pfedrec", np.asarray(private["table"])
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
         gates, gate_biases = np.array(private["gate"]), np.array(private["gate_bias"])
-        guided = "guidance" in shared
+        network, guided = _network(private), "guidance" in shared
         if guided:
+            if network and config.guidance == "adaptive" and config.gate_epochs:
+                gates, gate_biases = self._gates_of_networks(
+                    shared["guidance"], private, view, streams, round_number
+                )
             frozen = tables, vectors, biases
             tables = self._guided(
                 shared["guidance"], frozen, gates, gate_biases, view, streams, round_number
@@ -131,19 +149,33 @@ class FedRKG(Method):
             tables.flags.writeable = False
         decayed = config.round_decay ** max(0, round_number - 1)
         rates = config.lr * decayed, config.lr * view.n_items * config.item_rate * decayed
-        rows, losses = train_at(
-            rates,
-            config,
-            view,
-            np.zeros(tables.shape[1:], np.float32),
-            vectors,
-            biases if has_bias else None,
-            streams,
-            round_number,
-            own_tables=tables,
-            two_steps=has_bias,
-            clip=config.clip,
-        )
+        if network:
+            trained, rows, losses = _tensors().train(
+                rates,
+                config,
+                view,
+                tables,
+                {"vector": vectors, **network},
+                streams,
+                round_number,
+                two_steps=False,
+                clip=config.clip,
+            )
+            vectors, network = trained.pop("vector"), trained
+        else:
+            rows, losses = train_at(
+                rates,
+                config,
+                view,
+                np.zeros(tables.shape[1:], np.float32),
+                vectors,
+                biases if has_bias else None,
+                streams,
+                round_number,
+                own_tables=tables,
+                two_steps=has_bias,
+                clip=config.clip,
+            )
         uploads = config.guidance != "none" and round_number % config.interval == 0
         update = Update(len(view))
         table: Array | RowStack = rows
@@ -157,6 +189,7 @@ class FedRKG(Method):
             "bias": biases,
             "gate": gates,
             "gate_bias": gate_biases,
+            **network,
         }
         return Fitted(update, kept, losses)
 
@@ -173,6 +206,7 @@ class FedRKG(Method):
         """Train the gates, in place, and return the fused tables (eq. 7 to 9)."""
         config, excluded = self.config, view.excluded()
         tables, vectors, biases = frozen
+        in_tensors = config.backbone == "fedncf"  # whose gates are trained before
         return kernels.guide(
             streams.key(GUIDE_PURPOSE, round_number),
             view.users,
@@ -187,11 +221,39 @@ class FedRKG(Method):
             gates,
             gate_biases,
             config.negatives,
-            config.gate_epochs if config.guidance == "adaptive" else 0,
+            config.gate_epochs if config.guidance == "adaptive" and not in_tensors else 0,
             config.batch,
             np.float32(config.gate_lr),
             np.float32(0 if config.guidance == "replace" else config.beta),
             np.float32(np.inf if config.clip is None else config.clip),
+        )
+
+    def _gates_of_networks(
+        self,
+        guidance: Array,
+        private: Private,
+        view: TrainView,
+        streams: Streams,
+        round_number: int,
+    ) -> tuple[Array, Array]:
+        """Train the gates of a backbone in tensors (eq. 7 and 8)."""
+        from hushrec import neural
+        from hushrec.methods.guidance import train_gates
+
+        config = self.config
+        return train_gates(
+            _tensors().loss,
+            {"vector": np.asarray(private["vector"]), **_network(private)},
+            np.asarray(private["table"]),
+            guidance,
+            (np.asarray(private["gate"]), np.asarray(private["gate_bias"])),
+            neural.draw_samples(
+                view, config.negatives, config.gate_epochs, streams, round_number, GUIDE_PURPOSE
+            ),
+            config.batch,
+            rate=config.gate_lr,
+            beta=config.beta,
+            clip=config.clip,
         )
 
     def apply(self, shared: Shared, total: Total) -> Shared:
@@ -207,6 +269,10 @@ class FedRKG(Method):
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the own table alone."""
+        if network := _network(private):
+            params = {"vector": np.asarray(private["vector"]), **network}
+            scores: NDArray[np.float32] = _tensors().score(params, np.asarray(private["table"]))
+            return scores
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return score_own_tables(np.asarray(private["table"]), vectors, biases)
 
@@ -229,3 +295,15 @@ class FedRKG(Method):
             np.asarray(private["table"]),
             shared["guidance"],
         )
+
+
+def _network(private: Private) -> dict[str, Array]:
+    """Return the score function of a client, if the backbone has one."""
+    return {name: np.asarray(array) for name, array in private.items() if name.startswith("layer")}
+
+
+def _tensors() -> ModuleType:
+    """Import what trains networks; the other backbones do without it."""
+    from hushrec.methods import network_score
+
+    return network_score

@@ -16,6 +16,7 @@ from hushrec.errors import ConfigError
 from hushrec.memory import require_memory
 from hushrec.methods.base import (
     Between,
+    Method,
     MethodConfig,
     PerClientRows,
     Private,
@@ -69,6 +70,26 @@ SEARCH: SearchSpace = {
 }
 """Where `hushrec tune` looks: low item rates keep the devices close to the shared table."""
 DUAL_SEARCH: SearchSpace = {**SEARCH, "own_share": Between(0.0, 1.0, log=False)}
+
+
+class DualSwitch(Method):
+    """Base of the members with the switch ``dual``: what the own rows it makes are good for."""
+
+    @property
+    def search(self) -> SearchSpace:
+        """Look for the rates, and with own rows for how much of them to score with."""
+        return DUAL_SEARCH if self.config.dual else SEARCH
+
+    @property
+    def own_table(self) -> tuple[str, ...]:
+        """Name the own rows of dual personalization."""
+        return ("rows",) if self.config.dual else ()
+
+    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
+        """Leave the own rows out, and take the newest mean."""
+        if not self.config.dual:
+            return super().with_global_table(shared, private)
+        return without_own_rows(shared, private)
 
 
 def initial_table(

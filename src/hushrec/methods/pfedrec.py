@@ -2,7 +2,8 @@
 
 Shared: item table Q [m, d]. Private: score function (w_u, b_u), one linear layer (eq. 6), and the
 item rows the device last trained. Bi-level objective: eq. 5; loss: binary cross-entropy, eq. 7,
-with negatives from the items the device has not touched, eq. 8.
+with negatives from the items the device has not touched, eq. 8. With ``score_function = "mlp"`` the
+score function is a network of several layers, trained in tensors (the 'neural' extra).
 
 A round on device u (algorithm 1, ClientUpdate): start from the received Q; for each batch a step
 on (w, b) at ``lr``, then, with the new (w, b), a step on the item rows at lr * m * ``item_rate``.
@@ -15,14 +16,19 @@ instead of n whole tables; a device that sat a round out scores on the broadcast
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Annotated, Literal
+
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
     Fitted,
     Method,
+    MethodConfig,
     PerClient,
     Private,
     PrivateFields,
@@ -43,13 +49,27 @@ from hushrec.methods.inner_product import (
 from hushrec.rng import Streams
 
 
+class PFedRecConfig(DualConfig):
+    """Options of the inner-product family, and the kind of score function."""
+
+    score_function: Literal["linear", "mlp"] = "linear"
+    """One linear layer, as in the paper, or a network; that needs the 'neural' extra."""
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (16,)
+    """Widths of the hidden layers of "mlp", between d inputs and one score."""
+
+
 class PFedRec(Method):
     """A shared item table, tuned on each device, under a private score function."""
 
     name = "pfedrec"
-    Config = DualConfig
+    Config = PFedRecConfig
     search = DUAL_SEARCH
     own_table = ("rows",)
+
+    def __init__(self, config: MethodConfig | None = None) -> None:
+        super().__init__(config)
+        if self.config.score_function == "mlp":
+            _tensors()  # refuses here what is not installed, before a run begins
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw Q from N(0, init_std)."""
@@ -59,6 +79,10 @@ class PFedRec(Method):
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the score function and the own rows; all devices share one first score function."""
         d = self.config.d
+        if self.config.score_function == "mlp":
+            network = _tensors().initial_network(d, self.config.hidden, streams)
+            fields = {name: PerClient(array) for name, array in network.items()}
+            return {"rows": own_rows(self.config, view), **fields}
         bound = 1 / np.sqrt(d)
         drawn = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
         return {
@@ -71,13 +95,27 @@ class PFedRec(Method):
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
     ) -> Fitted:
         """Tune the score function, then the rows (algorithm 1, ClientUpdate)."""
-        table = shared["items"]
+        config, table = self.config, shared["items"]
+        if config.score_function == "mlp":
+            network, trained, losses = _tensors().train(
+                (config.lr, config.lr * view.n_items * config.item_rate),
+                config,
+                view,
+                table,
+                _network(private),
+                streams,
+                round_number,
+                two_steps=True,
+            )
+            update = Update(len(view), rows={"items": deltas(trained, table)})
+            rows = kept_rows(trained, table, config.own_share)
+            return Fitted(update, {**network, "rows": rows}, losses)
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
         trained, losses = train(
-            self.config, view, table, vectors, biases, streams, round_number, two_steps=True
+            config, view, table, vectors, biases, streams, round_number, two_steps=True
         )
         update = Update(len(view), rows={"items": deltas(trained, table)})
-        rows = kept_rows(trained, table, self.config.own_share)
+        rows = kept_rows(trained, table, config.own_share)
         return Fitted(update, {"vector": vectors, "bias": biases, "rows": rows}, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
@@ -91,9 +129,25 @@ class PFedRec(Method):
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the device's own table."""
+        if self.config.score_function == "mlp":
+            scores: NDArray[np.float32] = _tensors().score(
+                _network(private), shared["received"], private["rows"]
+            )
+            return scores
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return score_own_rows(shared["received"], private["rows"], vectors, biases)
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
         """Leave the own rows out, and take the newest mean (figure 3)."""
         return without_own_rows(shared, private)
+
+
+def _tensors() -> ModuleType:
+    """Import what trains networks; the linear score function does without it."""
+    from hushrec.methods import network_score
+
+    return network_score
+
+
+def _network(private: Private) -> dict[str, NDArray[np.float32]]:
+    return {name: np.asarray(array) for name, array in private.items() if name != "rows"}

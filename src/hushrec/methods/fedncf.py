@@ -1,0 +1,132 @@
+"""FedNCF: federated neural collaborative filtering (Perifanis and Efraimidis, 2022).
+
+As measured by Zhang et al., 2023, section 6.2. Shared: item table Q [m, d] and score function f, a
+network with one output. Private: user vector p_u [d]. The score is f([p_u, q_i]) (He et al., 2017,
+the MLP branch).
+
+A round on a device: batches of positives and freshly drawn negatives, binary cross-entropy, one
+joint step on p_u, f and the touched rows; upload the deltas of f and of the rows; the server adds
+their means.
+
+``dual`` adds the dual personalization of PFedRec (Zhang et al., 2023, section 6.4, table 3): f
+stays on the device, the rows' step comes after that on p_u and f and sees the new ones, and a
+device scores with its own rows on top of the table it received, not with the new mean.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec import neural
+from hushrec.aggregate import Total, Update
+from hushrec.clients import TrainView
+from hushrec.methods import network_score
+from hushrec.methods.base import Fitted, PerClient, Private, PrivateFields, Shared
+from hushrec.methods.fedmf import FedMFConfig
+from hushrec.methods.inner_product import (
+    DualSwitch,
+    apply_mean,
+    deltas,
+    first_vector,
+    initial_table,
+    kept_rows,
+    own_rows,
+    shared_after,
+)
+from hushrec.rng import Streams
+
+
+class FedNCFConfig(FedMFConfig):
+    """Options of FedMF, and the network's. Rates are those of the preset `paper`."""
+
+    lr: Annotated[float, Field(gt=0)] = 1.0
+    """Rate of the network."""
+    item_rate: Annotated[float, Field(ge=0)] = 20.0
+    """Item rows move at lr * (number of items) * item_rate."""
+    init_std: Annotated[float, Field(gt=0)] = 0.3
+    """Standard deviation of the item rows and of the first user vector."""
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (32, 16, 8)
+    """Widths of the hidden layers, between 2d inputs and one score."""
+    vector_rate: Annotated[float, Field(gt=0)] = 20.0
+    """The user vector moves at lr * vector_rate: a network that was just drawn hardly passes on a
+    gradient to its inputs, so useful rates are large."""
+
+
+class FedNCF(DualSwitch):
+    """A network over user vector and item row: table and network shared, vectors private."""
+
+    name = "fedncf"
+    Config = FedNCFConfig
+    default_rounds = 100
+    stack_interactions = neural.STACK_INTERACTIONS
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Draw the item table, and the network where it is shared."""
+        config = self.config
+        table = initial_table(config.d, config.init_std, view.n_items, streams)
+        network = {} if config.dual else self._network(streams)
+        return {**shared_after(config.dual, table, table), **network}
+
+    def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
+        """Keep the user vector; with dual personalization also the network and the own rows."""
+        config = self.config
+        vector = PerClient(first_vector(config.d, config.init_std, streams))
+        if not config.dual:
+            return {"vector": vector}
+        network = {name: PerClient(array) for name, array in self._network(streams).items()}
+        return {"vector": vector, "rows": own_rows(config, view), **network}
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Train vectors, networks and rows; upload the deltas of what is shared."""
+        config, table = self.config, shared["items"]
+        received = {name: shared[name] for name in shared if name.startswith("layer")}
+        params, rows, losses = network_score.train(
+            (config.lr, config.lr * view.n_items * config.item_rate),
+            config,
+            view,
+            table,
+            {**_kept(private), **neural.repeat(received, len(view))},
+            streams,
+            round_number,
+            two_steps=config.dual,
+            vector_rate=config.vector_rate,
+        )
+        moved = {name: params.pop(name) - array for name, array in received.items()}
+        update = Update(len(view), rows={"items": deltas(rows, table)}, dense=moved)
+        kept = {"rows": kept_rows(rows, table, config.own_share)} if config.dual else {}
+        return Fitted(update, {**params, **kept}, losses)
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Add the mean deltas."""
+        new = apply_mean(shared["items"], total, "items")
+        network = {
+            name: (shared[name] + summed / total.clients).astype(np.float32)
+            for name, summed in total.dense.items()
+        }
+        return {**shared, **shared_after(self.config.dual, new, shared["items"]), **network}
+
+    def download(self, shared: Shared) -> Shared:
+        """Send the item table, and the network where it is shared."""
+        return {name: array for name, array in shared.items() if name != "received"}
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Score with what is newest, or with the own network and rows on the received table."""
+        if self.config.dual:
+            return network_score.score(_kept(private), shared["received"], private["rows"])
+        network = {name: shared[name] for name in shared if name.startswith("layer")}
+        params = {**_kept(private), **neural.repeat(network, len(history))}
+        return network_score.score(params, shared["items"])
+
+    def _network(self, streams: Streams) -> neural.Arrays:
+        return network_score.initial_network(2 * self.config.d, self.config.hidden, streams)
+
+
+def _kept(private: Private) -> neural.Arrays:
+    """Return the parameters a client keeps, without its rows."""
+    return {name: np.asarray(array) for name, array in private.items() if name != "rows"}

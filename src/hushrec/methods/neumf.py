@@ -1,0 +1,161 @@
+"""NeuMF: neural matrix factorisation on pooled data (He et al., 2017).
+
+Not federated and not private: the yardstick for the neural methods. Two branches with tables of
+their own (He et al., section 3.4): GMF multiplies user vector and item row entry by entry (eq. 9),
+MLP runs a network over the two (eq. 10), and one layer weighs both outputs (eq. 12). Binary
+cross-entropy (eq. 7) with sampled negatives.
+
+SGD on mini-batches. A row is in few of them, so rows move by the sum over their samples, as if one
+sample came at a time, and the layers by the mean over the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec import neural
+from hushrec.aggregate import Total, Update
+from hushrec.clients import TrainView
+from hushrec.memory import require_memory
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    MethodConfig,
+    PerClient,
+    Private,
+    PrivateFields,
+    Shared,
+)
+from hushrec.neural import Tensor, torch
+from hushrec.rng import Streams
+
+Array = NDArray[Any]
+
+
+class NeuMFConfig(MethodConfig):
+    """Options of NeuMF; a round is one pass over the data."""
+
+    d: Annotated[int, Field(ge=1)] = 32
+    """Width of the vectors and rows of either branch."""
+    hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (32, 16, 8)
+    """Widths of the MLP branch after its 2d inputs; the last one goes into the final layer."""
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    """Rate of the layers."""
+    row_lr: Annotated[float, Field(gt=0)] = 0.05
+    """Rate of vectors and rows, for each of their samples."""
+    decay: Annotated[float, Field(ge=0)] = 0.01
+    """L2 decay of vectors and rows, for each of their samples."""
+    batch: Annotated[int, Field(ge=1)] = 256
+    """Samples per step."""
+    negatives: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Drawn per positive, afresh every pass."""
+    init_std: Annotated[float, Field(gt=0)] = 0.1
+    """Standard deviation of vectors and rows before training."""
+
+
+class NeuMF(Method):
+    """Neural matrix factorisation on pooled data."""
+
+    name = "neumf"
+    Config = NeuMFConfig
+    pooled = True
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Draw both branches' item rows, side by side, and the layers."""
+        config, shape = self.config, (view.n_items, 2 * self.config.d)
+        need = 24 * shape[0] * shape[1]
+        require_memory(need, f"item tables of width d={config.d}", "a smaller d")
+        drawn = streams.generator("init/items").standard_normal(shape, np.float32)
+        layers = neural.initial_mlp([2 * config.d, *config.hidden], streams, "init/mlp")
+        final = neural.initial_mlp([config.d + config.hidden[-1], 1], streams, "init/final")
+        return {
+            "items": drawn * np.float32(config.init_std),
+            **layers,
+            **{name.replace("layer0", "final"): array for name, array in final.items()},
+        }
+
+    def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
+        """Hold both branches' vectors of a user."""
+        drawn = streams.generator("init/vector").standard_normal(2 * self.config.d, np.float32)
+        return {"vector": PerClient(drawn * np.float32(self.config.init_std))}
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Pass once over all samples in random order."""
+        config = self.config
+        samples = neural.draw_samples(view, config.negatives, 1, streams, round_number)
+        clients = np.repeat(np.arange(len(view)), samples.lengths)
+        order = streams.generator("order", round_number).permutation(len(clients))
+        tables = {
+            "user": torch.from_numpy(np.array(private["vector"])),
+            "item": torch.from_numpy(shared["items"].copy()),
+        }
+        layers = {n: torch.from_numpy(a.copy()) for n, a in shared.items() if n != "items"}
+        total = 0.0
+        for first in range(0, len(order), config.batch):
+            at = order[first : first + config.batch]
+            where = {
+                "user": torch.from_numpy(clients[at]),
+                "item": torch.from_numpy(samples.items[at].astype(np.int64)),
+            }
+            labels = torch.from_numpy(samples.labels[at])
+            total += self._step(tables, layers, where, labels) * len(at)
+        change = {n: (tensor.numpy() - shared[n])[None] for n, tensor in layers.items()}
+        change["items"] = (tables["item"].numpy() - shared["items"])[None]
+        losses = np.full(len(view), total / max(1, len(order)))
+        return Fitted(Update(1, dense=change), {"vector": tables["user"].numpy()}, losses)
+
+    def _step(
+        self,
+        tables: dict[str, Tensor],
+        layers: dict[str, Tensor],
+        where: dict[str, Tensor],
+        labels: Tensor,
+    ) -> float:
+        """Take one step, in place; return the mean loss before it."""
+        config = self.config
+        rows = {name: tables[name][index].requires_grad_() for name, index in where.items()}
+        moving = {n: tensor.requires_grad_() for n, tensor in layers.items()}
+        logits = _logits(moving, rows["user"][None], rows["item"][None])[0]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        gradients = torch.autograd.grad(loss, [*rows.values(), *moving.values()])
+        with torch.no_grad():
+            for (name, row), gradient in zip(rows.items(), gradients[:2], strict=True):
+                step = gradient * len(labels) + config.decay * row
+                tables[name].index_add_(0, where[name], step, alpha=-config.row_lr)
+            for (name, tensor), gradient in zip(moving.items(), gradients[2:], strict=True):
+                layers[name] = tensor - config.lr * gradient
+        return float(loss.detach())
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Take the trained parameters."""
+        return {
+            name: (array + total.dense.get(name, 0.0)).astype(np.float32)
+            for name, array in shared.items()
+        }
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Score every item for one user after the other."""
+        vectors = torch.from_numpy(np.array(private["vector"]))
+        layers = {name: torch.from_numpy(array) for name, array in shared.items()}
+        items = layers.pop("items")[None]
+        scores = np.empty((len(vectors), items.shape[1]), np.float32)
+        with torch.no_grad():
+            for c, vector in enumerate(vectors):
+                scores[c] = _logits(layers, vector[None, None], items)[0].numpy()
+        return scores
+
+
+def _logits(layers: neural.Params, users: Tensor, items: Tensor) -> Tensor:
+    """Score pairs of user vectors and item rows, [1, samples or 1, 2d]: [1, samples]."""
+    d = items.shape[-1] // 2
+    users = users.expand_as(items)
+    network = {name: tensor[None] for name, tensor in layers.items() if name.startswith("layer")}
+    mlp = torch.relu(neural.mlp(network, torch.cat([users[..., d:], items[..., d:]], -1)))
+    both = torch.cat([users[..., :d] * items[..., :d], mlp], -1)
+    return (both @ layers["final/weight"] + layers["final/bias"])[..., 0]
