@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.backends.inprocess import InProcess, usable_cores
+from hushrec.clients import TrainView
 from hushrec.config import Experiment
 from hushrec.errors import ConfigError, DivergedError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
-from hushrec.methods.base import Method, Shared
+from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.accountant import Accountant
 from hushrec.privacy.guarantee import unprotected
 from hushrec.privacy.plan import (
@@ -23,6 +24,7 @@ from hushrec.privacy.plan import (
     check_privacy,
     make_plan,
     with_bound,
+    with_shape,
 )
 from hushrec.privacy.stack import Stack, UploadShape
 from hushrec.report.run_dir import FINAL, RunFolder
@@ -155,6 +157,10 @@ def run_rounds(
         drawn = experiment.cohort.draw(len(split.training_users), streams, number)
         cohort = split.training_users[drawn]
         # 2. Download, 3. fit, 4. protect, 5. sum: on the clients, whatever the backend.
+        if plan and plan.shares:
+            nobody = store.read(np.zeros(0, np.int64))
+            shape = upload_shape(method, state.shared, nobody, view, streams, number)
+            stack = with_shape(stack, shape)
         outcome = backend.run_clients(method, state.shared, stack, cohort, streams, number)
         # 6. Undo the server's side of the stack and apply the sum.
         total, stack = stack.finish(outcome.summed.total(), streams, number)
@@ -162,7 +168,7 @@ def run_rounds(
             state.shared = method.apply(state.shared, total)
         # 7. Account for the privacy and for the messages.
         if plan and plan.event is not None:
-            accountant.record(plan.event)
+            accountant.record(plan.event_of(number))
         state.account, state.clip_bound = accountant.history(), carried_bound(stack)
         if not method.pooled:
             state.up_bytes += outcome.summed.up_bytes
@@ -232,19 +238,36 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
             "noise covers: use another method, or privacy.mode = none"
         )
     private = PrivateStore(method.private_fields(view, shared, streams), len(view)).read(nobody)
-    received = method.download(shared)
+    shares = method.budget_shares()
     first, *others = (
-        UploadShape.of(
-            method.fit(received, private, view.take(nobody), streams, number).update, view.n_items
-        )
+        upload_shape(method, shared, private, view, streams, number)
         for number in range(1, experiment.rounds + 1)
     )
-    if any(shape != first for shape in others):
+    if not shares and any(shape != first for shape in others):
         raise ConfigError(
             f"{method.name} uploads something else in some rounds than in others, which is not "
             "accounted for: use another method, or privacy.mode = none"
         )
-    return make_plan(config, cohort, first, population, experiment.rounds)
+    return make_plan(
+        config, cohort, first, population, experiment.rounds, shares, method.upload_norm
+    )
+
+
+def upload_shape(
+    method: Method,
+    shared: Shared,
+    private: Private,
+    view: TrainView,
+    streams: Streams,
+    number: int,
+) -> UploadShape:
+    """Return what everybody uploads in a round: it follows from what is sent to everybody.
+
+    ``private`` is that of a stack of no clients.
+    """
+    nobody = view.take(np.zeros(0, np.int64))
+    fitted = method.fit(method.download(shared), private, nobody, streams, number)
+    return UploadShape.of(fitted.update, view.n_items)
 
 
 def save(state: State, folder: RunFolder) -> None:

@@ -89,6 +89,12 @@ class Method(ABC):
     data_weighted: ClassVar[bool] = False
     """True where `apply` weighs clients by their data other than through the sum of the uploads;
     such a method cannot be given a privacy guarantee."""
+    under_noise: ClassVar[type[Method] | None] = None
+    """The class that takes this one's place where noise is added to sums (privacy.mode =
+    central); it has the same name, and options and rounds of its own."""
+    upload_norm: ClassVar[float | None] = None
+    """Where the method itself keeps the L2 norm of every upload below a bound: that bound.
+    Clipping, which is still done, is then flat and at this bound by default."""
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = config if config is not None else self.Config()
@@ -114,6 +120,10 @@ class Method(ABC):
     @abstractmethod
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score every item for every client, higher is better: [clients, items]."""
+
+    def budget_shares(self) -> tuple[float, ...]:
+        """Return the share of the privacy budget that each round spends; none: all alike."""
+        return ()
 
     def download(self, shared: Shared) -> Shared:
         """Return what is sent to a client that takes part in a round."""

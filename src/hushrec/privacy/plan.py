@@ -31,7 +31,7 @@ from hushrec.privacy.accountant import (
 )
 from hushrec.privacy.clip import AdaptiveClip, Clip, FlatClip, RowClip
 from hushrec.privacy.guarantee import Guarantee, Trust, no_guarantee
-from hushrec.privacy.noise import CentralGaussian, LocalNoise
+from hushrec.privacy.noise import CentralGaussian, LocalNoise, round_multiplier
 from hushrec.privacy.stack import Stack, UploadShape
 
 FIRST_BOUND = 1.0
@@ -92,6 +92,18 @@ class Plan:
     """Epsilon that was asked for."""
     rounds: int = 0
     """Rounds that were planned."""
+    shares: tuple[float, ...] = ()
+    """Share of the budget that each round spends, where rounds differ; then `event` is that of all
+    rounds together."""
+
+    def event_of(self, round_number: int) -> Event:
+        """Return what one round adds to the account."""
+        assert self.event is not None, "nothing is promised, so nothing is accounted for"
+        if not self.shares:
+            return self.event
+        assert isinstance(self.event, Gaussian), "only Gaussian noise is shared out"
+        own = round_multiplier(self.event.multiplier, self.shares, round_number)
+        return replace(self.event, multiplier=own)
 
     def statement(self, history: Sequence[Mapping[str, Any]], run: int) -> dict[str, Any]:
         """Return what summary.json says about privacy after this many rounds were run."""
@@ -101,7 +113,8 @@ class Plan:
         spent = accountant.epsilon(self.delta)
         if self.event is not None:
             # Whoever may stop at any round, having seen the models, claims for all of them.
-            accountant.record(self.event, max(0, self.rounds - run))
+            for number in range(run + 1, self.rounds + 1):
+                accountant.record(self.event_of(number))
         guarantee = Guarantee(
             epsilon=accountant.epsilon(self.delta),
             # Laplace noise, and saying nothing, never fail.
@@ -229,10 +242,23 @@ def make_plan(
     shape: UploadShape,
     population: int,
     rounds: int,
+    shares: tuple[float, ...] = (),
+    upload_norm: float | None = None,
 ) -> Plan:
-    """Find the mechanisms and their noise for a configuration that was checked."""
+    """Find the mechanisms and their noise for a configuration that was checked.
+
+    ``shares`` and ``upload_norm`` are what the method says of its rounds and its uploads.
+    """
+    if shares:
+        _check_shares(config, cohort, rounds, shares)
+    if upload_norm is not None and config.clipping is None and config.clip is None:
+        config = config.model_copy(update={"clipping": "flat", "clip": upload_norm})
     plan = Plan(
-        Stack(), delta=config.delta or population**-1.1, asked=config.epsilon, rounds=rounds
+        Stack(),
+        delta=config.delta or population**-1.1,
+        asked=config.epsilon,
+        rounds=rounds,
+        shares=shares,
     )
     if not shape.entries:
         return replace(
@@ -242,7 +268,34 @@ def make_plan(
         )
     if config.mode == "central":
         return _central(config, cohort, shape, population, rounds, plan)
+    if shape.spaces:
+        raise ConfigError(
+            "a client of this method sends a number for every pair of items, and local noise on "
+            "each of them drowns all: use privacy.mode = central"
+        )
     return _local(config, shape, rounds, plan)
+
+
+def _check_shares(
+    config: PrivacyConfig, cohort: CohortConfig, rounds: int, shares: tuple[float, ...]
+) -> None:
+    """Refuse what would break the way a method shares its budget out over its rounds."""
+    if rounds != len(shares):
+        raise ConfigError(
+            f"rounds = {rounds}: under noise this method takes {len(shares)} rounds, which share "
+            f"its budget: leave out --rounds, or use {len(shares)}"
+        )
+    if not math.isclose(sum(shares), 1.0) or min(shares) <= 0:
+        raise ConfigError(f"shares of the budget must be positive and add up to 1, not {shares}")
+    if config.mode != "central" or cohort.kind != "all":
+        raise ConfigError(
+            "rounds that spend unequal shares of the budget are accounted for where everybody "
+            "takes part: use privacy.mode = central and cohort.kind = all"
+        )
+    if config.clipping == "adaptive":
+        raise ConfigError(
+            "this method bounds its uploads itself: leave out privacy.clipping = adaptive"
+        )
 
 
 @dataclass(frozen=True)
@@ -282,6 +335,15 @@ def with_bound(stack: Stack, bound: float | None) -> Stack:
     return replace(stack, mechanisms=mechanisms)
 
 
+def with_shape(stack: Stack, shape: UploadShape) -> Stack:
+    """Return the stack for uploads of this shape, which was found from public things alone."""
+    mechanisms = tuple(
+        replace(mechanism, shape=shape) if isinstance(mechanism, CentralGaussian) else mechanism
+        for mechanism in stack.mechanisms
+    )
+    return replace(stack, mechanisms=mechanisms)
+
+
 def _central(
     config: PrivacyConfig,
     cohort: CohortConfig,
@@ -296,14 +358,21 @@ def _central(
     multiplier = config.noise
     if multiplier is None:
         assert config.epsilon is not None, "checked"
-        multiplier = noise_for(config.epsilon, plan.delta, rounds, sampling, neighbours)
+        alike = 1 if plan.shares else rounds
+        multiplier = noise_for(config.epsilon, plan.delta, alike, sampling, neighbours)
     event = Gaussian(multiplier, sampling, neighbours)
     clip: Clip
     if _clipping(config) == "adaptive":
         clip, multiplier = _adaptive(config, multiplier, neighbours, expected)
     else:
         clip = _fixed_clip(config)
-    noise = CentralGaussian(clip, multiplier, neighbours, shape, expected)
+    noise = CentralGaussian(clip, multiplier, neighbours, shape, expected, plan.shares)
+    each = "".join(
+        f"{', ' if number > 1 else ' ('}{round_multiplier(multiplier, plan.shares, number):.4g} in "
+        f"round {number}"
+        for number in range(1, len(plan.shares) + 1)
+    )
+    together = f" for all rounds together{each})" if plan.shares else ""
     return replace(
         plan,
         stack=Stack((noise,)),
@@ -312,8 +381,9 @@ def _central(
         sampling=sampling,
         trust="aggregator",
         mechanism=(
-            f"{clip}; Gaussian noise on every entry of the sum, multiplier {event.multiplier:.4g} "
-            f"of the sensitivity under {neighbours}; mean over {expected:g} expected clients"
+            f"{clip}; Gaussian noise on every entry of the sum, multiplier {event.multiplier:.4g}"
+            f"{together} of the sensitivity under {neighbours}; mean over {expected:g} expected "
+            "clients"
         ),
     )
 
