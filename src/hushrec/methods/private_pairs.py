@@ -4,10 +4,8 @@ What takes the place of `fednext` and `fedease` where noise is added to sums. Th
 every pair that is asked for, so pairs that would hold nothing else are not; and everybody's upload
 has the same norm, so that nobody's room is wasted:
 
-1. **Counts.** A device uploads its items, scaled to norm 1. This round spends the small share
-   ``counting`` of the budget. The server keeps the *head*: items so popular that two of them
-   meet by chance often enough to be seen through the noise of the next round,
-   count² / (all counts) >= visible · (deviation of that noise).
+1. **Counts.** A first round finds the head, the items that are popular enough for their pairs to
+   be seen through the noise (`methods.head`), with the small share ``counting`` of the budget.
 2. **Pairs.** A device drops all other items from its history, counts pairs over what is left, with
    weight ``counted`` for an item by itself, and scales all of it to norm 1. The server estimates
    each sum from its noisy value (`privacy.denoise`), pairs being grouped by how often they would
@@ -35,12 +33,11 @@ from hushrec.aggregate import RowStack, Total, Update
 from hushrec.clients import Ragged, TrainView
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Private, Shared
+from hushrec.methods.head import COUNTS, count_items, find_head, only
 from hushrec.methods.item_pairs import TABLE, Block, ItemPairs, ItemPairsConfig, Vector
-from hushrec.methods.popularity import distinct_items
 from hushrec.privacy.denoise import expected_powers
 from hushrec.rng import Streams
 
-COUNTS = "counts"
 RARELY = 2e-5
 """Share of the pairs in the topmost of the groups by chance meetings."""
 GROUPS = 40
@@ -94,10 +91,7 @@ class PrivatePairs(ItemPairs):
     ) -> Fitted:
         """Upload items in the first round, pairs of the head in the second; all of norm 1."""
         if round_number == 1:
-            items = distinct_items(view.positives)
-            each = np.repeat(np.maximum(items.lengths, 1) ** -0.5, items.lengths)
-            stack = RowStack(items.indptr, items.values, each[:, None].astype(np.float32))
-            return Fitted(Update(len(view), rows={COUNTS: stack}), {})
+            return Fitted(count_items(view), {})
         size = int(shared["head"].sum())
         place = np.cumsum(shared["head"]) - 1
         past = only(view.positives, shared["head"])
@@ -111,8 +105,13 @@ class PrivatePairs(ItemPairs):
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Find the head from the counts; or turn the sums over its pairs into weights."""
+        if COUNTS in total.rows:
+            spent, left = self.budget_shares()
+            noise_std, most = total.noise_std * np.sqrt(spent / left), self.config.dense_items
+            n_items, visible = len(shared["head"]), self.config.visible
+            return {**shared, **find_head(total, n_items, noise_std, visible, most)}
         if TABLE not in total.rows:
-            return {**shared, **self.head(shared, total)}
+            return shared
         head = np.flatnonzero(shared["head"])
         noisy = np.zeros((len(head), len(head)))
         keys, summed = total.rows[TABLE]
@@ -127,21 +126,6 @@ class PrivatePairs(ItemPairs):
             weights, head, place, *nothing, len(place), kept["neighbours"], kept["weights"]
         )
         return {**shared, **kept}
-
-    def head(self, shared: Shared, total: Total) -> Shared:
-        """Return the head and every item's share of the interactions."""
-        counts = np.zeros(len(shared["shares"]))
-        if COUNTS in total.rows:
-            ids, summed = total.rows[COUNTS]
-            counts[ids] = np.maximum(summed[:, 0], 0.0)
-        spent, left = self.budget_shares()
-        pair_noise = total.noise_std * np.sqrt(spent / left)
-        # The items above the bound, but at least two and at most as many as can be solved for.
-        bound = np.sqrt(self.config.visible * pair_noise * counts.sum())
-        size = np.clip((counts > bound).sum(), 2, self.config.dense_items)
-        head = np.zeros(len(counts), np.bool_)
-        head[np.argsort(-counts, kind="stable")[:size]] = True
-        return {"head": head, "shares": (counts / max(counts.sum(), 1e-12)).astype(np.float32)}
 
     def cleaned(self, noisy: Block, noise_std: float) -> Block:
         """Return the sums to ``power``, as far as their noisy values tell them."""
@@ -161,13 +145,6 @@ class PrivatePairs(ItemPairs):
         """Score from the last items of the head: no other item has weights."""
         known = replace(history, positives=only(history.positives, shared["head"]))
         return super().score(shared, private, known)
-
-
-def only(items: Ragged, kept: NDArray[np.bool_]) -> Ragged:
-    """Return each client's items that are kept, in their order."""
-    mine = kept[items.values]
-    ends = np.concatenate([[0], np.cumsum(mine)])
-    return Ragged(ends[items.indptr], items.values[mine])
 
 
 def chance_groups(
