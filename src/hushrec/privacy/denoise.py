@@ -55,7 +55,9 @@ def _by_one_prior(noisy: Vector, noise_std: float, power: float) -> Vector:
     middles = (edges[1:] + edges[:-1]) / 2
     above = np.geomspace(0.01 * noise_std, max(noisy.max(), noise_std), SUPPORT)
     values = np.concatenate([[0.0], above])
-    likelihood = np.exp(-0.5 * ((middles[:, None] - values) / noise_std) ** 2) + 1e-300
+    exponent = -0.5 * ((middles[:, None] - values) / noise_std) ** 2
+    # Only ratios within a cell count; so scaled, they do not underflow far from every value.
+    likelihood = np.exp(exponent - exponent.max(axis=1, keepdims=True))
     prior: NDArray[Any] = np.full(len(values), 1 / len(values))
     for _ in range(STEPS):
         joint = likelihood * prior
