@@ -52,7 +52,8 @@ def _by_one_prior(noisy: Vector, noise_std: float, power: float) -> Vector:
     lowest, highest = np.arcsinh(np.array([noisy.min(), noisy.max()]) / noise_std)
     edges = np.sinh(np.linspace(lowest - 1e-9, highest + 1e-9, CELLS + 1)) * noise_std
     counts = np.histogram(noisy, edges)[0]
-    middles = (edges[1:] + edges[:-1]) / 2
+    middles = ((edges[1:] + edges[:-1]) / 2)[counts > 0]
+    counts = counts[counts > 0]
     above = np.geomspace(0.01 * noise_std, max(noisy.max(), noise_std), SUPPORT)
     values = np.concatenate([[0.0], above])
     exponent = -0.5 * ((middles[:, None] - values) / noise_std) ** 2
