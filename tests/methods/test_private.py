@@ -18,6 +18,7 @@ from hushrec.aggregate import ExactSum, RowStack, Total, Update
 from hushrec.cli import main
 from hushrec.clients import CohortConfig
 from hushrec.config import Experiment, make_experiment
+from hushrec.device.bundle import export
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.methods.fedals import FedALS
 from hushrec.methods.fedease import FedEASE, PrivateFedEASE
@@ -482,6 +483,12 @@ def test_many_users_are_served_well_under_noise():
 def test_the_taste_world_has_a_guarantee_and_finite_scores():
     run = train(taste_world(), "fedals", settings={**CENTRAL, "d": 4})
     assert np.isfinite(run.shared["items"]).all()
+
+
+def test_a_bundle_of_a_private_run_is_refused(tiny, tmp_path):
+    run = train(tiny, "fednext", settings=CENTRAL)
+    with pytest.raises(ConfigError, match="items of its head only"):
+        export(run, tmp_path / "bundle")
 
 
 @pytest.mark.slow
