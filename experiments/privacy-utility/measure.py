@@ -80,7 +80,7 @@ def read_data(name: str, settings: dict[str, Any]) -> Interactions:
 
 def options_of(settings: dict[str, Any], data: str, method: str, epsilon: float) -> dict[str, Any]:
     """Return the settings of one run."""
-    own = settings["method"].get(method, {})
+    own = settings.get("method", {}).get(method, {})
     options = {**settings["data"][data].get("settings", {}), **own.get("settings", {})}
     if math.isinf(epsilon):
         return options
