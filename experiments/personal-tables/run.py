@@ -102,7 +102,7 @@ def run_cell(cell: Cell, runs: Path, threads: int | None) -> None:
     started = (out / "config.toml").exists()
     words = ["train", "--resume"] if started else cell.arguments()
     words += ["--out", str(out)] + (["--threads", str(threads)] if threads else [])
-    subprocess.run([sys.executable, "-m", "hushrec", *words], check=True)  # noqa: S603
+    subprocess.run([sys.executable, "-m", "hushrec", *words], check=True)
 
 
 def is_done(cell: Cell, runs: Path) -> bool:

@@ -36,6 +36,8 @@ class RowStack:
     base: NDArray[np.float32] | None = None
     """Where given, the stack stands for the rows' differences from this table's. The sum takes
     them as it goes; `differences` writes them out."""
+    space: int | None = None
+    """Number of keys that exist, where keys are of a closed space, which noise can cover."""
 
     def differences(self) -> RowStack:
         """Return the stack with its differences written out, as they travel."""
@@ -85,6 +87,8 @@ class Total:
     rows: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
     """For each table: the touched row ids, ascending, and the sum of their deltas."""
     dense: Mapping[str, NDArray[np.float64]]
+    noise_std: float = 0.0
+    """Standard deviation of the Gaussian noise that every entry carries; public."""
 
 
 class _KeyedSum:

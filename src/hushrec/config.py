@@ -59,7 +59,7 @@ class Experiment(BaseModel):
 
     def make_method(self) -> Method:
         """Build the configured method."""
-        found = method_class(self.method)
+        found = _class_for(self.method, self.privacy.mode)
         return found(_validated(found.Config, self.options, f"option of {self.method}"))
 
     def to_toml(self) -> str:
@@ -92,13 +92,14 @@ def make_experiment(
     ``settings`` are options of the method (``lr``) or dotted keys of a section
     (``cohort.size``). ``top_level`` are `Experiment`'s own fields; None means not given.
     """
-    found = method_class(method)
+    given = {} if preset is None else read_preset(method, preset)
+    mode = (settings or {}).get("privacy.mode") or given.get("privacy", {}).get("mode")
+    found = _class_for(method, mode)
     values: dict[str, Any] = {"rounds": found.default_rounds, "options": {}}
     if not found.learns:
         # Yardsticks do not converge; their last round is the result.
         values["evaluation"] = {"every": found.default_rounds}
-    if preset is not None:
-        _merge(values, read_preset(method, preset))
+    _merge(values, given)
     for key, value in (settings or {}).items():
         section, dot, name = key.partition(".")
         if not dot:
@@ -113,6 +114,12 @@ def make_experiment(
     return _validated(
         Experiment, {"data": data, "method": method, "preset": preset, **values}, "setting"
     )
+
+
+def _class_for(method: str, privacy_mode: str | None) -> type[Method]:
+    """Find a method by name, in its form for noise on sums where that is asked for."""
+    found = method_class(method)
+    return found.under_noise or found if privacy_mode == "central" else found
 
 
 def preset_names(method: str) -> list[str]:

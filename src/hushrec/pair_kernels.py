@@ -103,12 +103,13 @@ def merge_sums(
 
 @njit(cache=True, nogil=True)
 def following_pairs(
-    indptr: Array, items: Array, n_items: int, by_gap: Array
+    indptr: Array, items: Array, n_items: int, by_gap: Array, counted: float = 1.0
 ) -> tuple[Array, Array, Array]:
     """Return, ragged by client, what followed what: keys and weights.
 
     Item j, g steps after item i, gives the pair (i, j) the weight ``by_gap[g - 1]``, and none past
-    its end; every occurrence of i gives (i, i) the weight 1. So the diagonal holds counts.
+    its end; every occurrence of i gives (i, i) the weight ``counted``. So the diagonal holds
+    counts.
     """
     window = len(by_gap)
     out_indptr = np.zeros(len(indptr), np.int64)
@@ -125,7 +126,7 @@ def following_pairs(
         for p in range(indptr[c], last):
             row = np.int64(items[p]) * n_items
             keys[end] = row + items[p]
-            weights[end, 0] = 1.0
+            weights[end, 0] = counted
             end += 1
             for q in range(p + 1, min(p + window + 1, last)):
                 if items[q] != items[p]:
@@ -152,6 +153,30 @@ def common_pairs(indptr: Array, items: Array, n_items: int) -> tuple[Array, Arra
                 keys[end] = row + items[q]
                 end += 1
     return out_indptr, keys, np.ones((end, 1), np.float32)
+
+
+@njit(cache=True, nogil=True)
+def of_norm_one(indptr: Array, keys: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Sum each client's weights by key, keys ascending, and scale them to an L2 norm of 1."""
+    out_indptr = np.zeros(len(indptr), np.int64)
+    out_keys = np.empty(len(keys), np.int64)
+    out = np.empty((len(keys), 1), np.float32)
+    end = 0
+    for c in range(len(indptr) - 1):
+        first = end
+        mine = keys[indptr[c] : indptr[c + 1]]
+        order = key_order(mine)
+        sums = np.zeros(len(mine))
+        for r in order:
+            if end == first or mine[r] != out_keys[end - 1]:
+                out_keys[end] = mine[r]
+                end += 1
+            sums[end - 1 - first] += weights[indptr[c] + r, 0]
+        norm = max(np.sqrt(np.sum(sums * sums)), 1e-30)  # weights may all be 0
+        for k in range(end - first):
+            out[first + k, 0] = sums[k] / norm
+        out_indptr[c + 1] = end
+    return out_indptr, out_keys[:end].copy(), out[:end].copy()
 
 
 # ---------------------------------------------------------------- item-to-item weights

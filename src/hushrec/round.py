@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.backends.inprocess import InProcess, usable_cores
+from hushrec.clients import TrainView
 from hushrec.config import Experiment
 from hushrec.errors import ConfigError, DivergedError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
-from hushrec.methods.base import Method, Shared
+from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.accountant import Accountant
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.guarantee import unprotected
@@ -26,6 +27,7 @@ from hushrec.privacy.plan import (
     make_plan,
     personal_budgets,
     with_bound,
+    with_shape,
 )
 from hushrec.privacy.stack import Stack, UploadShape
 from hushrec.report.run_dir import FINAL, RunFolder
@@ -170,6 +172,10 @@ def run_rounds(
         if plan and plan.budgets and state.ledger and plan.uploads([number]):
             cohort, state.ledger = plan.budgets.admitted(state.ledger, cohort)
         # 2. Download, 3. fit, 4. protect, 5. sum: on the clients, whatever the backend.
+        if plan and plan.shares:
+            nobody = store.read(np.zeros(0, np.int64))
+            shape = upload_shape(method, state.shared, nobody, view, streams, number)
+            stack = with_shape(stack, shape)
         outcome = backend.run_clients(method, state.shared, stack, cohort, streams, number)
         # 6. Undo the server's side of the stack and apply the sum.
         total, stack = stack.finish(outcome.summed.total(), streams, number)
@@ -177,7 +183,8 @@ def run_rounds(
             state.shared = method.apply(state.shared, total)
         # 7. Account for the privacy and for the messages.
         if plan and plan.event is not None:
-            accountant.record(plan.event, len(plan.uploads([number])))
+            for charged in plan.uploads([number]):
+                accountant.record(plan.event_of(charged))
         state.account, state.clip_bound = accountant.history(), carried_bound(stack)
         if not method.pooled:
             state.up_bytes += outcome.summed.up_bytes
@@ -251,24 +258,48 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
             "noise covers: use another method, or privacy.mode = none"
         )
     private = PrivateStore(method.private_fields(view, shared, streams), len(view)).read(nobody)
-    received = method.download(shared)
     # Nobody's data decides what is uploaded when: it is asked of a stack of no clients.
     shapes = {
-        number: UploadShape.of(
-            method.fit(received, private, view.take(nobody), streams, number).update, view.n_items
-        )
+        number: upload_shape(method, shared, private, view, streams, number)
         for number in range(1, experiment.rounds + 1)
     }
-    speaking = {number: shape for number, shape in shapes.items() if shape.entries}
+    shares = method.budget_shares()
+    # Rounds that share a budget out say themselves that they upload, and each its own shape.
+    speaking = {number: shape for number, shape in shapes.items() if shape.entries or shares}
     first = next(iter(speaking.values()), shapes[1])
-    if any(shape != first for shape in speaking.values()):
+    if not shares and any(shape != first for shape in speaking.values()):
         raise ConfigError(
             f"{method.name} uploads something else in some rounds than in others, which is not "
             "accounted for: use another method, or privacy.mode = none"
         )
-    silent = frozenset(shapes.keys() - speaking.keys()) if speaking else frozenset()
-    own = personal_budgets(config, view, split.data.users, split.training_users)
-    return make_plan(config, cohort, first, population, experiment.rounds, silent, own)
+    return make_plan(
+        config,
+        cohort,
+        first,
+        population,
+        experiment.rounds,
+        silent=frozenset(shapes.keys() - speaking.keys()) if speaking else frozenset(),
+        own=personal_budgets(config, view, split.data.users, split.training_users),
+        shares=shares,
+        upload_norm=method.upload_norm,
+    )
+
+
+def upload_shape(
+    method: Method,
+    shared: Shared,
+    private: Private,
+    view: TrainView,
+    streams: Streams,
+    number: int,
+) -> UploadShape:
+    """Return what everybody uploads in a round: it follows from what is sent to everybody.
+
+    ``private`` is that of a stack of no clients.
+    """
+    nobody = view.take(np.zeros(0, np.int64))
+    fitted = method.fit(method.download(shared), private, nobody, streams, number)
+    return UploadShape.of(fitted.update, view.n_items)
 
 
 def save(state: State, folder: RunFolder) -> None:

@@ -43,8 +43,8 @@ _DAY = 86_400
 _START = 1_704_067_200  # 2024-01-01
 
 
-def demo(seed: int = 0) -> Interactions:
-    """Make about 1,000 users and 1,500 films with tastes, a long tail, and an order to find.
+def demo(seed: int = 0, viewers: int = 1_000) -> Interactions:
+    """Make 1,000 users and 1,500 films with tastes, a long tail, and an order to find.
 
     Fifty trails of thirty films, five trails to a genre. A viewer has an early and a late
     favourite genre and moves from the one to the other. Mostly the next film lies one or two
@@ -52,7 +52,7 @@ def demo(seed: int = 0) -> Interactions:
     known one or one by taste and popularity. `docs/data.md` has the numbers.
     """
     rng = np.random.default_rng(seed)
-    n_users, n_trails, trail_length = 1_000, len(_NOUNS), len(_ADJECTIVES)
+    n_users, n_trails, trail_length = viewers, len(_NOUNS), len(_ADJECTIVES)
     trail_genre = np.arange(n_trails) % len(_GENRES)
     trail_weight = np.arange(1, n_trails + 1, dtype=np.float64) ** -1.2
     age = rng.integers(len(_AGE_GROUPS), size=n_users)

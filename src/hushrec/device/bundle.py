@@ -18,6 +18,7 @@ from safetensors.numpy import save
 from hushrec.device.recommender import FORMAT, MANIFEST, MODEL
 from hushrec.errors import ConfigError, RunError
 from hushrec.methods.item_pairs import ItemPairs
+from hushrec.methods.private_pairs import PrivatePairs
 from hushrec.run import Run
 
 
@@ -36,6 +37,11 @@ def export(
         raise ConfigError(
             f"a bundle holds item-to-item weights, which {run.method.name} does not have; "
             "use fednext or fedease"
+        )
+    if isinstance(run.method, PrivatePairs):
+        raise ConfigError(
+            f"{run.method.name} trained under noise scores from the items of its head only, which "
+            "a bundle does not know of yet: use a run without privacy.mode = central"
         )
     if neighbours is not None and neighbours < 1:
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")

@@ -110,6 +110,12 @@ class Method(ABC):
     such a method cannot be given a privacy guarantee."""
     stack_interactions: ClassVar[int | None] = None
     """Training interactions per stack that suit `fit` best; None for what the backend takes."""
+    under_noise: ClassVar[type[Method] | None] = None
+    """The class that takes this one's place where noise is added to sums (privacy.mode =
+    central); it has the same name, and options and rounds of its own."""
+    upload_norm: ClassVar[float | None] = None
+    """Where the method itself keeps the L2 norm of every upload below a bound: that bound.
+    Clipping, which is still done, is then flat and at this bound by default."""
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = config if config is not None else self.Config()
@@ -135,6 +141,10 @@ class Method(ABC):
     @abstractmethod
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score every item for every client, higher is better: [clients, items]."""
+
+    def budget_shares(self) -> tuple[float, ...]:
+        """Return the share of the privacy budget that each round spends; none: all alike."""
+        return ()
 
     def download(self, shared: Shared) -> Shared:
         """Return what is sent to a client that takes part in a round."""

@@ -29,6 +29,7 @@ from hushrec.clients import Ragged, TrainView
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
 from hushrec.methods.popularity import distinct_items
+from hushrec.methods.private_als import PrivateFedALS
 from hushrec.rng import Streams
 
 Array = NDArray[Any]
@@ -56,6 +57,7 @@ class FedALS(Method):
 
     name = "fedals"
     Config = FedALSConfig
+    under_noise = PrivateFedALS
     default_rounds = 10
 
     def init(self, view: TrainView, streams: Streams) -> Shared:

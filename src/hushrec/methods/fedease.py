@@ -8,11 +8,14 @@ a sum over devices of pairs of their own items. With P = (XᵀX + ridge · I)⁻
 the ridge regression of every item on all the others. With ``recency = 0`` and ``recent`` as long as
 the longest history the scores are those of EASE; by default the device lets its last items count
 more, which EASE as published cannot and which more than doubles its accuracy on MovieLens.
+
+Under `--privacy central` the sums are those of `PrivateFedEASE`, and so are the defaults: of the
+latest items only, as pairs of a long history are many and each would get little of its norm.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +23,11 @@ from pydantic import Field
 
 from hushrec import pair_kernels
 from hushrec.aggregate import RowStack, Update
-from hushrec.clients import TrainView
+from hushrec.clients import Ragged, TrainView
 from hushrec.methods.base import Fitted, Private, Shared
 from hushrec.methods.item_pairs import TABLE, Block, ItemPairs, ItemPairsConfig, Vector
 from hushrec.methods.popularity import distinct_items
+from hushrec.methods.private_pairs import PrivatePairs, PrivatePairsConfig
 from hushrec.rng import Streams
 
 
@@ -38,11 +42,51 @@ class FedEASEConfig(ItemPairsConfig):
     """On the device: how much an item's share of all interactions adds to its score."""
 
 
+class PrivateFedEASEConfig(PrivatePairsConfig):
+    """Options of FedEASE under noise."""
+
+    ridge: Annotated[float, Field(gt=0)] = 40.0
+    """Added to the diagonal of the system; uploads have norm 1 here, so units differ."""
+    power: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Sums are taken to this power; 1 is EASE."""
+    recency: Annotated[float, Field(ge=0)] = 0.8
+    """On the device: the g-th last item weighs g^-recency; 0 ignores the order, as EASE does."""
+    popularity: Annotated[float, Field(ge=0)] = 0.0
+    """On the device: how much an item's share of all interactions adds to its score."""
+    latest: Annotated[int, Field(ge=2)] = 50
+    """How many of its last items of the head a device makes pairs of."""
+
+
+class PrivateFedEASE(PrivatePairs):
+    """FedEASE under differential privacy: see `methods.private_pairs`."""
+
+    name = "fedease"
+    Config = PrivateFedEASEConfig
+    ordered = False
+
+    def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
+        """Count a one for every pair of the client's latest items."""
+        ends = past.indptr[1:]
+        starts = np.maximum(past.indptr[:-1], ends - self.config.latest)
+        place = np.arange(past.indptr[-1])
+        recent = place >= np.repeat(starts, past.lengths)
+        counts = np.concatenate([[0], np.cumsum(recent)])
+        items = distinct_items(Ragged(counts[past.indptr], past.values[recent].astype(np.int32)))
+        indptr, keys, ones = pair_kernels.common_pairs(items.indptr, items.values, size)
+        alone = keys // max(size, 1) == keys % max(size, 1)
+        return indptr, keys, np.where(alone[:, None], np.float32(self.config.counted), ones)
+
+    def solve(self, block: Block) -> Block:
+        """Regress every item on all the others; the block is an upper triangle."""
+        return regression(block, self.config.ridge)
+
+
 class FedEASE(ItemPairs):
     """EASE from the sum of the clients' item pairs, scored from recent history."""
 
     name = "fedease"
     Config = FedEASEConfig
+    under_noise = PrivateFedEASE
 
     def fit(
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
@@ -54,10 +98,7 @@ class FedEASE(ItemPairs):
 
     def solve(self, block: Block) -> Block:
         """Regress every item on all the others; the block is an upper triangle."""
-        gram = block + np.triu(block, 1).T
-        gram[np.diag_indices_from(gram)] += self.config.ridge
-        inverse = np.linalg.inv(gram)
-        return -inverse / np.diag(inverse)
+        return regression(block, self.config.ridge)
 
     def directed(
         self, keys: NDArray[np.int64], values: Vector, n_items: int
@@ -66,3 +107,11 @@ class FedEASE(ItemPairs):
         both = np.concatenate([keys, keys % n_items * n_items + keys // n_items])
         order = np.argsort(both)
         return both[order], np.concatenate([values, values])[order]
+
+
+def regression(block: Block, ridge: float) -> Block:
+    """Return EASE's weights from the upper triangle of XᵀX."""
+    gram = block + np.triu(block, 1).T
+    gram[np.diag_indices_from(gram)] += ridge
+    inverse = np.linalg.inv(gram)
+    return -inverse / np.diag(inverse)

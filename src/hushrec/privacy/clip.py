@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.privacy.kernels import add_powers
 from hushrec.privacy.stack import UploadShape
@@ -70,7 +70,7 @@ class RowClip:
             norms = _norms(len(stack.rows), [(each_row, stack.rows)], self.power)
             factors = _factors(norms, self.bound)
             clipped = (stack.rows * factors[:, None]).astype(np.float32)
-            rows[name] = RowStack(stack.indptr, stack.ids, clipped)
+            rows[name] = replace(stack, rows=clipped)
         dense = {}
         for name, array in update.dense.items():
             alone = Update(update.clients, dense={name: array})
@@ -174,7 +174,7 @@ def _scaled(update: Update, factors: NDArray[np.float64]) -> Update:
     for name, stack in update.rows.items():
         factor = np.repeat(factors, np.diff(stack.indptr))
         clipped = (stack.rows * factor[:, None]).astype(np.float32)
-        rows[name] = RowStack(stack.indptr, stack.ids, clipped)
+        rows[name] = replace(stack, rows=clipped)
     dense = {
         name: (array * factors.reshape(-1, *[1] * (array.ndim - 1))).astype(
             np.result_type(array.dtype, np.float32)

@@ -38,6 +38,18 @@ def distinct_rows(indptr: Array, ids: Array, n_rows: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
+def ascending_keys(indptr: Array, keys: Array, space: int) -> bool:
+    """Say whether all keys are of the space and each client's ascend, none of them twice."""
+    for c in range(len(indptr) - 1):
+        last = -1
+        for entry in range(indptr[c], indptr[c + 1]):
+            if keys[entry] <= last or keys[entry] >= space:
+                return False
+            last = keys[entry]
+    return True
+
+
+@njit(cache=True, nogil=True)
 def add_scattered(dense: Array, indptr: Array, ids: Array, rows: Array) -> None:
     """Add each client's rows to its own whole table: dense is [clients, n_rows, width]."""
     for c in range(len(dense)):

@@ -7,6 +7,7 @@ streams: this is a simulation. A deployment has to draw it from a cryptographic 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -34,6 +35,9 @@ class CentralGaussian:
     clients: float
     """Expected size of a cohort. It takes the place of the real one, which would tell whether
     somebody was there."""
+    shares: tuple[float, ...] = ()
+    """Share of the budget that each round spends, of a multiplier for all rounds together; with
+    none, the multiplier is that of every round."""
 
     def protect(
         self, update: Update, view: TrainView, streams: Streams, round_number: int
@@ -47,30 +51,36 @@ class CentralGaussian:
         bits = 4 * (len(clipped.dense) - len(update.dense))
         return replace(clipped, sent_bytes=update.clients * (self.shape.nbytes + bits))
 
-    def noise_std(self) -> float:
+    def noise_std(self, round_number: int = 1) -> float:
         """Return the standard deviation of this round's noise."""
-        return self.multiplier * sensitivity(self.clip.whole_bound(self.shape), self.neighbours)
+        apart = sensitivity(self.clip.whole_bound(self.shape), self.neighbours)
+        return round_multiplier(self.multiplier, self.shares, round_number) * apart
 
     def finish(
         self, total: Total, streams: Streams, round_number: int
     ) -> tuple[Total, CentralGaussian]:
         """Add noise to every entry with this round's bound; only then let the bound move."""
         total, clip = self.clip.finish(replace(total, clients=self.clients), streams, round_number)
-        std = self.noise_std()
-        every_row = np.arange(self.shape.n_rows)
+        std = self.noise_std(round_number)
+        tables = {name: (self.shape.n_rows, width) for name, width in self.shape.tables.items()}
         rows = {}
-        for name, width in self.shape.tables.items():
+        for name, (count, width) in {**tables, **self.shape.spaces}.items():
             generator = streams.generator(f"privacy/sum/{name}", round_number)
-            noisy = std * generator.standard_normal((self.shape.n_rows, width))
+            noisy = std * generator.standard_normal((count, width))
             if name in total.rows:
                 ids, summed = total.rows[name]
                 noisy[ids] += summed
-            rows[name] = every_row, noisy
+            rows[name] = np.arange(count), noisy
         dense: dict[str, NDArray[np.float64]] = {}
         for name, shape in self.shape.dense.items():
             generator = streams.generator(f"privacy/sum/{name}", round_number)
             dense[name] = total.dense.get(name, 0.0) + std * generator.standard_normal(shape)
-        return Total(self.clients, rows, dense), replace(self, clip=clip)
+        return Total(self.clients, rows, dense, std), replace(self, clip=clip)
+
+
+def round_multiplier(multiplier: float, shares: tuple[float, ...], round_number: int) -> float:
+    """Return a round's own multiplier: Gaussians compose by adding up multiplier^-2."""
+    return multiplier / math.sqrt(shares[round_number - 1]) if shares else multiplier
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from hushrec.privacy.budgets import (
 )
 from hushrec.privacy.clip import AdaptiveClip, Clip, FlatClip, RowClip
 from hushrec.privacy.guarantee import NOT_COVERED, Guarantee, Trust, no_guarantee
-from hushrec.privacy.noise import CentralGaussian, LocalNoise
+from hushrec.privacy.noise import CentralGaussian, LocalNoise, round_multiplier
 from hushrec.privacy.stack import Silence, Stack, UploadShape
 
 FIRST_BOUND = 1.0
@@ -118,6 +118,18 @@ class Plan:
     """Those of them in which nothing is uploaded; they cost nothing."""
     budgets: Budgets | None = None
     """Each client's own epsilon, where they have one: they are charged instead of the event."""
+    shares: tuple[float, ...] = ()
+    """Share of the budget that each round spends, where rounds differ; then `event` is that of all
+    rounds together."""
+
+    def event_of(self, round_number: int) -> Event:
+        """Return what one round adds to the account."""
+        assert self.event is not None, "nothing is promised, so nothing is accounted for"
+        if not self.shares:
+            return self.event
+        assert isinstance(self.event, Gaussian), "only Gaussian noise is shared out"
+        own = round_multiplier(self.event.multiplier, self.shares, round_number)
+        return replace(self.event, multiplier=own)
 
     def uploads(self, rounds: Iterable[int]) -> list[int]:
         """Return those of these rounds that cost something."""
@@ -136,7 +148,8 @@ class Plan:
         spent = accountant.epsilon(self.delta)
         if self.event is not None:
             # Whoever may stop at any round, having seen the models, claims for all of them.
-            accountant.record(self.event, len(self.uploads(range(run + 1, self.rounds + 1))))
+            for number in self.uploads(range(run + 1, self.rounds + 1)):
+                accountant.record(self.event_of(number))
         guarantee = Guarantee(
             epsilon=accountant.epsilon(self.delta),
             # Laplace noise, and saying nothing, never fail.
@@ -312,20 +325,29 @@ def make_plan(
     shape: UploadShape,
     population: int,
     rounds: int,
+    *,
     silent: frozenset[int] = frozenset(),
     own: NDArray[np.float64] | None = None,
+    shares: tuple[float, ...] = (),
+    upload_norm: float | None = None,
 ) -> Plan:
     """Find the mechanisms and their noise for a configuration that was checked.
 
     In ``silent`` rounds, which are known beforehand, nothing is uploaded and nothing spent. ``own``
-    are the users' personal budgets, from `personal_budgets`.
+    are the users' personal budgets, from `personal_budgets`. ``shares`` and ``upload_norm`` are
+    what the method says of its rounds and its uploads.
     """
+    if shares:
+        _check_shares(config, cohort, rounds, shares)
+    if upload_norm is not None and config.clipping is None and config.clip is None:
+        config = config.model_copy(update={"clipping": "flat", "clip": upload_norm})
     plan = Plan(
         Stack(),
         delta=config.delta or population**-1.1,
         asked=config.epsilon,
         rounds=rounds,
         silent=silent,
+        shares=shares,
     )
     if not shape.entries:
         return replace(
@@ -337,6 +359,11 @@ def make_plan(
     if config.mode == "central":
         plan = _central(config, cohort, shape, population, uploading, plan)
         expected = _sampling(cohort, population)[1]
+    elif shape.spaces:
+        raise ConfigError(
+            "a client of this method sends a number for every pair of items, and local noise on "
+            "each of them drowns all: use privacy.mode = central"
+        )
     elif own is not None:
         plan, expected = _personal(config, shape, uploading, plan, own), None
     else:
@@ -348,6 +375,28 @@ def make_plan(
         stack=replace(plan.stack, silence=Silence(silent, expected)),
         mechanism=f"{plan.mechanism}; uploads in {uploading} of {rounds} rounds, known beforehand",
     )
+
+
+def _check_shares(
+    config: PrivacyConfig, cohort: CohortConfig, rounds: int, shares: tuple[float, ...]
+) -> None:
+    """Refuse what would break the way a method shares its budget out over its rounds."""
+    if rounds != len(shares):
+        raise ConfigError(
+            f"rounds = {rounds}: under noise this method takes {len(shares)} rounds, which share "
+            f"its budget: leave out --rounds, or use {len(shares)}"
+        )
+    if not math.isclose(sum(shares), 1.0) or min(shares) <= 0:
+        raise ConfigError(f"shares of the budget must be positive and add up to 1, not {shares}")
+    if config.mode != "central" or cohort.kind != "all":
+        raise ConfigError(
+            "rounds that spend unequal shares of the budget are accounted for where everybody "
+            "takes part: use privacy.mode = central and cohort.kind = all"
+        )
+    if config.clipping == "adaptive":
+        raise ConfigError(
+            "this method bounds its uploads itself: leave out privacy.clipping = adaptive"
+        )
 
 
 @dataclass(frozen=True)
@@ -387,6 +436,15 @@ def with_bound(stack: Stack, bound: float | None) -> Stack:
     return replace(stack, mechanisms=mechanisms)
 
 
+def with_shape(stack: Stack, shape: UploadShape) -> Stack:
+    """Return the stack for uploads of this shape, which was found from public things alone."""
+    mechanisms = tuple(
+        replace(mechanism, shape=shape) if isinstance(mechanism, CentralGaussian) else mechanism
+        for mechanism in stack.mechanisms
+    )
+    return replace(stack, mechanisms=mechanisms)
+
+
 def _central(
     config: PrivacyConfig,
     cohort: CohortConfig,
@@ -401,14 +459,21 @@ def _central(
     multiplier = config.noise
     if multiplier is None:
         assert config.epsilon is not None, "checked"
-        multiplier = noise_for(config.epsilon, plan.delta, rounds, sampling, neighbours)
+        alike = 1 if plan.shares else rounds
+        multiplier = noise_for(config.epsilon, plan.delta, alike, sampling, neighbours)
     event = Gaussian(multiplier, sampling, neighbours)
     clip: Clip
     if _clipping(config) == "adaptive":
         clip, multiplier = _adaptive(config, multiplier, neighbours, expected)
     else:
         clip = _fixed_clip(config)
-    noise = CentralGaussian(clip, multiplier, neighbours, shape, expected)
+    noise = CentralGaussian(clip, multiplier, neighbours, shape, expected, plan.shares)
+    each = "".join(
+        f"{', ' if number > 1 else ' ('}{round_multiplier(multiplier, plan.shares, number):.4g} in "
+        f"round {number}"
+        for number in range(1, len(plan.shares) + 1)
+    )
+    together = f" for all rounds together{each})" if plan.shares else ""
     return replace(
         plan,
         stack=Stack((noise,)),
@@ -417,8 +482,9 @@ def _central(
         sampling=sampling,
         trust="aggregator",
         mechanism=(
-            f"{clip}; Gaussian noise on every entry of the sum, multiplier {event.multiplier:.4g} "
-            f"of the sensitivity under {neighbours}; mean over {expected:g} expected clients"
+            f"{clip}; Gaussian noise on every entry of the sum, multiplier {event.multiplier:.4g}"
+            f"{together} of the sensitivity under {neighbours}; mean over {expected:g} expected "
+            "clients"
         ),
     )
 

@@ -7,7 +7,7 @@ reverse order, on the sum. `Stack(())` changes nothing and claims nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
-from hushrec.privacy.kernels import distinct_rows
+from hushrec.privacy.kernels import ascending_keys, distinct_rows
 from hushrec.rng import Streams
 
 
@@ -97,12 +97,14 @@ class UploadShape:
     tables: Mapping[str, int]
     """Width of each table of ``n_rows`` rows."""
     dense: Mapping[str, tuple[int, ...]]
+    spaces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Number of keys, and width, of each closed space of keys."""
 
     @classmethod
     def of(cls, nobody: Update, n_rows: int) -> UploadShape:
         """Read the shape from the update of a stack of no clients."""
         for name, stack in nobody.rows.items():
-            if stack.ids.dtype != np.int32:
+            if stack.keyed and stack.space is None:
                 raise ConfigError(
                     f"'{name}' has no row for every item but keys of an open space, and noise "
                     "cannot cover every key: use another method, or privacy.mode = none"
@@ -111,20 +113,27 @@ class UploadShape:
             raise ConfigError("a table and a dense array of an upload need different names")
         return cls(
             n_rows,
-            {name: stack.rows.shape[1] for name, stack in nobody.rows.items()},
+            {name: s.rows.shape[1] for name, s in nobody.rows.items() if not s.keyed},
             {name: array.shape[1:] for name, array in nobody.dense.items()},
+            {
+                name: (stack.space, stack.rows.shape[1])
+                for name, stack in nobody.rows.items()
+                if stack.space is not None
+            },
         )
 
     @property
     def entries(self) -> int:
         """Count the numbers of one upload."""
         sizes = [int(np.prod(shape)) for shape in self.dense.values()]
+        sizes += [keys * width for keys, width in self.spaces.values()]
         return self.n_rows * sum(self.tables.values()) + sum(sizes)
 
     @property
     def parts(self) -> int:
-        """Count what `RowClip` bounds one by one: rows of tables, and dense arrays."""
-        return self.n_rows * len(self.tables) + len(self.dense)
+        """Count what `RowClip` bounds one by one: rows of tables and spaces, and dense arrays."""
+        keys = sum(keys for keys, _ in self.spaces.values())
+        return self.n_rows * len(self.tables) + len(self.dense) + keys
 
     @property
     def nbytes(self) -> int:
@@ -134,14 +143,20 @@ class UploadShape:
     def check(self, update: Update) -> None:
         """Refuse an upload of another shape: nothing else is clipped, noised and counted."""
         found = UploadShape.of(update, self.n_rows)
-        if found.tables != dict(self.tables) or found.dense != dict(self.dense):
+        if found != self:
             raise ConfigError(
                 "the method's upload changes its shape with the data, so no guarantee can be "
                 "given: it must upload the same names and widths as for a stack of no clients"
             )
         for name, stack in update.rows.items():
-            if not distinct_rows(stack.indptr, stack.ids, self.n_rows):
+            once = (
+                distinct_rows(stack.indptr, stack.ids, self.n_rows)
+                if stack.space is None
+                else ascending_keys(stack.indptr, stack.ids, stack.space)
+            )
+            if not once:
                 raise ConfigError(
                     f"'{name}': a client uploads a row twice, or one that does not exist, so its "
-                    "norm cannot be bounded: sum a client's rows before uploading them"
+                    "norm cannot be bounded: sum a client's rows before uploading them, in the "
+                    "order of their keys"
                 )

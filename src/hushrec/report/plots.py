@@ -1,4 +1,4 @@
-"""Three small drawings as inline SVG: dots with intervals, a line over rounds, bars.
+"""Small drawings as inline SVG: dots with intervals, a line over rounds, curves, bars.
 
 A drawing has no width of its own: across, everything is placed in percent of the drawing area, and
 down in pixels, so text keeps its size from a telephone to a wide screen. Axis labels stand in the
@@ -8,6 +8,7 @@ come from the style sheet too, through classes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -233,6 +234,67 @@ def standalone(panels: Sequence[tuple[str, Markup]], height: int = LINE_HEIGHT) 
         body += _text("title", "16", y + 22, title, "start") + _tag("svg", inner, str(drawing))
         y += height + 80
     return _tag("svg", {"xmlns": "http://www.w3.org/2000/svg", "width": 720, "height": y}, body)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """One value per place on the axis; None where there is none."""
+
+    name: str
+    values: tuple[float | None, ...]
+
+
+TREND_COLOURS = ("#2f6fde", "#c2571a", "#2a8a4a", "#8a4bbf", "#b0263d", "#6b7280")
+TRENDS_HEIGHT = 260
+
+
+def trends(rows: Sequence[Trend], places: Sequence[str], label: str) -> Markup:
+    """Draw several curves over the same named places, which stand at equal distances."""
+    found = [value for row in rows for value in row.values if value is not None]
+    ticks = nice_ticks(0, max(found), 4)
+    apart = 100 / max(1, len(places) - 1)
+
+    def down(value: float) -> float:
+        return round(TRENDS_HEIGHT * (1 - value / ticks[-1]), 2)
+
+    parts = []
+    for tick in ticks:
+        parts.append(_line("grid", "0", down(tick), "100%", down(tick)))
+        parts.append(_text("tick", "-8", down(tick) + 4, _tick(tick, ticks), "end"))
+    for k, place in enumerate(places):
+        parts.append(_text("tick", _percent(k * apart / 100), TRENDS_HEIGHT + 18, place))
+    said = []
+    for number, row in enumerate(rows):
+        style = f"--c:{TREND_COLOURS[number % len(TREND_COLOURS)]}"
+        known = [(k, value) for k, value in enumerate(row.values) if value is not None]
+        for (k, one), (after, other) in itertools.pairwise(known):
+            x = {"x1": _percent(k * apart / 100), "x2": _percent(after * apart / 100)}
+            ends = {"y1": down(one), "y2": down(other), "style": style}
+            parts.append(_tag("line", {"class": "curve", **x, **ends}))
+        for k, value in known:
+            at = {"cx": _percent(k * apart / 100), "cy": down(value), "r": 4, "style": style}
+            parts.append(_tag("circle", {"class": "point", **at}))
+        said.append(f"{row.name} " + ", ".join(f"{places[k]}: {figure(v)}" for k, v in known))
+    return _svg("curves", TRENDS_HEIGHT, f"{label}: {'; '.join(said)}", parts)
+
+
+def standalone_trends(drawing: Markup, names: Sequence[str], title: str) -> str:
+    """Return trends as a file of their own, with a title and a legend."""
+    style = (
+        "svg{overflow:visible}.grid{stroke:#d8dbe2}.curve{stroke:var(--c);stroke-width:2}"
+        ".point{fill:var(--c)}text{font:12px system-ui,sans-serif;fill:#4a5060}"
+        "@media(prefers-color-scheme:dark){.grid{stroke:#3a3f4b}text{fill:#b9c0cf}}"
+    )
+    parts = [_tag("style", {}, style), _text("title", "16", 22, title, "start")]
+    for number, name in enumerate(names):
+        dot = {"class": "point", "cx": 596, "cy": 56 + 22 * number, "r": 5}
+        colour = f"--c:{TREND_COLOURS[number % len(TREND_COLOURS)]}"
+        parts.append(_tag("circle", {**dot, "style": colour}))
+        parts.append(_text("tick", "610", 60 + 22 * number, _short(name), "start"))
+    inner = {"x": 64, "y": 44, "width": 500, "height": TRENDS_HEIGHT, "overflow": "visible"}
+    parts.append(_tag("svg", inner, str(drawing)))
+    size = {"width": 720, "height": TRENDS_HEIGHT + 80}
+    return _tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, "".join(parts))
 
 
 def bars(rows: Sequence[Bar], names: Sequence[str], label: str) -> Markup:
