@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hushrec.cli import main
+from hushrec.device.recommender import Recommender
 from hushrec.run import Run, train
 
 QUICK = ["--set", "d=4", "--rounds", "2"]
@@ -139,6 +140,30 @@ def test_recommend_known_and_folded_in_users(demo_runs: Path, tmp_path: Path) ->
     assert "--history" in unknown.stderr
 
 
+def test_compare_prints_what_the_models_cost(demo_runs: Path) -> None:
+    result = hushrec("compare", demo_runs / "popularity", demo_runs / "fedmf", "--json")
+    rows = {row["method"]: row for row in json.loads(result.stdout)}
+    for method, row in rows.items():
+        lines = (demo_runs / method / "metrics.jsonl").read_text().splitlines()
+        line = json.loads(lines[int(row["selected_round"]) - 1])
+        assert (row["up_bytes"], row["down_bytes"]) == (line["up_bytes"], line["down_bytes"])
+    assert rows["popularity"]["selected_round"] == 1
+    shown = hushrec("compare", demo_runs / "popularity", demo_runs / "fedmf").stdout
+    assert "uploaded" in shown
+
+
+def test_export_writes_a_bundle_that_recommends(table: Path, tmp_path: Path) -> None:
+    run, bundle = tmp_path / "run", tmp_path / "bundle"
+    assert hushrec("train", "--data", table, "--method", "fednext", "--out", run).exit_code == 0
+    result = hushrec("export", run, bundle, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert set(json.loads(result.stdout)["bytes"]) == {"manifest.json", "model.safetensors"}
+    assert len(Recommender.load(bundle, ["i1", "i2"]).recommend(5)) == 5
+    again = hushrec("export", run, bundle)
+    assert again.exit_code == 2
+    assert "not empty" in again.stderr
+
+
 def test_compare_prints_intervals_and_p(demo_runs: Path) -> None:
     both = (demo_runs / "popularity", demo_runs / "fedmf")
     rows = json.loads(hushrec("compare", *both, "--json").stdout)
@@ -241,6 +266,8 @@ def test_bad_files_are_refused(name: str, tmp_path: Path) -> None:
         (["--seed", "-1"], "seed"),
         (["--threads", "0"], "threads"),
         (["--set", "cohort.kind=fixed"], "cohort.size"),
+        (["--set", "cohort.size=9"], "use cohort.kind = fixed"),
+        (["--set", "cohort.probability=0.1"], "use cohort.kind = poisson"),
         (["--set", "cohort.kind=fixed", "--set", "cohort.size=5000"], "1000 clients"),
         (["--method", "central-mf", "--set", "cohort.kind=poisson"], "cohort.kind"),
         (["--set", "evaluation.select=hr@0"], "hr@0"),

@@ -125,6 +125,13 @@ def test_a_frozen_experiment():
 
 
 positive = st.floats(1e-6, 1e6)
+cohorts = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"cohort.kind": st.just("fixed"), "cohort.size": st.integers(1, 10**6)}),
+    st.fixed_dictionaries(
+        {"cohort.kind": st.just("poisson"), "cohort.probability": st.floats(1e-9, 1)}
+    ),
+)
 experiments = st.builds(
     make_experiment,
     st.text(min_size=1),
@@ -132,22 +139,23 @@ experiments = st.builds(
     protocol=st.sampled_from(["honest", "published"]),
     rounds=st.integers(1, 10**9),
     seed=st.integers(0, 2**63 - 1),
-    settings=st.fixed_dictionaries(
-        {},
-        optional={
-            "lr": positive,
-            "item_rate": st.floats(0, 1e6),
-            "d": st.integers(1, 4096),
-            "cohort.kind": st.sampled_from(["all", "fixed", "poisson"]),
-            "cohort.size": st.none() | st.integers(1, 10**6),
-            "cohort.probability": st.none() | st.floats(1e-9, 1),
-            "split.kind": st.sampled_from(["leave-one-out", "ratio", "time", "unseen-users"]),
-            "split.valid": st.floats(0.01, 0.49),
-            "split.min_train": st.integers(1, 9),
-            "evaluation.k": st.lists(st.integers(1, 100), min_size=1, max_size=4),
-            "evaluation.select": st.sampled_from(["auc", "hr@1", "ndcg@33"]),
-            "store.budget_gb": positive,
-        },
+    settings=st.builds(
+        lambda cohort, others: cohort | others,
+        cohorts,
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "lr": positive,
+                "item_rate": st.floats(0, 1e6),
+                "d": st.integers(1, 4096),
+                "split.kind": st.sampled_from(["leave-one-out", "ratio", "time", "unseen-users"]),
+                "split.valid": st.floats(0.01, 0.49),
+                "split.min_train": st.integers(1, 9),
+                "evaluation.k": st.lists(st.integers(1, 100), min_size=1, max_size=4),
+                "evaluation.select": st.sampled_from(["auc", "hr@1", "ndcg@33"]),
+                "store.budget_gb": positive,
+            },
+        ),
     ),
 )
 

@@ -32,6 +32,7 @@ from hushrec.config import parse_settings, preset_names
 from hushrec.data import catalog, load
 from hushrec.data.commands import data as data_group
 from hushrec.data.files import read_history
+from hushrec.device.bundle import export
 from hushrec.errors import ConfigError, HushrecError, StoppedError
 from hushrec.evaluate.compare import compare_runs
 from hushrec.evaluate.metrics import parse_metric, summarise
@@ -40,7 +41,14 @@ from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.commands import privacy as privacy_group
 from hushrec.report.html import write_report
 from hushrec.report.run_dir import RunFolder, require_free
-from hushrec.report.tables import comparison_tables, facts, result_table, shown_metrics
+from hushrec.report.tables import (
+    comparison_tables,
+    cost_table,
+    facts,
+    result_table,
+    shown_metrics,
+)
+from hushrec.report.units import human_size
 from hushrec.round import Machine, RoundReport
 from hushrec.run import Run, train, train_seeds
 from hushrec.split import Part
@@ -290,6 +298,41 @@ def recommend_command(
     Console().print(table)
 
 
+@main.command("export")
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--neighbours",
+    type=click.IntRange(min=1),
+    default=600,
+    show_default=True,
+    help="Weights kept per item, the largest ones.",
+)
+@click.option(
+    "--precision", type=click.Choice(["half", "single"]), default="half", show_default=True
+)
+@json_option
+def export_command(
+    folder: Path, bundle: Path, neighbours: int, precision: Any, as_json: bool
+) -> None:
+    """Write a run's model for devices: a folder that numpy alone can serve.
+
+    \b
+    hushrec export runs/fednext bundle
+    python -c "from hushrec.device.recommender import Recommender as R
+    print(R.load('bundle', history=['1193', '661']).recommend(5))"
+
+    `hushrec/device/recommender.py` stands alone: copy it to the device.
+    """
+    path = export(Run.open(folder), bundle, neighbours=neighbours, precision=precision)
+    sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
+    if as_json:
+        click.echo(json.dumps({"bundle": str(path), "bytes": sizes}, indent=2))
+        return
+    text = ", ".join(f"{name} {human_size(size)}" for name, size in sizes.items())
+    click.echo(f"{path}: {text}")
+
+
 @main.command("compare")
 @click.argument("folders", metavar="RUN RUN...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", default=("hr@10", "ndcg@10"))
@@ -319,7 +362,7 @@ def compare_command(
     if as_json:
         click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
         return
-    Console().print(*comparison_tables(rows), sep="\n")
+    Console().print(*comparison_tables(rows), cost_table(rows), sep="\n")
 
 
 @main.command("report")

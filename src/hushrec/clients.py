@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hushrec import kernels
 from hushrec.data.interactions import Features
@@ -111,6 +111,16 @@ class CohortConfig(BaseModel):
     """Everybody; exactly `size` clients without replacement; or each client with `probability`."""
     size: Annotated[int, Field(ge=1)] | None = None
     probability: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> CohortConfig:
+        for name, kind in (("size", "fixed"), ("probability", "poisson")):
+            if getattr(self, name) is not None and self.kind != kind:
+                raise ValueError(
+                    f"cohort.{name} does nothing with cohort.kind = {self.kind}: use cohort.kind = "
+                    f"{kind}"
+                )
+        return self
 
     def draw(self, population: int, streams: Streams, round_number: int) -> NDArray[np.int64]:
         """Return the clients of a round, ascending."""

@@ -754,3 +754,87 @@ def draw_distinct_outside(
                 end += 1
         indptr[c + 1] = end
     return indptr, items[:end]
+
+
+# ---------------------------------------------------------------- samples, for methods in tensors
+
+
+@njit(cache=True, nogil=True)
+def draw_samples(
+    key: Array,
+    users: Array,
+    indptr: Array,
+    items: Array,
+    excluded_indptr: Array,
+    excluded: Array,
+    n_items: int,
+    negatives: int,
+) -> tuple[Array, Array, Array, Array]:
+    """List every client's samples of a round: each positive, followed by its negatives.
+
+    The draws are those of `fit_inner_product`. Returns (indptr, items, labels, and how many numbers
+    each client's stream has given).
+    """
+    count = np.diff(indptr) * negatives
+    drawn_indptr, drawn = draw_outside(key, users, excluded_indptr, excluded, n_items, count)
+    used = np.diff(drawn_indptr)
+    out_indptr = indptr - indptr[0] + drawn_indptr
+    out, labels = np.empty(out_indptr[-1], np.int32), np.zeros(out_indptr[-1], np.float32)
+    for c in range(len(users)):
+        end, next_drawn = out_indptr[c], drawn_indptr[c]
+        for p in range(indptr[c], indptr[c + 1]):
+            out[end], labels[end] = items[p], 1
+            end += 1
+            for _ in range(negatives if used[c] else 0):
+                out[end] = drawn[next_drawn]
+                end += 1
+                next_drawn += 1
+    return out_indptr, out, labels, used
+
+
+@njit(cache=True, nogil=True)
+def shuffled_epochs(
+    key: Array, users: Array, indptr: Array, used: Array, epochs: int
+) -> tuple[Array, Array]:
+    """Return the order in which each client goes through its samples, epoch after epoch.
+
+    ``used`` is how many numbers of a client's stream are spent. Returns (indptr, positions in the
+    arrays that ``indptr`` cuts); each epoch shuffles the order of the one before.
+    """
+    out_indptr = (indptr - indptr[0]) * epochs
+    out = np.empty(out_indptr[-1], np.int64)
+    for c in range(len(users)):
+        order = np.arange(indptr[c], indptr[c + 1])
+        position, end = used[c], out_indptr[c]
+        for _ in range(epochs):
+            for last in range(len(order) - 1, 0, -1):
+                other = below(draw(key, users[c], position), last + 1)
+                position += 1
+                order[last], order[other] = order[other], order[last]
+            out[end : end + len(order)] = order
+            end += len(order)
+    return out_indptr, out
+
+
+@njit(cache=True, nogil=True)
+def places(indptr: Array, items: Array, n_items: int) -> tuple[Array, Array, Array]:
+    """Number each client's distinct items in the order of their first use.
+
+    Returns (indptr, the distinct items, the number of every entry).
+    """
+    out_indptr = np.zeros_like(indptr)
+    out, place = np.empty(len(items), np.int32), np.empty(len(items), np.int64)
+    place_of = np.full(n_items, -1, np.int64)
+    end = 0
+    for c in range(len(indptr) - 1):
+        start = end
+        for p in range(indptr[c], indptr[c + 1]):
+            if place_of[items[p]] < 0:
+                place_of[items[p]] = end - start
+                out[end] = items[p]
+                end += 1
+            place[p] = place_of[items[p]]
+        for k in range(start, end):
+            place_of[out[k]] = -1
+        out_indptr[c + 1] = end
+    return out_indptr, out[:end].copy(), place

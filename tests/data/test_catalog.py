@@ -402,6 +402,18 @@ def test_import_refuses_bad_names(cache, tmp_path, name):
     assert not cache.exists()
 
 
+def test_import_replaces_only_when_told(cache, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("user,item\na,x\nb,y\n")
+    import_file(path, "mine")
+    path.write_text("user,item\na,x\nb,y\nc,z\n")
+    with pytest.raises(ConfigError, match="overwrite"):
+        import_file(path, "mine")
+    assert len(load("mine")) == 2
+    import_file(path, "mine", overwrite=True)
+    assert len(load("mine")) == 3
+
+
 def test_damaged_import(cache, tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("user,item\na,x\nb,y\n")

@@ -290,15 +290,19 @@ def _by_hand(dataset: DataSet) -> str:
 # ------------------------------------------------------------------------------------- imports
 
 
-def import_file(path: str | Path, name: str, **columns: Any) -> Interactions:
+def import_file(
+    path: str | Path, name: str, *, overwrite: bool = False, **columns: Any
+) -> Interactions:
     """Read a file once and keep it in the cache, so that `load` finds it under ``name``.
 
-    ``columns`` are the keywords of `read_interactions`. An older import of that name is replaced.
+    ``columns`` are the keywords of `read_interactions`.
     """
     if name in CATALOG:
         raise ConfigError(f"'{name}' is the name of a data set of the catalogue; choose another")
     if not name or name.startswith(".") or any(mark in name for mark in "/\\:\0"):
         raise ConfigError(f"'{name}' cannot be a name: no slashes, colons or leading dots")
+    if _imported_path(name).exists() and not overwrite:
+        raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
     data = read_interactions(path, name=name, **columns)
     arrays: dict[str, NDArray[Any]] = {
         part: getattr(data, part) for part in ("user", "item", "value", "time", "users", "items")

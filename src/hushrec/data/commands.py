@@ -140,8 +140,11 @@ def fetch_command(name: str, as_json: bool) -> None:
 @click.option("--time", help="Column of times: numbers or ISO dates.")
 @click.option("--title", help="Column of what to print for an item.")
 @click.option("--delimiter", help="What separates the fields, if it is not recognised.")
+@click.option("--overwrite", is_flag=True, help="Replace an older import of that name.")
 @json_option
-def import_command(file: Path, name: str, as_json: bool, **columns: str | None) -> None:
+def import_command(
+    file: Path, name: str, overwrite: bool, as_json: bool, **columns: str | None
+) -> None:
     """Read a file once and keep it under a name.
 
     CSV, TSV, other delimiters, JSON lines and Parquet are read, gzip or not.
@@ -151,7 +154,7 @@ def import_command(file: Path, name: str, as_json: bool, **columns: str | None) 
     hushrec data import log.tsv.gz --name log --user who --item what --time when
     hushrec data import plain.txt --name plain --user 0 --item 1 --delimiter '|'
     """
-    summary = summarise(import_file(file, name, **columns))
+    summary = summarise(import_file(file, name, overwrite=overwrite, **columns))
     if as_json:
         _print_json(summary)
     else:

@@ -468,15 +468,18 @@ def _guess_delimiter(text: str) -> str | None:
     return max(present, key=fit)
 
 
+_IMPORT = "hushrec data import …"
+
+
 def _delimiter_hint(text: str, asked: str | None) -> str:
     guess = _guess_delimiter(text)
     if guess is not None and guess != asked:
-        return f" with delimiter {asked!r}; {guess!r} looks right: --delimiter {guess!r}"
+        return f" with delimiter {asked!r}; {guess!r} looks right: {_IMPORT} --delimiter {guess!r}"
     marks = Counter(re.findall(r"[^\w\s.\-\"']", _head(text)[0]))
     if marks:
         mark = marks.most_common(1)[0][0]
-        return f"; {mark!r} looks like the delimiter: --delimiter {mark!r}"
-    return "; pass the delimiter with --delimiter"
+        return f"; {mark!r} looks like the delimiter: {_IMPORT} --delimiter {mark!r}"
+    return f"; say what separates the fields: {_IMPORT} --delimiter MARK"
 
 
 def _looks_like_a_table(lines: list[str]) -> bool:
@@ -512,10 +515,10 @@ def _choose_columns(
                 chosen[role] = match
     for role in required:
         if role not in chosen:
-            headerless = "; if there is no header line, pass --user 0 --item 1"
+            headerless = "; if there is no header line, --user 0 --item 1"
             raise DataError(
                 f"{table.path}: no {role} column among {_quoted(table.names or [])}; "
-                f"name it with --{role}{headerless if table.text_only else ''}"
+                f"name it: {_IMPORT} --{role} COLUMN{headerless if table.text_only else ''}"
             )
     return chosen
 

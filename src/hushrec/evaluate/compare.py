@@ -32,6 +32,11 @@ class ComparedRun:
     high: float
     seed_sd: float | None
     """Standard deviation of the mean over seeds; None for a single seed."""
+    selected_round: float
+    """The round whose model is compared, a mean over seeds as are the next two."""
+    up_bytes: float
+    """Uploaded up to that round, by all clients together."""
+    down_bytes: float
     difference: float | None = None
     """This run minus the first one, user by user; None for the first."""
     difference_low: float | None = None
@@ -77,6 +82,7 @@ def compare_runs(
                 low=low,
                 high=high,
                 seed_sd=float(values.mean(axis=1).std(ddof=1)) if seeds > 1 else None,
+                **run.costs,
             )
             if run is not runs[0]:
                 found = paired_test(values.mean(axis=0), baseline.mean(axis=0), method=test)
@@ -112,14 +118,16 @@ class _Stored:
     data: str
     protocol: str
     ranks: list[Ranks]
+    costs: dict[str, float]
 
     @classmethod
     def read(cls, path: Path, candidates: str) -> _Stored:
         folder = RunFolder.open(path)
         summary = folder.read_summary()
         parts = [path / name for name in summary.get("runs", [])] or [path]
-        ranks = []
+        ranks, costs = [], []
         for part in parts:
+            costs.append(_costs(RunFolder.open(part)))
             stored = read_ranks(RunFolder.open(part))["test"]
             if candidates not in stored:
                 raise ConfigError(
@@ -132,8 +140,21 @@ class _Stored:
                 "user; compare single seeds, or use a split without chance"
             )
         method, data, protocol = (summary[key] for key in ("method", "data", "protocol"))
-        return cls(str(path), method, data, protocol, ranks)
+        mean = {name: float(np.mean([cost[name] for cost in costs])) for name in costs[0]}
+        return cls(str(path), method, data, protocol, ranks, mean)
 
     def values(self, metric: str) -> NDArray[np.float64]:
         """Return the metric of every user for every seed, [seeds, users]."""
         return np.stack([per_user(ranks, metric) for ranks in self.ranks])
+
+
+def _costs(folder: RunFolder) -> dict[str, float]:
+    """Return what a run had cost when it reached the model that is compared."""
+    selected = folder.read_summary()["selected_round"]
+    lines = [line for line in folder.read_metrics() if line["round"] == selected]
+    if not lines:
+        raise RunError(f"{folder.path}: metrics.jsonl has no line of the selected round {selected}")
+    return {
+        "selected_round": selected,
+        **{key: lines[0][key] for key in ("up_bytes", "down_bytes")},
+    }

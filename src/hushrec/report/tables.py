@@ -96,6 +96,18 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
     return list(tables.values())
 
 
+def cost_table(rows: Sequence[ComparedRun]) -> Table:
+    """Show what each compared model cost: rounds, and bytes of all clients together."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("COST", overflow="fold")
+    for name in ("rounds", "uploaded", "downloaded"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in {row.run: row for row in rows}.values():
+        sent = human_size(round(row.up_bytes)), human_size(round(row.down_bytes))
+        table.add_row(escape(row.run), f"{row.selected_round:g}", *sent)
+    return table
+
+
 def facts(summary: Mapping[str, Any]) -> list[str]:
     """Return the lines under the table: what a reader must know to judge it."""
     users, time = summary["users"], summary["time"]

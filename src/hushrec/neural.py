@@ -1,0 +1,276 @@
+"""Small networks, one per client, trained together: what the methods in torch share.
+
+Every parameter has a leading axis of clients, so a layer of all of them is one batched product. The
+clients' losses are independent, so the gradient of their sum is each client's own gradient.
+
+Clients are taken `GROUP` at a time and samples ``batch`` at a time, filled up with clients and
+samples that weigh nothing: how a product rounds may depend on its shape, and with one shape a
+client is trained to the same bits in any company. One thread per product, for the same reason; the
+backend runs several stacks at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec import kernels
+from hushrec.aggregate import RowStack
+from hushrec.clients import TrainView
+from hushrec.errors import MissingExtraError
+from hushrec.negatives import PURPOSE
+from hushrec.rng import Streams
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("this method is a neural network", "neural") from error
+from torch import Tensor
+
+torch.set_num_threads(1)
+
+GROUP = 8
+"""Clients per batched product."""
+
+Array = NDArray[Any]
+Params = Mapping[str, Tensor]
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A stack of clients' samples of a round, in the order in which they are gone through."""
+
+    indptr: NDArray[np.int64]
+    items: NDArray[np.int32]
+    labels: NDArray[np.float32]
+    epochs: int
+    """Passes that the order goes through; the samples of each have the same length."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Samples of each client in one epoch."""
+        lengths: NDArray[np.int64] = np.diff(self.indptr) // self.epochs
+        return lengths
+
+
+def draw_samples(
+    view: TrainView, negatives: int, epochs: int, streams: Streams, round_number: int
+) -> Samples:
+    """Draw and shuffle the samples of a round, as `kernels.fit_inner_product` does."""
+    key, excluded = streams.key(PURPOSE, round_number), view.excluded()
+    indptr, items, labels, used = kernels.draw_samples(
+        key,
+        view.users,
+        view.positives.indptr,
+        view.positives.values,
+        excluded.indptr,
+        excluded.values,
+        view.n_items,
+        negatives,
+    )
+    return shuffle(Samples(indptr, items, labels, 1), key, view.users, used, epochs)
+
+
+def shuffle(
+    samples: Samples,
+    key: NDArray[np.uint64],
+    users: NDArray[np.int32],
+    used: NDArray[np.int64],
+    epochs: int,
+) -> Samples:
+    """Return one epoch's samples in the shuffled order of several epochs."""
+    indptr, order = kernels.shuffled_epochs(key, users, samples.indptr, used, epochs)
+    return Samples(indptr, samples.items[order], samples.labels[order], epochs)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of one step of `GROUP` clients: [clients, samples]."""
+
+    clients: Tensor
+    """Positions of the clients in the stack; where the group is filled up, the first one's."""
+    items: Tensor
+    """Item of each sample; where the batch is filled up, any."""
+    labels: Tensor
+    weights: Tensor
+    """One over the size of the client's batch; 0 where it is filled up, so sums are means."""
+
+    @property
+    def active(self) -> Tensor:
+        """1 for a client that has samples in this step, 0 for one that is done."""
+        return (self.weights[:, 0] > 0).float()
+
+
+LossOf = Callable[[Params, Params, Batch], Tensor]
+"""(parameters, the table rows of each sample, batch) -> the loss of each client, [clients]."""
+
+
+def train(
+    params: Arrays,
+    tables: Arrays,
+    loss_of: LossOf,
+    phases: Sequence[Mapping[str, float]],
+    samples: Samples,
+    batch: int,
+    n_items: int,
+) -> tuple[dict[str, Array], dict[str, RowStack], NDArray[np.float64]]:
+    """Train a stack of clients by SGD.
+
+    ``params`` have a leading client axis. ``tables`` are tables that all clients start from,
+    [items, …], or a table of each client's own, [clients, items, …]. On every batch the phases
+    follow one another: each takes one step on the parameters and tables it names, at the rates it
+    gives, with what the phase before it left. Nothing is changed in place.
+
+    Returns the parameters, the touched rows of every table as the clients left them, and each
+    client's mean loss before its steps.
+    """
+    indptr, ids, place = kernels.places(samples.indptr, samples.items, n_items)
+    trained = {name: np.array(array, np.float32) for name, array in params.items()}
+    widths = {name: table.shape[-1] for name, table in tables.items()}
+    rows = {name: np.empty((len(ids), width), np.float32) for name, width in widths.items()}
+    losses = np.zeros(len(samples.indptr) - 1)
+    for clients in groups(samples, batch):
+        real = np.unique(clients)
+        state = {name: torch.from_numpy(array[clients]) for name, array in trained.items()}
+        owned = [slice(indptr[c], indptr[c + 1]) for c in clients]
+        most = max(1, *(own.stop - own.start for own in owned))
+        local = {}
+        for name, table in tables.items():
+            received = np.zeros((GROUP, most, widths[name]), np.float32)
+            for g, (c, own) in enumerate(zip(clients, owned, strict=True)):
+                source = table if table.ndim == 2 else table[c]
+                received[g, : own.stop - own.start] = source[ids[own]]
+            local[name] = torch.from_numpy(received)
+        total = torch.zeros(GROUP, dtype=torch.float64)
+        for step, slots in batches(samples, place, clients, batch):
+            for number, rates in enumerate(phases):
+                loss = _step(state, local, loss_of, rates, step, slots)
+                if number == 0:
+                    total += loss.double() * step.active
+        steps = np.maximum(1, -(-samples.lengths // batch) * samples.epochs)
+        for g, c in enumerate(real):
+            losses[c] = float(total[g]) / steps[c]
+            for name, tensor in state.items():
+                trained[name][c] = tensor[g].numpy()
+            for name, tensor in local.items():
+                rows[name][owned[g]] = tensor[g, : owned[g].stop - owned[g].start].numpy()
+    return trained, {n: RowStack(indptr, ids, array) for n, array in rows.items()}, losses
+
+
+def _step(
+    state: dict[str, Tensor],
+    local: dict[str, Tensor],
+    loss_of: LossOf,
+    rates: Mapping[str, float],
+    step: Batch,
+    slots: Tensor,
+) -> Tensor:
+    """Take one step on what ``rates`` names; return the clients' losses before it."""
+    looked_up = {
+        name: table.gather(1, slots[..., None].expand(-1, -1, table.shape[-1]))
+        for name, table in local.items()
+    }
+    moving = {name: (state if name in state else looked_up)[name] for name in rates}
+    for tensor in moving.values():
+        tensor.requires_grad_()
+    losses = loss_of(state, looked_up, step)
+    gradients = torch.autograd.grad((losses * step.active).sum(), list(moving.values()))
+    for (name, tensor), gradient in zip(moving.items(), gradients, strict=True):
+        if name in state:
+            state[name] = tensor.detach() - rates[name] * gradient
+        else:
+            index = slots[..., None].expand_as(gradient)
+            local[name].scatter_add_(1, index, -rates[name] * gradient)
+    return losses.detach()
+
+
+def groups(samples: Samples, batch: int) -> Iterator[NDArray[np.int64]]:
+    """Cut a stack into groups of clients with about as many steps; fill the last one up."""
+    order = np.argsort(samples.lengths, kind="stable")
+    for start in range(0, len(order), GROUP):
+        group = np.sort(order[start : start + GROUP])
+        yield np.append(group, np.full(GROUP - len(group), group[-1]))
+
+
+def batches(
+    samples: Samples, place: NDArray[np.int64], clients: NDArray[np.int64], batch: int
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield the steps of a group, with the place of each sample's item among the client's rows."""
+    real = len(np.unique(clients))
+    lengths = np.where(np.arange(GROUP) < real, samples.lengths[clients], 0)
+    starts = samples.indptr[clients]
+    whole = torch.from_numpy(clients)
+    for epoch in range(samples.epochs):
+        for first in range(0, int(lengths.max(initial=0)), batch):
+            sizes = np.clip(lengths - first, 0, batch)
+            valid = np.arange(batch) < sizes[:, None]
+            at = (starts + epoch * lengths + first)[:, None] + np.arange(batch)
+            at = np.where(valid, at, 0)
+            weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0).astype(np.float32)
+            yield (
+                Batch(
+                    whole,
+                    torch.from_numpy(samples.items[at].astype(np.int64)),
+                    torch.from_numpy(samples.labels[at]),
+                    torch.from_numpy(weights),
+                ),
+                torch.from_numpy(np.where(valid, place[at], 0)),
+            )
+
+
+def mean_bce(logits: Tensor, batch: Batch) -> Tensor:
+    """Return each client's mean binary cross-entropy."""
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits, batch.labels, reduction="none"
+    )
+    return (entropy * batch.weights).sum(1)
+
+
+def mlp_shapes(widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Name the weights and biases of a network with these layer widths, input first."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, (n_in, n_out) in enumerate(pairwise(widths)):
+        shapes[f"layer{number}/weight"] = (n_in, n_out)
+        shapes[f"layer{number}/bias"] = (n_out,)
+    return shapes
+
+
+def initial_mlp(widths: Sequence[int], streams: Streams, purpose: str) -> dict[str, Array]:
+    """Draw weights and biases from U(-1/sqrt(inputs), 1/sqrt(inputs))."""
+    generator = streams.generator(purpose)
+    drawn = {}
+    for name, shape in mlp_shapes(widths).items():
+        bound = 1 / math.sqrt(widths[int(name.removeprefix("layer").split("/")[0])])
+        drawn[name] = generator.uniform(-bound, bound, shape).astype(np.float32)
+    return drawn
+
+
+def mlp(params: Params, inputs: Tensor) -> Tensor:
+    """Run each client's network on its inputs [clients, samples, width]; ReLU between layers."""
+    depth = sum(name.startswith("layer") for name in params) // 2
+    out = inputs
+    for number in range(depth):
+        weight, bias = params[f"layer{number}/weight"], params[f"layer{number}/bias"]
+        out = torch.baddbmm(bias[:, None, :], out, weight)
+        if number < depth - 1:
+            out = torch.relu(out)
+    return out
+
+
+def in_groups(n_clients: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Cut a stack into groups for scoring: (clients, filled up; how many of them are real)."""
+    for start in range(0, n_clients, GROUP):
+        clients = np.arange(start, min(start + GROUP, n_clients))
+        yield np.append(clients, np.full(GROUP - len(clients), start)), len(clients)
+
+
+def repeat(arrays: Arrays, clients: int) -> dict[str, Array]:
+    """Give every client of a stack the received parameters."""
+    return {n: np.broadcast_to(a, (clients, *a.shape)) for n, a in arrays.items()}
