@@ -115,7 +115,7 @@ def test_options_are_written_out_in_full(method):
     config = method_class(method).Config()
     assert made.options == config.model_dump(mode="json", exclude_none=True)
     assert made.make_method().config == config
-    assert made.rounds == method_class(method).default_rounds
+    assert made.rounds == method_class(method)().planned_rounds
 
 
 def test_a_frozen_experiment():

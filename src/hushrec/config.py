@@ -95,7 +95,7 @@ def make_experiment(
     given = {} if preset is None else read_preset(method, preset)
     mode = (settings or {}).get("privacy.mode") or given.get("privacy", {}).get("mode")
     found = _class_for(method, mode)
-    values: dict[str, Any] = {"rounds": found.default_rounds, "options": {}}
+    values: dict[str, Any] = {"options": {}}
     if not found.learns:
         # Yardsticks do not converge; their last round is the result.
         values["evaluation"] = {"every": found.default_rounds}
@@ -111,6 +111,7 @@ def make_experiment(
     values |= {name: value for name, value in top_level.items() if value is not None}
     config = _validated(found.Config, values["options"], f"option of {method}")
     values["options"] = config.model_dump(mode="json", exclude_none=True)
+    values.setdefault("rounds", found(config).planned_rounds)
     return _validated(
         Experiment, {"data": data, "method": method, "preset": preset, **values}, "setting"
     )

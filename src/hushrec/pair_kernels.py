@@ -103,13 +103,19 @@ def merge_sums(
 
 @njit(cache=True, nogil=True)
 def following_pairs(
-    indptr: Array, items: Array, n_items: int, by_gap: Array, counted: float = 1.0
+    indptr: Array,
+    items: Array,
+    n_items: int,
+    by_gap: Array,
+    counted: float = 1.0,
+    together: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Return, ragged by client, what followed what: keys and weights.
 
     Item j, g steps after item i, gives the pair (i, j) the weight ``by_gap[g - 1]``, and none past
     its end; every occurrence of i gives (i, i) the weight ``counted``. So the diagonal holds
-    counts.
+    counts. With ``together`` there is a second weight, the share of the windows around i that hold
+    both: 1 - g / (window + 1).
     """
     window = len(by_gap)
     out_indptr = np.zeros(len(indptr), np.int64)
@@ -119,7 +125,7 @@ def following_pairs(
         rest = n - full
         out_indptr[c + 1] = out_indptr[c] + n + full * window + rest * (rest - 1) // 2
     keys = np.empty(out_indptr[-1], np.int64)
-    weights = np.empty((out_indptr[-1], 1), np.float32)
+    weights = np.ones((out_indptr[-1], 2 if together else 1), np.float32)
     end = 0
     for c in range(len(indptr) - 1):
         last = indptr[c + 1]
@@ -132,6 +138,8 @@ def following_pairs(
                 if items[q] != items[p]:
                     keys[end] = row + items[q]
                     weights[end, 0] = by_gap[q - p - 1]
+                    if together:
+                        weights[end, 1] = 1.0 - (q - p) / (window + 1.0)
                     end += 1
         out_indptr[c + 1] = end  # fewer than foreseen where an item comes again soon
     return out_indptr, keys[:end], weights[:end]

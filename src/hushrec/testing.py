@@ -107,7 +107,7 @@ class MethodContract:
     options: ClassVar[Mapping[str, Any]] = {}
     """Options of the method for all these tests; its defaults otherwise."""
     rounds: ClassVar[int] = 100
-    """Rounds of the test that it learns; methods with fewer `default_rounds` get those."""
+    """Rounds of the test that it learns; methods with fewer `planned_rounds` get those."""
     beats_chance: ClassVar[bool] = True
     """False for methods that cannot tell unseen items apart, and say so."""
 
@@ -120,7 +120,7 @@ class MethodContract:
         assert isinstance(method.name, str), "a method has a name"
         assert method.name, "a method has a name"
         assert issubclass(method.Config, MethodConfig), "Config inherits MethodConfig"
-        assert method.default_rounds >= 1, "default_rounds is at least 1"
+        assert self._make().planned_rounds >= 1, "planned_rounds is at least 1"
         assert isinstance(method().config, method.Config), "a method works with its defaults"
 
     def test_the_config_is_frozen(self) -> None:
@@ -394,7 +394,7 @@ class MethodContract:
         shared = method.init(view, streams)
         store = PrivateStore(method.private_fields(view, shared, streams), len(view))
         backend = InProcess(view, store, threads=1)
-        for number in range(1, min(self.rounds, method.default_rounds) + 1):
+        for number in range(1, min(self.rounds, method.planned_rounds) + 1):
             outcome = backend.run_clients(
                 method, shared, Stack(), split.training_users, streams, number
             )

@@ -66,9 +66,9 @@ def export(
     manifest = {
         "format": FORMAT,
         "method": run.method.name,
-        "recency": config.recency,
+        "recency": float(run.shared["scalars"][0]),
         "recent": config.recent,
-        "popularity": config.popularity,
+        "popularity": float(run.shared["scalars"][1]),
         "scale": scale,
         "model_bytes": len(content),
         "model_sha256": hashlib.sha256(content).hexdigest(),

@@ -120,6 +120,11 @@ class Method(ABC):
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = config if config is not None else self.Config()
 
+    @property
+    def planned_rounds(self) -> int:
+        """Number of rounds where nobody says another one."""
+        return self.default_rounds
+
     @abstractmethod
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Return the shared parameters before the first round."""

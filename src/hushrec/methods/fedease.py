@@ -22,13 +22,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import pair_kernels
-from hushrec.aggregate import RowStack, Update
+from hushrec.aggregate import RowStack
 from hushrec.clients import Ragged, TrainView
-from hushrec.methods.base import Fitted, Private, Shared
-from hushrec.methods.item_pairs import TABLE, Block, ItemPairs, ItemPairsConfig, Vector
+from hushrec.methods.item_pairs import Block, ExactPairs, ItemPairsConfig, Vector
 from hushrec.methods.popularity import distinct_items
 from hushrec.methods.private_pairs import PrivatePairs, PrivatePairsConfig
-from hushrec.rng import Streams
 
 
 class FedEASEConfig(ItemPairsConfig):
@@ -76,29 +74,28 @@ class PrivateFedEASE(PrivatePairs):
         alone = keys // max(size, 1) == keys % max(size, 1)
         return indptr, keys, np.where(alone[:, None], np.float32(self.config.counted), ones)
 
-    def solve(self, block: Block) -> Block:
+    def solve(self, *blocks: Block) -> Block:
         """Regress every item on all the others; the block is an upper triangle."""
-        return regression(block, self.config.ridge)
+        (block,) = blocks
+        return regression(block + np.triu(block, 1).T, self.config.ridge)
 
 
-class FedEASE(ItemPairs):
+class FedEASE(ExactPairs):
     """EASE from the sum of the clients' item pairs, scored from recent history."""
 
     name = "fedease"
     Config = FedEASEConfig
     under_noise = PrivateFedEASE
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
-        """Upload a one for every pair of the client's items, an item with itself included."""
-        touched = distinct_items(view.positives)
-        indptr, keys, ones = pair_kernels.common_pairs(touched.indptr, touched.values, view.n_items)
-        return Fitted(Update(len(view), rows={TABLE: RowStack(indptr, keys, ones)}), {})
+    def count(self, view: TrainView) -> RowStack:
+        """Count the pairs of each client's distinct items, and the items themselves."""
+        items = distinct_items(view.positives)
+        return RowStack(*pair_kernels.common_pairs(items.indptr, items.values, view.n_items))
 
-    def solve(self, block: Block) -> Block:
+    def solve(self, *blocks: Block) -> Block:
         """Regress every item on all the others; the block is an upper triangle."""
-        return regression(block, self.config.ridge)
+        (block,) = blocks
+        return regression(block + np.triu(block, 1).T, self.config.ridge)
 
     def directed(
         self, keys: NDArray[np.int64], values: Vector, n_items: int
@@ -109,9 +106,8 @@ class FedEASE(ItemPairs):
         return both[order], np.concatenate([values, values])[order]
 
 
-def regression(block: Block, ridge: float) -> Block:
-    """Return EASE's weights from the upper triangle of XᵀX."""
-    gram = block + np.triu(block, 1).T
+def regression(gram: Block, ridge: float) -> Block:
+    """Return EASE's weights from XᵀX, which is changed."""
     gram[np.diag_indices_from(gram)] += ridge
     inverse = np.linalg.inv(gram)
     return -inverse / np.diag(inverse)

@@ -15,6 +15,11 @@ what an item is credited with only because it keeps popular company. The power k
 popular pairs, whose counts vary most, from ruling the fit: the square root gives counts that are
 Poisson the same variance.
 
+What follows is not all: some items keep company in any order. So a device also counts C[i, j], the
+share 1 - g / (window + 1) where j came g <= window steps after i: of the windows of that length
+that hold i, those that hold j too. C + Cᵀ with the counts on the diagonal is therefore XᵀX over all
+windows, and ``company`` times the weights that EASE (`methods.fedease`) gives to it are added to W.
+
 Under `--privacy central` the sums are those of `PrivateFedNext`, and so are the defaults.
 """
 
@@ -27,19 +32,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import pair_kernels
-from hushrec.aggregate import RowStack, Update
+from hushrec.aggregate import RowStack
 from hushrec.clients import Ragged, TrainView
-from hushrec.methods.base import Fitted, Private, Shared
+from hushrec.methods import fedease
 from hushrec.methods.item_pairs import (
-    TABLE,
     Block,
-    ItemPairs,
+    ExactPairs,
     ItemPairsConfig,
     Vector,
     solve_symmetric,
 )
 from hushrec.methods.private_pairs import PrivatePairs, PrivatePairsConfig
-from hushrec.rng import Streams
 
 
 class FedNextConfig(ItemPairsConfig):
@@ -51,6 +54,10 @@ class FedNextConfig(ItemPairsConfig):
     """Sums are taken to this power before the regression; 1 leaves them alone."""
     gram: Annotated[float, Field(ge=0, le=1)] = 0.4
     """How much of A + Aᵀ is correlation of past items; 0 treats items as unrelated."""
+    company: Annotated[float, Field(ge=0)] = 0.2
+    """How much the weights of keeping company add to those of following."""
+    company_ridge: Annotated[float, Field(gt=0)] = 300.0
+    """Added to the diagonal of the system of keeping company, in counts."""
 
 
 class PrivateFedNextConfig(PrivatePairsConfig):
@@ -76,32 +83,38 @@ class PrivateFedNext(PrivatePairs):
         counted = self.config.counted
         return pair_kernels.following_pairs(past.indptr, past.values, size, by_gap, counted)
 
-    def solve(self, block: Block) -> Block:
+    def solve(self, *blocks: Block) -> Block:
         """Solve the ridge regression of what comes next on the recent history."""
+        (block,) = blocks
         return regression(block, self.config.gram, self.config.ridge)
 
 
-class FedNext(ItemPairs):
+class FedNext(ExactPairs):
     """Ridge regression of the next item on the recent history, from one round of sums."""
 
     name = "fednext"
     Config = FedNextConfig
     under_noise = PrivateFedNext
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
-        """Upload what followed what, and how often each item was met."""
+    def count(self, view: TrainView) -> RowStack:
+        """Count what followed what and what kept company, and how often each item was met."""
         past = view.positives
-        indptr, keys, weights = pair_kernels.following_pairs(
-            past.indptr, past.values, view.n_items, gaps(self.config.window)
+        return RowStack(
+            *pair_kernels.following_pairs(
+                past.indptr, past.values, view.n_items, gaps(self.config.window), together=True
+            )
         )
-        return Fitted(Update(len(view), rows={TABLE: RowStack(indptr, keys, weights)}), {})
 
-    def solve(self, block: Block) -> Block:
-        """Solve the ridge regression of what comes next on the recent history."""
-        powered = np.maximum(block, 0.0) ** self.config.power
-        return regression(powered, self.config.gram, self.config.ridge)
+    def solve(self, *blocks: Block) -> Block:
+        """Solve the regression of what comes next, and the one of what keeps company."""
+        config, (following, together) = self.config, blocks
+        powered = np.maximum(following, 0.0) ** config.power
+        weights = regression(powered, config.gram, config.ridge)
+        if config.company:
+            gram = together + together.T
+            np.fill_diagonal(gram, np.diag(together))
+            weights += config.company * fedease.regression(gram, config.company_ridge)
+        return weights
 
     def alone(self, pairs: Vector, counts: Vector) -> Vector:
         """Return what pairs weigh by themselves: the regression with ``gram = 0``."""

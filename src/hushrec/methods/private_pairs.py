@@ -57,6 +57,10 @@ class PrivatePairsConfig(ItemPairsConfig):
     """Share of the budget that the first round spends, to find the head."""
     counted: Annotated[float, Field(gt=0)] = 0.15
     """Weight of an item by itself against a pair, before uploads are scaled to norm 1."""
+    recency: Annotated[float, Field(ge=0)] = 1.0
+    """On the device: the g-th last item weighs g^-recency; 0 ignores the order."""
+    popularity: Annotated[float, Field(ge=0)] = 0.1
+    """On the device: how much an item's share of all interactions adds to its score."""
     visible: Annotated[float, Field(gt=0)] = 0.014
     """Least sum by chance of two items of the head, in deviations of the noise on a pair."""
 
@@ -65,10 +69,14 @@ class PrivatePairs(ItemPairs):
     """Base of the family under noise; a member says what is counted and what is solved."""
 
     Config = PrivatePairsConfig
-    default_rounds = 2
     upload_norm = 1.0
     ordered: ClassVar[bool] = True
     """False where only pairs i <= j are counted."""
+
+    @property
+    def planned_rounds(self) -> int:
+        """One round for counts, one for pairs."""
+        return 2
 
     def budget_shares(self) -> tuple[float, ...]:
         """Spend little on counts, the rest on pairs."""
