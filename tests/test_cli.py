@@ -24,7 +24,16 @@ QUICK = ["--set", "d=4", "--rounds", "2"]
 
 
 def hushrec(*arguments: str) -> Result:
-    return CliRunner().invoke(main, [str(a) for a in arguments])
+    words = [str(a) for a in arguments]
+    if words[0] == "train" and not {"--method", "--resume"} & set(words):
+        words += ["--method", "fedmf"]  # what most tests train, though it is not the default
+    return CliRunner().invoke(main, words)
+
+
+def test_the_default_method_is_the_one_that_wins(table: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["train", "--data", str(table), "--out", str(tmp_path / "r")])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["method"] == "fednext"
 
 
 def ratings(rows: int = 600, users: int = 25, items: int = 40) -> list[str]:

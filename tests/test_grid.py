@@ -18,6 +18,8 @@ sys.modules["grid_runner"] = runner
 spec.loader.exec_module(runner)
 
 GRID = """
+title = "A grid"
+
 [[cell]]
 name = "popularity"
 data = "demo"
@@ -61,6 +63,7 @@ def test_a_grid_is_run_once_and_gone_on_with(grid, tmp_path, capfd, monkeypatch)
     p = own["against"]["ndcg@10"]["p"]
     assert own["against"]["ndcg@10"]["significant"] == (p < 0.05)
     page = (tmp_path / "results.md").read_text()
+    assert page.startswith("# A grid")
     assert own["command"] in page
     assert f"{own['test']['full']['ndcg@10']:.4f} ±" in page
     assert "left out: the method not-yet-there is not installed" in capfd.readouterr().err
@@ -90,16 +93,18 @@ def test_a_wrong_grid_is_refused(tmp_path, change, words):
     file = tmp_path / "grid.toml"
     file.write_text(GRID.replace(*change))
     if words is None:
-        assert len(runner.read_grid(file)) == 3
+        assert len(runner.read_grid(file)[1]) == 3
         return
     with pytest.raises(SystemExit, match=words):
         runner.read_grid(file)
 
 
-def test_the_grid_that_ships():
+@pytest.mark.parametrize("folder", ["personal-tables", "winning"])
+def test_the_grids_that_ship(folder):
     """Every cell can be run, or is left out with the reason."""
-    cells, installed = runner.read_grid(FOLDER / "grid.toml"), method_names()
-    words = [sys.executable, FOLDER / "run.py", "--list"]
+    grid = FOLDER.parent / folder / "grid.toml"
+    cells, installed = runner.read_grid(grid)[1], method_names()
+    words = [sys.executable, FOLDER / "run.py", "--list", "--grid", grid]
     lines = subprocess.run(words, capture_output=True, text=True, check=True).stderr.splitlines()
     assert len(lines) == len(cells)
     for cell, line in zip(cells, lines, strict=True):

@@ -22,12 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hushrec.config import preset_names
 from hushrec.errors import HushrecError
 from hushrec.evaluate.compare import compare_runs
 from hushrec.methods.base import method_names
+from hushrec.report.units import human_size
 
 HERE = Path(__file__).resolve().parent
 METRICS = ("hr@10", "ndcg@10")
@@ -75,10 +77,11 @@ class Cell(BaseModel):
         return shlex.join(["hushrec", *self.arguments()])
 
 
-def read_grid(file: Path) -> list[Cell]:
-    """Read the cells; names are unique for each data set and protocol, and ``against`` exists."""
+def read_grid(file: Path) -> tuple[str, list[Cell]]:
+    """Read title and cells; names are unique for a data set and protocol, ``against`` exists."""
     try:
-        cells = [Cell.model_validate(cell) for cell in tomllib.loads(file.read_text())["cell"]]
+        grid = tomllib.loads(file.read_text())
+        title, cells = str(grid["title"]), [Cell.model_validate(cell) for cell in grid["cell"]]
     except (OSError, tomllib.TOMLDecodeError, KeyError, ValidationError) as error:
         raise SystemExit(f"{file}: {error}") from None
     known = [cell.folder for cell in cells]
@@ -88,7 +91,7 @@ def read_grid(file: Path) -> list[Cell]:
     for cell in cells:
         if cell.against and baseline(cell) not in known:
             raise SystemExit(f"{file}: {cell.folder} is against '{cell.against}', which is no cell")
-    return cells
+    return title, cells
 
 
 def baseline(cell: Cell) -> str:
@@ -119,6 +122,7 @@ def result(cell: Cell, runs: Path) -> dict[str, Any]:
         "data": cell.data,
         "method": cell.method,
         "protocol": cell.protocol,
+        "split": cell.set.get("split.kind", "leave-one-out"),
         "protocol_mark": summary["protocol_mark"],
         "seeds": cell.seeds,
         "selected_round": summary["selected_round"],
@@ -149,22 +153,24 @@ def result(cell: Cell, runs: Path) -> dict[str, Any]:
     return found
 
 
-def markdown(results: Sequence[dict[str, Any]]) -> str:
-    """Write the results as tables, one for each data set and protocol."""
+def markdown(results: Sequence[dict[str, Any]], title: str) -> str:
+    """Write the results as tables, one for each data set, split and protocol."""
     lines = [
-        "# Personal tables: results",
+        f"# {title}",
         "",
-        "Written by `run.py`; every row has its command.",
+        "Written by `experiments/personal-tables/run.py`; every row has its command.",
         "",
     ]
-    for data, protocol in dict.fromkeys((r["data"], r["protocol"]) for r in results):
-        rows = [r for r in results if (r["data"], r["protocol"]) == (data, protocol)]
+    for table in dict.fromkeys((r["data"], r["split"], r["protocol"]) for r in results):
+        data, split, protocol = table
+        rows = [r for r in results if (r["data"], r["split"], r["protocol"]) == table]
         mark = f": {rows[0]['protocol_mark']}" if rows[0]["protocol_mark"] else ""
-        lines += [f"## {data}, {protocol}{mark}", ""]
+        lines += [f"## {data}, {split}, {protocol}{mark}", ""]
         lines += [
-            "| cell | HR@10 | NDCG@10 | HR@10, 99 sampled | against | NDCG@10 difference | p |"
+            "| cell | HR@10 | NDCG@10 | HR@10, 99 sampled | rounds | uploaded | against "
+            "| NDCG@10 difference | p |"
         ]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += ["|---|---|---|---|---|---|---|---|---|"]
         for r in rows:
             tested = r["against"] or {}
             ndcg = tested.get("ndcg@10")
@@ -179,6 +185,8 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
                 _figure(r, "full", "hr@10"),
                 _figure(r, "full", "ndcg@10"),
                 _figure(r, sampled, "hr@10"),
+                str(np.mean(r["selected_round"]).round(1)).removesuffix(".0"),
+                human_size(r["up_bytes"]),
                 tested.get("name", ""),
                 difference,
                 verdict,
@@ -198,12 +206,12 @@ def _figure(r: dict[str, Any], candidates: str, metric: str) -> str:
     return f"{r['test'][candidates][metric]:.4f}" + (f" ± {spread:.4f}" if spread else "")
 
 
-def write_results(cells: Sequence[Cell], runs: Path, out: Path) -> None:
+def write_results(cells: Sequence[Cell], runs: Path, out: Path, title: str) -> None:
     """Write results.json and results.md of all finished cells."""
     out.mkdir(parents=True, exist_ok=True)
     results = [result(cell, runs) for cell in cells if is_done(cell, runs)]
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    (out / "results.md").write_text(markdown(results))
+    (out / "results.md").write_text(markdown(results, title))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -216,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--list", action="store_true", help="show the cells and run nothing")
     given = parser.parse_args(arguments)
-    cells = read_grid(given.grid)
+    title, cells = read_grid(given.grid)
     unknown = set(given.only or ()) - {cell.name for cell in cells}
     if unknown:
         raise SystemExit(f"{given.grid}: no cell is called '{sorted(unknown)[0]}'")
@@ -234,9 +242,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.list or state != "to do":
             continue
         run_cell(cell, given.runs, given.threads)
-        write_results(cells, given.runs, given.out)
+        write_results(cells, given.runs, given.out, title)
     if not given.list:
-        write_results(cells, given.runs, given.out)
+        write_results(cells, given.runs, given.out, title)
 
 
 if __name__ == "__main__":

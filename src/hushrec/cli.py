@@ -93,7 +93,7 @@ def main() -> None:
     """Personalised, private, federated recommendation.
 
     \b
-    hushrec train --data demo --method fedmf --out runs/first
+    hushrec train --data demo --out runs/first
     hushrec recommend runs/first --user viewer-0001
     hushrec compare runs/first runs/second
     hushrec audit runs/first
@@ -107,7 +107,7 @@ main.add_command(audit_command)
 
 @main.command("train")
 @click.option("--data", "data_name", default="demo", show_default=True, metavar="NAME|FILE")
-@click.option("--method", "method_name", default="fedmf", show_default=True, metavar="NAME")
+@click.option("--method", "method_name", default="fednext", show_default=True, metavar="NAME")
 @click.option("--preset", metavar="NAME", help="A set of options that ships, for example 'paper'.")
 @click.option(
     "--protocol",
@@ -519,7 +519,7 @@ def methods_command(as_json: bool) -> None:
 
 @main.command("tune")
 @click.option("--data", "data_name", default="demo", show_default=True, metavar="NAME|FILE")
-@click.option("--method", "method_name", default="fedmf", show_default=True, metavar="NAME")
+@click.option("--method", "method_name", default="fednext", show_default=True, metavar="NAME")
 @click.option("--preset", metavar="NAME", help="What trial 0 and the fixed options come from.")
 @click.option("--trials", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
 @click.option("--rounds", type=int, metavar="N", help="Rounds of a trial.")
