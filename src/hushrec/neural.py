@@ -28,10 +28,10 @@ from hushrec.negatives import PURPOSE
 from hushrec.rng import Streams
 
 try:
-    import torch
+    import torch as torch  # methods import it from here, so that its absence is said in one place
 except ImportError as error:
     raise MissingExtraError("this method is a neural network", "neural") from error
-from torch import Tensor
+from torch import Tensor as Tensor
 
 torch.set_num_threads(1)
 
@@ -61,9 +61,17 @@ class Samples:
 
 
 def draw_samples(
-    view: TrainView, negatives: int, epochs: int, streams: Streams, round_number: int
+    view: TrainView,
+    negatives: int,
+    epochs: int,
+    streams: Streams,
+    round_number: int,
+    positive_above: float | None = None,
 ) -> Samples:
-    """Draw and shuffle the samples of a round, as `kernels.fit_inner_product` does."""
+    """Draw and shuffle the samples of a round, as `kernels.fit_inner_product` does.
+
+    With ``positive_above``, a training row with a value up to that is a negative too.
+    """
     key, excluded = streams.key(PURPOSE, round_number), view.excluded()
     indptr, items, labels, used = kernels.draw_samples(
         key,
@@ -75,6 +83,8 @@ def draw_samples(
         view.n_items,
         negatives,
     )
+    if positive_above is not None:
+        labels[labels > 0] = view.values.values > positive_above
     return shuffle(Samples(indptr, items, labels, 1), key, view.users, used, epochs)
 
 

@@ -402,7 +402,9 @@ def _multi(entries: Iterable[Iterable[str]]) -> MultiCategorical:
 def _years(entries: Iterable[str]) -> Numeric:
     """Read years; the median stands in where there is none, so that no NaN goes on."""
     years = np.array([float(e) if e.isdecimal() else np.nan for e in entries], np.float32)
-    return Numeric(np.where(np.isnan(years), np.nanmedian(years), years).astype(np.float32))
+    return Numeric(
+        np.where(np.isnan(years), np.nanmedian(years), years).astype(np.float32), 1900.0, 2000.0
+    )
 
 
 def _ml_100k(folder: Folder) -> Interactions:
@@ -413,7 +415,7 @@ def _ml_100k(folder: Folder) -> Interactions:
     if people:
         rows = [people[user] for user in data.users]
         features: dict[str, Column] = {
-            "age": Numeric(np.array([row[1] for row in rows], dtype=np.float32)),
+            "age": Numeric(np.array([row[1] for row in rows], dtype=np.float32), 0.0, 100.0),
             "gender": _categorical(row[2] for row in rows),
             "occupation": _categorical(row[3] for row in rows),
         }
