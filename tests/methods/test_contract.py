@@ -18,6 +18,7 @@ from hushrec.testing import MethodContract
 
 BUILT_IN = (
     "central-mf",
+    "fcf",
     "fedals",
     "fedease",
     "fedmf",
@@ -25,10 +26,14 @@ BUILT_IN = (
     "fedrap",
     "fedrecon",
     "fedrkg",
+    "fofl-self",
     "local-only",
     "negative-counter",
+    "nn-self",
     "pfedrec",
     "popularity",
+    "privrec",
+    "privrec-cen",
 )
 RULES = [name for name in dir(MethodContract) if name.startswith("test_")]
 

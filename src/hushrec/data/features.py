@@ -47,7 +47,7 @@ class Encoded:
 
     def width(self, d: int) -> int:
         """Return the width of a row when every category is embedded in d numbers."""
-        return d * len(self.bags) + self.numbers.shape[1]
+        return d * len(self.bags) + int(self.numbers.shape[1])
 
     def distinct(self) -> tuple[Encoded, NDArray[np.int64]]:
         """Return each different row once, and where each row is among them."""

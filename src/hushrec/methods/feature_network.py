@@ -106,7 +106,7 @@ class Network:
     def unpack(self, theta: Tensor) -> dict[str, Tensor]:
         """Cut the flat vectors [clients, size] into parameters with a leading client axis."""
         sizes = [math.prod(shape) for shape in self.shapes.values()]
-        pieces = theta.split(sizes, dim=1)
+        pieces = torch.split(theta, sizes, dim=1)
         return {
             name: piece.reshape(len(theta), *shape)
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)

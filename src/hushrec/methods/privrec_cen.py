@@ -1,0 +1,78 @@
+"""PrivRec-CEN: PrivRec's network on pooled data, what federation is measured against.
+
+Not federated and not private: one network, minibatches over everybody's samples in random order,
+a round is one pass. As in the paper (section 4.1), an unseen user still adapts a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec import neural
+from hushrec.aggregate import Total, Update
+from hushrec.clients import TrainView
+from hushrec.data.features import encode
+from hushrec.methods.base import Fitted, Private, Shared
+from hushrec.methods.feature_network import Features, network_of
+from hushrec.methods.privrec import PrivRec, PrivRecConfig
+from hushrec.neural import torch
+from hushrec.rng import Streams
+
+
+class PrivRecCENConfig(PrivRecConfig):
+    """Options of PrivRec-CEN: those of PrivRec, and of the pooled passes."""
+
+    pooled_batch: Annotated[int, Field(ge=1)] = 256
+    """Samples of a pooled step, of all users together."""
+    pooled_lr: Annotated[float, Field(gt=0)] = 0.1
+    """Rate of a pooled step."""
+
+
+class PrivRecCEN(PrivRec):
+    """PrivRec's network trained on pooled data."""
+
+    name = "privrec-cen"
+    Config = PrivRecCENConfig
+    default_rounds = 20
+    pooled = True
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Pass once over all samples in random order."""
+        config, network = self.config, network_of(self.config, view, self.name)
+        samples = neural.draw_samples(
+            view, config.negatives, 1, streams, round_number, config.positive_above
+        )
+        owner = np.repeat(np.arange(len(view)), samples.lengths)
+        order = streams.generator("fit/order", round_number).permutation(len(owner))
+        users = Features.of(encode(view.user_features, view.users, "user"))
+        items = Features.of(encode(view.item_features, np.arange(view.n_items), "item"))
+        theta, total = torch.from_numpy(shared["theta"].copy())[None], 0.0
+        for start in range(0, len(order), config.pooled_batch):
+            at = order[start : start + config.pooled_batch]
+            params = network.unpack(theta.requires_grad_())
+            mine = network.embedded(params, "user", users.take(_row(owner[at])))
+            theirs = network.embedded(params, "item", items.take(_row(samples.items[at])))
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                network.logits(params, mine, theirs), torch.from_numpy(samples.labels[at])[None]
+            )
+            (gradient,) = torch.autograd.grad(loss, theta)
+            theta = theta.detach() - config.pooled_lr * gradient
+            total += float(loss.detach()) * len(at)
+        moved = theta.detach().numpy() - shared["theta"]
+        losses: NDArray[np.float64] = np.full(len(view), total / max(1, len(order)))
+        return Fitted(Update(1, dense={"theta": moved}), {}, losses)
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Take the trained network."""
+        moved = (shared["theta"] + total.dense["theta"]).astype(np.float32)
+        return {"theta": moved}
+
+
+def _row(values: NDArray[np.generic]) -> neural.Tensor:
+    return torch.from_numpy(values.astype(np.int64))[None]
