@@ -33,28 +33,19 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows of features: one matrix of weights per categorical field, and the scaled numbers."""
+    """Rows of features: the weights of each categorical field's vocabulary, then the numbers."""
 
-    bags: tuple[NDArray[np.float32], ...]
-    """Each [rows, 1 + categories]; every row sums to one."""
-    numbers: NDArray[np.float32]
-    """[rows, numeric fields]"""
+    rows: NDArray[np.float32]
+    """[rows, all vocabularies + numbers]; the weights of a field sum to one."""
+    fields: tuple[int, ...]
+    """Length of each vocabulary, "unknown" included."""
+    numbers: int
+    """Count of the numeric fields."""
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Length of each vocabulary, "unknown" included."""
-        return tuple(bag.shape[1] for bag in self.bags)
-
-    def width(self, d: int) -> int:
-        """Return the width of a row when every category is embedded in d numbers."""
-        return d * len(self.bags) + int(self.numbers.shape[1])
-
-    def distinct(self) -> tuple[Encoded, NDArray[np.int64]]:
+    def distinct(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return each different row once, and where each row is among them."""
-        whole = np.hstack([*self.bags, self.numbers])
-        _, first, place = np.unique(whole, axis=0, return_index=True, return_inverse=True)
-        bags = tuple(bag[first] for bag in self.bags)
-        return Encoded(bags, self.numbers[first]), place.reshape(-1)
+        found, place = np.unique(self.rows, axis=0, return_inverse=True)
+        return found, place.reshape(-1)
 
 
 def encode(features: Features, rows: NDArray[Any], owner: str) -> Encoded:
@@ -71,13 +62,9 @@ def encode(features: Features, rows: NDArray[Any], owner: str) -> Encoded:
             numbers.append(np.where(known, scaled, 0))
         else:
             bags.append(_bag(column, at, known, f"{owner} feature '{name}'"))
-    return Encoded(
-        tuple(bags), np.stack(numbers, 1).astype(np.float32) if numbers else _no_numbers(len(rows))
-    )
-
-
-def _no_numbers(rows: int) -> NDArray[np.float32]:
-    return np.zeros((rows, 0), np.float32)
+    parts = [*bags, *(column[:, None] for column in numbers), np.zeros((len(rows), 0))]
+    sizes = tuple(bag.shape[1] for bag in bags)
+    return Encoded(np.hstack(parts).astype(np.float32), sizes, len(numbers))
 
 
 def _length(column: Column) -> int:

@@ -9,7 +9,6 @@ per sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -20,7 +19,7 @@ from pydantic import Field
 
 from hushrec import neural
 from hushrec.clients import TrainView
-from hushrec.data.features import Encoded, encode
+from hushrec.data.features import encode
 from hushrec.errors import ConfigError
 from hushrec.methods.base import MethodConfig
 from hushrec.neural import Tensor, torch
@@ -112,39 +111,34 @@ class Network:
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
-    def logits(self, params: neural.Params, users: Tensor, items: Tensor) -> Tensor:
-        """Score [clients, samples] from embedded users, [clients, 1 or samples, width], and items.
+    def first_layer(self, params: neural.Params, side: Literal["user", "item"]) -> Tensor:
+        """Return what each feature of a side adds to the first layer, [clients, features, width].
 
-        Equation 1, without the output's sigmoid: the loss and the ranking take logits.
+        Embeddings enter the first layer linearly, so a category's embedding times its weights is
+        one row: a table of as many rows as categories is cheaper than embedding every sample.
         """
-        bias = params["first/bias"][:, None]
-        first = torch.bmm(items, params["first/item"]) + torch.baddbmm(
-            bias, users, params["first/user"]
-        )
-        return neural.mlp(params, torch.relu(first))[..., 0]
+        weights = params[f"first/{side}"]
+        n_fields = len(self.user_fields if side == "user" else self.item_fields)
+        fields, numbers = weights[:, : n_fields * self.d], weights[:, n_fields * self.d :]
+        rows = [
+            torch.bmm(params[f"{side}{k}"], fields[:, k * self.d : (k + 1) * self.d])
+            for k in range(n_fields)
+        ]
+        return torch.cat([*rows, numbers], 1)
 
-    def embedded(self, params: neural.Params, side: str, features: Features) -> Tensor:
-        """Embed categories, put numbers beside them: [clients, rows, width]."""
-        parts = [torch.bmm(bag, params[f"{side}{k}"]) for k, bag in enumerate(features.bags)]
-        return torch.cat([*parts, features.numbers], -1)
+    def logits(self, params: neural.Params, users: Tensor, items: Tensor) -> Tensor:
+        """Score [clients, samples] from features [clients, 1 or samples, …] (equation 1).
 
+        Without the output's sigmoid: the loss and the ranking take logits.
+        """
+        from_user = torch.bmm(users, self.first_layer(params, "user"))
+        from_item = torch.bmm(items, self.first_layer(params, "item"))
+        return self.rest(params, from_user, from_item)
 
-@dataclass(frozen=True)
-class Features:
-    """Encoded rows as tensors."""
-
-    bags: Sequence[Tensor]
-    numbers: Tensor
-
-    @classmethod
-    def of(cls, encoded: Encoded) -> Features:
-        """Turn encoded rows into tensors, [rows, …]."""
-        bags = [torch.from_numpy(bag) for bag in encoded.bags]
-        return cls(bags, torch.from_numpy(encoded.numbers))
-
-    def take(self, rows: Tensor) -> Features:
-        """Return these rows, in the shape of ``rows``."""
-        return Features([bag[rows] for bag in self.bags], self.numbers[rows])
+    def rest(self, params: neural.Params, from_user: Tensor, from_item: Tensor) -> Tensor:
+        """Go on from what users and items contribute to the first layer."""
+        first = torch.relu(from_item + (from_user + params["first/bias"][:, None]))
+        return neural.mlp(params, first)[..., 0]
 
 
 def network_of(config: NetworkConfig, view: TrainView, name: str) -> Network:
@@ -159,10 +153,10 @@ def network_of(config: NetworkConfig, view: TrainView, name: str) -> Network:
             "… --items FILE --item-feature COLUMN'"
         )
     return Network(
-        users.sizes,
-        users.numbers.shape[1],
-        items.sizes,
-        items.numbers.shape[1],
+        users.fields,
+        users.numbers,
+        items.fields,
+        items.numbers,
         config.d,
         config.hidden,
     )
@@ -172,6 +166,88 @@ def proximal(
     theta: Tensor, received: Tensor, mu: float, kind: Literal["squared", "norm"]
 ) -> Tensor:
     """Return mu/2 times the squared distance from what was received, or the distance (eq. 7)."""
-    squares = ((theta - received) ** 2).sum(1)
+    apart = theta - received
+    squares = (apart * apart).sum(1)
     # The root has no gradient at 0, where every client starts; the shift gives it one, 0.
     return mu / 2 * (squares if kind == "squared" else (squares + 1e-12).sqrt())
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Minibatch SGD on many copies of a network at once, in place and without a graph.
+
+    The gradient of every layer is one product that goes straight into the parameters; autograd
+    writes it out first, and moving the parameters through memory is what a step costs. The tests
+    hold it to `Network.logits`, which NN-SELF differentiates twice.
+    """
+
+    network: Network
+    lr: float
+    mu: float = 0.0
+    kind: Literal["squared", "norm"] = "squared"
+
+    def step(
+        self,
+        theta: Tensor,
+        received: Tensor,
+        users: Tensor,
+        items: Tensor,
+        batch: neural.Batch,
+        item_rate: float | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Move the copies ``theta`` [clients, size] one step downhill.
+
+        Returns each client's mean cross-entropy before it and, with ``item_rate``, how far the
+        inputs ``items`` themselves should move, for methods whose inputs are trained.
+        """
+        pull = self._pull(theta, received, batch.active) if self.mu else None
+        params = self.network.unpack(theta)
+        tables = {side: self.network.first_layer(params, side) for side in ("user", "item")}
+        hidden = torch.baddbmm(params["first/bias"][:, None], users, tables["user"])
+        outputs = [torch.relu_(torch.bmm(items, tables["item"]) + hidden)]
+        depth = len(self.network.hidden)
+        for k in range(depth):
+            bias, weight = params[f"layer{k}/bias"][:, None], params[f"layer{k}/weight"]
+            outputs.append(torch.baddbmm(bias, outputs[-1], weight))
+            if k < depth - 1:
+                outputs[-1].relu_()
+        logits = outputs.pop()[..., 0]
+        losses = neural.mean_bce(logits, batch)
+        error = ((torch.sigmoid(logits) - batch.labels) * batch.weights)[..., None]
+        for k in range(depth - 1, -1, -1):
+            weight, below = params[f"layer{k}/weight"], outputs[k]
+            passed = torch.bmm(error, weight.transpose(1, 2))
+            weight.baddbmm_(below.transpose(1, 2), error, alpha=-self.lr)
+            params[f"layer{k}/bias"].sub_(error.sum(1), alpha=self.lr)
+            error = passed.mul_(below > 0)
+        moved = None
+        if item_rate is not None:
+            moved = torch.bmm(error, tables["item"].transpose(1, 2)).mul_(-item_rate)
+        summed = error.sum(1, keepdim=True)
+        params["first/bias"].sub_(summed[:, 0], alpha=self.lr)
+        self._first(params, "user", torch.bmm(users.transpose(1, 2), summed))
+        self._first(params, "item", torch.bmm(items.transpose(1, 2), error))
+        if pull is not None:
+            theta.sub_(pull)
+        return losses, moved
+
+    def _pull(self, theta: Tensor, received: Tensor, active: Tensor) -> Tensor:
+        """Return what the proximal term takes off, for clients that are not done."""
+        apart, strength = theta - received, self.lr * self.mu * active
+        if self.kind == "norm":
+            strength = strength / (2 * ((apart * apart).sum(1) + 1e-12).sqrt())
+        return apart.mul_(strength[:, None])
+
+    def _first(self, params: neural.Params, side: Literal["user", "item"], table: Tensor) -> None:
+        """Carry the gradient of a side's first-layer table to weights and embeddings."""
+        d, start = self.network.d, 0
+        weights = params[f"first/{side}"]
+        fields = self.network.user_fields if side == "user" else self.network.item_fields
+        for k, size in enumerate(fields):
+            gradient, own = table[:, start : start + size], weights[:, k * d : (k + 1) * d]
+            embedding = params[f"{side}{k}"]
+            passed = torch.bmm(gradient, own.transpose(1, 2))
+            own.baddbmm_(embedding.transpose(1, 2), gradient, alpha=-self.lr)
+            embedding.sub_(passed, alpha=self.lr)
+            start += size
+        weights[:, len(fields) * d :].sub_(table[:, start:], alpha=self.lr)

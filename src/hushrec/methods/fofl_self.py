@@ -94,7 +94,7 @@ class FOFLSelf(Method):
                         mine = slice(own.indptr[client], own.indptr[client + 1])
                         items[place, own.ids[mine]] = own.rows[mine]
                 params = network.unpack(torch.from_numpy(np.asarray(thetas)[clients]))
-                logits = network.logits(params, params["user0"], torch.from_numpy(items))
+                logits = _logits(network, params, torch.from_numpy(items))
                 scores[clients[:real]] = logits.numpy()[:real]
         return scores
 
@@ -122,7 +122,7 @@ class FOFLSelf(Method):
 
         def loss(state: neural.Params, rows: neural.Params, batch: neural.Batch) -> Tensor:
             params = network.unpack(state["theta"])
-            return neural.mean_bce(network.logits(params, params["user0"], rows["items"]), batch)
+            return neural.mean_bce(_logits(network, params, rows["items"]), batch)
 
         trained, rows, losses = neural.train(
             copies,
@@ -136,3 +136,9 @@ class FOFLSelf(Method):
             view.n_items,
         )
         return trained["theta"], rows["items"], losses
+
+
+def _logits(network: Network, params: neural.Params, items: Tensor) -> Tensor:
+    """Score item rows [clients, samples, d] for the user vector."""
+    from_user = network.first_layer(params, "user")
+    return network.rest(params, from_user, torch.bmm(items, params["first/item"]))

@@ -30,7 +30,7 @@ from hushrec.data.features import encode
 from hushrec.methods.base import Fitted, Method, Private, Shared
 from hushrec.methods.feature_network import (
     Array,
-    Features,
+    Descent,
     Network,
     NetworkConfig,
     network_of,
@@ -87,18 +87,15 @@ class PrivRec(Method):
         if thetas is None:
             thetas = np.broadcast_to(shared["theta"], (len(history), len(shared["theta"])))
         network = network_of(self.config, history, self.name)
-        users = Features.of(encode(history.user_features, history.users, "user"))
+        users = torch.from_numpy(encode(history.user_features, history.users, "user").rows)
         every_item = np.arange(history.n_items)
         distinct, place = encode(history.item_features, every_item, "item").distinct()
-        whole = Features.of(distinct).take(
-            torch.zeros(neural.GROUP, 1, dtype=torch.int64) + torch.arange(len(distinct.numbers))
-        )
+        items = torch.from_numpy(distinct).expand(neural.GROUP, *distinct.shape)
         scores = np.empty((len(history), history.n_items), np.float32)
         with torch.no_grad():
             for clients, real in neural.in_groups(len(history)):
                 params = network.unpack(torch.from_numpy(np.asarray(thetas)[clients]))
-                mine = network.embedded(params, "user", users.take(_column(clients)))
-                logits = network.logits(params, mine, network.embedded(params, "item", whole))
+                logits = network.logits(params, users[clients][:, None], items)
                 scores[clients[:real]] = logits.numpy()[:real, place]
         return scores
 
@@ -115,33 +112,42 @@ class PrivRec(Method):
         copies = neural.repeat({"theta": theta}, len(view))
         if epochs == 0 or not len(view):
             return np.array(copies["theta"]), np.zeros(len(view))
-        trained, _, losses = neural.train(
-            copies,
-            {},
-            self._loss(network_of(config, view, self.name), view, torch.from_numpy(theta)),
-            [{"theta": config.lr}],
-            neural.draw_samples(
-                view, config.negatives, epochs, streams, round_number, config.positive_above
-            ),
-            config.batch,
-            view.n_items,
+        samples = neural.draw_samples(
+            view, config.negatives, epochs, streams, round_number, config.positive_above
         )
-        return trained["theta"], losses
+        network, received = network_of(config, view, self.name), torch.from_numpy(theta)
+        descent = Descent(network, config.lr, config.mu, config.proximal)
+        users, items = _features(view)
+        trained, losses = np.empty(copies["theta"].shape, np.float32), np.zeros(len(view))
+        nowhere = np.zeros(len(samples.items), np.int64)
+        for clients in neural.groups(samples, config.batch):
+            state = torch.from_numpy(copies["theta"][clients])
+            total, steps = torch.zeros(neural.GROUP), torch.zeros(neural.GROUP)
+            for batch, _ in neural.batches(samples, nowhere, clients, config.batch):
+                mine, theirs = users[batch.clients][:, None], items[batch.items]
+                total += descent.step(state, received, mine, theirs, batch)[0]
+                steps += batch.active
+            real = np.unique(clients)
+            trained[real] = state.numpy()[: len(real)]
+            losses[real] = (total / steps.clamp(min=1)).numpy()[: len(real)]
+        return trained, losses
 
     def _loss(self, network: Network, view: TrainView, received: Tensor) -> neural.LossOf:
-        users = Features.of(encode(view.user_features, view.users, "user"))
-        items = Features.of(encode(view.item_features, np.arange(view.n_items), "item"))
+        """Return the same loss for autograd to differentiate, as often as it likes."""
+        users, items = _features(view)
         mu, kind = self.config.mu, self.config.proximal
 
         def loss(state: neural.Params, rows: neural.Params, batch: neural.Batch) -> Tensor:
             params = network.unpack(state["theta"])
-            mine = network.embedded(params, "user", users.take(batch.clients[:, None]))
-            theirs = network.embedded(params, "item", items.take(batch.items))
-            entropy = neural.mean_bce(network.logits(params, mine, theirs), batch)
+            logits = network.logits(params, users[batch.clients][:, None], items[batch.items])
+            entropy = neural.mean_bce(logits, batch)
             return entropy + proximal(state["theta"], received, mu, kind) if mu else entropy
 
         return loss
 
 
-def _column(clients: Array) -> Tensor:
-    return torch.from_numpy(clients)[:, None]
+def _features(view: TrainView) -> tuple[Tensor, Tensor]:
+    """Return the features of the clients and of all items, a row each."""
+    users = encode(view.user_features, view.users, "user")
+    items = encode(view.item_features, np.arange(view.n_items), "item")
+    return torch.from_numpy(users.rows), torch.from_numpy(items.rows)

@@ -17,7 +17,7 @@ from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.data.features import encode
 from hushrec.methods.base import Fitted, Private, Shared
-from hushrec.methods.feature_network import Features, network_of
+from hushrec.methods.feature_network import network_of
 from hushrec.methods.privrec import PrivRec, PrivRecConfig
 from hushrec.neural import torch
 from hushrec.rng import Streams
@@ -50,17 +50,16 @@ class PrivRecCEN(PrivRec):
         )
         owner = np.repeat(np.arange(len(view)), samples.lengths)
         order = streams.generator("fit/order", round_number).permutation(len(owner))
-        users = Features.of(encode(view.user_features, view.users, "user"))
-        items = Features.of(encode(view.item_features, np.arange(view.n_items), "item"))
+        users = torch.from_numpy(encode(view.user_features, view.users, "user").rows)
+        every_item = np.arange(view.n_items)
+        items = torch.from_numpy(encode(view.item_features, every_item, "item").rows)
         theta, total = torch.from_numpy(shared["theta"].copy())[None], 0.0
         for start in range(0, len(order), config.pooled_batch):
             at = order[start : start + config.pooled_batch]
             params = network.unpack(theta.requires_grad_())
-            mine = network.embedded(params, "user", users.take(_row(owner[at])))
-            theirs = network.embedded(params, "item", items.take(_row(samples.items[at])))
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                network.logits(params, mine, theirs), torch.from_numpy(samples.labels[at])[None]
-            )
+            logits = network.logits(params, users[owner[at]][None], items[samples.items[at]][None])
+            labels = torch.from_numpy(samples.labels[at])[None]
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
             (gradient,) = torch.autograd.grad(loss, theta)
             theta = theta.detach() - config.pooled_lr * gradient
             total += float(loss.detach()) * len(at)
@@ -72,7 +71,3 @@ class PrivRecCEN(PrivRec):
         """Take the trained network."""
         moved = (shared["theta"] + total.dense["theta"]).astype(np.float32)
         return {"theta": moved}
-
-
-def _row(values: NDArray[np.generic]) -> neural.Tensor:
-    return torch.from_numpy(values.astype(np.int64))[None]
