@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import neural
+from hushrec import kernels, neural
+from hushrec.aggregate import RowStack
 from hushrec.clients import TrainView
 from hushrec.data.features import encode
 from hushrec.errors import ConfigError
@@ -225,7 +226,8 @@ class Descent:
             moved = torch.bmm(error, tables["item"].transpose(1, 2)).mul_(-item_rate)
         summed = error.sum(1, keepdim=True)
         params["first/bias"].sub_(summed[:, 0], alpha=self.lr)
-        self._first(params, "user", torch.bmm(users.transpose(1, 2), summed))
+        one_user = users.shape[1] == 1
+        self._first(params, "user", torch.bmm(users.transpose(1, 2), summed if one_user else error))
         self._first(params, "item", torch.bmm(items.transpose(1, 2), error))
         if pull is not None:
             theta.sub_(pull)
@@ -251,3 +253,52 @@ class Descent:
             embedding.sub_(passed, alpha=self.lr)
             start += size
         weights[:, len(fields) * d :].sub_(table[:, start:], alpha=self.lr)
+
+
+def train_copies(
+    descent: Descent,
+    theta: NDArray[np.float32],
+    users: NDArray[np.float32],
+    items: NDArray[np.float32],
+    samples: neural.Samples,
+    batch: int,
+    item_rate: float | None = None,
+) -> tuple[NDArray[np.float32], RowStack, NDArray[np.float64]]:
+    """Train a copy of theta for each client on its samples.
+
+    ``users`` has a row of inputs per client, ``items`` one per item. With ``item_rate`` the items
+    are a table that is trained as well, each client's rows apart. Returns the copies, the touched
+    rows of that table as the clients left them, and each client's mean loss before its steps.
+    """
+    n_clients, width = len(samples.indptr) - 1, items.shape[1]
+    copies, losses = np.repeat(theta[None], n_clients, 0), np.zeros(n_clients)
+    indptr, ids, place = kernels.places(samples.indptr, samples.items, len(items))
+    rows = items[ids] if item_rate is not None else np.zeros((0, width), np.float32)
+    received, mine, inputs = map(torch.from_numpy, (theta, users, items))
+    for clients in neural.groups(samples, batch):
+        state = torch.from_numpy(copies[clients])
+        total, steps = torch.zeros(neural.GROUP), torch.zeros(neural.GROUP)
+        owned = [slice(indptr[c], indptr[c + 1]) for c in clients]
+        if item_rate is not None:
+            local = torch.zeros(neural.GROUP, max(own.stop - own.start for own in owned), width)
+            for g, own in enumerate(owned):
+                local[g, : own.stop - own.start] = torch.from_numpy(rows[own])
+        for step, slots in neural.batches(samples, place, clients, batch):
+            index = slots[..., None].expand(-1, -1, width)
+            theirs = inputs[step.items] if item_rate is None else local.gather(1, index)
+            before, moved = descent.step(
+                state, received, mine[step.clients][:, None], theirs, step, item_rate
+            )
+            if moved is not None:
+                local.scatter_add_(1, index, moved)
+            total += before
+            steps += step.active
+        real = np.unique(clients)
+        copies[real] = state.numpy()[: len(real)]
+        losses[real] = (total / steps.clamp(min=1)).numpy()[: len(real)]
+        if item_rate is not None:
+            for g in range(len(real)):
+                rows[owned[g]] = local[g, : owned[g].stop - owned[g].start].numpy()
+    if item_rate is None:
+        indptr, ids = np.zeros(n_clients + 1, np.int64), ids[:0]
+    return copies, RowStack(indptr, ids, rows), losses

@@ -20,9 +20,9 @@ from hushrec import neural
 from hushrec.aggregate import RowStack, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import Fitted, Method, Private, Shared
-from hushrec.methods.feature_network import Network, NetworkConfig
+from hushrec.methods.feature_network import Descent, Network, NetworkConfig, train_copies
 from hushrec.methods.inner_product import apply_mean, initial_table
-from hushrec.neural import Tensor, torch
+from hushrec.neural import torch
 from hushrec.rng import Streams
 
 
@@ -76,6 +76,8 @@ class FOFLSelf(Method):
 
     def adapt(self, shared: Shared, private: Private, view: TrainView, streams: Streams) -> Private:
         """Fine-tune each device's copy on its own past."""
+        if not self.config.adapt_epochs:
+            return {}
         theta, rows, _ = self._trained(shared, view, self.config.adapt_epochs, streams)
         return {"theta": theta, "items": rows}
 
@@ -94,7 +96,8 @@ class FOFLSelf(Method):
                         mine = slice(own.indptr[client], own.indptr[client + 1])
                         items[place, own.ids[mine]] = own.rows[mine]
                 params = network.unpack(torch.from_numpy(np.asarray(thetas)[clients]))
-                logits = _logits(network, params, torch.from_numpy(items))
+                itself = torch.ones(neural.GROUP, 1, 1)
+                logits = network.logits(params, itself, torch.from_numpy(items))
                 scores[clients[:real]] = logits.numpy()[:real]
         return scores
 
@@ -110,35 +113,16 @@ class FOFLSelf(Method):
         streams: Streams,
         round_number: int = 0,
     ) -> tuple[NDArray[np.float32], RowStack, NDArray[np.float64]]:
-        config, network = self.config, self._network()
-        copies = neural.repeat({"theta": shared["theta"]}, len(view))
-        if epochs == 0 or not len(view):
-            nothing = RowStack(
-                np.zeros(len(view) + 1, np.int64),
-                np.zeros(0, np.int32),
-                np.zeros((0, config.d), np.float32),
-            )
-            return np.array(copies["theta"]), nothing, np.zeros(len(view))
-
-        def loss(state: neural.Params, rows: neural.Params, batch: neural.Batch) -> Tensor:
-            params = network.unpack(state["theta"])
-            return neural.mean_bce(_logits(network, params, rows["items"]), batch)
-
-        trained, rows, losses = neural.train(
-            copies,
-            {"items": shared["items"]},
-            loss,
-            [{"theta": config.lr, "items": config.item_lr}],
-            neural.draw_samples(
-                view, config.negatives, epochs, streams, round_number, config.positive_above
-            ),
-            config.batch,
-            view.n_items,
+        config = self.config
+        samples = neural.draw_samples(
+            view, config.negatives, epochs, streams, round_number, config.positive_above
         )
-        return trained["theta"], rows["items"], losses
-
-
-def _logits(network: Network, params: neural.Params, items: Tensor) -> Tensor:
-    """Score item rows [clients, samples, d] for the user vector."""
-    from_user = network.first_layer(params, "user")
-    return network.rest(params, from_user, torch.bmm(items, params["first/item"]))
+        return train_copies(
+            Descent(self._network(), config.lr),
+            shared["theta"],
+            np.ones((len(view), 1), np.float32),
+            shared["items"],
+            samples,
+            config.batch,
+            config.item_lr,
+        )

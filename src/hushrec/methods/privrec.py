@@ -35,6 +35,7 @@ from hushrec.methods.feature_network import (
     NetworkConfig,
     network_of,
     proximal,
+    train_copies,
 )
 from hushrec.neural import Tensor, torch
 from hushrec.rng import Streams
@@ -79,6 +80,8 @@ class PrivRec(Method):
 
     def adapt(self, shared: Shared, private: Private, view: TrainView, streams: Streams) -> Private:
         """Fine-tune each device's copy on its own past."""
+        if not self.config.adapt_epochs:
+            return {}
         return {"theta": self._trained(shared["theta"], view, self.config.adapt_epochs, streams)[0]}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
@@ -109,32 +112,17 @@ class PrivRec(Method):
     ) -> tuple[Array, NDArray[np.float64]]:
         """Return each client's copy of theta after some epochs on its own samples."""
         config = self.config
-        copies = neural.repeat({"theta": theta}, len(view))
-        if epochs == 0 or not len(view):
-            return np.array(copies["theta"]), np.zeros(len(view))
         samples = neural.draw_samples(
             view, config.negatives, epochs, streams, round_number, config.positive_above
         )
-        network, received = network_of(config, view, self.name), torch.from_numpy(theta)
+        network = network_of(config, view, self.name)
         descent = Descent(network, config.lr, config.mu, config.proximal)
-        users, items = _features(view)
-        trained, losses = np.empty(copies["theta"].shape, np.float32), np.zeros(len(view))
-        nowhere = np.zeros(len(samples.items), np.int64)
-        for clients in neural.groups(samples, config.batch):
-            state = torch.from_numpy(copies["theta"][clients])
-            total, steps = torch.zeros(neural.GROUP), torch.zeros(neural.GROUP)
-            for batch, _ in neural.batches(samples, nowhere, clients, config.batch):
-                mine, theirs = users[batch.clients][:, None], items[batch.items]
-                total += descent.step(state, received, mine, theirs, batch)[0]
-                steps += batch.active
-            real = np.unique(clients)
-            trained[real] = state.numpy()[: len(real)]
-            losses[real] = (total / steps.clamp(min=1)).numpy()[: len(real)]
-        return trained, losses
+        copies, _, losses = train_copies(descent, theta, *features(view), samples, config.batch)
+        return copies, losses
 
     def _loss(self, network: Network, view: TrainView, received: Tensor) -> neural.LossOf:
         """Return the same loss for autograd to differentiate, as often as it likes."""
-        users, items = _features(view)
+        users, items = map(torch.from_numpy, features(view))
         mu, kind = self.config.mu, self.config.proximal
 
         def loss(state: neural.Params, rows: neural.Params, batch: neural.Batch) -> Tensor:
@@ -146,8 +134,8 @@ class PrivRec(Method):
         return loss
 
 
-def _features(view: TrainView) -> tuple[Tensor, Tensor]:
+def features(view: TrainView) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the features of the clients and of all items, a row each."""
     users = encode(view.user_features, view.users, "user")
     items = encode(view.item_features, np.arange(view.n_items), "item")
-    return torch.from_numpy(users.rows), torch.from_numpy(items.rows)
+    return users.rows, items.rows

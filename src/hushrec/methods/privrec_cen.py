@@ -15,10 +15,9 @@ from pydantic import Field
 from hushrec import neural
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
-from hushrec.data.features import encode
 from hushrec.methods.base import Fitted, Private, Shared
-from hushrec.methods.feature_network import network_of
-from hushrec.methods.privrec import PrivRec, PrivRecConfig
+from hushrec.methods.feature_network import Descent, network_of
+from hushrec.methods.privrec import PrivRec, PrivRecConfig, features
 from hushrec.neural import torch
 from hushrec.rng import Streams
 
@@ -50,20 +49,21 @@ class PrivRecCEN(PrivRec):
         )
         owner = np.repeat(np.arange(len(view)), samples.lengths)
         order = streams.generator("fit/order", round_number).permutation(len(owner))
-        users = torch.from_numpy(encode(view.user_features, view.users, "user").rows)
-        every_item = np.arange(view.n_items)
-        items = torch.from_numpy(encode(view.item_features, every_item, "item").rows)
-        theta, total = torch.from_numpy(shared["theta"].copy())[None], 0.0
+        users, items = map(torch.from_numpy, features(view))
+        theta, descent = shared["theta"][None].copy(), Descent(network, config.pooled_lr)
+        state, total = torch.from_numpy(theta), 0.0
         for start in range(0, len(order), config.pooled_batch):
             at = order[start : start + config.pooled_batch]
-            params = network.unpack(theta.requires_grad_())
-            logits = network.logits(params, users[owner[at]][None], items[samples.items[at]][None])
-            labels = torch.from_numpy(samples.labels[at])[None]
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
-            (gradient,) = torch.autograd.grad(loss, theta)
-            theta = theta.detach() - config.pooled_lr * gradient
-            total += float(loss.detach()) * len(at)
-        moved = theta.detach().numpy() - shared["theta"]
+            batch = neural.Batch(
+                clients=torch.zeros(1, dtype=torch.int64),
+                items=torch.from_numpy(samples.items[at].astype(np.int64))[None],
+                labels=torch.from_numpy(samples.labels[at])[None],
+                weights=torch.full((1, len(at)), 1 / len(at)),
+            )
+            mine, theirs = users[torch.from_numpy(owner[at])][None], items[batch.items]
+            loss, _ = descent.step(state, state, mine, theirs, batch)
+            total += float(loss) * len(at)
+        moved = theta - shared["theta"]
         losses: NDArray[np.float64] = np.full(len(view), total / max(1, len(order)))
         return Fitted(Update(1, dense={"theta": moved}), {}, losses)
 
