@@ -112,21 +112,21 @@ def _scaled(column: Numeric, name: str, owner: str) -> Array:
     return np.nan_to_num(scaled, nan=0.0)
 
 
-def one_person(columns: Features, known: Mapping[str, str]) -> Features:
-    """Return a single row of the same columns, from what a person says of themselves."""
+def with_newcomer(columns: Features, known: Mapping[str, str]) -> Features:
+    """Return the columns with one more row, from what a person says of themselves."""
     for name in known:
         if name not in columns:
             raise ConfigError(f"no user feature '{name}'{nearest(name, columns)}")
-    return {name: _one_row(column, name, known.get(name)) for name, column in columns.items()}
+    return {name: _one_more(column, name, known.get(name)) for name, column in columns.items()}
 
 
-def _one_row(column: Column, name: str, said: str | None) -> Column:
+def _one_more(column: Column, name: str, said: str | None) -> Column:
     if isinstance(column, Numeric):
         try:
             value = float("nan") if said is None else float(said)
         except ValueError:
             raise ConfigError(f"user feature '{name}' = '{said}': expected a number") from None
-        return replace(column, values=np.array([value], np.float32))
+        return replace(column, values=np.append(column.values, np.float32(value)))
     names = column.names.tolist()
     words = [] if said is None else said.split("|")
     for word in words:
@@ -135,8 +135,9 @@ def _one_row(column: Column, name: str, said: str | None) -> Column:
     if isinstance(column, Categorical):
         if len(words) > 1:
             raise ConfigError(f"user feature '{name}' takes one value, not {len(words)}")
-        return replace(column, codes=np.array([names.index(w) for w in words] or [-1], np.int32))
-    return replace(column, flags=np.isin(column.names, words)[None])
+        code = names.index(words[0]) if words else -1
+        return replace(column, codes=np.append(column.codes, np.int32(code)))
+    return replace(column, flags=np.vstack([column.flags, np.isin(column.names, words)]))
 
 
 def usual(column: Column, owner: NDArray[np.int32], n_owners: int) -> Column:

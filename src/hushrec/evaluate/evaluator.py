@@ -98,7 +98,7 @@ class Evaluator:
             users = self._users[part][positions]
             view = self._history[part].take(users)
             scores = method.score(shared, self.private_of(method, shared, store, users), view)
-            aim, seen, drawn = targets.take(users), self._seen(view), samples.take(positions)
+            aim, seen, drawn = targets.take(users), self.seen(view), samples.take(positions)
             return (
                 rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values),
                 rank_sampled(
@@ -106,7 +106,7 @@ class Evaluator:
                 ),
             )
 
-        stacks = chunks(np.arange(len(self._users[part])), self._chunk(method, shared))
+        stacks = chunks(np.arange(len(self._users[part])), self.chunk(method, shared))
         with ThreadPoolExecutor(self.threads) as pool:
             parts = list(pool.map(work, stacks))
         store.release()
@@ -136,14 +136,15 @@ class Evaluator:
             return top_k(scores, view.positives.indptr, view.positives.values, count)[0]
 
         with ThreadPoolExecutor(self.threads) as pool:
-            lists = list(pool.map(work, chunks(self._users[part], self._chunk(method, shared))))
+            lists = list(pool.map(work, chunks(self._users[part], self.chunk(method, shared))))
         return np.concatenate(lists)
 
     def evaluated_users(self, part: Part) -> NDArray[np.int64]:
         """Return the users that are looked at in this part."""
         return self._users[part]
 
-    def _chunk(self, method: Method, shared: Shared) -> int:
+    def chunk(self, method: Method, shared: Shared) -> int:
+        """Return how many users are scored at once."""
         most = SCORES_BYTES // (4 * self.split.train.n_items)
         if method.adapts:
             most = min(most, COPIES_BYTES // sum(array.nbytes for array in shared.values()))
@@ -169,7 +170,7 @@ class Evaluator:
         adapted.write(new, fold_in(method, shared, view, self.streams))
         return adapted.read(users)
 
-    def _seen(self, view: TrainView) -> Ragged:
+    def seen(self, view: TrainView) -> Ragged:
         """Return what is no candidate: the history, and held-out items that are not to be found."""
         disliked = self.split.disliked
         if not len(disliked.values):
