@@ -12,9 +12,7 @@ from hushrec.errors import ConfigError, DataError
 COLOURS = np.array(["red", "green", "blue"])
 COLUMNS = {
     "colour": Categorical(np.array([2, -1, 0, 0], np.int32), COLOURS),
-    "tags": MultiCategorical(
-        np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]], bool), COLOURS
-    ),
+    "tags": MultiCategorical(np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]], bool), COLOURS),
     "age": Numeric(np.array([0, 50, 100, np.nan], np.float32), 0.0, 100.0),
 }
 

@@ -296,7 +296,12 @@ def test_a_curve_needs_unseen_users():
 def test_a_run_does_not_depend_on_threads_or_chunks():
     how = {
         "rounds": 3,
-        "settings": {**SMALL, "split.kind": "unseen-users", "cohort.kind": "fixed", "cohort.size": 9},
+        "settings": {
+            **SMALL,
+            "split.kind": "unseen-users",
+            "cohort.kind": "fixed",
+            "cohort.size": 9,
+        },
     }
     runs = [
         train(taste_world(), "privrec", machine=machine, **how)

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.files import read_interactions, read_rows
+from hushrec.data.files import read_features, read_interactions, read_rows
 from hushrec.data.interactions import (
     Categorical,
     Column,
@@ -290,16 +290,37 @@ def _by_hand(dataset: DataSet) -> str:
 # ------------------------------------------------------------------------------------- imports
 
 
-def import_file(path: str | Path, name: str, **columns: Any) -> Interactions:
+def import_file(
+    path: str | Path,
+    name: str,
+    *,
+    users: str | Path | None = None,
+    items: str | Path | None = None,
+    user_features: Sequence[str] = (),
+    item_features: Sequence[str] = (),
+    **columns: Any,
+) -> Interactions:
     """Read a file once and keep it in the cache, so that `load` finds it under ``name``.
 
-    ``columns`` are the keywords of `read_interactions`. An older import of that name is replaced.
+    ``columns`` are the keywords of `read_interactions`; ``users`` and ``items`` are files with the
+    features, declared as `read_features` has it. An older import of that name is replaced.
     """
     if name in CATALOG:
         raise ConfigError(f"'{name}' is the name of a data set of the catalogue; choose another")
     if not name or name.startswith(".") or any(mark in name for mark in "/\\:\0"):
         raise ConfigError(f"'{name}' cannot be a name: no slashes, colons or leading dots")
     data = read_interactions(path, name=name, **columns)
+    for owner, file, declared in (("user", users, user_features), ("item", items, item_features)):
+        if bool(declared) != (file is not None):
+            raise ConfigError(
+                f"{owner} features need both a file and the columns in it: --{owner}s FILE "
+                f"--{owner}-feature COLUMN"
+            )
+    data = replace(
+        data,
+        user_features=read_features(users, "user", data.users, user_features) if users else {},
+        item_features=read_features(items, "item", data.items, item_features) if items else {},
+    )
     arrays: dict[str, NDArray[Any]] = {
         part: getattr(data, part) for part in ("user", "item", "value", "time", "users", "items")
     }
@@ -307,6 +328,11 @@ def import_file(path: str | Path, name: str, **columns: Any) -> Interactions:
         arrays["titles"] = data.titles
     arrays["has_time"] = np.array(data.has_time)
     arrays["notes"] = np.array(data.notes, dtype=np.str_)
+    for owner, features in (("user", data.user_features), ("item", data.item_features)):
+        for column_name, column in features.items():
+            for part, value in vars(column).items():
+                if value is not None:
+                    arrays[f"feature/{owner}/{part}/{column_name}"] = np.asarray(value)
     with _atomic(_imported_path(name)) as part_path:
         np.savez_compressed(part_path, **arrays)  # type: ignore[arg-type]
     return data
@@ -317,8 +343,17 @@ def _load_imported(name: str) -> Interactions:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = dict(stored)
+        features: dict[str, dict[str, Column]] = {"user": {}, "item": {}}
+        parts: dict[tuple[str, str], dict[str, Any]] = {}
+        for key in [key for key in arrays if key.startswith("feature/")]:
+            _, owner, part, column = key.split("/", 3)
+            parts.setdefault((owner, column), {})[part] = arrays.pop(key)
+        for (owner, column), values in parts.items():
+            features[owner][column] = _column(values)
         return Interactions(
             name=name,
+            user_features=features["user"],
+            item_features=features["item"],
             titles=arrays.pop("titles", None),
             has_time=bool(arrays.pop("has_time")),
             notes=tuple(str(note) for note in arrays.pop("notes")),
@@ -326,6 +361,12 @@ def _load_imported(name: str) -> Interactions:
         )
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: damaged import ({error}); import the file again") from None
+
+
+def _column(parts: dict[str, Any]) -> Column:
+    if "values" in parts:
+        return Numeric(parts.pop("values"), **{name: float(at) for name, at in parts.items()})
+    return Categorical(**parts) if "codes" in parts else MultiCategorical(**parts)
 
 
 def _imported_path(name: str) -> Path:
