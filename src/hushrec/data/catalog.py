@@ -440,12 +440,17 @@ def _multi(entries: Iterable[Iterable[str]]) -> MultiCategorical:
     return MultiCategorical(flags, np.array(known))
 
 
-def _years(entries: Iterable[str]) -> Numeric:
-    """Read years; the median stands in where there is none, so that no NaN goes on."""
-    years = np.array([float(e) if e.isdecimal() else np.nan for e in entries], np.float32)
-    return Numeric(
-        np.where(np.isnan(years), np.nanmedian(years), years).astype(np.float32), 1900.0, 2000.0
+def _numbers(entries: Iterable[str], low: float, high: float) -> Numeric:
+    """Read numbers; the median stands in where there is none, so that no NaN goes on."""
+    known = np.array(
+        [float(e) if e.replace(".", "", 1).isdecimal() else np.nan for e in entries], np.float32
     )
+    filled = np.where(np.isnan(known), np.nanmedian(known), known)
+    return Numeric(filled.astype(np.float32), low, high)
+
+
+def _years(entries: Iterable[str]) -> Numeric:
+    return _numbers(entries, 1900.0, 2000.0)
 
 
 def _ml_100k(folder: Folder) -> Interactions:
@@ -557,11 +562,18 @@ def _frappe(folder: Folder) -> Interactions:
     if not apps:
         return data
     head = read_rows(_required(folder, "meta.csv"), "\t")[0]
-    name, category, price = (head.index(column) for column in ("name", "category", "price"))
+    name, category, price, downloads, language, rating = (
+        head.index(column)
+        for column in ("name", "category", "price", "downloads", "language", "rating")
+    )
     found = [apps[item] for item in data.items]
     described: dict[str, Column] = {
         "category": _categorical(row[category] for row in found),
         "price": _categorical(_price_kind(row[price]) for row in found),
+        # The shop's own figures: classes of installations all over the world, and its stars.
+        "downloads": _categorical(row[downloads] for row in found),
+        "language": _categorical(row[language] for row in found),
+        "rating": _numbers((row[rating] for row in found), 0.0, 5.0),
     }
     titles = [
         str(item) if row[name] in ("", "unknown") else row[name]
