@@ -55,6 +55,9 @@ def test_built_in(name, rule):
     # items apart; and what FedRAP's common table knows of an unseen item drowns in a personal row
     # that only saw it as a negative.
     more = {"beats_chance": False} if name in ("local-only", "fedrap", "fedrkg") else {}
+    if name in ("privrec", "nn-self", "fofl-self", "privrec-cen"):
+        # Smaller networks and fewer rounds: enough for three groups of users.
+        more = {"options": {"d": 8, "hidden": (8, 8, 4, 4), "lr": 0.1}, "rounds": 30}
     getattr(contract_of(method_class(name), **more), rule)()
 
 
