@@ -57,7 +57,10 @@ def test_built_in(name, rule):
     more = {"beats_chance": False} if name in ("local-only", "fedrap", "fedrkg") else {}
     if name in ("privrec", "nn-self", "fofl-self", "privrec-cen"):
         # Smaller networks and fewer rounds: enough for three groups of users.
-        more = {"options": {"d": 8, "hidden": (8, 8, 4, 4), "lr": 0.1}, "rounds": 30}
+        options = {"d": 8, "hidden": (8, 8, 4, 4), "lr": 0.1}
+        if name == "fofl-self":  # rows of a table take longer to find than features
+            options |= {"d": 32, "hidden": (32, 16), "item_lr": 1.0, "item_server_rate": 2.0}
+        more = {"options": options, "rounds": 60 if name == "fofl-self" else 30}
     getattr(contract_of(method_class(name), **more), rule)()
 
 

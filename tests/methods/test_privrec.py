@@ -253,18 +253,22 @@ def unseen(split=None):
     return Evaluator(split, EvaluationConfig(), STREAMS, 1)
 
 
+@pytest.mark.parametrize("kind", ["unseen-users", "leave-one-out"])
 @pytest.mark.parametrize("name", ["privrec", "nn-self", "fofl-self", "privrec-cen", "fcf"])
-def test_adaptation_never_sees_the_held_out_half(name):
+def test_adaptation_never_sees_what_is_held_out(name, kind):
     method = small(method_class(name)) if name != "fcf" else FCF()
-    evaluator = unseen()
-    split = evaluator.split
+    split = make_split(taste_world(), SplitConfig(kind=kind), STREAMS)
+    evaluator = unseen(split)
     users = split.evaluated("test")
     shared = method.init(split.train, STREAMS)
     store = PrivateStore(method.private_fields(split.train, shared, STREAMS), split.n_users)
     before = evaluator.private_of(method, shared, store, users)
     # Another future: every held-out item of everybody is another one now.
-    other = Ragged(split.test.indptr, ((split.test.values + 1) % 60).astype(np.int32))
-    changed = unseen(replace(split, test=other))
+    others = {
+        part: Ragged(heldout.indptr, ((heldout.values + 1) % 60).astype(np.int32))
+        for part, heldout in (("valid", split.valid), ("test", split.test))
+    }
+    changed = unseen(replace(split, **others))
     after = changed.private_of(method, shared, store, users)
     history = split.train.take(users)
     np.testing.assert_array_equal(
