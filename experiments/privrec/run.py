@@ -38,11 +38,6 @@ CELLS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "nn-self": ("nn-self", "paper", {}),
     "fofl-self": ("fofl-self", "paper", {}),
     "dp-privrec": ("privrec", "dp-paper", {}),
-    "dp-privrec-small": (
-        "privrec",
-        "dp-paper",
-        {"d": 8, "hidden": [16, 8, 8, 8], "privacy.clip": 1.0},
-    ),
 }
 SPLIT = {
     "split.kind": "unseen-users",
@@ -52,15 +47,12 @@ SPLIT = {
 }
 ROUNDS: dict[tuple[str, str], int] = {
     ("ml-1m", "dp-privrec"): 150,  # as many as PrivRec has
-    ("ml-1m", "dp-privrec-small"): 150,
     ("frappe", "dp-privrec"): 150,
-    ("frappe", "dp-privrec-small"): 150,
 }
 """Rounds where the preset's were not run, (data, cell) -> rounds."""
 NETWORKS = ("privrec", "privrec-cen", "nn-self", "fofl-self")
 # On Frappe's validation users: Hits@20 0.227 after one epoch of adaptation, 0.185 after five.
 OF_DATA: dict[str, dict[str, Any]] = {"ml-1m": {}, "frappe": {"negatives": 4, "adapt_epochs": 1}}
-FRAPPE_CLIP = {"dp-privrec": {"privacy.clip": 35.0}}
 PAPER = {
     ("ml-1m", "fofl-self"): ([0.118, 0.152, 0.195, 0.241], [0.101, 0.130, 0.169, 0.207]),
     ("ml-1m", "nn-self"): ([0.109, 0.148, 0.190, 0.235], [0.098, 0.124, 0.162, 0.201]),
@@ -94,7 +86,6 @@ def run_cells(runs: Path, only: str, seeds: int, threads: int) -> None:
                     **SPLIT,
                     **(OF_DATA[data] if method in NETWORKS else {}),
                     **more,
-                    **(FRAPPE_CLIP.get(cell, {}) if data == "frappe" else {}),
                 }
                 rounds = ROUNDS.get((data, cell))
                 train(
