@@ -1,11 +1,14 @@
 """PrivRec and its rivals: batched equals one device, and nothing looks where it must not."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from hushrec import train
+from hushrec.cli import main
 from hushrec.clients import Ragged
 from hushrec.data.features import encode
 from hushrec.errors import ConfigError
@@ -350,3 +353,18 @@ def test_dp_privrec_runs_with_the_papers_clipping():
     run = train(taste_world(), "privrec", rounds=2, settings=settings)
     assert run.summary["privacy"]["epsilon"] > 0
     assert "replace" in run.summary["privacy"]["statement"]
+
+
+def test_the_curve_is_printed_kept_and_drawn(tmp_path):
+    out = tmp_path / "run"
+    train("demo", "popularity", settings={"split.kind": "unseen-users"}, out=out)
+    result = CliRunner().invoke(main, ["evaluate", str(out), "--adaptation", "--json"])
+    assert result.exit_code == 0, result.output
+    curve = json.loads(result.stdout)
+    assert [point["interactions"] for point in curve["points"]] == [0, 1, 2, 5, 10, 20]
+    # Popularity learns nothing from a user, and is asked the same question each time.
+    assert len({point["hits@20"] for point in curve["points"]}) == 1
+    assert json.loads((out / "adaptation.json").read_text()) == curve
+    assert 'id="adaptation"' in (out / "report.html").read_text()
+    shown = CliRunner().invoke(main, ["evaluate", str(out), "--adaptation"])
+    assert "users that training left out" in " ".join(shown.stdout.split())
