@@ -11,9 +11,13 @@ from pydantic import BaseModel
 
 from conftest import interactions
 from hushrec.clients import Ragged, TrainView
+from hushrec.data.interactions import Categorical
 from hushrec.errors import ConfigError, DataError
+from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
+from hushrec.evaluate.yardsticks import popularity_ranks
 from hushrec.rng import Streams
 from hushrec.split import Split, SplitConfig, make_split
+from hushrec.testing import taste_world
 
 KINDS = ("leave-one-out", "ratio", "time", "unseen-users")
 
@@ -289,3 +293,39 @@ def test_hopeless_data_is_refused():
         make_split(interactions([(0, 0, 0), (1, 1, 0)]), SplitConfig(), Streams(0))
     with pytest.raises(DataError, match="at least two users"):
         make_split(interactions([(0, i, 0) for i in range(9)]), SplitConfig(), Streams(0))
+
+
+def test_only_what_was_liked_is_to_be_found_and_the_rest_is_no_candidate():
+    """PrivRec's protocol: ratings above 3 are targets, other held-out rows are touched items."""
+    data = taste_world()
+    rated = replace(data, value=(np.arange(len(data)) % 5 + 1).astype(np.float32))
+    plain = SplitConfig(kind="unseen-users", valid=0.25, test=0.4)
+    config = plain.model_copy(update={"positive_above": 3.0})
+    whole, split = (make_split(rated, c, Streams(0)) for c in (plain, config))
+    value = dict(
+        zip(zip(rated.user.tolist(), rated.item.tolist(), strict=True), rated.value, strict=True)
+    )
+    for user in range(split.n_users):
+        heldout = set(whole.valid[user]) | set(whole.test[user])
+        targets = set(split.valid[user]) | set(split.test[user])
+        assert targets == {item for item in heldout if value[user, item] > 3}
+        assert set(split.disliked[user]) == heldout - targets
+    np.testing.assert_array_equal(split.train.positives.values, whole.train.positives.values)
+    assert split.digest() != whole.digest()
+    evaluator = Evaluator(split, EvaluationConfig(), Streams(0), 1)
+    popularity = popularity_ranks(evaluator, "test")
+    ranks = popularity["full"]
+    for row, user in enumerate(ranks.users):
+        touched = len(split.train.positives[user]) + len(split.disliked[user])
+        assert ranks.candidates[row] == split.data.n_items - touched
+
+
+def test_context_becomes_the_usual_one_of_the_training_rows():
+    data = taste_world()
+    weather = Categorical((np.arange(len(data)) % 3).astype(np.int32), np.array(["a", "b", "c"]))
+    split = make_split(replace(data, context={"weather": weather}), SplitConfig(), Streams(0))
+    merged = split.data
+    for user in range(split.n_users):
+        mine = (merged.user == user) & np.isin(merged.item, split.train.positives[user])
+        counts = np.bincount(merged.context["weather"].codes[mine], minlength=3)
+        assert counts[split.train.user_features["weather"].codes[user]] == counts.max()

@@ -36,6 +36,7 @@ from hushrec.data.commands import data as data_group
 from hushrec.data.files import read_history
 from hushrec.device.bundle import export
 from hushrec.errors import ConfigError, HushrecError, MissingExtraError, StoppedError
+from hushrec.evaluate.adaptation import adaptation_curve
 from hushrec.evaluate.analyse import groups_of, guidance_effects, whose_table
 from hushrec.evaluate.compare import compare_runs
 from hushrec.evaluate.metrics import parse_metric, summarise
@@ -43,9 +44,10 @@ from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.commands import privacy as privacy_group
 from hushrec.report.convergence import write_convergence
-from hushrec.report.html import write_report
+from hushrec.report.html import ADAPTATION, write_report
 from hushrec.report.run_dir import RunFolder, require_free
 from hushrec.report.tables import (
+    adaptation_table,
     comparison_tables,
     cost_table,
     facts,
@@ -241,22 +243,42 @@ def train_command(
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME", help="Such as hr@50; repeatable."
 )
+@click.option(
+    "--adaptation", is_flag=True, help="Unseen users after 0, 1, 2, 5, 10, 20 interactions instead."
+)
 @threads_option
 @json_option
 def evaluate_command(
-    folder: Path, part: str, metrics: tuple[str, ...], threads: int | None, as_json: bool
+    folder: Path,
+    part: str,
+    metrics: tuple[str, ...],
+    adaptation: bool,
+    threads: int | None,
+    as_json: bool,
 ) -> None:
     """Score a finished run again from its checkpoint.
 
     \b
     hushrec evaluate runs/pfedrec
     hushrec evaluate runs/pfedrec --metric hr@50 --metric ndcg@100 --json
+    hushrec evaluate runs/privrec --adaptation
     """
     for name in metrics:
         parse_metric(name)
     run = Run.open(folder)
     evaluator = run.evaluator(threads or usable_cores())
     chosen: Part = "valid" if part == "valid" else "test"
+    if adaptation:
+        names = list(metrics) or ["hits@10", "hits@20", "ndcg@10"]
+        curve = adaptation_curve(evaluator, run.method, run.shared, chosen, names)
+        if run.folder is not None:
+            run.folder.write_json(ADAPTATION, curve)
+            write_report(run)
+        if as_json:
+            click.echo(json.dumps(curve, indent=2))
+        else:
+            Console().print(adaptation_table(curve))
+        return
     ranks = evaluator.rank(run.method, run.shared, run.store, chosen)
     popularity = popularity_ranks(evaluator, chosen)
     names = list(metrics) or evaluator.config.metric_names()
@@ -355,23 +377,39 @@ def analyse_command(
     metavar="FILE",
     help="Items of a user the run does not know: one id a line, oldest first, or a table.",
 )
+@click.option(
+    "--feature",
+    "said",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What such a user is; repeatable.",
+)
 @json_option
 def recommend_command(
-    folder: Path, user: str, count: int, history: Path | None, as_json: bool
+    folder: Path,
+    user: str,
+    count: int,
+    history: Path | None,
+    said: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Recommend items that a user has not touched yet.
 
     \b
     hushrec recommend runs/pfedrec --user 42
     hushrec recommend runs/pfedrec --user anna --history anna.txt -k 5 --json
+    hushrec recommend runs/privrec --user anna --history anna.txt --feature 'region=coast'
     """
+    for pair in said:
+        if "=" not in pair:
+            raise ConfigError(f"--feature {pair}: expected NAME=VALUE")
     run = Run.open(folder)
     items = None if history is None else read_history(history)
     if items is not None:
         unknown = len(set(items) - set(run.split.data.items.tolist()))
         if unknown:
             click.echo(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
-    found = run.recommend(user, count, items)
+    found = run.recommend(user, count, items, dict(pair.split("=", 1) for pair in said))
     if not found:
         click.echo(f"nothing is left to recommend to '{user}'", err=True)
     if as_json:

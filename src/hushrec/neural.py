@@ -70,8 +70,12 @@ def draw_samples(
     streams: Streams,
     round_number: int,
     purpose: str = PURPOSE,
+    positive_above: float | None = None,
 ) -> Samples:
-    """Draw and shuffle the samples of a round, as `kernels.fit_inner_product` does."""
+    """Draw and shuffle the samples of a round, as `kernels.fit_inner_product` does.
+
+    With ``positive_above``, a training row with a value up to that is a negative too.
+    """
     key, excluded = streams.key(purpose, round_number), view.excluded()
     indptr, items, labels, used = kernels.draw_samples(
         key,
@@ -83,6 +87,8 @@ def draw_samples(
         view.n_items,
         negatives,
     )
+    if positive_above is not None:
+        labels[labels > 0] = view.values.values > positive_above
     return shuffle(Samples(indptr, items, labels, 1), key, view.users, used, epochs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hushrec.clients import Protocol, Ragged, TrainView
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
+from hushrec.data.features import with_newcomer
 from hushrec.device.fold_in import fold_in
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
@@ -114,12 +115,17 @@ class Run:
         return Evaluator(self.split, self.experiment.evaluation, self._streams, threads)
 
     def recommend(
-        self, user: str, k: int = 10, history: Sequence[str] | None = None
+        self,
+        user: str,
+        k: int = 10,
+        history: Sequence[str] | None = None,
+        features: Mapping[str, str] | None = None,
     ) -> list[Recommendation]:
         """Return the best k items that the user has not touched.
 
         A user unknown to the run is folded in from ``history``, item ids oldest first: the device
-        trains its private part on it; the shared part and everybody else stay as they are.
+        trains its private part, or its copy of the shared one, on it; the shared part and everybody
+        else stay as they are. ``features`` are what such a user says of themselves.
         """
         data = self.split.data
         number = data.user_index(user)
@@ -128,13 +134,16 @@ class Run:
                 raise ConfigError(
                     f"user '{user}' is unknown to this run; give their items with --history FILE"
                 )
+            if features:
+                raise ConfigError(f"the data has the features of user '{user}': leave them out")
             view = self._everything(number)
             # The same parameters that the evaluation looked at.
             users, evaluator = np.array([number]), self.evaluator(threads=1)
             private = evaluator.private_of(self.method, self.shared, self.store, users)
         else:
-            view = self._from_history(history, len(data.users))
+            view = self._from_history(history, features or {})
             private = fold_in(self.method, self.shared, view, self._streams)
+            private = self.method.adapt(self.shared, private, view, self._streams)
         scores = self.method.score(self.shared, private, view)
         seen = view.positives
         items, values = top_k(scores, seen.indptr, seen.values, min(int(k), data.n_items))
@@ -146,17 +155,28 @@ class Run:
 
     def _everything(self, number: int) -> TrainView:
         """Return one user's whole history, held-out items included: nobody wants those again."""
-        test = self.split.test[number]
-        past = self.split.history("test").take(np.array([number]))
-        return _one_client(number, past.n_items, np.append(past.positives.values, test))
+        mine = np.array([number])
+        past = self.split.history("test").take(mine)
+        rest = (self.split.test[number], self.split.disliked[number])
+        items = np.concatenate([past.positives.values, *rest])
+        values = np.ones(len(items), np.float32)
+        values[: len(past.values.values)] = past.values.values
+        return _one_client(past, items, values)
 
-    def _from_history(self, history: Sequence[str], number: int) -> TrainView:
+    def _from_history(self, history: Sequence[str], features: Mapping[str, str]) -> TrainView:
         position = {str(item): index for index, item in enumerate(self.split.data.items)}
         known = [position[item] for item in history if item in position]
         if not known:
             raise ConfigError("none of the items in the history is in the catalogue of this run")
         latest_first = list(dict.fromkeys(reversed(known)))
-        return _one_client(number, self.split.data.n_items, np.array(latest_first[::-1], np.int32))
+        newcomer = replace(
+            self.split.train.take(np.zeros(1, np.int64)),
+            users=np.array([self.split.n_users], np.int32),
+            user_features=with_newcomer(self.split.train.user_features, features),
+        )
+        # Whoever names an item without a rating means that they like it.
+        liked = np.full(len(latest_first), self.split.data.value.max(), np.float32)
+        return _one_client(newcomer, np.array(latest_first[::-1], np.int32), liked)
 
 
 def train(
@@ -397,12 +417,13 @@ def read_ranks(folder: RunFolder) -> dict[str, dict[str, Ranks]]:
     return ranks
 
 
-def _one_client(number: int, n_items: int, items: NDArray[Any]) -> TrainView:
+def _one_client(client: TrainView, items: NDArray[Any], values: NDArray[np.float32]) -> TrainView:
+    """Return the client with this history in place of its own."""
     indptr = np.array([0, len(items)])
-    return TrainView(
-        users=np.array([number], np.int32),
-        n_items=n_items,
+    return replace(
+        client,
         positives=Ragged(indptr, items.astype(np.int32)),
         times=Ragged(indptr, np.arange(len(items))),
-        values=Ragged(indptr, np.ones(len(items), np.float32)),
+        values=Ragged(indptr, values),
+        never_negative=None,
     )

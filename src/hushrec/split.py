@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from hushrec.clients import Protocol, Ragged, TrainView
-from hushrec.data.interactions import Interactions
+from hushrec.data.features import usual
+from hushrec.data.interactions import Categorical, Column, Interactions
 from hushrec.errors import ConfigError, DataError
 from hushrec.rng import Streams
 
@@ -39,6 +40,9 @@ class SplitConfig(BaseModel):
     """What "later" means for `ratio` and within an unseen user."""
     min_train: Annotated[int, Field(ge=1)] = 1
     """A user left with fewer training rows than this is not evaluated; all its rows train."""
+    positive_above: float | None = None
+    """Held-out rows with a value above this are to be found; the others are touched and therefore
+    no candidates.  [all are to be found]"""
     repeats: Literal["merge", "keep"] = "merge"
     """Repeated (user, item) rows: keep the latest, or keep them all as some papers count them
     (then the held-out item can be a training item too)."""
@@ -56,6 +60,8 @@ class Split:
     test: Ragged
     training_users: NDArray[np.int64]
     """The population that cohorts are drawn from: users with a past, unseen ones left out."""
+    disliked: Ragged
+    """Held-out items that are not to be found, and that nobody should be asked to rank."""
 
     @property
     def n_users(self) -> int:
@@ -98,6 +104,8 @@ class Split:
         for part in (self.train.positives, self.valid, self.test):
             hashed.update(part.indptr.tobytes())
             hashed.update(part.values.tobytes())
+        if len(self.disliked.values):
+            hashed.update(self.disliked.indptr.tobytes() + self.disliked.values.tobytes())
         return hashed.hexdigest()
 
     def facts(self) -> dict[str, Any]:
@@ -110,7 +118,10 @@ class Split:
             "items": self.data.n_items,
             "train_rows": int(self.train.positives.lengths[self.training_users].sum()),
             "unused_rows": len(self.data)
-            - sum(len(part.values) for part in (self.train.positives, self.valid, self.test)),
+            - sum(
+                len(part.values)
+                for part in (self.train.positives, self.valid, self.test, self.disliked)
+            ),
             "evaluated_users": len(self.evaluated("test")),
             "not_evaluated_users": self.n_users - len(self.evaluated("test")),
             "test_items_nobody_trained_on": float(np.mean(~trained[targets]))
@@ -119,7 +130,7 @@ class Split:
         }
 
 
-TRAIN, VALID, TEST, UNUSED = 0, 1, 2, 3
+TRAIN, VALID, TEST, UNUSED, DISLIKED = 0, 1, 2, 3, 4
 
 
 def make_split(data: Interactions, config: SplitConfig, streams: Streams) -> Split:
@@ -138,6 +149,9 @@ def make_split(data: Interactions, config: SplitConfig, streams: Streams) -> Spl
     part[too_short] = TRAIN if config.kind in ("leave-one-out", "ratio") else UNUSED
     if config.repeats == "keep":
         _drop_repeated_targets(part, rows)
+    if config.positive_above is not None:
+        low = data.value[rows.order] <= config.positive_above
+        part[low & ((part == VALID) | (part == TEST))] = DISLIKED
     for number, use in ((VALID, "validate"), (TEST, "test")):
         if not (part == number).any():
             raise DataError(
@@ -156,14 +170,25 @@ def make_split(data: Interactions, config: SplitConfig, streams: Streams) -> Spl
         positives=ragged(TRAIN, data.item),
         times=ragged(TRAIN, data.time),
         values=ragged(TRAIN, data.value),
-        user_features=data.user_features,
+        user_features={**data.user_features, **_usual_context(rows, part == TRAIN)},
         item_features=data.item_features,
     )
     valid, test = ragged(VALID, data.item), ragged(TEST, data.item)
     trains = train.positives.lengths > 0
     if config.kind == "unseen-users":
         trains &= _unseen_role(data.n_users, config, streams) == TRAIN
-    return Split(config, data, train, valid, test, np.flatnonzero(trains))
+    disliked = ragged(DISLIKED, data.item)
+    return Split(config, data, train, valid, test, np.flatnonzero(trains), disliked)
+
+
+def _usual_context(rows: _Ordered, training: NDArray[np.bool_]) -> dict[str, Column]:
+    """Describe each user by the usual context of its training rows; held-out ones say nothing."""
+    mine = rows.order[training]
+    return {
+        name: usual(replace(column, codes=column.codes[mine]), rows.data.user[mine], rows.n_users)
+        for name, column in rows.data.context.items()
+        if isinstance(column, Categorical)
+    }
 
 
 def _drop_repeated_targets(part: NDArray[np.int8], rows: _Ordered) -> None:
@@ -194,6 +219,11 @@ class _Ordered:
         count = np.bincount(data.user, minlength=data.n_users)
         first = np.cumsum(count) - count
         return cls(data, order, user, np.arange(len(order)) - first[user], count[user])
+
+    @property
+    def n_users(self) -> int:
+        """Number of users in the data."""
+        return self.data.n_users
 
     def shuffled_place(self, streams: Streams) -> NDArray[np.int64]:
         """Return places of a random order instead of the order in time."""

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from hushrec.aggregate import ExactSum, RowStack, Total, Update
 from hushrec.backends.inprocess import InProcess
 from hushrec.clients import Ragged, TrainView
-from hushrec.data.interactions import Interactions
+from hushrec.data.interactions import Categorical, Features, Interactions, Numeric
 from hushrec.device.fold_in import fold_in
 from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
 from hushrec.methods.base import (
@@ -50,6 +50,7 @@ from hushrec.store import PrivateStore
 Array = NDArray[Any]
 
 N_USERS, N_ITEMS, N_GROUPS = 60, 60, 3
+_GROUPS = np.array(["low", "middle", "high"])
 
 
 def taste_world(seed: int = 0) -> Interactions:
@@ -70,7 +71,21 @@ def taste_world(seed: int = 0) -> Interactions:
         time=np.array(time, np.int64),
         users=np.array([f"user-{k}" for k in range(N_USERS)]),
         items=np.array([f"item-{k}" for k in range(N_ITEMS)]),
+        user_features=_group_of_users(N_USERS),
+        item_features=_group_of_items(N_ITEMS),
     )
+
+
+def _group_of_users(count: int) -> Features:
+    """Say which third of the catalogue each user likes."""
+    return {"taste": Categorical(np.arange(count, dtype=np.int32) % N_GROUPS, _GROUPS)}
+
+
+def _group_of_items(count: int) -> Features:
+    """Say which third of the catalogue each item is in, and give it a number besides."""
+    place = np.arange(count, dtype=np.int32)
+    third = Categorical(np.minimum(place // (N_ITEMS // N_GROUPS), N_GROUPS - 1), _GROUPS)
+    return {"third": third, "place": Numeric((place % 7).astype(np.float32), 0.0, 7.0)}
 
 
 def clients_of(rows: list[list[int]], n_items: int = N_ITEMS) -> TrainView:
@@ -83,6 +98,8 @@ def clients_of(rows: list[list[int]], n_items: int = N_ITEMS) -> TrainView:
         positives=Ragged(indptr, items),
         times=Ragged(indptr, np.arange(len(items))),
         values=Ragged(indptr, np.ones(len(items), np.float32)),
+        user_features=_group_of_users(len(rows)),
+        item_features=_group_of_items(n_items),
     )
 
 

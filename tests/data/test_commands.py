@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -108,3 +109,48 @@ def test_errors_are_ours(run):
 def test_help_has_examples(run, command):
     assert f"hushrec data {command}" in run(command, "--help").stdout
     assert "--json" in run(command, "--help").stdout
+
+
+@pytest.fixture
+def described(tmp_path):
+    people = tmp_path / "people.csv"
+    people.write_text("user,gender,age\nb,f,30\na,m,\nz,f,9\n")
+    films = tmp_path / "films.csv"
+    films.write_text("item,genres,year\ny,drama|war,1950\nx,,2000\n")
+    return ["--users", str(people), "--items", str(films)]
+
+
+def test_import_with_features(run, ratings, described):
+    columns = ["--user-feature", "gender", "--user-feature", "age:number:0:100"]
+    columns += ["--item-feature", "genres:set", "--item-feature", "year:number"]
+    result = run("import", str(ratings), "--name", "mine", *described, *columns, "--json")
+    features = json.loads(result.stdout)["features"]
+    assert features["user"] == {"gender": "2 categories", "age": "30 to 30"}
+    loaded = catalog.load("mine")  # users a, b; items x, y
+    gender = loaded.user_features["gender"]
+    assert gender.names[gender.codes].tolist() == ["m", "f"]
+    age, genres = loaded.user_features["age"], loaded.item_features["genres"]
+    assert np.isnan(age.values[0])
+    assert (age.values[1], age.low, age.high) == (30, 0, 100)
+    assert genres.flags.tolist() == [[False, False], [True, True]]
+    assert loaded.item_features["year"].values.tolist() == [2000, 1950]
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("height", "no column 'height'"),
+        ("gender:number", "line 2, column 'gender': 'f' is not a number"),
+        ("age:number:9:1", "must ascend"),
+        ("age:integer", "NAME:number:LOW:HIGH"),
+    ],
+)
+def test_a_feature_that_is_not_there_or_not_so(run, ratings, described, column, words):
+    with pytest.raises(DataError, match=words):
+        run("import", str(ratings), "--name", "mine", *described[:2], "--user-feature", column)
+
+
+def test_features_are_declared_with_their_file(run, ratings, described):
+    for arguments in (described[:2], ["--item-feature", "genres"]):
+        with pytest.raises(ConfigError, match="both a file and the columns"):
+            run("import", str(ratings), "--name", "mine", *arguments)

@@ -113,6 +113,23 @@ def test_ties_are_the_mean_over_every_way_to_break_them(
         assert_allclose(per_user(ranks, name), [values.mean()], atol=1e-12, err_msg=name)
 
 
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 6))
+def test_each_target_alone_is_the_target_without_the_others(data: st.DataObject, k: int) -> None:
+    """hits@k and ndcg1@k: take the other targets out of the candidates, rank, average."""
+    n_items = data.draw(st.integers(2, 10))
+    scores = np.array(data.draw(st.lists(st.integers(0, 3), min_size=n_items, max_size=n_items)))
+    targets = data.draw(st.lists(st.integers(0, n_items - 1), unique=True, min_size=1))
+    ranks = ranked(scores[None], [targets])
+    alone = []
+    for target in targets:
+        kept = [i for i in range(n_items) if i == target or i not in targets]
+        alone.append(ranked(scores[None, kept], [[kept.index(target)]]))
+    for name, single in ((f"hits@{k}", f"hr@{k}"), (f"ndcg1@{k}", f"ndcg@{k}")):
+        expected = np.mean([per_user(one, single)[0] for one in alone])
+        assert_allclose(per_user(ranks, name), [expected], atol=1e-12)
+
+
 @pytest.mark.parametrize("n_items", [10, 11, 100, 3706])
 def test_constant_scores_are_exactly_chance(n_items: int) -> None:
     ranks = ranked(np.ones((1, n_items)), [[3]])

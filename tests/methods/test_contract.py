@@ -18,6 +18,7 @@ from hushrec.testing import MethodContract
 
 BUILT_IN = (
     "central-mf",
+    "fcf",
     "fedals",
     "fedease",
     "fedmf",
@@ -26,11 +27,15 @@ BUILT_IN = (
     "fedrap",
     "fedrecon",
     "fedrkg",
+    "fofl-self",
     "local-only",
     "negative-counter",
     "neumf",
+    "nn-self",
     "pfedrec",
     "popularity",
+    "privrec",
+    "privrec-cen",
 )
 RULES = [name for name in dir(MethodContract) if name.startswith("test_")]
 
@@ -52,6 +57,12 @@ def test_built_in(name, rule):
     # items apart; and what FedRAP's common table knows of an unseen item drowns in a personal row
     # that only saw it as a negative.
     more = {"beats_chance": False} if name in ("local-only", "fedrap", "fedrkg") else {}
+    if name in ("privrec", "nn-self", "fofl-self", "privrec-cen"):
+        # Smaller networks and fewer rounds: enough for three groups of users.
+        options = {"d": 8, "hidden": (8, 8, 4, 4), "lr": 0.1}
+        if name == "fofl-self":  # rows of a table take longer to find than features
+            options |= {"d": 32, "hidden": (32, 16), "item_lr": 1.0, "item_server_rate": 2.0}
+        more = {"options": options, "rounds": 60 if name == "fofl-self" else 30}
     getattr(contract_of(method_class(name), **more), rule)()
 
 

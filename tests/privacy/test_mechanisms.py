@@ -179,6 +179,22 @@ def test_order_and_scale_of_adaptive_clipping():
     assert mechanism.clip.bound == 2.0
 
 
+@pytest.mark.parametrize("start", [0.5, 30.0])
+def test_the_bound_of_dp_privrec_converges_and_stays_positive(start):
+    """Equation 9 moves the bound by differences; from above, from below, and under much noise."""
+    norms = np.random.default_rng(1).lognormal(1.0, 1.0, 500)
+    clip = AdaptiveClip(start, 0.7, 1.0, 25.0, arithmetic=True)
+    mechanism, late = CentralGaussian(clip, 1.0, REPLACE, HEAD, 500.0), []
+    for number in range(1, 301):
+        _, mechanism = one_round(mechanism, norms, number)
+        if number > 200:
+            late.append(mechanism.clip.bound)
+    assert np.mean(norms <= np.mean(late)) == pytest.approx(0.7, abs=0.02)
+    falling = AdaptiveClip(0.1, 0.1, 40.0, 0.0, arithmetic=True)
+    _, following = one_round(CentralGaussian(falling, 1.0, REPLACE, HEAD, 2.0), np.zeros(2), 1)
+    assert following.clip.bound == 0.05  # 0.1 - 40 * (1 - 0.1) would be far below zero
+
+
 def test_nobody_came_and_the_bound_still_moves_by_its_noise_alone():
     clip = AdaptiveClip(2.0, 0.5, 0.2, 4.0)
     mechanism = CentralGaussian(clip, 1.0, ADD, HEAD, 20.0)

@@ -289,6 +289,19 @@ def test_adaptive_clipping_costs_as_much_as_one_sum(cohort, factor, tiny):
     assert isinstance(layer.clip, AdaptiveClip)
 
 
+@pytest.mark.parametrize(("cohort", "factor"), [(POISSON, 1), (FIXED, 2)])
+def test_the_share_of_the_count_splits_the_noise(cohort, factor, tiny):
+    """The h of DP-PrivRec: z / sqrt(1 - h) on the updates and z / sqrt(h) on the bits cost z."""
+    settings = {"privacy.mode": "central", "privacy.noise": 1.2, "privacy.bit_share": 0.7}
+    (layer,) = plan(tiny, {**settings, **cohort}).stack.mechanisms
+    assert layer.multiplier == pytest.approx(1.2 / math.sqrt(1 - 0.7))
+    of_bits = layer.clip.bit_noise / (factor * 0.5)
+    assert of_bits == pytest.approx(1.2 / math.sqrt(0.7))
+    assert layer.multiplier**-2 + of_bits**-2 == pytest.approx(1.2**-2)
+    with pytest.raises(ConfigError, match="say the same thing"):
+        plan(tiny, {**settings, **cohort, "privacy.bit_noise": 3.0})
+
+
 def test_a_bound_that_is_given_is_flat(tiny):
     (layer,) = plan(tiny, {**CENTRAL, "privacy.clip": 0.7}).stack.mechanisms
     assert layer.clip == FlatClip(0.7)

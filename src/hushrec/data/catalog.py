@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.files import read_interactions, read_rows
+from hushrec.data.files import read_features, read_interactions, read_rows
 from hushrec.data.interactions import (
     Categorical,
     Column,
@@ -291,11 +291,20 @@ def _by_hand(dataset: DataSet) -> str:
 
 
 def import_file(
-    path: str | Path, name: str, *, overwrite: bool = False, **columns: Any
+    path: str | Path,
+    name: str,
+    *,
+    overwrite: bool = False,
+    users: str | Path | None = None,
+    items: str | Path | None = None,
+    user_features: Sequence[str] = (),
+    item_features: Sequence[str] = (),
+    **columns: Any,
 ) -> Interactions:
     """Read a file once and keep it in the cache, so that `load` finds it under ``name``.
 
-    ``columns`` are the keywords of `read_interactions`.
+    ``columns`` are the keywords of `read_interactions`; ``users`` and ``items`` are files with the
+    features, declared as `read_features` has it.
     """
     if name in CATALOG:
         raise ConfigError(f"'{name}' is the name of a data set of the catalogue; choose another")
@@ -304,6 +313,17 @@ def import_file(
     if _imported_path(name).exists() and not overwrite:
         raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
     data = read_interactions(path, name=name, **columns)
+    for owner, file, declared in (("user", users, user_features), ("item", items, item_features)):
+        if bool(declared) != (file is not None):
+            raise ConfigError(
+                f"{owner} features need both a file and the columns in it: --{owner}s FILE "
+                f"--{owner}-feature COLUMN"
+            )
+    data = replace(
+        data,
+        user_features=read_features(users, "user", data.users, user_features) if users else {},
+        item_features=read_features(items, "item", data.items, item_features) if items else {},
+    )
     arrays: dict[str, NDArray[Any]] = {
         part: getattr(data, part) for part in ("user", "item", "value", "time", "users", "items")
     }
@@ -311,6 +331,11 @@ def import_file(
         arrays["titles"] = data.titles
     arrays["has_time"] = np.array(data.has_time)
     arrays["notes"] = np.array(data.notes, dtype=np.str_)
+    for owner, features in (("user", data.user_features), ("item", data.item_features)):
+        for column_name, column in features.items():
+            for part, value in vars(column).items():
+                if value is not None:
+                    arrays[f"feature/{owner}/{part}/{column_name}"] = np.asarray(value)
     with _atomic(_imported_path(name)) as part_path:
         np.savez_compressed(part_path, **arrays)  # type: ignore[arg-type]
     return data
@@ -321,8 +346,17 @@ def _load_imported(name: str) -> Interactions:
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = dict(stored)
+        features: dict[str, dict[str, Column]] = {"user": {}, "item": {}}
+        parts: dict[tuple[str, str], dict[str, Any]] = {}
+        for key in [key for key in arrays if key.startswith("feature/")]:
+            _, owner, part, column = key.split("/", 3)
+            parts.setdefault((owner, column), {})[part] = arrays.pop(key)
+        for (owner, column), values in parts.items():
+            features[owner][column] = _column(values)
         return Interactions(
             name=name,
+            user_features=features["user"],
+            item_features=features["item"],
             titles=arrays.pop("titles", None),
             has_time=bool(arrays.pop("has_time")),
             notes=tuple(str(note) for note in arrays.pop("notes")),
@@ -330,6 +364,12 @@ def _load_imported(name: str) -> Interactions:
         )
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: damaged import ({error}); import the file again") from None
+
+
+def _column(parts: dict[str, Any]) -> Column:
+    if "values" in parts:
+        return Numeric(parts.pop("values"), **{name: float(at) for name, at in parts.items()})
+    return Categorical(**parts) if "codes" in parts else MultiCategorical(**parts)
 
 
 def _imported_path(name: str) -> Path:
@@ -403,10 +443,17 @@ def _multi(entries: Iterable[Iterable[str]]) -> MultiCategorical:
     return MultiCategorical(flags, np.array(known))
 
 
+def _numbers(entries: Iterable[str], low: float, high: float) -> Numeric:
+    """Read numbers; the median stands in where there is none, so that no NaN goes on."""
+    known = np.array(
+        [float(e) if e.replace(".", "", 1).isdecimal() else np.nan for e in entries], np.float32
+    )
+    filled = np.where(np.isnan(known), np.nanmedian(known), known)
+    return Numeric(filled.astype(np.float32), low, high)
+
+
 def _years(entries: Iterable[str]) -> Numeric:
-    """Read years; the median stands in where there is none, so that no NaN goes on."""
-    years = np.array([float(e) if e.isdecimal() else np.nan for e in entries], np.float32)
-    return Numeric(np.where(np.isnan(years), np.nanmedian(years), years).astype(np.float32))
+    return _numbers(entries, 1900.0, 2000.0)
 
 
 def _ml_100k(folder: Folder) -> Interactions:
@@ -417,7 +464,7 @@ def _ml_100k(folder: Folder) -> Interactions:
     if people:
         rows = [people[user] for user in data.users]
         features: dict[str, Column] = {
-            "age": Numeric(np.array([row[1] for row in rows], dtype=np.float32)),
+            "age": Numeric(np.array([row[1] for row in rows], dtype=np.float32), 0.0, 100.0),
             "gender": _categorical(row[2] for row in rows),
             "occupation": _categorical(row[3] for row in rows),
         }
@@ -518,11 +565,18 @@ def _frappe(folder: Folder) -> Interactions:
     if not apps:
         return data
     head = read_rows(_required(folder, "meta.csv"), "\t")[0]
-    name, category, price = (head.index(column) for column in ("name", "category", "price"))
+    name, category, price, downloads, language, rating = (
+        head.index(column)
+        for column in ("name", "category", "price", "downloads", "language", "rating")
+    )
     found = [apps[item] for item in data.items]
     described: dict[str, Column] = {
         "category": _categorical(row[category] for row in found),
         "price": _categorical(_price_kind(row[price]) for row in found),
+        # The shop's own figures: classes of installations all over the world, and its stars.
+        "downloads": _categorical(row[downloads] for row in found),
+        "language": _categorical(row[language] for row in found),
+        "rating": _numbers((row[rating] for row in found), 0.0, 5.0),
     }
     titles = [
         str(item) if row[name] in ("", "unknown") else row[name]

@@ -140,19 +140,29 @@ def fetch_command(name: str, as_json: bool) -> None:
 @click.option("--time", help="Column of times: numbers or ISO dates.")
 @click.option("--title", help="Column of what to print for an item.")
 @click.option("--delimiter", help="What separates the fields, if it is not recognised.")
+@click.option("--users", type=click.Path(path_type=Path), help="File of user features.")
+@click.option("--items", type=click.Path(path_type=Path), help="File of item features.")
+@click.option(
+    "--user-feature", "user_features", multiple=True, metavar="COLUMN", help="Repeatable."
+)
+@click.option(
+    "--item-feature", "item_features", multiple=True, metavar="COLUMN", help="Repeatable."
+)
 @click.option("--overwrite", is_flag=True, help="Replace an older import of that name.")
 @json_option
-def import_command(
-    file: Path, name: str, overwrite: bool, as_json: bool, **columns: str | None
-) -> None:
+def import_command(file: Path, name: str, overwrite: bool, as_json: bool, **columns: Any) -> None:
     """Read a file once and keep it under a name.
 
-    CSV, TSV, other delimiters, JSON lines and Parquet are read, gzip or not.
+    CSV, TSV, other delimiters, JSON lines and Parquet are read, gzip or not. Features come from
+    files with a line per user or item; a column is a category, or a set of them separated by |
+    (NAME:set), or a number with its range (NAME:number:0:100).
 
     \b
     hushrec data import ratings.csv --name mine
     hushrec data import log.tsv.gz --name log --user who --item what --time when
     hushrec data import plain.txt --name plain --user 0 --item 1 --delimiter '|'
+    hushrec data import ratings.csv --name mine --items films.csv --item-feature genres:set
+        --users people.csv --user-feature gender --user-feature age:number:0:100
     """
     summary = summarise(import_file(file, name, overwrite=overwrite, **columns))
     if as_json:
@@ -206,7 +216,7 @@ def _describe(column: Column) -> str:
         return f"{len(column.names)} categories"
     if isinstance(column, MultiCategorical):
         return f"any of {len(column.names)} categories"
-    return f"{column.values.min():g} to {column.values.max():g}"
+    return f"{np.nanmin(column.values):g} to {np.nanmax(column.values):g}"
 
 
 def _entry(dataset: DataSet) -> dict[str, Any]:

@@ -18,12 +18,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.interactions import IntArray, Interactions, StrArray
+from hushrec.data.interactions import (
+    Categorical,
+    Column,
+    IntArray,
+    Interactions,
+    MultiCategorical,
+    Numeric,
+    StrArray,
+)
 from hushrec.errors import DataError, MissingExtraError, nearest
 
 LONGEST_LINE = 1 << 20
@@ -102,6 +110,64 @@ def read_interactions(
         titles=_titles(table, columns["title"], item_codes) if "title" in columns else None,
         has_time="time" in columns,
         notes=tuple(table.notes),
+    )
+
+
+def read_features(
+    path: str | Path, owner: Literal["user", "item"], ids: StrArray, declared: Sequence[str]
+) -> dict[str, Column]:
+    """Read the declared columns of a file with a line per user, or per item, in the order of ids.
+
+    A column is declared as ``NAME`` (a category), ``NAME:set`` (several, separated by |) or
+    ``NAME:number:LOW:HIGH``. An empty entry, and whoever has no line, is unknown.
+    """
+    table = _read_table(Path(path))
+    columns = _choose_columns(table, {}, required=(owner,))
+    line_of: dict[str, int] = {}
+    for row, entry in enumerate(table.column(columns[owner])):
+        if entry in line_of:
+            raise DataError(f"{table.at(row, columns[owner])}: '{entry}' has a line already")
+        line_of[entry] = row
+    lines = [line_of.get(str(one)) for one in ids]
+    if all(line is None for line in lines):
+        raise DataError(f"{path}: no {owner} of the interactions has a line in it")
+    found: dict[str, Column] = {}
+    for words in declared:
+        name, *kind = words.split(":")
+        column = _find_asked(table, f"{owner} feature", name)
+        entries = table.column(column)
+        ours = ["" if line is None else entries[line] for line in lines]
+        found[name] = _feature(table, column, words, kind, entries, ours)
+    return found
+
+
+def _feature(
+    table: _Table, column: int, words: str, kind: list[str], entries: list[str], ours: list[str]
+) -> Column:
+    if not kind or kind == ["category"]:
+        names = sorted(set(ours) - {""})
+        code = {entry: number for number, entry in enumerate(names)} | {"": -1}
+        codes = np.array([code[entry] for entry in ours], np.int32)
+        return Categorical(codes, np.array(names, np.str_))
+    if kind == ["set"]:
+        members = [set(entry.split("|")) - {""} for entry in ours]
+        names = sorted(set().union(*members))
+        flags = np.array([[name in some for name in names] for some in members], bool)
+        return MultiCategorical(flags.reshape(len(ours), len(names)), np.array(names, np.str_))
+    limits = [float(limit) for limit in kind[1:] if _is_number(limit)]
+    if kind[0] == "number" and len(limits) == len(kind) - 1 and len(limits) in (0, 2):
+        for row, entry in enumerate(entries):
+            if entry and not (_is_number(entry) and np.isfinite(float(entry))):
+                raise DataError(f"{table.at(row, column)}: '{entry}' is not a number")
+        values = np.array([float(entry) if entry else np.nan for entry in ours], np.float32)
+        if np.isnan(values).all():
+            raise DataError(f"{table.path}, {table.label(column)}: no number in it")
+        if limits and not limits[0] < limits[1]:
+            raise DataError(f"feature '{words}': the range must ascend")
+        return Numeric(values, *limits)
+    raise DataError(
+        f"feature '{words}': write NAME for a category, NAME:set for several separated by |, or "
+        "NAME:number:LOW:HIGH"
     )
 
 

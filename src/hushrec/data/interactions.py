@@ -17,7 +17,7 @@ StrArray = NDArray[np.str_]
 
 @dataclass(frozen=True)
 class Categorical:
-    """One category per row: ``names[codes[row]]``."""
+    """One category per row: ``names[codes[row]]``; the code -1 is "unknown"."""
 
     codes: IntArray
     names: StrArray
@@ -33,9 +33,12 @@ class MultiCategorical:
 
 @dataclass(frozen=True)
 class Numeric:
-    """One number per row."""
+    """One number per row; not-a-number is "unknown"."""
 
     values: NDArray[np.float32]
+    low: float | None = None
+    high: float | None = None
+    """The range the numbers are declared to lie in: public, whatever the data."""
 
 
 Column = Categorical | MultiCategorical | Numeric
@@ -144,7 +147,7 @@ class Interactions:
 
 def _select(column: Column, rows: NDArray[Any]) -> Column:
     if isinstance(column, Categorical):
-        return Categorical(column.codes[rows], column.names)
+        return replace(column, codes=column.codes[rows])
     if isinstance(column, MultiCategorical):
-        return MultiCategorical(column.flags[rows], column.names)
-    return Numeric(column.values[rows])
+        return replace(column, flags=column.flags[rows])
+    return replace(column, values=column.values[rows])

@@ -96,7 +96,7 @@ def demo(seed: int = 0, viewers: int = 1_000) -> Interactions:
         },
         item_features={
             "genres": MultiCategorical(genres, np.array(_GENRES)),
-            "year": Numeric((1970 + trail + position % 7).astype(np.float32)),
+            "year": Numeric((1970 + trail + position % 7).astype(np.float32), 1950.0, 2050.0),
         },
         notes=("made up: no person or film in it exists",),
     ).compacted()

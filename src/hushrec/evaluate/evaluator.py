@@ -23,6 +23,8 @@ from hushrec.store import PrivateStore
 
 SCORES_BYTES = 32 * 2**20
 """Scores held at once by one thread."""
+COPIES_BYTES = 64 * 2**20
+"""Adapted copies of the shared parameters held at once by one thread."""
 
 
 class EvaluationConfig(BaseModel):
@@ -112,7 +114,7 @@ class Evaluator:
             users = self._users[part][positions]
             view = self._history[part].take(users)
             scores = score(shared, self.private_of(method, shared, store, users), view)
-            aim, seen, drawn = targets.take(users), view.positives, samples.take(positions)
+            aim, seen, drawn = targets.take(users), self.seen(view), samples.take(positions)
             return (
                 rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values),
                 rank_sampled(
@@ -120,7 +122,7 @@ class Evaluator:
                 ),
             )
 
-        stacks = chunks(np.arange(len(self._users[part])), self._chunk())
+        stacks = chunks(np.arange(len(self._users[part])), self.chunk(method, shared))
         with ThreadPoolExecutor(self.threads) as pool:
             parts = list(pool.map(work, stacks))
         store.release()
@@ -149,7 +151,7 @@ class Evaluator:
     ) -> dict[str, Any] | None:
         """Return statistics of the gates as the clients hold them now; None without gates."""
         popular, parts = popular_items(self.split.train), []
-        for users in chunks(self._users["valid"], self._chunk()):
+        for users in chunks(self._users["valid"], self.chunk(method, shared)):
             gates = method.gates(shared, self.private_of(method, shared, store, users))
             if gates is None:
                 return None
@@ -172,20 +174,30 @@ class Evaluator:
             return top_k(scores, view.positives.indptr, view.positives.values, count)[0]
 
         with ThreadPoolExecutor(self.threads) as pool:
-            lists = list(pool.map(work, chunks(self._users[part], self._chunk())))
+            lists = list(pool.map(work, chunks(self._users[part], self.chunk(method, shared))))
         return np.concatenate(lists)
 
     def evaluated_users(self, part: Part) -> NDArray[np.int64]:
         """Return the users that are looked at in this part."""
         return self._users[part]
 
-    def _chunk(self) -> int:
-        return max(1, SCORES_BYTES // (4 * self.split.train.n_items))
+    def chunk(self, method: Method, shared: Shared) -> int:
+        """Return how many users are scored at once."""
+        most = SCORES_BYTES // (4 * self.split.train.n_items)
+        if method.adapts:
+            most = min(most, COPIES_BYTES // sum(array.nbytes for array in shared.values()))
+        return max(1, most)
 
     def private_of(
         self, method: Method, shared: Shared, store: PrivateStore, users: NDArray[np.int64]
     ) -> Private:
         """Return the private parameters that these users are served with."""
+        private = self._kept_by(method, shared, store, users)
+        return method.adapt(shared, private, self.split.train.take(users), self.streams)
+
+    def _kept_by(
+        self, method: Method, shared: Shared, store: PrivateStore, users: NDArray[np.int64]
+    ) -> Private:
         if self.trains[users].all():
             return store.read(users)
         # Users that training left out adapt on their own device first, from their past alone.
@@ -195,6 +207,15 @@ class Evaluator:
         view: TrainView = self.split.train.take(new)
         adapted.write(new, fold_in(method, shared, view, self.streams))
         return adapted.read(users)
+
+    def seen(self, view: TrainView) -> Ragged:
+        """Return what is no candidate: the history, and held-out items that are not to be found."""
+        disliked = self.split.disliked
+        if not len(disliked.values):
+            return view.positives
+        other = disliked.take(view.users)
+        past = view.positives
+        return Ragged(*kernels.sorted_union(past.indptr, past.values, other.indptr, other.values))
 
     def _choose_users(self, part: Part) -> NDArray[np.int64]:
         users = self.split.evaluated(part)
@@ -207,7 +228,9 @@ class Evaluator:
         """Draw items the user never touches at all, as the papers do; the target joins later."""
         users = self._users[part]
         pos, test = self.split.history("test").positives.take(users), self.split.test.take(users)
+        disliked = self.split.disliked.take(users)
         touched = kernels.sorted_union(pos.indptr, pos.values, test.indptr, test.values)
+        touched = kernels.sorted_union(*touched, disliked.indptr, disliked.values)
         key = self.streams.key(f"evaluation/sample/{part}")
         n_items = self.split.train.n_items
         return Ragged(

@@ -1,6 +1,7 @@
 """Metrics from ranks: exact expectations when ties are broken at random.
 
-The names are a contract: ``hr@k``, ``ndcg@k``, ``recall@k``, ``precision@k``, ``mrr@k``, ``auc``.
+The names are a contract: ``hr@k``, ``ndcg@k``, ``recall@k``, ``precision@k``, ``mrr@k``, ``auc``,
+and ``hits@k`` and ``ndcg1@k``, which rank each target by itself.
 Every value is what uniformly random tie-breaking gives on average, computed, not drawn, so a model
 that scores everything alike gets exactly the value of chance.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from hushrec.evaluate.ranking import Ranks
 
 Values = NDArray[np.float64]
 
-_AT_K = ("hr", "ndcg", "recall", "precision", "mrr")
+_AT_K = ("hr", "ndcg", "recall", "precision", "mrr", "hits", "ndcg1")
 
 
 class Metric(NamedTuple):
@@ -58,6 +59,10 @@ def per_user(ranks: Ranks, name: str) -> Values:
     if kind in ("hr", "mrr"):
         return _of_first_target(ranks, kind, cut)
     n_targets = np.diff(ranks.indptr)
+    if kind in ("hits", "ndcg1"):
+        places = np.arange(2, cut + 2)
+        gain = _running_sum(np.ones(cut) if kind == "hits" else 1 / np.log2(places))
+        return _expected_total(gain, _alone(ranks)) / n_targets
     if kind == "ndcg":
         gain = _running_sum(1 / np.log2(np.arange(2, cut + 2)))
         ideal = gain[np.minimum(n_targets, cut)]
@@ -135,6 +140,22 @@ def _expected_total(gain: Values, ranks: Ranks) -> Values:
     size = ranks.tied + 1
     of_group = gain[np.minimum(ranks.ahead + size, last)] - gain[np.minimum(ranks.ahead, last)]
     return _summed_over_targets(ranks, of_group / size)
+
+
+def _alone(ranks: Ranks) -> Ranks:
+    """Rank each target among the candidates that are no targets, as if it were the only one.
+
+    Of a user's targets, those with fewer candidates ahead score higher, and those with as many tie.
+    """
+    owner = np.repeat(np.arange(len(ranks.users)), np.diff(ranks.indptr))
+    order = np.lexsort((ranks.ahead, owner))
+    group = owner[order] * (np.int64(ranks.ahead.max(initial=0)) + 1) + ranks.ahead[order]
+    first = np.searchsorted(group, group, side="left") - ranks.indptr[owner[order]]
+    size = np.searchsorted(group, group, side="right") - np.searchsorted(group, group, side="left")
+    ahead, tied = ranks.ahead.copy(), ranks.tied.copy()
+    ahead[order] -= first.astype(np.int32)
+    tied[order] -= (size - 1).astype(np.int32)
+    return replace(ranks, ahead=ahead, tied=tied)
 
 
 def _summed_over_targets(ranks: Ranks, values: NDArray[np.generic]) -> Values:

@@ -105,6 +105,8 @@ class Method(ABC):
     """True for centralised yardsticks: all clients come in one stack, and nothing is private."""
     reveals: ClassVar[frozenset[str]] = frozenset()
     """Private fields that some rounds upload all the same, because the paper's method does."""
+    adapts: ClassVar[bool] = False
+    """True where a device trains a copy of the shared parameters before it scores; see `adapt`."""
     data_weighted: ClassVar[bool] = False
     """True where `apply` weighs clients by their data other than through the sum of the uploads;
     such a method cannot be given a privacy guarantee."""
@@ -142,6 +144,14 @@ class Method(ABC):
     @abstractmethod
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Return the shared parameters after a round."""
+
+    def adapt(self, shared: Shared, private: Private, view: TrainView, streams: Streams) -> Private:
+        """Return what the devices score with, after training on their own past alone.
+
+        By default what they keep. A method that fine-tunes a copy of the shared parameters gives
+        `score` that copy; nothing of it is kept or sent.
+        """
+        return private
 
     @abstractmethod
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:

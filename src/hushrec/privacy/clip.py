@@ -96,7 +96,9 @@ class AdaptiveClip:
 
     A device adds one bit to its upload, as plus or minus a half: whether its norm was within the
     bound *before* clipping. Noise and clipping of a round use the bound of that round; then it
-    moves: ``bound *= exp(-rate * (share - quantile))``, which keeps it positive.
+    moves: ``bound *= exp(-rate * (share - quantile))``, which keeps it positive; or, as in
+    DP-PrivRec (Wang et al. 2021, equation 9), ``bound -= rate * (share - quantile)``, where no step
+    takes away more than half.
     """
 
     bound: float
@@ -105,6 +107,8 @@ class AdaptiveClip:
     bit_noise: float
     """Standard deviation of the noise on the sum of the bits."""
     power: Literal[2] = 2
+    arithmetic: bool = False
+    """Whether the bound moves by differences, not by factors."""
 
     def protect(
         self, update: Update, view: TrainView, streams: Streams, round_number: int
@@ -123,7 +127,11 @@ class AdaptiveClip:
         generator = streams.generator("privacy/bits", round_number)
         bits = dense.pop(BIT, 0.0) + self.bit_noise * generator.standard_normal()
         share = 0.5 + float(bits) / total.clients
-        moved = self.bound * math.exp(-self.rate * (share - self.quantile))
+        step = self.rate * (share - self.quantile)
+        if self.arithmetic:
+            moved = max(self.bound - step, self.bound / 2)
+        else:
+            moved = self.bound * math.exp(-step)
         return replace(total, dense=dense), replace(self, bound=moved)
 
     def whole_bound(self, shape: UploadShape) -> float:

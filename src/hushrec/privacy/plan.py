@@ -79,6 +79,11 @@ class PrivacyConfig(BaseModel):
     """How fast an adaptive bound moves.  [0.2]"""
     bit_noise: Positive | None = None
     """Noise on the count behind an adaptive bound.  [a twentieth of the cohort, or more]"""
+    bit_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of a round's budget that this count takes, in place of bit_noise: the h of DP-PrivRec,
+    where the noises z / sqrt(1 - h) and z / sqrt(h) together cost what one of z does."""
+    clip_steps: Literal["geometric", "arithmetic"] | None = None
+    """Whether an adaptive bound moves by factors, or by differences as in DP-PrivRec.  [factors]"""
     neighbours: Neighbours | None = None
     """What changes between neighbours.  [what the cohort's analysis is valid for]"""
     sampling: Literal["poisson", "fixed", "none"] | None = None
@@ -220,11 +225,13 @@ def check_privacy(
 
 def _check_clipping(config: PrivacyConfig) -> None:
     if _clipping(config) != "adaptive":
-        for name in ("quantile", "clip_rate", "bit_noise"):
+        for name in ("quantile", "clip_rate", "bit_noise", "bit_share", "clip_steps"):
             if getattr(config, name) is not None:
                 raise ConfigError(f"privacy.{name} needs privacy.clipping = adaptive")
     if config.clipping in ("flat", "row") and config.clip is None:
         raise ConfigError(f"privacy.clipping = {config.clipping} needs a bound: --clip 1.0")
+    if config.bit_noise is not None and config.bit_share is not None:
+        raise ConfigError("privacy.bit_noise and privacy.bit_share say the same thing: use one")
     if config.clipping == "none" and config.clip is not None:
         raise ConfigError("privacy.clip and privacy.clipping = none contradict each other")
 
@@ -497,6 +504,8 @@ def _adaptive(
     bit_sensitivity = sensitivity(0.5, neighbours)
     # By default at least so much noise that the count costs at most a quarter of the budget.
     bit_noise = config.bit_noise or max(expected / 20, 2 * multiplier * bit_sensitivity)
+    if config.bit_share is not None:
+        bit_noise = multiplier * bit_sensitivity / math.sqrt(config.bit_share)
     bit_multiplier = bit_noise / bit_sensitivity
     if bit_multiplier <= multiplier:
         raise ConfigError(
@@ -504,7 +513,11 @@ def _adaptive(
             f"more than {multiplier * bit_sensitivity:.4g}"
         )
     clip = AdaptiveClip(
-        config.clip or FIRST_BOUND, config.quantile or 0.5, config.clip_rate or 0.2, bit_noise
+        config.clip or FIRST_BOUND,
+        config.quantile or 0.5,
+        config.clip_rate or 0.2,
+        bit_noise,
+        arithmetic=config.clip_steps == "arithmetic",
     )
     return clip, (multiplier**-2 - bit_multiplier**-2) ** -0.5
 

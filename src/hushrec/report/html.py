@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from hushrec.backends.inprocess import usable_cores
 from hushrec.data.interactions import Interactions, MultiCategorical
-from hushrec.device.fold_in import fold_in
 from hushrec.errors import RunError
 from hushrec.evaluate.analyse import guidance_effects
 from hushrec.evaluate.groups import AWAY
@@ -32,12 +31,12 @@ from hushrec.report import plots
 from hushrec.report.plots import Bar, Dot
 from hushrec.report.run_dir import AUDIT_FILE, RunFolder
 from hushrec.report.units import human_duration, human_size
-from hushrec.rng import Streams
 
 if TYPE_CHECKING:
     from hushrec.run import Run
 
 HEADLINE = ("hr@10", "ndcg@10")
+ADAPTATION = "adaptation.json"
 LIST_LENGTH = 10
 LAST_SEEN = 5
 SAMPLE_USERS = 6
@@ -101,6 +100,7 @@ def page(run: Run, folder: RunFolder) -> dict[str, Any]:
         "headline": [_headline(field, name) for name in HEADLINE],
         "metrics": _metric_tables(field),
         "convergence": _convergence(run, lines),
+        "adaptation": _adaptation(run, folder),
         "spread": _spread(field),
         "guidance": _guidance(run, lines),
         "curve_style": plots.CURVE_STYLE,
@@ -271,6 +271,23 @@ def _convergence(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         "every": config.every,
         "stopped": len(lines) < run.experiment.rounds,
     }
+
+
+def _adaptation(run: Run, folder: RunFolder) -> dict[str, Any] | None:
+    """Return the adaptation curve, where `hushrec evaluate --adaptation` has measured one."""
+    if not (folder.path / ADAPTATION).exists():
+        return None
+    curve = folder.read_json(ADAPTATION)
+    points = curve["points"]
+    names = [name for name in points[0] if name != "interactions"]
+    shown = names[0]
+    drawn = plots.line(
+        [(point["interactions"], point[shown]) for point in points],
+        _said(run, f"{_name(shown)} of unseen users"),
+        from_zero=True,
+        unit="interaction",
+    )
+    return {**curve, "names": names, "labels": [_name(name) for name in names], "plot": drawn}
 
 
 # ------------------------------------------------------------ spread
@@ -488,11 +505,7 @@ def _sample(run: Run, ranks: Ranks, row: int) -> dict[str, Any]:
     user = int(ranks.users[row])
     alone = np.array([user])
     view = split.history("test").take(alone)
-    if user in split.training_users:
-        private = run.store.read(alone)
-    else:
-        streams = Streams(run.experiment.seed)
-        private = fold_in(run.method, run.shared, split.train.take(alone), streams)
+    private = run.evaluator(threads=1).private_of(run.method, run.shared, run.store, alone)
     scores = run.method.score(run.shared, private, view)
     seen = view.positives
     best = top_k(scores, seen.indptr, seen.values, LIST_LENGTH)[0][0]

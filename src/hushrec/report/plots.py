@@ -100,16 +100,21 @@ def dots_top(rows: Iterable[Dot]) -> float:
 
 
 def line(
-    points: Sequence[tuple[int, float]], label: str, *, selected: int, from_zero: bool = False
+    points: Sequence[tuple[int, float]],
+    label: str,
+    *,
+    selected: int | None = None,
+    from_zero: bool = False,
+    unit: str = "round",
 ) -> Markup:
-    """Draw a value per round and mark the selected round; at least two points."""
+    """Draw a value per round, or other unit, and mark the selected one; at least two points."""
     rounds, values = [number for number, _ in points], [value for _, value in points]
     first, last = rounds[0], rounds[-1]
     frame = _Frame.around(rounds, values, from_zero=from_zero)
     parts = [*frame.axes(), frame.polylines([("curve", points)])]
     across, down = frame.across, frame.down
-    found = dict(points).get(selected)
-    if found is not None:
+    found = None if selected is None else dict(points).get(selected)
+    if selected is not None and found is not None:
         x = across(selected)
         anchor = "start" if x < 0.3 else "end" if x > 0.7 else "middle"
         words = f"round {selected} selected · {figure(found)}"
@@ -122,7 +127,7 @@ def line(
             _text("name strong", _percent(x), -10, words, anchor),
         ]
     said = (
-        f"{label}: {figure(values[0])} at round {first}, {figure(values[-1])} at round {last}"
+        f"{label}: {figure(values[0])} at {unit} {first}, {figure(values[-1])} at {unit} {last}"
         + ("" if found is None else f", {figure(found)} at the selected round {selected}")
     )
     return _svg("line", LINE_HEIGHT, said, parts)

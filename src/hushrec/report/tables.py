@@ -219,3 +219,20 @@ def facts(summary: Mapping[str, Any]) -> list[str]:
             "too short for the split, or not asked by it"
         )
     return [*lines, *model_lines(summary.get("model", {})), *summary["notes"]]
+
+
+def adaptation_table(curve: Mapping[str, Any]) -> Table:
+    """Show what unseen users get after so many interactions of their own."""
+    points = curve["points"]
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title=f"{curve['users']:,} users that training left out, full ranking",
+        title_justify="left",
+    )
+    for name in points[0]:
+        table.add_column(name, justify="right")
+    for point in points:
+        interactions, *values = point.values()
+        table.add_row(str(interactions), *(f"{value:.4f}" for value in values))
+    return table

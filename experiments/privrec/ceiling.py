@@ -1,0 +1,39 @@
+"""What a score per description can reach: the mean popularity of items described alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hushrec import kernels, load
+from hushrec.data.features import encode
+from hushrec.evaluate.metrics import summarise
+from hushrec.evaluate.ranking import rank_full
+from hushrec.rng import Streams
+from hushrec.split import SplitConfig, make_split
+
+
+def ceiling(data: str, only: tuple[str, ...] | None = None) -> None:
+    """Print Hits@20 of popularity, and of the mean popularity of each item's description."""
+    config = SplitConfig(kind="unseen-users", positive_above=3.0)
+    split = make_split(load(data), config, Streams(0))
+    training = split.train.take(split.training_users)
+    liked = training.positives.values[training.values.values > 3]
+    popularity = np.bincount(liked, minlength=split.data.n_items).astype(np.float64)
+    columns = {n: c for n, c in split.train.item_features.items() if only is None or n in only}
+    rows, place = encode(columns, np.arange(split.data.n_items), "item").distinct()
+    of_description = (np.bincount(place, popularity) / np.bincount(place))[place]
+    users = split.evaluated("valid")
+    past, disliked = split.train.take(users).positives, split.disliked.take(users)
+    seen = kernels.sorted_union(past.indptr, past.values, disliked.indptr, disliked.values)
+    aim = split.valid.take(users)
+    for name, scores in (("popularity", popularity), ("by description", of_description)):
+        whole = np.tile(scores.astype(np.float32), (len(users), 1))
+        ranks = rank_full(whole, users.astype(np.int32), *seen, aim.indptr, aim.values)
+        hits = summarise(ranks, ["hits@20"])["hits@20"]
+        print(f"{data} {tuple(columns)} {name}: {hits:.3f} ({len(rows):,} descriptions)")
+
+
+if __name__ == "__main__":
+    ceiling("ml-1m")
+    ceiling("frappe", ("category", "price"))
+    ceiling("frappe")

@@ -1,0 +1,155 @@
+"""Features as numbers: what a method that knows no ids sees of users and items.
+
+A category becomes a row of weights over its field's vocabulary, to be multiplied with a table of
+embeddings: all weight on one category, or spread evenly over several (the mean of their
+embeddings). Place 0 of every vocabulary is "unknown": a missing category, and everything about a
+user that the data does not know. A number is scaled to -1 … 1 by its declared range, which is
+public; one that is missing, or lies outside, is 0, or the nearer end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.data.interactions import (
+    Categorical,
+    Column,
+    Features,
+    MultiCategorical,
+    Numeric,
+)
+from hushrec.errors import ConfigError, DataError, nearest
+
+MOST_CATEGORIES = 5_000
+"""A field with more of them is an id in disguise."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows of features: the weights of each categorical field's vocabulary, then the numbers."""
+
+    rows: NDArray[np.float32]
+    """[rows, all vocabularies + numbers]; the weights of a field sum to one."""
+    fields: tuple[int, ...]
+    """Length of each vocabulary, "unknown" included."""
+    numbers: int
+    """Count of the numeric fields."""
+
+    def distinct(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return each different row once, and where each row is among them."""
+        found, place = np.unique(self.rows, axis=0, return_inverse=True)
+        return found, place.reshape(-1)
+
+
+def encode(features: Features, rows: NDArray[Any], owner: str) -> Encoded:
+    """Encode these rows of the columns; a row beyond the last one is unknown in every field.
+
+    ``owner`` is "user" or "item" and says whose columns they are in an error.
+    """
+    bags, numbers = [], []
+    for name, column in features.items():
+        known = rows < _length(column)
+        at = np.where(known, rows, 0)
+        if isinstance(column, Numeric):
+            scaled = _scaled(column, name, owner)[at] if _length(column) else np.zeros(len(rows))
+            numbers.append(np.where(known, scaled, 0))
+        else:
+            bags.append(_bag(column, at, known, f"{owner} feature '{name}'"))
+    parts = [*bags, *(column[:, None] for column in numbers), np.zeros((len(rows), 0))]
+    sizes = tuple(bag.shape[1] for bag in bags)
+    return Encoded(np.hstack(parts).astype(np.float32), sizes, len(numbers))
+
+
+def _length(column: Column) -> int:
+    if isinstance(column, Categorical):
+        return len(column.codes)
+    return len(column.flags if isinstance(column, MultiCategorical) else column.values)
+
+
+def _bag(
+    column: Categorical | MultiCategorical, at: Array, known: Array, what: str
+) -> NDArray[np.float32]:
+    size = 1 + len(column.names)
+    if size > MOST_CATEGORIES:
+        raise DataError(
+            f"{what} has {size - 1:,} categories, at most {MOST_CATEGORIES:,} are taken: it looks "
+            "like an id; leave it out, or group its values"
+        )
+    weights = np.zeros((len(at), size), np.float32)
+    if isinstance(column, Categorical):
+        codes = np.where(known, column.codes[at] if len(column.codes) else 0, -1)
+        weights[np.arange(len(at)), np.maximum(codes, -1) + 1] = 1
+    else:
+        flags = (column.flags[at] if len(column.flags) else np.zeros(weights[:, 1:].shape)) * (
+            known[:, None]
+        )
+        count = flags.sum(1)
+        weights[:, 1:] = flags / np.maximum(count, 1)[:, None]
+        weights[:, 0] = count == 0
+    return weights
+
+
+def _scaled(column: Numeric, name: str, owner: str) -> Array:
+    low, high = column.low, column.high
+    if low is None or high is None:
+        if owner == "user":
+            raise DataError(
+                f"user feature '{name}' is a number without a range: declare it, as in "
+                f"--user-feature {name}:number:0:100; a range found in people's data would give "
+                "some of it away"
+            )
+        # The catalogue is public, so its own range is.
+        low, high = float(np.nanmin(column.values)), float(np.nanmax(column.values))
+    span = (high - low) / 2 or 1.0
+    scaled = np.clip((column.values.astype(np.float64) - low) / span - 1, -1, 1)
+    return np.nan_to_num(scaled, nan=0.0)
+
+
+def with_newcomer(columns: Features, known: Mapping[str, str]) -> Features:
+    """Return the columns with one more row, from what a person says of themselves."""
+    for name in known:
+        if name not in columns:
+            raise ConfigError(f"no user feature '{name}'{nearest(name, columns)}")
+    return {name: _one_more(column, name, known.get(name)) for name, column in columns.items()}
+
+
+def _one_more(column: Column, name: str, said: str | None) -> Column:
+    if isinstance(column, Numeric):
+        try:
+            value = float("nan") if said is None else float(said)
+        except ValueError:
+            raise ConfigError(f"user feature '{name}' = '{said}': expected a number") from None
+        return replace(column, values=np.append(column.values, np.float32(value)))
+    names = column.names.tolist()
+    words = [] if said is None else said.split("|")
+    for word in words:
+        if word not in names:
+            raise ConfigError(f"user feature '{name}' has no value '{word}'{nearest(word, names)}")
+    if isinstance(column, Categorical):
+        if len(words) > 1:
+            raise ConfigError(f"user feature '{name}' takes one value, not {len(words)}")
+        code = names.index(words[0]) if words else -1
+        return replace(column, codes=np.append(column.codes, np.int32(code)))
+    return replace(column, flags=np.vstack([column.flags, np.isin(column.names, words)]))
+
+
+def usual(column: Column, owner: NDArray[np.int32], n_owners: int) -> Column:
+    """Return each owner's most frequent category among its rows; the lower code wins a tie.
+
+    For features of the interaction itself, such as the weather: what a device can say about its
+    person before it is asked for a recommendation.
+    """
+    if not isinstance(column, Categorical):
+        raise DataError("only categories can be features of an interaction")
+    counts = np.zeros((n_owners, len(column.names)), np.int32)
+    known = column.codes >= 0
+    np.add.at(counts, (owner[known], column.codes[known]), 1)
+    codes = np.where(counts.any(1), counts.argmax(1), -1).astype(np.int32)
+    return Categorical(codes, column.names)

@@ -1,0 +1,131 @@
+"""FCF, federated collaborative filtering (Ammad-ud-din et al., 2019): implicit matrix factorisation
+whose item step is a gradient step on the server.
+
+The loss is that of iALS (Hu, Koren, Volinsky 2008): sum over (u, i) of c_ui (p_ui - <x_u, y_i>)²
+with p = 1 and c = 1 + alpha on positives, p = 0 and c = 1 elsewhere, plus ridge on both sides. A
+device solves for its x_u from the received items; nothing is kept, it follows from the past. The
+gradient of an item is a sum over users, -2 sum c_ui (p_ui - <x_u, y_i>) x_u + 2 ridge y_i, and the
+server takes a step along it with Adam, as the paper does.
+
+What the devices send per item has two parts: y_i times the sum of x xᵀ for all items alike, and a
+correction for positives. A device uploads x xᵀ and its corrections; the server does the product. It
+is the same gradient as uploading m rows, in d² numbers and a few rows.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec import kernels
+from hushrec.aggregate import RowStack, Total, Update
+from hushrec.clients import Ragged, TrainView
+from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
+from hushrec.methods.fedals import gram, solve_users
+from hushrec.methods.popularity import distinct_items
+from hushrec.rng import Streams
+
+Array = NDArray[Any]
+EPSILON = 1e-8
+"""Keeps Adam's division finite."""
+
+
+class FCFConfig(MethodConfig):
+    """Options of FCF."""
+
+    d: Annotated[int, Field(ge=1)] = 25
+    """Width of a user and of an item vector."""
+    alpha: Annotated[float, Field(gt=0)] = 4.0
+    """A positive weighs 1 + alpha, anything else 1."""
+    ridge: Annotated[float, Field(gt=0)] = 10.0
+    """Regularisation of users and of items."""
+    rate: Annotated[float, Field(gt=0)] = 0.02
+    """Rate of the server's step (gamma)."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Adam's memory of the gradient."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Adam's memory of its square."""
+    init_std: Annotated[float, Field(gt=0)] = 0.1
+    """Standard deviation of the item vectors before training."""
+    positive_above: float | None = None
+    """A training row with a value above this is a positive, any other as good as none.
+    [all positive]"""
+
+
+class FCF(Method):
+    """Federated implicit matrix factorisation: users solve, the server steps along the gradient."""
+
+    name = "fcf"
+    Config = FCFConfig
+    default_rounds = 100
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Draw the item vectors; Adam remembers nothing yet."""
+        drawn = streams.generator("init/items").standard_normal((view.n_items, self.config.d))
+        nothing = np.zeros_like(drawn)
+        items = drawn * self.config.init_std
+        return {"items": items, "mean": nothing, "square": nothing, "steps": np.zeros(1)}
+
+    def download(self, shared: Shared) -> Shared:
+        """Send the item vectors only."""
+        return {"items": shared["items"]}
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Solve for the clients' vectors; upload what the items' gradients need of them."""
+        items, liked = shared["items"], self.liked(view)
+        vectors = self.vectors(items, liked)
+        owner = np.repeat(np.arange(len(view)), liked.lengths)
+        guess = np.einsum("rd,rd->r", vectors[owner], items[liked.values])
+        # c (p - guess) = -guess on everything, which x xᵀ stands for, and this much more here.
+        more = (1 + self.config.alpha) * (1 - guess) + guess
+        rows = RowStack(
+            liked.indptr, liked.values, (more[:, None] * vectors[owner]).astype(np.float32)
+        )
+        squares = np.einsum("ca,cb->cab", vectors, vectors).astype(np.float32)
+        return Fitted(Update(len(view), rows={"items": rows}, dense={"squares": squares}), {})
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Take one step of Adam along the gradient, as a mean over the clients."""
+        config, items = self.config, shared["items"]
+        gradient = 2 * config.ridge * items / total.clients
+        if "squares" in total.dense:
+            gradient = gradient + 2 * items @ total.dense["squares"] / total.clients
+        if "items" in total.rows:
+            ids, summed = total.rows["items"]
+            gradient[ids] -= 2 * summed / total.clients
+        steps = shared["steps"] + 1
+        mean = config.beta1 * shared["mean"] + (1 - config.beta1) * gradient
+        square = config.beta2 * shared["square"] + (1 - config.beta2) * gradient**2
+        whole = mean / (1 - config.beta1**steps)
+        spread = np.sqrt(square / (1 - config.beta2**steps)) + EPSILON
+        moved = items - config.rate * whole / spread
+        return {"items": moved, "mean": mean, "square": square, "steps": steps}
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Solve for the client's vector from its history and score with it."""
+        vectors = self.vectors(shared["items"], self.liked(history)).astype(np.float32)
+        table = shared["items"].astype(np.float32)
+        return np.asarray(
+            kernels.inner_products(table, vectors, np.zeros(len(vectors), np.float32))
+        )
+
+    def liked(self, view: TrainView) -> Ragged:
+        """Return the items that are positives of each client, ascending."""
+        if self.config.positive_above is None:
+            return distinct_items(view.positives)
+        keep = view.values.values > self.config.positive_above
+        ends = np.concatenate([[0], np.cumsum(keep)])[view.positives.indptr]
+        return distinct_items(Ragged(ends, view.positives.values[keep]))
+
+    def vectors(self, items: Array, liked: Ragged) -> Array:
+        """Solve for the vectors of clients that like these items."""
+        # (YᵀY + alpha Y_uᵀY_u + ridge) x = (1 + alpha) Y_uᵀ 1, divided by alpha for the kernel.
+        weight = self.config.alpha
+        ridge = np.full(len(liked), self.config.ridge / weight)
+        solved = solve_users(items, gram(items) / weight, liked.indptr, liked.values, ridge)
+        return np.asarray(solved * ((1 + weight) / weight))

@@ -1,0 +1,117 @@
+"""NN-SELF (Chen et al., 2018, "Federated Meta-Learning for Recommendation", in its SELF setting):
+PrivRec's network, meta-learned by MAML with second-order gradients.
+
+A round on a device (equations 3 to 5 of the PrivRec paper): its samples are cut in two, a support
+and a query set, at random in every round. It takes SGD steps on the support set, and uploads the
+gradient, with respect to the parameters it received, of the query loss after those steps: through
+the steps, so with second derivatives. The server takes one step along the mean of the gradients
+(the paper prints a sum; a mean does not depend on the size of the cohort). No proximal term.
+
+Nothing is cut in two when a device adapts before scoring: all of its past is the support set.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec import neural
+from hushrec.aggregate import Update
+from hushrec.clients import TrainView
+from hushrec.methods.base import Fitted, Private, Shared
+from hushrec.methods.feature_network import network_of
+from hushrec.methods.privrec import PrivRec, PrivRecConfig
+from hushrec.neural import Samples, Tensor, torch
+from hushrec.rng import Streams
+
+
+class NNSelfConfig(PrivRecConfig):
+    """Options of NN-SELF: those of PrivRec, without a proximal term by default."""
+
+    epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over the support set; every step keeps its graph in memory."""
+    mu: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of PrivRec's proximal term."""
+    server_rate: Annotated[float, Field(gt=0)] = 0.5
+    """Rate of the server's step along the mean gradient (alpha2)."""
+
+
+class NNSelf(PrivRec):
+    """PrivRec's network meta-learned by second-order MAML, with support and query sets."""
+
+    name = "nn-self"
+    Config = NNSelfConfig
+    default_rounds = 300
+
+    def fit(
+        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
+    ) -> Fitted:
+        """Upload minus the meta-gradient of each client; `apply` follows its mean (equation 5)."""
+        config = self.config
+        samples = neural.draw_samples(
+            view, config.negatives, 1, streams, round_number, config.positive_above
+        )
+        support, query = halves(samples, config.epochs)
+        received = torch.from_numpy(shared["theta"])
+        network = network_of(config, view, self.name)
+        gradients, losses = meta_gradients(
+            received, self._loss(network, view, received), support, query, config.lr, config.batch
+        )
+        return Fitted(Update(len(view), dense={"theta": -gradients}), {}, losses)
+
+
+def halves(samples: Samples, epochs: int) -> tuple[Samples, Samples]:
+    """Cut shuffled samples into a support set, repeated for some epochs, and a query set."""
+    starts, lengths = samples.indptr[:-1], samples.lengths
+    first = (lengths + 1) // 2
+
+    def part(begin: NDArray[np.int64], size: NDArray[np.int64], times: int) -> Samples:
+        indptr = np.concatenate([[0], np.cumsum(size * times)])
+        owner = np.repeat(np.arange(len(size)), size * times)
+        within = (np.arange(indptr[-1]) - indptr[owner]) % np.maximum(size, 1)[owner]
+        at = begin[owner] + within
+        return Samples(indptr, samples.items[at], samples.labels[at], times)
+
+    return part(starts, first, epochs), part(starts + first, lengths - first, 1)
+
+
+def meta_gradients(
+    received: Tensor,
+    loss_of: neural.LossOf,
+    support: Samples,
+    query: Samples,
+    lr: float,
+    batch: int,
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Return each client's gradient of the query loss after its support steps, and that loss.
+
+    The query set is gone through batch by batch, so that all products have one shape; its gradient
+    at the end of the steps is then carried back through them once.
+    """
+    n_clients = len(support.indptr) - 1
+    gradients = np.zeros((n_clients, len(received)), np.float32)
+    losses = np.zeros(n_clients)
+    nowhere = np.zeros(max(len(support.items), len(query.items)), np.int64)
+    for clients in neural.groups(support, batch):
+        start = received.expand(neural.GROUP, -1).clone().requires_grad_()
+        theta = start
+        for step, _ in neural.batches(support, nowhere, clients, batch):
+            loss = (loss_of({"theta": theta}, {}, step) * step.active).sum()
+            (gradient,) = torch.autograd.grad(loss, theta, create_graph=True)
+            theta = theta - lr * gradient
+        end = theta.detach().requires_grad_()
+        outer, total = torch.zeros_like(end), torch.zeros(neural.GROUP)
+        lengths = torch.from_numpy(np.maximum(query.lengths[clients], 1)).float()
+        for step, _ in neural.batches(query, nowhere, clients, batch):
+            share = (step.weights > 0).sum(1) / lengths
+            each = loss_of({"theta": end}, {}, step) * share
+            outer += torch.autograd.grad(each.sum(), end)[0]
+            total += each.detach()
+        (gradient,) = torch.autograd.grad(theta, start, outer)
+        real = np.unique(clients)
+        gradients[real] = gradient.numpy()[: len(real)]
+        losses[real] = total.double().numpy()[: len(real)]
+    return gradients, losses

@@ -1,0 +1,370 @@
+"""PrivRec and its rivals: batched equals one device, and nothing looks where it must not."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from hushrec import train
+from hushrec.cli import main
+from hushrec.clients import Ragged
+from hushrec.data.features import encode
+from hushrec.errors import ConfigError
+from hushrec.evaluate.adaptation import adaptation_curve, first_rows
+from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
+from hushrec.methods.base import method_class
+from hushrec.methods.fcf import FCF
+from hushrec.rng import Streams
+from hushrec.round import Machine
+from hushrec.split import SplitConfig, make_split
+from hushrec.store import PrivateStore
+from hushrec.testing import clients_of, taste_world
+
+torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
+from hushrec import neural  # noqa: E402
+from hushrec.methods.feature_network import network_of  # noqa: E402
+from hushrec.methods.fofl_self import FOFLSelf  # noqa: E402
+from hushrec.methods.nn_self import NNSelf, halves  # noqa: E402
+from hushrec.methods.privrec import PrivRec  # noqa: E402
+
+STREAMS = Streams(3)
+SMALL = {"d": 5, "hidden": (6, 4, 3, 3), "batch": 8, "epochs": 2, "lr": 0.1}
+
+
+def small(kind, **more):
+    return kind(kind.Config.model_validate({**SMALL, **more}))
+
+
+def odd_clients():
+    view = clients_of([[7], list(range(60)), [5, 3, 9], [], [4, 40, 8, 2, 20], [59, 1]])
+    values = np.arange(len(view.values.values), dtype=np.float32) % 5 + 1
+    return replace(view, values=Ragged(view.values.indptr, values))
+
+
+def forward(network, theta, user, items):
+    """Equation 1 for one device, embedding first, in plain torch."""
+    at, params = 0, {}
+    for name, shape in network.shapes.items():
+        size = int(np.prod(shape))
+        params[name] = theta[at : at + size].reshape(shape)
+        at += size
+    sides = []
+    for side, rows, fields in (
+        ("user", user.expand(len(items), -1), network.user_fields),
+        ("item", items, network.item_fields),
+    ):
+        start, parts = 0, []
+        for k, size in enumerate(fields):
+            parts.append(rows[:, start : start + size] @ params[f"{side}{k}"])
+            start += size
+        sides.append(torch.cat([*parts, rows[:, start:]], 1))
+    whole = torch.cat([params["first/user"], params["first/item"]])
+    x = torch.relu(torch.cat(sides, 1) @ whole + params["first/bias"])
+    for k in range(len(network.hidden)):
+        x = x @ params[f"layer{k}/weight"] + params[f"layer{k}/bias"]
+        x = torch.relu(x) if k < len(network.hidden) - 1 else x
+    return x[:, 0]
+
+
+def device_batches(view, client, method):
+    config = method.config
+    alone = view.take(np.array([client]))
+    samples = neural.draw_samples(
+        alone, config.negatives, config.epochs, STREAMS, 1, config.positive_above
+    )
+    length = int(samples.lengths[0])
+    for epoch in range(config.epochs):
+        for first in range(0, length, config.batch):
+            at = slice(epoch * length + first, epoch * length + min(first + config.batch, length))
+            yield samples.items[at].astype(np.int64), torch.from_numpy(samples.labels[at])
+
+
+@pytest.mark.parametrize("kind", ["squared", "norm"])
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+@pytest.mark.parametrize("above", [None, 3.0])
+def test_privrec_trains_as_one_device_would(kind, mu, above):
+    method = small(PrivRec, mu=mu, proximal=kind, positive_above=above)
+    view = odd_clients()
+    shared = method.init(view, STREAMS)
+    fitted = method.fit(shared, {}, view, STREAMS, 1)
+    network = network_of(method.config, view, "privrec")
+    users = torch.from_numpy(encode(view.user_features, view.users, "user").rows)
+    items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows)
+    for client in range(len(view)):
+        received = torch.tensor(shared["theta"])
+        theta = received.clone().requires_grad_()
+        for chosen, labels in device_batches(view, client, method):
+            logits = forward(network, theta, users[client], items[chosen])
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+            squares = ((theta - received) ** 2).sum()
+            away = squares if kind == "squared" else (squares + 1e-12).sqrt()
+            (gradient,) = torch.autograd.grad(loss + mu / 2 * away, theta)
+            theta = (theta - method.config.lr * gradient).detach().requires_grad_()
+        expected = (theta - received).detach().numpy()
+        np.testing.assert_allclose(fitted.update.dense["theta"][client], expected, atol=2e-5)
+
+
+def test_the_proximal_term_keeps_copies_close():
+    view = odd_clients()
+    moved = []
+    for mu in (0.0, 0.5, 5.0):
+        method = small(PrivRec, mu=mu)
+        update = method.fit(method.init(view, STREAMS), {}, view, STREAMS, 1).update
+        moved.append(np.linalg.norm(update.dense["theta"][1]))
+    assert moved[0] > 1.2 * moved[1] > 1.2 * moved[2]
+
+
+def test_ratings_up_to_the_threshold_are_negatives():
+    view = odd_clients()
+    samples = neural.draw_samples(view, 0, 1, STREAMS, 1, 3.0)
+    for client in range(len(view)):
+        at = slice(samples.indptr[client], samples.indptr[client + 1])
+        said = dict(zip(samples.items[at], samples.labels[at], strict=True))
+        expected = dict(zip(view.positives[client], view.values[client] > 3, strict=True))
+        assert said == expected
+
+
+def test_the_meta_gradient_is_that_of_a_plain_second_order_reference():
+    method = small(NNSelf, epochs=3, lr=0.2)
+    view = odd_clients()
+    shared = method.init(view, STREAMS)
+    update = method.fit(shared, {}, view, STREAMS, 1).update
+    network = network_of(method.config, view, "nn-self")
+    users = torch.from_numpy(encode(view.user_features, view.users, "user").rows).double()
+    items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows).double()
+    first_order_differs = False
+    for client in range(len(view)):
+        samples = neural.draw_samples(view.take(np.array([client])), 4, 1, STREAMS, 1)
+        chosen, labels = samples.items.astype(np.int64), torch.from_numpy(samples.labels).double()
+        half = (len(chosen) + 1) // 2
+
+        def loss(theta, at, user=users[client], chosen=chosen, labels=labels):
+            logits = forward(network, theta, user, items[chosen[at]])
+            return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels[at])
+
+        start = torch.tensor(shared["theta"]).double().requires_grad_()
+        theta = start
+        for _ in range(3):
+            for first in range(0, half, 8):
+                inner = loss(theta, slice(first, min(first + 8, half)))
+                (gradient,) = torch.autograd.grad(inner, theta, create_graph=True)
+                theta = theta - 0.2 * gradient
+        if len(chosen) == half:  # no query set
+            expected = first_order = np.zeros(len(start))
+        else:
+            outer = loss(theta, slice(half, len(chosen)))
+            first_order = torch.autograd.grad(outer, theta, retain_graph=True)[0].numpy()
+            expected = torch.autograd.grad(outer, start)[0].numpy()
+        np.testing.assert_allclose(-update.dense["theta"][client], expected, atol=2e-5)
+        first_order_differs |= np.abs(first_order - expected).max() > 1e-3
+    assert first_order_differs, "the test would not see a first-order gradient"
+
+
+def test_support_and_query_share_no_sample():
+    samples = neural.draw_samples(odd_clients(), 4, 1, STREAMS, 1)
+    support, query = halves(samples, 2)
+    for client in range(len(samples.indptr) - 1):
+        whole = samples.items[samples.indptr[client] : samples.indptr[client + 1]]
+        mine = support.items[support.indptr[client] : support.indptr[client + 1]]
+        rest = query.items[query.indptr[client] : query.indptr[client + 1]]
+        half = (len(whole) + 1) // 2
+        assert mine.tolist() == whole[:half].tolist() * 2
+        assert rest.tolist() == whole[half:].tolist()
+
+
+def test_fofl_trains_as_one_device_would():
+    method = small(FOFLSelf, item_lr=0.3)
+    view = odd_clients()
+    shared = method.init(view, STREAMS)
+    fitted = method.fit(shared, {}, view, STREAMS, 1)
+    network = method._network()
+    stack = fitted.update.rows["items"].differences()
+    for client in range(len(view)):
+        received = torch.tensor(shared["theta"])
+        theta, table = received.clone().requires_grad_(), torch.tensor(shared["items"])
+        for chosen, labels in device_batches(view, client, method):
+            table.requires_grad_()
+            logits = forward(network, theta, torch.ones(1, 1), table[chosen])
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+            g_theta, g_table = torch.autograd.grad(loss, [theta, table])
+            theta = (theta - 0.1 * g_theta).detach().requires_grad_()
+            table = (table - 0.3 * g_table).detach()
+        expected = (theta - received).detach().numpy()
+        np.testing.assert_allclose(fitted.update.dense["theta"][client], expected, atol=2e-5)
+        moved = table.detach().numpy() - shared["items"]
+        mine = slice(stack.indptr[client], stack.indptr[client + 1])
+        np.testing.assert_allclose(stack.rows[mine], moved[stack.ids[mine]], atol=2e-5)
+        untouched = np.delete(moved, stack.ids[mine], axis=0)
+        assert not untouched.any()
+
+
+def test_scores_are_equation_1_with_the_adapted_copy():
+    method, view = small(PrivRec, adapt_epochs=3), odd_clients()
+    shared = method.init(view, STREAMS)
+    adapted = method.adapt(shared, {}, view, STREAMS)
+    scores = method.score(shared, adapted, view)
+    network = network_of(method.config, view, "privrec")
+    users = torch.from_numpy(encode(view.user_features, view.users, "user").rows)
+    items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows)
+    for client in range(len(view)):
+        theta = torch.from_numpy(adapted["theta"][client])
+        expected = forward(network, theta, users[client], items).numpy()
+        np.testing.assert_allclose(scores[client], expected, atol=1e-5)
+    assert not np.allclose(scores, method.score(shared, {}, view))
+
+
+def test_fcf_follows_the_gradient_of_its_loss():
+    method = FCF(FCF.Config(d=4, alpha=3.0, ridge=0.5, rate=0.1, positive_above=3.0))
+    view = odd_clients()
+    shared = method.init(view, STREAMS)
+    fitted = method.fit(method.download(shared), {}, view, STREAMS, 1)
+    items = torch.tensor(shared["items"], requires_grad=True)
+    total = torch.zeros((), dtype=torch.float64)
+    for client in range(len(view)):
+        wanted = np.zeros(60)
+        wanted[view.positives[client][view.values[client] > 3]] = 1
+        weight = 1 + 3.0 * wanted
+        table = shared["items"]
+        left = table.T @ (weight[:, None] * table) + 0.5 * np.eye(4)
+        vector = np.linalg.solve(left, table.T @ (weight * wanted))
+        apart = torch.tensor(wanted) - items @ torch.tensor(vector)
+        total = total + (torch.tensor(weight) * apart**2).sum()
+    (gradient,) = torch.autograd.grad((total + 0.5 * (items**2).sum()) / len(view), items)
+    from hushrec.aggregate import ExactSum
+
+    summed = ExactSum(60)
+    summed.add(fitted.update)
+    after = method.apply(shared, summed.total())
+    # Adam's first step is the rate times the sign of the gradient.
+    gradient = gradient.numpy()
+    np.testing.assert_allclose(after["mean"] / 0.1, gradient, atol=1e-4)
+    clear = np.abs(gradient) > 1e-3
+    moved = (after["items"] - shared["items"])[clear]
+    np.testing.assert_allclose(moved, -0.1 * np.sign(gradient[clear]), atol=1e-3)
+
+
+# ---------------------------------------------------------------- unseen users
+
+
+UNSEEN = SplitConfig(kind="unseen-users")
+
+
+def unseen(split=None):
+    split = split or make_split(taste_world(), UNSEEN, STREAMS)
+    return Evaluator(split, EvaluationConfig(), STREAMS, 1)
+
+
+@pytest.mark.parametrize("kind", ["unseen-users", "leave-one-out"])
+@pytest.mark.parametrize("name", ["privrec", "nn-self", "fofl-self", "privrec-cen", "fcf"])
+def test_adaptation_never_sees_what_is_held_out(name, kind):
+    method = small(method_class(name)) if name != "fcf" else FCF()
+    split = make_split(taste_world(), SplitConfig(kind=kind), STREAMS)
+    evaluator = unseen(split)
+    users = split.evaluated("test")
+    shared = method.init(split.train, STREAMS)
+    store = PrivateStore(method.private_fields(split.train, shared, STREAMS), split.n_users)
+    before = evaluator.private_of(method, shared, store, users)
+    # Another future: every held-out item of everybody is another one now.
+    others = {
+        part: Ragged(heldout.indptr, ((heldout.values + 1) % 60).astype(np.int32))
+        for part, heldout in (("valid", split.valid), ("test", split.test))
+    }
+    changed = unseen(replace(split, **others))
+    after = changed.private_of(method, shared, store, users)
+    history = split.train.take(users)
+    np.testing.assert_array_equal(
+        method.score(shared, before, history), method.score(shared, after, history)
+    )
+
+
+def test_the_adaptation_curve_asks_the_same_question_with_more_and_more_known():
+    method = small(PrivRec, adapt_epochs=10, lr=0.2)
+    evaluator = unseen()
+    shared = method.init(evaluator.split.train, STREAMS)
+    curve = adaptation_curve(evaluator, method, shared, "test", ["auc"], (0, 2, 4))
+    assert [point["interactions"] for point in curve["points"]] == [0, 2, 4]
+    assert curve["users"] == 12
+    # Untrained, the network knows nothing; a user's own items name their third of the catalogue.
+    assert curve["points"][2]["auc"] > curve["points"][0]["auc"] + 0.1
+    whole = evaluator.split.train.take(evaluator.split.evaluated("test"))
+    assert first_rows(whole, 2).positives[3].tolist() == whole.positives[3][:2].tolist()
+
+
+def test_a_curve_needs_unseen_users():
+    evaluator = unseen(make_split(taste_world(), SplitConfig(), STREAMS))
+    method = small(PrivRec)
+    shared = method.init(evaluator.split.train, STREAMS)
+    with pytest.raises(ConfigError, match=r"split\.kind=unseen-users"):
+        adaptation_curve(evaluator, method, shared, "test", ["auc"])
+
+
+def test_a_run_does_not_depend_on_threads_or_chunks():
+    how = {
+        "rounds": 3,
+        "settings": {
+            **SMALL,
+            "split.kind": "unseen-users",
+            "cohort.kind": "fixed",
+            "cohort.size": 9,
+        },
+    }
+    runs = [
+        train(taste_world(), "privrec", machine=machine, **how)
+        for machine in (Machine(1), Machine(2, chunk=2), Machine(1, chunk=5))
+    ]
+    for other in runs[1:]:
+        np.testing.assert_array_equal(runs[0].shared["theta"], other.shared["theta"])
+        assert runs[0].summary["test"] == other.summary["test"]
+
+
+def test_a_newcomer_is_served_from_their_items_and_features():
+    run = train(
+        taste_world(), "privrec", rounds=20, settings={**SMALL, "split.kind": "unseen-users"}
+    )
+    liked = [f"item-{k}" for k in range(20, 28)]
+    found = run.recommend("somebody", 8, liked, {"taste": "middle"})
+    assert {line.item for line in found}.isdisjoint(liked)
+    assert sum(20 <= int(line.item.removeprefix("item-")) < 40 for line in found) >= 6
+
+
+@pytest.mark.parametrize("name", ["privrec", "nn-self", "privrec-cen"])
+def test_data_without_features_is_refused(name):
+    bare = replace(taste_world(), item_features={})
+    with pytest.raises(ConfigError, match="this data has none: use data with item features"):
+        train(bare, name, rounds=1)
+
+
+def test_dp_privrec_runs_with_the_papers_clipping():
+    settings = {
+        **SMALL,
+        "split.kind": "unseen-users",
+        "cohort.kind": "fixed",
+        "cohort.size": 10,
+        "privacy.mode": "central",
+        "privacy.noise": 1.0,
+        "privacy.clipping": "adaptive",
+        "privacy.clip": 1.0,
+        "privacy.bit_share": 0.7,
+        "privacy.quantile": 0.9,
+        "privacy.clip_steps": "arithmetic",
+    }
+    run = train(taste_world(), "privrec", rounds=2, settings=settings)
+    assert run.summary["privacy"]["epsilon"] > 0
+    assert "replace" in run.summary["privacy"]["statement"]
+
+
+def test_the_curve_is_printed_kept_and_drawn(tmp_path):
+    out = tmp_path / "run"
+    train("demo", "popularity", settings={"split.kind": "unseen-users"}, out=out)
+    result = CliRunner().invoke(main, ["evaluate", str(out), "--adaptation", "--json"])
+    assert result.exit_code == 0, result.output
+    curve = json.loads(result.stdout)
+    assert [point["interactions"] for point in curve["points"]] == [0, 1, 2, 5, 10, 20]
+    # Popularity learns nothing from a user, and is asked the same question each time.
+    assert len({point["hits@20"] for point in curve["points"]}) == 1
+    assert json.loads((out / "adaptation.json").read_text()) == curve
+    assert 'id="adaptation"' in (out / "report.html").read_text()
+    shown = CliRunner().invoke(main, ["evaluate", str(out), "--adaptation"])
+    assert "users that training left out" in " ".join(shown.stdout.split())
