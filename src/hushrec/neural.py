@@ -69,6 +69,7 @@ def draw_samples(
     epochs: int,
     streams: Streams,
     round_number: int,
+    *,
     purpose: str = PURPOSE,
     positive_above: float | None = None,
 ) -> Samples:

@@ -72,7 +72,7 @@ def device_batches(view, client, method):
     config = method.config
     alone = view.take(np.array([client]))
     samples = neural.draw_samples(
-        alone, config.negatives, config.epochs, STREAMS, 1, config.positive_above
+        alone, config.negatives, config.epochs, STREAMS, 1, positive_above=config.positive_above
     )
     length = int(samples.lengths[0])
     for epoch in range(config.epochs):
@@ -118,7 +118,7 @@ def test_the_proximal_term_keeps_copies_close():
 
 def test_ratings_up_to_the_threshold_are_negatives():
     view = odd_clients()
-    samples = neural.draw_samples(view, 0, 1, STREAMS, 1, 3.0)
+    samples = neural.draw_samples(view, 0, 1, STREAMS, 1, positive_above=3.0)
     for client in range(len(view)):
         at = slice(samples.indptr[client], samples.indptr[client + 1])
         said = dict(zip(samples.items[at], samples.labels[at], strict=True))

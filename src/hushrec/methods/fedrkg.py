@@ -248,7 +248,12 @@ class FedRKG(Method):
             guidance,
             (np.asarray(private["gate"]), np.asarray(private["gate_bias"])),
             neural.draw_samples(
-                view, config.negatives, config.gate_epochs, streams, round_number, GUIDE_PURPOSE
+                view,
+                config.negatives,
+                config.gate_epochs,
+                streams,
+                round_number,
+                purpose=GUIDE_PURPOSE,
             ),
             config.batch,
             rate=config.gate_lr,

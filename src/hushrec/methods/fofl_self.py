@@ -115,7 +115,12 @@ class FOFLSelf(Method):
     ) -> tuple[NDArray[np.float32], RowStack, NDArray[np.float64]]:
         config = self.config
         samples = neural.draw_samples(
-            view, config.negatives, epochs, streams, round_number, config.positive_above
+            view,
+            config.negatives,
+            epochs,
+            streams,
+            round_number,
+            positive_above=config.positive_above,
         )
         return train_copies(
             Descent(self._network(), config.lr),

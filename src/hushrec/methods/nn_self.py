@@ -52,7 +52,7 @@ class NNSelf(PrivRec):
         """Upload minus the meta-gradient of each client; `apply` follows its mean (equation 5)."""
         config = self.config
         samples = neural.draw_samples(
-            view, config.negatives, 1, streams, round_number, config.positive_above
+            view, config.negatives, 1, streams, round_number, positive_above=config.positive_above
         )
         support, query = halves(samples, config.epochs)
         received = torch.from_numpy(shared["theta"])

@@ -113,7 +113,12 @@ class PrivRec(Method):
         """Return each client's copy of theta after some epochs on its own samples."""
         config = self.config
         samples = neural.draw_samples(
-            view, config.negatives, epochs, streams, round_number, config.positive_above
+            view,
+            config.negatives,
+            epochs,
+            streams,
+            round_number,
+            positive_above=config.positive_above,
         )
         network = network_of(config, view, self.name)
         descent = Descent(network, config.lr, config.mu, config.proximal)

@@ -45,7 +45,7 @@ class PrivRecCEN(PrivRec):
         """Pass once over all samples in random order."""
         config, network = self.config, network_of(self.config, view, self.name)
         samples = neural.draw_samples(
-            view, config.negatives, 1, streams, round_number, config.positive_above
+            view, config.negatives, 1, streams, round_number, positive_above=config.positive_above
         )
         owner = np.repeat(np.arange(len(view)), samples.lengths)
         order = streams.generator("fit/order", round_number).permutation(len(owner))
