@@ -206,7 +206,7 @@ def test_fedrkg_over_a_network_equals_one_device_at_a_time(clip):
             if mean is not None:
                 own, received = torch.tensor(tables[c]), torch.tensor(mean)
                 inputs = torch.cat([own, received, own - received], 1)
-                samples = neural.draw_samples(one, 4, 5, STREAMS, number, "guide")
+                samples = neural.draw_samples(one, 4, 5, STREAMS, number, purpose="guide")
                 ends = int(samples.lengths[0])
                 for epoch in range(5):
                     for begin in range(0, ends, 7):
@@ -255,7 +255,7 @@ def test_the_gate_over_a_linear_loss_is_the_one_of_the_kernel():
         tables,
         mean,
         (np.zeros((n, 18), np.float32), np.zeros(n, np.float32)),
-        neural.draw_samples(view, 4, 5, STREAMS, 1, "guide"),
+        neural.draw_samples(view, 4, 5, STREAMS, 1, purpose="guide"),
         7,
         rate=0.5,
         beta=0.7,
