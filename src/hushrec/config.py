@@ -19,6 +19,7 @@ from hushrec.errors import ConfigError, nearest
 from hushrec.evaluate.evaluator import EvaluationConfig
 from hushrec.methods.base import Method, method_class
 from hushrec.privacy.plan import PrivacyConfig
+from hushrec.silos import SilosConfig
 from hushrec.split import SplitConfig
 from hushrec.store import StoreConfig
 
@@ -46,6 +47,7 @@ class Experiment(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     store: StoreConfig = StoreConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    silos: SilosConfig = SilosConfig()
 
     @model_validator(mode="after")
     def _no_hidden_leak(self) -> Experiment:
@@ -59,6 +61,11 @@ class Experiment(BaseModel):
     def make_method(self) -> Method:
         """Build the configured method."""
         found = method_class(self.method)
+        if self.silos.kind != "none" and not found.silos:
+            raise ConfigError(
+                f"{self.method} trains one user per client: use silos.kind = none, or a method "
+                "for silos (lipm, pfedme)"
+            )
         return found(_validated(found.Config, self.options, f"option of {self.method}"))
 
     def to_toml(self) -> str:
@@ -75,7 +82,7 @@ class Experiment(BaseModel):
         return _validated(cls, values, f"key in {source}")
 
 
-SECTIONS = ("split", "cohort", "evaluation", "store", "privacy")
+SECTIONS = ("split", "cohort", "evaluation", "store", "privacy", "silos")
 
 
 def make_experiment(

@@ -139,7 +139,7 @@ def run_rounds(
     shared = method.init(view, streams)
     fields = method.private_fields(view, shared, streams)
     place = folder.path if folder else None
-    store = PrivateStore.create(fields, len(view), experiment.store, place)
+    store = PrivateStore.create(fields, len(view.clients), experiment.store, place)
     stack = plan.stack if plan else Stack()
     state = State(shared, store, split.digest(), clip_bound=carried_bound(stack))
     if folder and resume:
@@ -152,8 +152,8 @@ def run_rounds(
         began = time.perf_counter()
         number = state.round + 1
         # 1. Who takes part.
-        drawn = experiment.cohort.draw(len(split.training_users), streams, number)
-        cohort = split.training_users[drawn]
+        drawn = experiment.cohort.draw(len(split.training_clients), streams, number)
+        cohort = split.training_clients[drawn]
         # 2. Download, 3. fit, 4. protect, 5. sum: on the clients, whatever the backend.
         outcome = backend.run_clients(method, state.shared, stack, cohort, streams, number)
         # 6. Undo the server's side of the stack and apply the sum.
@@ -219,7 +219,7 @@ def run_rounds(
 def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
     """Find how the run gives the privacy that is asked for, or refuse it; None if none is."""
     config, cohort, method = experiment.privacy, experiment.cohort, experiment.make_method()
-    population = len(split.training_users)
+    population = len(split.training_clients)
     check_privacy(config, cohort, type(method), population)
     if config.mode == "none":
         return None
@@ -231,7 +231,9 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
             f"{method.name} starts from shared parameters that depend on the users' data, which no "
             "noise covers: use another method, or privacy.mode = none"
         )
-    private = PrivateStore(method.private_fields(view, shared, streams), len(view)).read(nobody)
+    private = PrivateStore(method.private_fields(view, shared, streams), len(view.clients)).read(
+        nobody
+    )
     received = method.download(shared)
     first, *others = (
         UploadShape.of(

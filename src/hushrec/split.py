@@ -19,6 +19,7 @@ from hushrec.clients import Protocol, Ragged, TrainView
 from hushrec.data.interactions import Interactions
 from hushrec.errors import ConfigError, DataError
 from hushrec.rng import Streams
+from hushrec.silos import SilosConfig, hold
 
 Part = Literal["valid", "test"]
 
@@ -55,12 +56,21 @@ class Split:
     valid: Ragged
     test: Ragged
     training_users: NDArray[np.int64]
-    """The population that cohorts are drawn from: users with a past, unseen ones left out."""
+    """The population that trains: users with a past, unseen ones left out."""
+    holders: NDArray[np.int32] | None = None
+    """Silo of every user; None if every user is a client of its own."""
 
     @property
     def n_users(self) -> int:
         """Number of users, evaluated or not."""
         return len(self.train)
+
+    @property
+    def training_clients(self) -> NDArray[np.int64]:
+        """Return the population that cohorts are drawn from."""
+        if self.holders is None:
+            return self.training_users
+        return np.unique(self.holders[self.training_users]).astype(np.int64)
 
     def heldout(self, part: Part) -> Ragged:
         """Return the items to be found in this part."""
@@ -72,9 +82,12 @@ class Split:
 
     def train_view(self, protocol: Protocol) -> TrainView:
         """Return what training may see; ``published`` adds the list that makes the leak."""
-        if protocol == "honest":
-            return self.train
-        return replace(self.train, never_negative=_join(self.valid, self.test))
+        view = self.train
+        if protocol == "published":
+            view = replace(view, never_negative=_join(self.valid, self.test))
+        if self.holders is None:
+            return view
+        return replace(view, holders=self.holders).take(np.argsort(self.holders, kind="stable"))
 
     def history(self, part: Part) -> TrainView:
         """Return what a device knows when it is asked: at test time, its validation items too."""
@@ -98,6 +111,8 @@ class Split:
         for part in (self.train.positives, self.valid, self.test):
             hashed.update(part.indptr.tobytes())
             hashed.update(part.values.tobytes())
+        if self.holders is not None:
+            hashed.update(self.holders.tobytes())
         return hashed.hexdigest()
 
     def facts(self) -> dict[str, Any]:
@@ -122,8 +137,18 @@ class Split:
 TRAIN, VALID, TEST, UNUSED = 0, 1, 2, 3
 
 
-def make_split(data: Interactions, config: SplitConfig, streams: Streams) -> Split:
+def make_split(
+    data: Interactions,
+    config: SplitConfig,
+    streams: Streams,
+    silos: SilosConfig = SilosConfig(),  # noqa: B008 - a frozen value
+) -> Split:
     """Split interactions; the random orders come from the run's seed."""
+    if silos.kind != "none" and config.kind == "unseen-users":
+        raise ConfigError(
+            "silos hold the users they train on: use another split.kind than unseen-users, or "
+            "silos.kind = none"
+        )
     if config.repeats == "merge":
         data = data.merged()
     if data.n_users < 2 or data.n_items < 2:
@@ -163,7 +188,8 @@ def make_split(data: Interactions, config: SplitConfig, streams: Streams) -> Spl
     trains = train.positives.lengths > 0
     if config.kind == "unseen-users":
         trains &= _unseen_role(data.n_users, config, streams) == TRAIN
-    return Split(config, data, train, valid, test, np.flatnonzero(trains))
+    holders = None if silos.kind == "none" else hold(train, silos, streams)
+    return Split(config, data, train, valid, test, np.flatnonzero(trains), holders)
 
 
 def _drop_repeated_targets(part: NDArray[np.int8], rows: _Ordered) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -95,7 +96,7 @@ class Evaluator:
         def work(positions: NDArray[np.int64]) -> tuple[Ranks, Ranks]:
             users = self._users[part][positions]
             view = self._history[part].take(users)
-            scores = method.score(shared, self.private_of(method, shared, store, users), view)
+            scores = self.scores(method, shared, store, users, view)
             aim, seen, drawn = targets.take(users), view.positives, samples.take(positions)
             return (
                 rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values),
@@ -130,7 +131,7 @@ class Evaluator:
 
         def work(users: NDArray[np.int64]) -> NDArray[np.int32]:
             view = self._history[part].take(users)
-            scores = method.score(shared, self.private_of(method, shared, store, users), view)
+            scores = self.scores(method, shared, store, users, view)
             return top_k(scores, view.positives.indptr, view.positives.values, count)[0]
 
         with ThreadPoolExecutor(self.threads) as pool:
@@ -143,6 +144,24 @@ class Evaluator:
 
     def _chunk(self) -> int:
         return max(1, SCORES_BYTES // (4 * self.split.train.n_items))
+
+    def scores(
+        self,
+        method: Method,
+        shared: Shared,
+        store: PrivateStore,
+        users: NDArray[np.int64],
+        view: TrainView,
+    ) -> NDArray[np.float32]:
+        """Score every item for these users, whose histories are ``view``, as their clients do."""
+        holders = self.split.holders
+        if holders is None or not method.silos:
+            return method.score(shared, self.private_of(method, shared, store, users), view)
+        order = np.argsort(holders[users], kind="stable")
+        together = replace(view.take(order), holders=holders[users[order]])
+        scores = np.empty((len(users), view.n_items), np.float32)
+        scores[order] = method.score(shared, store.read(together.clients), together)
+        return scores
 
     def private_of(
         self, method: Method, shared: Shared, store: PrivateStore, users: NDArray[np.int64]

@@ -55,7 +55,7 @@ class PerClientTable(PerClient):
 
 @dataclass(frozen=True)
 class PerClientRows:
-    """Private table rows, at most ``capacity[user]`` of them; none before the first training."""
+    """Private table rows, at most ``capacity[client]`` of them; none before the first training."""
 
     capacity: NDArray[np.int64]
     width: int
@@ -89,6 +89,10 @@ class Method(ABC):
     data_weighted: ClassVar[bool] = False
     """True where `apply` weighs clients by their data other than through the sum of the uploads;
     such a method cannot be given a privacy guarantee."""
+
+    silos: ClassVar[bool] = False
+    """True where a client may hold several users: `fit` and `score` then read the stack's
+    ``client_indptr``, and uploads, losses and private parameters are one per client."""
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = config if config is not None else self.Config()

@@ -119,5 +119,5 @@ class LocalNoise:
     ) -> NDArray[np.float32]:
         draw = laplace_noise if self.kind == "laplace" else gaussian_noise
         key = streams.key(f"privacy/upload/{name}", round_number)
-        drawn: NDArray[np.float32] = draw(key, view.users, int(np.prod(shape)), self.scale)
-        return drawn.reshape(len(view), *shape)
+        drawn: NDArray[np.float32] = draw(key, view.clients, int(np.prod(shape)), self.scale)
+        return drawn.reshape(-1, *shape)

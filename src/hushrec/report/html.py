@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from hushrec.backends.inprocess import usable_cores
 from hushrec.data.interactions import Interactions, MultiCategorical
-from hushrec.device.fold_in import fold_in
 from hushrec.errors import RunError
 from hushrec.evaluate.metrics import per_user, summarise
 from hushrec.evaluate.ranking import Ranks, top_k
@@ -29,7 +28,6 @@ from hushrec.report import plots
 from hushrec.report.plots import Bar, Dot
 from hushrec.report.run_dir import RunFolder
 from hushrec.report.units import human_duration, human_size
-from hushrec.rng import Streams
 
 if TYPE_CHECKING:
     from hushrec.run import Run
@@ -352,7 +350,7 @@ def _activity_groups(field: _Field, shown: Sequence[_Contender]) -> list[dict[st
 def _costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     taking_part = [line["clients"] for line in lines]
     visits = max(1, sum(taking_part))
-    n_clients = max(1, len(run.split.training_users))
+    n_clients = max(1, len(run.split.training_clients))
     cohort = run.experiment.cohort
     words = {
         "all": "every client, every round",
@@ -394,12 +392,7 @@ def _sample(run: Run, ranks: Ranks, row: int) -> dict[str, Any]:
     user = int(ranks.users[row])
     alone = np.array([user])
     view = split.history("test").take(alone)
-    if user in split.training_users:
-        private = run.store.read(alone)
-    else:
-        streams = Streams(run.experiment.seed)
-        private = fold_in(run.method, run.shared, split.train.take(alone), streams)
-    scores = run.method.score(run.shared, private, view)
+    scores = run.evaluator(threads=1).scores(run.method, run.shared, run.store, alone, view)
     seen = view.positives
     best = top_k(scores, seen.indptr, seen.values, LIST_LENGTH)[0][0]
     rows = slice(int(ranks.indptr[row]), int(ranks.indptr[row + 1]))
