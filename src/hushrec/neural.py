@@ -28,10 +28,10 @@ from hushrec.negatives import PURPOSE
 from hushrec.rng import Streams
 
 try:
-    import torch
+    import torch as torch  # exported, with the error that says what to install
 except ImportError as error:
     raise MissingExtraError("this method is a neural network", "neural") from error
-from torch import Tensor
+from torch import Tensor as Tensor
 
 torch.set_num_threads(1)
 
