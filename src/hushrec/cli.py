@@ -108,6 +108,13 @@ main.add_command(privacy_group)
 @click.option("--delta", type=float, metavar="D", help="Below 1 / clients.  [clients^-1.1]")
 @click.option("--scale", type=float, metavar="B", help="Scale of local noise, not --epsilon.")
 @click.option("--clip", type=float, metavar="C", help="Bound of an upload's norm.")
+@click.option(
+    "--budgets",
+    type=click.Choice(["activity", "declared"]),
+    help="Each client its own epsilon (local-gaussian).",
+)
+@click.option("--epsilon-min", type=float, metavar="E", help="Of the least active client.")
+@click.option("--epsilon-max", type=float, metavar="E", help="Of the most active client.")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The run folder.")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run in --out.")
@@ -127,6 +134,9 @@ def train_command(
     delta: float | None,
     scale: float | None,
     clip: float | None,
+    budgets: str | None,
+    epsilon_min: float | None,
+    epsilon_max: float | None,
     pairs: tuple[str, ...],
     out: Path | None,
     resume: bool,
@@ -142,6 +152,8 @@ def train_command(
     hushrec train --set cohort.kind=fixed --set cohort.size=200 --set evaluation.every=5
     hushrec train --method fedmf --privacy central --epsilon 4 --delta 1e-5
     hushrec train --method fedmf --privacy local-laplace --scale 0.2
+    hushrec train --privacy local-gaussian --clip 1 --budgets activity \\
+        --epsilon-min 1 --epsilon-max 8
     hushrec train --resume --out runs/pfedrec
 
     Sections for --set: split, cohort, evaluation, store, privacy; everything else is an option of
@@ -161,6 +173,7 @@ def train_command(
     if not resume:
         require_free(out, overwrite=overwrite)
     flags = {"mode": privacy_mode, "epsilon": epsilon, "delta": delta, "scale": scale, "clip": clip}
+    flags |= {"budgets": budgets, "epsilon_min": epsilon_min, "epsilon_max": epsilon_max}
     privacy = {f"privacy.{name}": value for name, value in flags.items() if value is not None}
     options: dict[str, Any] = {
         "preset": preset,

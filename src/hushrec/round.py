@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from hushrec.errors import ConfigError, DivergedError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.methods.base import Method, Shared
 from hushrec.privacy.accountant import Accountant
+from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.guarantee import unprotected
 from hushrec.privacy.plan import (
     Plan,
     carried_bound,
     check_privacy,
     make_plan,
+    personal_budgets,
     with_bound,
 )
 from hushrec.privacy.stack import Stack, UploadShape
@@ -31,6 +34,8 @@ from hushrec.split import Split
 from hushrec.store import PrivateStore
 
 CHECKPOINT_SECONDS = 20.0
+LEDGER = "ledger"
+"""File of a checkpoint with what each client spent."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ class State:
     """History of the accountant: what the rounds so far cost."""
     clip_bound: float | None = None
     """Where adaptive clipping stands."""
+    ledger: Ledger | None = None
+    """What each client spent, where clients have budgets of their own."""
 
     NUMBERS = (
         "data",
@@ -142,6 +149,7 @@ def run_rounds(
     store = PrivateStore.create(fields, len(view.clients), experiment.store, place)
     stack = plan.stack if plan else Stack()
     state = State(shared, store, split.digest(), clip_bound=carried_bound(stack))
+    state.ledger = Ledger.empty(len(view.clients)) if plan and plan.budgets else None
     if folder and resume:
         restore(state, folder)
     stack, accountant = with_bound(stack, state.clip_bound), Accountant(state.account)
@@ -154,6 +162,8 @@ def run_rounds(
         # 1. Who takes part.
         drawn = experiment.cohort.draw(len(split.training_clients), streams, number)
         cohort = split.training_clients[drawn]
+        if plan and plan.budgets and state.ledger and plan.uploads([number]):
+            cohort, state.ledger = plan.budgets.admitted(state.ledger, cohort)
         # 2. Download, 3. fit, 4. protect, 5. sum: on the clients, whatever the backend.
         outcome = backend.run_clients(method, state.shared, stack, cohort, streams, number)
         # 6. Undo the server's side of the stack and apply the sum.
@@ -162,7 +172,7 @@ def run_rounds(
             state.shared = method.apply(state.shared, total)
         # 7. Account for the privacy and for the messages.
         if plan and plan.event is not None:
-            accountant.record(plan.event)
+            accountant.record(plan.event, len(plan.uploads([number])))
         state.account, state.clip_bound = accountant.history(), carried_bound(stack)
         if not method.pooled:
             state.up_bytes += outcome.summed.up_bytes
@@ -207,9 +217,10 @@ def run_rounds(
         "test": evaluator.rank(*chosen, "test"),
     }
     if folder:
-        folder.save_checkpoint(FINAL, _numbers(state), _tensors("selected", *chosen[1:]))
+        files = chain(_tensors("selected", *chosen[1:]), _ledger(state))
+        folder.save_checkpoint(FINAL, _numbers(state), files)
     privacy = (
-        plan.statement(state.account, state.round)
+        plan.statement(state.account, state.round, state.ledger)
         if plan
         else unprotected(pooled=method.pooled, up_bytes=state.up_bytes, reveals=method.reveals)
     )
@@ -235,18 +246,23 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
         nobody
     )
     received = method.download(shared)
-    first, *others = (
-        UploadShape.of(
+    # Nobody's data decides what is uploaded when: it is asked of a stack of no clients.
+    shapes = {
+        number: UploadShape.of(
             method.fit(received, private, view.take(nobody), streams, number).update, view.n_items
         )
         for number in range(1, experiment.rounds + 1)
-    )
-    if any(shape != first for shape in others):
+    }
+    speaking = {number: shape for number, shape in shapes.items() if shape.entries}
+    first = next(iter(speaking.values()), shapes[1])
+    if any(shape != first for shape in speaking.values()):
         raise ConfigError(
             f"{method.name} uploads something else in some rounds than in others, which is not "
             "accounted for: use another method, or privacy.mode = none"
         )
-    return make_plan(config, cohort, first, population, experiment.rounds)
+    silent = frozenset(shapes.keys() - speaking.keys()) if speaking else frozenset()
+    own = personal_budgets(config, view, split.data.users, split.training_users)
+    return make_plan(config, cohort, first, population, experiment.rounds, silent, own)
 
 
 def save(state: State, folder: RunFolder) -> None:
@@ -256,6 +272,7 @@ def save(state: State, folder: RunFolder) -> None:
         yield from _tensors("current", state.shared, state.store)
         if state.selected_store is not None:
             yield from _tensors("selected", state.selected_shared, state.selected_store)
+        yield from _ledger(state)
 
     folder.save_checkpoint(f"round-{state.round:06d}", _numbers(state), files())
 
@@ -273,6 +290,8 @@ def restore(state: State, folder: RunFolder) -> None:
         raise RunError(f"{folder.path} was trained on other data than is given now")
     for key in State.NUMBERS:
         setattr(state, key, numbers[key])
+    if state.ledger is not None:
+        state.ledger = Ledger(**folder.read_tensors(name, f"{LEDGER}.safetensors"))
     if name != FINAL:  # else it died just before its summary: only the test is left to do
         state.shared = load_model(folder, name, "current", numbers["files"], state.store)
     if state.selected_round:
@@ -299,6 +318,11 @@ def _tensors(
     yield f"{role}-shared", shared
     for number, part in enumerate(store.tensors()):
         yield f"{role}-private-{number:05d}", part
+
+
+def _ledger(state: State) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+    if state.ledger is not None:
+        yield LEDGER, vars(state.ledger)
 
 
 def _numbers(state: State) -> dict[str, Any]:

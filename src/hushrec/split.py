@@ -40,6 +40,8 @@ class SplitConfig(BaseModel):
     """What "later" means for `ratio` and within an unseen user."""
     min_train: Annotated[int, Field(ge=1)] = 1
     """A user left with fewer training rows than this is not evaluated; all its rows train."""
+    drop_below: float | None = None
+    """Rows with a smaller value are left out before the split: 4 leaves what people liked."""
     repeats: Literal["merge", "keep"] = "merge"
     """Repeated (user, item) rows: keep the latest, or keep them all as some papers count them
     (then the held-out item can be a training item too)."""
@@ -151,6 +153,12 @@ def make_split(
         )
     if config.repeats == "merge":
         data = data.merged()
+    if config.drop_below is not None:
+        keep = data.value >= config.drop_below
+        if not keep.any():
+            raise DataError(f"{data.name}: no value reaches split.drop_below = {config.drop_below}")
+        note = f"{int((~keep).sum()):,} rows with a value below {config.drop_below:g} left out"
+        data = replace(data.select(keep), notes=(*data.notes, note))
     if data.n_users < 2 or data.n_items < 2:
         raise DataError(f"{data.name}: needs at least two users and two items")
     rows = _Ordered.of(data)

@@ -2,13 +2,12 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hushrec.aggregate import ExactSum, Update
+from hushrec.aggregate import ExactSum
 from hushrec.backends.inprocess import InProcess
 from hushrec.cli import main
 from hushrec.config import Experiment, make_experiment
@@ -370,22 +369,6 @@ class StartsFromData(FedMF):
         table = super().init(view, streams)["items"].copy()
         table[:, 0] = np.bincount(view.positives.values, minlength=view.n_items)
         return {"items": table}
-
-
-class UploadsNowAndThen(FedMF):
-    """Keeps silent in odd rounds."""
-
-    name = "now-and-then"
-
-    def fit(self, shared, private, view, streams, round_number):
-        fitted = super().fit(shared, private, view, streams, round_number)
-        return fitted if round_number % 2 == 0 else replace(fitted, update=Update(len(view)))
-
-
-def test_a_method_that_uploads_now_and_then_is_refused(tiny, monkeypatch):
-    monkeypatch.setattr("hushrec.config.method_class", lambda name: UploadsNowAndThen)
-    with pytest.raises(ConfigError, match="in some rounds than in others"):
-        train(tiny, "now-and-then", rounds=2, settings={**SMALL, **CENTRAL})
 
 
 def test_a_start_that_depends_on_the_data_is_refused(tiny, monkeypatch):

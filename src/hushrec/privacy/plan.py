@@ -7,13 +7,15 @@ what to change. Nothing is a warning.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from hushrec.clients import CohortConfig
+from hushrec.clients import CohortConfig, TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Method
 from hushrec.privacy.accountant import (
@@ -29,10 +31,19 @@ from hushrec.privacy.accountant import (
     noise_for,
     sensitivity,
 )
+from hushrec.privacy.budgets import (
+    PUBLIC_BUDGETS,
+    Budgets,
+    Ledger,
+    PersonalNoise,
+    by_activity,
+    by_feature,
+    words,
+)
 from hushrec.privacy.clip import AdaptiveClip, Clip, FlatClip, RowClip
-from hushrec.privacy.guarantee import Guarantee, Trust, no_guarantee
+from hushrec.privacy.guarantee import NOT_COVERED, Guarantee, Trust, no_guarantee
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
-from hushrec.privacy.stack import Stack, UploadShape
+from hushrec.privacy.stack import Silence, Stack, UploadShape
 
 FIRST_BOUND = 1.0
 """Where adaptive clipping starts unless told."""
@@ -72,6 +83,17 @@ class PrivacyConfig(BaseModel):
     """What changes between neighbours.  [what the cohort's analysis is valid for]"""
     sampling: Literal["poisson", "fixed", "none"] | None = None
     """The sampling to be analysed, if it is to be checked against the cohort's."""
+    budgets: Literal["activity", "declared"] | None = None
+    """Whose epsilon counts: everybody's is the same; by the rank of a client's interaction count;
+    or as its user declared it (`local-gaussian` only)."""
+    epsilon_min: Positive | None = None
+    """Budget of the least active client, for budgets by activity."""
+    epsilon_max: Positive | None = None
+    """Budget of the most active client, for budgets by activity."""
+    budget_feature: str | None = None
+    """Numeric user feature that holds the declared budgets."""
+    budget_uploads: Annotated[int, Field(ge=1)] | None = None
+    """Uploads that a budget pays for; whoever made them stops.  [all that are planned]"""
 
 
 @dataclass(frozen=True)
@@ -92,16 +114,29 @@ class Plan:
     """Epsilon that was asked for."""
     rounds: int = 0
     """Rounds that were planned."""
+    silent: frozenset[int] = frozenset()
+    """Those of them in which nothing is uploaded; they cost nothing."""
+    budgets: Budgets | None = None
+    """Each client's own epsilon, where they have one: they are charged instead of the event."""
 
-    def statement(self, history: Sequence[Mapping[str, Any]], run: int) -> dict[str, Any]:
+    def uploads(self, rounds: Iterable[int]) -> list[int]:
+        """Return those of these rounds that cost something."""
+        return [number for number in rounds if number not in self.silent]
+
+    def statement(
+        self, history: Sequence[Mapping[str, Any]], run: int, ledger: Ledger | None = None
+    ) -> dict[str, Any]:
         """Return what summary.json says about privacy after this many rounds were run."""
         if self.why_none is not None:
             return no_guarantee(self.why_none)
+        if self.budgets is not None:
+            assert ledger is not None, "who has budgets keeps a ledger"
+            return self._personal_statement(self.budgets, ledger, run)
         accountant = Accountant(history)
         spent = accountant.epsilon(self.delta)
         if self.event is not None:
             # Whoever may stop at any round, having seen the models, claims for all of them.
-            accountant.record(self.event, max(0, self.rounds - run))
+            accountant.record(self.event, len(self.uploads(range(run + 1, self.rounds + 1))))
         guarantee = Guarantee(
             epsilon=accountant.epsilon(self.delta),
             # Laplace noise, and saying nothing, never fail.
@@ -114,6 +149,26 @@ class Plan:
         )
         account = {"asked_epsilon": self.asked, "spent_epsilon": spent, "account": list(history)}
         return {**guarantee.as_dict(), **account}
+
+    def _personal_statement(self, budgets: Budgets, ledger: Ledger, run: int) -> dict[str, Any]:
+        guarantee = Guarantee(
+            epsilon=float(budgets.claims().max()),
+            delta=self.delta,
+            neighbours=self.neighbours,
+            sampling=str(self.sampling),
+            trust=self.trust,
+            mechanism=self.mechanism,
+            rounds=max(self.rounds, run),
+            not_covered=(*PUBLIC_BUDGETS, *NOT_COVERED),
+        )
+        said = budgets.summary(ledger.spent, ledger.turned_away)
+        return {
+            **guarantee.as_dict(),
+            "asked_epsilon": None,
+            "spent_epsilon": said["spent"]["max"],
+            "account": [],
+            "budgets": said,
+        }
 
 
 def check_privacy(
@@ -143,6 +198,7 @@ def check_privacy(
             f"entirely: use a delta below {1 / population:.3g}"
         )
     _check_clipping(config)
+    _check_budgets(config)
     if config.mode == "central":
         _check_central(config, cohort)
     else:
@@ -158,6 +214,33 @@ def _check_clipping(config: PrivacyConfig) -> None:
         raise ConfigError(f"privacy.clipping = {config.clipping} needs a bound: --clip 1.0")
     if config.clipping == "none" and config.clip is not None:
         raise ConfigError("privacy.clip and privacy.clipping = none contradict each other")
+
+
+def _check_budgets(config: PrivacyConfig) -> None:
+    needed = {"activity": ("epsilon_min", "epsilon_max"), "declared": ("budget_feature",)}
+    for kind, names in needed.items():
+        for name in names:
+            if config.budgets == kind and getattr(config, name) is None:
+                raise ConfigError(f"privacy.budgets = {kind} needs privacy.{name}")
+            if config.budgets != kind and getattr(config, name) is not None:
+                raise ConfigError(f"privacy.{name} needs privacy.budgets = {kind}")
+    if config.budgets is None:
+        if config.budget_uploads is not None:
+            raise ConfigError("privacy.budget_uploads needs privacy.budgets")
+        return
+    if config.mode != "local-gaussian":
+        raise ConfigError(
+            "personal budgets need noise that each client adds by itself: use --privacy "
+            "local-gaussian"
+        )
+    if config.epsilon is not None or config.scale is not None:
+        raise ConfigError(
+            "personal budgets decide the noise of each client: leave out --epsilon and --scale"
+        )
+    if _clipping(config) == "none":
+        raise ConfigError("without clipping no noise keeps a budget: add --clip 1.0")
+    if config.epsilon_min and config.epsilon_max and config.epsilon_min > config.epsilon_max:
+        raise ConfigError("privacy.epsilon_min is above privacy.epsilon_max: exchange them")
 
 
 def _check_central(config: PrivacyConfig, cohort: CohortConfig) -> None:
@@ -199,7 +282,7 @@ def _check_local(config: PrivacyConfig) -> None:
         raise ConfigError(
             "privacy.noise is for central noise: use --scale, or --epsilon and --clip"
         )
-    if (config.epsilon is None) == (config.scale is None):
+    if config.budgets is None and (config.epsilon is None) == (config.scale is None):
         raise ConfigError("local noise needs --scale, or --epsilon with --clip: use one of the two")
     if config.epsilon is not None and clipping == "none":
         raise ConfigError(
@@ -229,10 +312,20 @@ def make_plan(
     shape: UploadShape,
     population: int,
     rounds: int,
+    silent: frozenset[int] = frozenset(),
+    own: NDArray[np.float64] | None = None,
 ) -> Plan:
-    """Find the mechanisms and their noise for a configuration that was checked."""
+    """Find the mechanisms and their noise for a configuration that was checked.
+
+    In ``silent`` rounds, which are known beforehand, nothing is uploaded and nothing spent. ``own``
+    are the users' personal budgets, from `personal_budgets`.
+    """
     plan = Plan(
-        Stack(), delta=config.delta or population**-1.1, asked=config.epsilon, rounds=rounds
+        Stack(),
+        delta=config.delta or population**-1.1,
+        asked=config.epsilon,
+        rounds=rounds,
+        silent=silent,
     )
     if not shape.entries:
         return replace(
@@ -240,9 +333,21 @@ def make_plan(
             stack=Stack((NothingUploaded(shape),)),
             mechanism="nothing is uploaded, so the server learns nothing",
         )
+    uploading = rounds - len(silent)
     if config.mode == "central":
-        return _central(config, cohort, shape, population, rounds, plan)
-    return _local(config, shape, rounds, plan)
+        plan = _central(config, cohort, shape, population, uploading, plan)
+        expected = _sampling(cohort, population)[1]
+    elif own is not None:
+        plan, expected = _personal(config, shape, uploading, plan, own), None
+    else:
+        plan, expected = _local(config, shape, uploading, plan), None
+    if not silent:
+        return plan
+    return replace(
+        plan,
+        stack=replace(plan.stack, silence=Silence(silent, expected)),
+        mechanism=f"{plan.mechanism}; uploads in {uploading} of {rounds} rounds, known beforehand",
+    )
 
 
 @dataclass(frozen=True)
@@ -372,6 +477,39 @@ def _local(config: PrivacyConfig, shape: UploadShape, rounds: int, plan: Plan) -
             f"No guarantee: {words}, but uploads are not clipped, so one user's data can outweigh "
             "any noise. Give a bound with --clip for a guarantee."
         ),
+    )
+
+
+def personal_budgets(
+    config: PrivacyConfig, view: TrainView, names: NDArray[Any], users: NDArray[np.int64]
+) -> NDArray[np.float64] | None:
+    """Return the budgets of the users that train, by the configured rule; None without one."""
+    if config.budgets == "declared":
+        assert config.budget_feature is not None, "checked"
+        return by_feature(view.user_features, config.budget_feature, names, users)
+    if config.budgets == "activity":
+        assert config.epsilon_min is not None, "checked"
+        assert config.epsilon_max is not None, "checked"
+        return by_activity(view.positives.lengths, users, config.epsilon_min, config.epsilon_max)
+    return None
+
+
+def _personal(
+    config: PrivacyConfig,
+    shape: UploadShape,
+    rounds: int,
+    plan: Plan,
+    own: NDArray[np.float64],
+) -> Plan:
+    clip = _fixed_clip(config)
+    apart = sensitivity(clip.whole_bound(shape), "replace-one")
+    budgets = Budgets.of(own, plan.delta, config.budget_uploads or rounds)
+    noise = PersonalNoise("gaussian", 1.0, shape, budgets.deviations(apart))
+    return replace(
+        plan,
+        stack=Stack((clip, noise), SUM_COPIES * shape.nbytes),
+        budgets=budgets,
+        mechanism=f"{clip}; {words(budgets, apart)}",
     )
 
 

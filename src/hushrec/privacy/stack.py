@@ -34,17 +34,43 @@ class Mechanism(Protocol):
 
 
 @dataclass(frozen=True)
+class Silence:
+    """Rounds in which a method uploads nothing, known before the first: they cost nothing."""
+
+    rounds: frozenset[int]
+    clients: float | None = None
+    """What a mean divides by, where the real number could tell that somebody was there."""
+
+    def check(self, update: Update) -> None:
+        """Hold the method to it."""
+        if update.rows or update.dense:
+            raise ConfigError(
+                "the method uploads in a round in which it said it would not, so no guarantee can "
+                "be given: whether it uploads must depend on the number of the round alone"
+            )
+
+    def finish(self, total: Total) -> Total:
+        """Say nothing about who was there."""
+        return total if self.clients is None else replace(total, clients=self.clients)
+
+
+@dataclass(frozen=True)
 class Stack:
     """Mechanisms, outermost on the device last."""
 
     mechanisms: tuple[Mechanism, ...] = ()
     client_bytes: int = 0
     """Memory that one client's upload takes here, where a mechanism writes it out whole."""
+    silence: Silence | None = None
+    """The rounds in which nothing is uploaded, if there are any: no mechanism acts in them."""
 
     def protect(
         self, update: Update, view: TrainView, streams: Streams, round_number: int
     ) -> Update:
         """Apply the device sides in order, to the numbers that will travel."""
+        if self.silence is not None and round_number in self.silence.rounds:
+            self.silence.check(update)
+            return update
         if self.mechanisms:
             written = {name: stack.differences() for name, stack in update.rows.items()}
             update = replace(update, rows=written)
@@ -54,6 +80,8 @@ class Stack:
 
     def finish(self, total: Total, streams: Streams, round_number: int) -> tuple[Total, Stack]:
         """Apply the server sides in reverse order; return the stack of the next round too."""
+        if self.silence is not None and round_number in self.silence.rounds:
+            return self.silence.finish(total), self
         following: list[Mechanism] = []
         for mechanism in reversed(self.mechanisms):
             total, after = mechanism.finish(total, streams, round_number)

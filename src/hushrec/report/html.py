@@ -91,6 +91,7 @@ def page(run: Run, folder: RunFolder) -> dict[str, Any]:
         "convergence": _convergence(run, lines),
         "spread": _spread(field),
         "costs": _costs(run, lines),
+        "budgets": _budgets(run),
         "samples": _samples(run),
         "options": _options(run),
         "split_words": _split_words(run),
@@ -373,6 +374,22 @@ def _costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "mean_clients": sum(taking_part) / max(1, len(lines)),
         "median_s": float(np.median([line["seconds"] for line in lines])) if lines else None,
     }
+
+
+# ------------------------------------------------------------ privacy
+
+
+def _budgets(run: Run) -> dict[str, Any] | None:
+    """Show how personal budgets are spread, and what was spent of them."""
+    said = run.summary["privacy"].get("budgets")
+    if said is None:
+        return None
+    rows = [
+        Bar(f"ε {part['from']:.3g}–{part['to']:.3g}", part["clients"] / said["clients"])
+        for part in said["distribution"]
+    ]
+    label = _said(run, "Personal budgets, share of clients")
+    return {**said, "plot": plots.bars(rows, ["clients"], label)}
 
 
 # ------------------------------------------------------------ samples
