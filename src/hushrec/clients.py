@@ -70,6 +70,8 @@ class TrainView:
     item_features: Features = field(default_factory=dict)
     holders: NDArray[np.int32] | None = None
     """Client that holds each user, users of one client together; None if each is a client."""
+    noise: NDArray[np.float64] | None = None
+    """Deviation of the noise that each client of the stack adds to its upload, if it does."""
     _excluded: Ragged | None = None
     """What `excluded` returns, where it was worked out before."""
 
@@ -108,6 +110,7 @@ class TrainView:
         return replace(
             self,
             users=self.users[clients],
+            noise=None,
             holders=None if self.holders is None else self.holders[clients],
             positives=self.positives.take(clients),
             times=self.times.take(clients),

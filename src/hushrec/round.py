@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,7 @@ from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.methods.base import Method, Shared
 from hushrec.privacy.accountant import Accountant
 from hushrec.privacy.budgets import Ledger
-from hushrec.privacy.guarantee import unprotected
+from hushrec.privacy.guarantee import SILO, unprotected
 from hushrec.privacy.plan import (
     Plan,
     carried_bound,
@@ -261,8 +261,9 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
             "accounted for: use another method, or privacy.mode = none"
         )
     silent = frozenset(shapes.keys() - speaking.keys()) if speaking else frozenset()
-    own = personal_budgets(config, view, split.data.users, split.training_users)
-    return make_plan(config, cohort, first, population, experiment.rounds, silent, own)
+    own = personal_budgets(config, view, split.data.users, split.training_clients)
+    plan = make_plan(config, cohort, first, population, experiment.rounds, silent, own)
+    return plan if split.holders is None else replace(plan, unit=SILO)
 
 
 def save(state: State, folder: RunFolder) -> None:

@@ -46,6 +46,8 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.neural import GROUP, Params, Tensor, torch
+from hushrec.privacy.kernels import add_scattered
+from hushrec.privacy.noise import own_noise
 from hushrec.rng import Streams
 
 BLOCK = 64
@@ -84,6 +86,8 @@ class LIPMConfig(MethodConfig):
     """Lambda: rate of the fine-tuning after the download."""
     tune_steps: Annotated[int, Field(ge=0)] = 10
     """Steps of it."""
+    guidance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Gamma: share of its own last noise that a client takes back in its next upload (DPPS)."""
 
 
 class LIPM(Method):
@@ -148,6 +152,8 @@ class LIPM(Method):
         if c.lipm:
             fields["interests"] = PerClientRows(n_users, c.interest)
             fields["tuned"] = PerClient(np.zeros_like(shared["network"]))
+        if c.guidance:
+            fields["last_round"] = PerClient(np.zeros((), np.int32))
         return fields
 
     # ------------------------------------------------------------ a round
@@ -202,7 +208,44 @@ class LIPM(Method):
         else:
             dense["network"] = network - received
         rows = RowStack(samples.touched.indptr, samples.touched.values, deltas)
-        return Fitted(Update(n_clients, {"items": rows}, dense), private_after, trained.losses)
+        update = Update(n_clients, {"items": rows}, dense)
+        if c.guidance:
+            private_after["last_round"] = np.full(n_clients, round_number, np.int32)
+            last = np.asarray(private["last_round"])
+            update = self._guided(update, last, view, streams, table.shape)
+        return Fitted(update, private_after, trained.losses)
+
+    def _guided(
+        self,
+        update: Update,
+        last_round: NDArray[np.int32],
+        view: TrainView,
+        streams: Streams,
+        table: tuple[int, ...],
+    ) -> Update:
+        """Take back a share of each client's last noise (section 3.2, gradient - gamma * noise).
+
+        A round's delta stands for its gradients. Corrected here, and not step by step, Adam cannot
+        scale the correction away; and what is clipped afterwards holds it, so the account stands.
+        """
+        if view.noise is None:
+            return update
+        n_items, width = table
+        rows, dense = np.zeros((update.clients, n_items, width), np.float32), dict(update.dense)
+        given = update.rows["items"]
+        add_scattered(rows, given.indptr, given.ids, given.rows)
+        for number in np.unique(last_round[last_round > 0]):
+            who = np.flatnonzero(last_round == number)
+            known = view.clients[who], view.noise[who], streams, int(number)
+            gamma = np.float32(self.config.guidance)
+            rows[who] -= gamma * own_noise("items", (n_items, width), *known)
+            network = dense["network"].copy()
+            network[who] -= gamma * own_noise("network", network.shape[1:], *known)
+            dense["network"] = network
+        ids = np.tile(np.arange(n_items, dtype=np.int32), update.clients)
+        indptr = np.arange(update.clients + 1) * n_items
+        whole = RowStack(indptr, ids, rows.reshape(-1, width))
+        return Update(update.clients, {"items": whole}, dense)
 
     def _train_gate(
         self,
