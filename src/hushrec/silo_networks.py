@@ -285,28 +285,28 @@ class _Group:
     def batches(self, limit: int | None) -> Iterator[tuple[Step, Tensor, Tensor]]:
         samples, size = self.problem.samples, self.problem.batch
         lengths = np.where(np.arange(GROUP) < self.real, samples.lengths[self.clients], 0)
-        starts, made = samples.order.indptr[self.clients], 0
-        for epoch in range(samples.epochs):
-            for first in range(0, int(lengths.max(initial=0)), size):
-                if limit is not None and made == limit:
-                    return
-                made += 1
-                sizes = np.clip(lengths - first, 0, size)
-                self.count += sizes > 0
-                valid = np.arange(size) < sizes[:, None]
-                at = (starts + epoch * lengths + first)[:, None] + np.arange(size)
-                at = samples.order.values[np.where(valid, at, 0)]
-                weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0)
-                step = Step(
-                    torch.from_numpy(samples.labels[at]),
-                    torch.from_numpy(weights.astype(np.float32)),
-                    torch.from_numpy((sizes > 0).astype(np.float32)),
-                )
-                yield (
-                    step,
-                    self.tables["users"].index(samples.users[at], valid),
-                    self.tables["items"].index(samples.places[at], valid),
-                )
+        starts = samples.order.indptr[self.clients]
+        # Everybody goes on to the next epoch by itself, so the n-th step is everybody's n-th.
+        per_epoch = np.maximum(1, -(-lengths // size))
+        last = int((per_epoch * (lengths > 0)).max()) * samples.epochs
+        for number in range(last if limit is None else min(last, limit)):
+            epoch, first = number // per_epoch, number % per_epoch * size
+            sizes = np.where(epoch < samples.epochs, np.clip(lengths - first, 0, size), 0)
+            self.count += sizes > 0
+            valid = np.arange(size) < sizes[:, None]
+            at = (starts + epoch * lengths + first)[:, None] + np.arange(size)
+            at = samples.order.values[np.where(valid, at, 0)]
+            weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0)
+            step = Step(
+                torch.from_numpy(samples.labels[at]),
+                torch.from_numpy(weights.astype(np.float32)),
+                torch.from_numpy((sizes > 0).astype(np.float32)),
+            )
+            yield (
+                step,
+                self.tables["users"].index(samples.users[at], valid),
+                self.tables["items"].index(samples.places[at], valid),
+            )
 
     def step(self, number: int, step: Step, users: Tensor, items: Tensor) -> None:
         index = {"users": users, "items": items}

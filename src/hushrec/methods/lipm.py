@@ -198,9 +198,10 @@ class LIPM(Method):
             private_after["interests"] = RowStack(view.client_indptr, view.users, interests)
             mean = client_means(interests, view)
             network = self._train_gate(problem, network, trained.users, items, deltas, mean, view)
-            gates = networks.unpack(torch.from_numpy(network), self.shapes)["gate"]
-            gate = 2 * torch.sigmoid(torch.bmm(torch.from_numpy(mean)[:, None], gates))[:, 0]
-            deltas = deltas * np.repeat(gate.numpy(), samples.touched.lengths, 0)
+            gates = networks.unpack(torch.from_numpy(network), self.shapes)["gate"].numpy()
+            # Not a product of matrices, whose rounding may depend on how many clients there are.
+            gate = 2 / (1 + np.exp(-(mean[:, :, None] * gates).sum(1)))
+            deltas = deltas * np.repeat(gate, samples.touched.lengths, 0)
             weights = np.exp(self.interest_scores(shared["query"], mean))
             deltas = deltas * np.repeat(weights, samples.touched.lengths)[:, None]
             dense["weight"] = weights - np.float32(1)
