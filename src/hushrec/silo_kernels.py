@@ -85,3 +85,42 @@ def adam_factors(
 ) -> tuple[float, float, float, float, float]:
     """Return (decays, corrected rate, correction of the squares, tiny) of a step."""
     return first, second, rate / (1 - first**number), 1 / (1 - second**number), tiny
+
+
+@njit(cache=True, nogil=True)
+def samples_of_epochs(
+    order_indptr: Array,
+    order: Array,
+    indptr: Array,
+    of_user: Array,
+    positives: Array,
+    clients: Array,
+    per_epoch: Array,
+    negatives: int,
+    epochs: int,
+) -> Array:
+    """Turn positions among one epoch's samples into positions among all that were drawn.
+
+    A user's drawn samples are each positive followed by the negatives of all epochs; its samples
+    of an epoch are each positive followed by the negatives of that one.
+    """
+    out = np.empty_like(order)
+    for c in range(len(clients) - 1):
+        length = indptr[c + 1] - indptr[c]
+        whose = np.empty(length, np.int64)
+        first = np.empty(length, np.int64)
+        k = 0
+        for user in range(clients[c], clients[c + 1]):
+            whose[k : k + per_epoch[user]] = user
+            first[k : k + per_epoch[user]] = k
+            k += per_epoch[user]
+        for p in range(order_indptr[c], order_indptr[c + 1]):
+            epoch = (p - order_indptr[c]) // length
+            user = whose[order[p] - indptr[c]]
+            place = order[p] - indptr[c] - first[order[p] - indptr[c]]
+            width = per_epoch[user] // positives[user]
+            positive, number = place // width, place % width
+            drawn_width = 1 if width == 1 else 1 + negatives * epochs
+            offset = 0 if number == 0 else epoch * negatives + number
+            out[p] = of_user[user] + positive * drawn_width + offset
+    return out

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import kernels
+from hushrec import kernels, silo_kernels
 from hushrec.aggregate import RowStack
 from hushrec.clients import Ragged, TrainView
 from hushrec.negatives import PURPOSE
@@ -55,16 +55,16 @@ class Descent:
 
 @dataclass(frozen=True)
 class SiloSamples:
-    """A stack of clients' samples of a round, one epoch, and the order of all epochs."""
+    """A stack of clients' samples of a round, and the order in which the epochs go through them."""
 
     indptr: NDArray[np.int64]
-    """Where each client's samples begin."""
+    """Where each client's samples would begin if there were one epoch."""
     users: NDArray[np.int64]
     """Place of each sample's user among its client's users."""
     items: NDArray[np.int32]
     labels: NDArray[np.float32]
     order: Ragged
-    """Positions of each client's samples, epoch after epoch."""
+    """Positions of each client's samples in the arrays, epoch after epoch."""
     epochs: int
     touched: Ragged
     """Distinct items of each client, in the order of their first use."""
@@ -81,9 +81,12 @@ class SiloSamples:
 def draw_samples(
     view: TrainView, negatives: int, epochs: int, streams: Streams, round_number: int
 ) -> SiloSamples:
-    """Draw each user's samples from its own stream, and shuffle them client by client."""
+    """Draw each user's samples from its own stream, and shuffle them client by client.
+
+    Every epoch has negatives of its own: a silo would learn the same ones by heart.
+    """
     excluded = view.excluded()
-    of_user, items, labels, _ = kernels.draw_samples(
+    of_user, items, labels, drawn = kernels.draw_samples(
         streams.key(PURPOSE, round_number),
         view.users,
         view.positives.indptr,
@@ -91,18 +94,25 @@ def draw_samples(
         excluded.indptr,
         excluded.values,
         view.n_items,
-        negatives,
+        negatives * epochs,
     )
     clients = view.client_indptr
-    indptr = of_user[clients]
     first_user = np.repeat(clients[:-1], np.diff(clients))
     users = np.repeat(np.arange(len(view)) - first_user, np.diff(of_user))
+    touched = kernels.places(of_user[clients], items, view.n_items)
+    # Who has touched every item has no negatives.
+    per_epoch = np.where(drawn > 0, 1 + negatives, 1) * view.positives.lengths
+    indptr = np.concatenate([[0], np.cumsum(per_epoch)])[clients]
     key = streams.key("silo/order", round_number)
     none_used = np.zeros(len(indptr) - 1, np.int64)
-    order = Ragged(*kernels.shuffled_epochs(key, view.clients, indptr, none_used, epochs))
-    touched_indptr, ids, places = kernels.places(indptr, items, view.n_items)
-    touched = Ragged(touched_indptr, ids)
-    return SiloSamples(indptr, users, items, labels, order, epochs, touched, places)
+    shuffled = kernels.shuffled_epochs(key, view.clients, indptr, none_used, epochs)
+    at = silo_kernels.samples_of_epochs(
+        *shuffled, indptr, of_user, view.positives.lengths, clients, per_epoch, negatives, epochs
+    )
+    order = Ragged(shuffled[0], at)
+    return SiloSamples(
+        indptr, users, items, labels, order, epochs, Ragged(*touched[:2]), touched[2]
+    )
 
 
 @dataclass(frozen=True)

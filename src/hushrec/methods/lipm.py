@@ -1,8 +1,9 @@
 """LIPM: federated recommendation guided by local interests (Zhu, Cui, Xing and Wang).
 
 A client is a silo of users, or one user. The recommender is a perceptron over a user's embedding,
-an item's embedding and, with LIPM, the user's interest. Shared: item table Q, network. Private:
-user embeddings, interests, and how the network was tuned. Adam, started anew in every round.
+an item's, their product entry by entry and, with LIPM, the user's interest. Shared: item table Q,
+network. Private: user embeddings, interests, and how the network was tuned. Adam, started anew in
+every round.
 
 With ``lipm`` (section 3.1; the equations have no numbers, so they are named here):
 
@@ -63,13 +64,15 @@ class LIPMConfig(MethodConfig):
     """Embedding dimensions."""
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 32)
     """Widths of the hidden layers."""
-    lr: Annotated[float, Field(gt=0)] = 1e-3
+    lr: Annotated[float, Field(gt=0)] = 5e-3
     """Rate of Adam."""
     batch: Annotated[int, Field(ge=1)] = 128
     epochs: Annotated[int, Field(ge=1)] = 5
     """Passes over a client's samples in a round."""
     negatives: Annotated[int, Field(ge=1)] = 1
-    """Negatives per positive, drawn afresh every round."""
+    """Negatives per positive, drawn afresh in every epoch."""
+    decay: Annotated[float, Field(ge=0)] = 3e-3
+    """Weight of the squared embeddings in the loss, so that silos do not learn theirs by heart."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
     """Deviation of the first item table."""
     interest: Annotated[int, Field(ge=1)] = 16
@@ -108,6 +111,7 @@ class LIPM(Method):
         shapes: dict[str, tuple[int, ...]] = {
             "user": (c.d, first),
             "item": (c.d, first),
+            "product": (c.d, first),
             "bias": (first,),
         }
         for number, (n_in, n_out) in enumerate(zip(c.hidden, [*more, 1], strict=True)):
@@ -129,7 +133,7 @@ class LIPM(Method):
         generator = streams.generator("init/network")
         drawn = {}
         for name, shape in self.shapes.items():
-            n_in = {"user": 2 * c.d, "item": 2 * c.d, "bias": 2 * c.d}.get(name, shape[0])
+            n_in = c.d if name == "bias" else shape[0]
             if name.startswith("gru/"):
                 n_in = c.interest
             bound = 0.0 if name == "gate" else 1 / np.sqrt(n_in)
@@ -301,7 +305,10 @@ class LIPM(Method):
     # ------------------------------------------------------------ the network
 
     def _loss(self, p: Params, rows: Params, fixed: Params, step: networks.Step) -> Tensor:
-        return networks.bce(self._logits(p, rows["users"], rows["items"], fixed), step)
+        squares = (rows["users"] ** 2 + rows["items"] ** 2).sum(-1)
+        fit = networks.bce(self._logits(p, rows["users"], rows["items"], fixed), step)
+        decay: float = self.config.decay
+        return fit + decay * (squares * step.weights).sum(1)
 
     def _gated_loss(self, p: Params, rows: Params, fixed: Params, step: networks.Step) -> Tensor:
         received, deltas = rows["items"].chunk(2, -1)
@@ -311,6 +318,7 @@ class LIPM(Method):
     def _logits(self, p: Params, users: Tensor, items: Tensor, fixed: Params) -> Tensor:
         out = torch.baddbmm(p["bias"][:, None], users, p["user"])
         out = torch.baddbmm(out, items, p["item"])
+        out = torch.baddbmm(out, users * items, p["product"])
         if self.config.lipm:
             interest = gru(p, fixed["behaviour"], fixed["interest"])
             out = torch.baddbmm(out, interest, p["interest"])
@@ -365,11 +373,13 @@ class LIPM(Method):
         for client in range(len(indptr) - 1):
             flat = torch.from_numpy(network[client : client + 1])
             p = networks.unpack(flat, self.shapes)
-            items = table @ p["item"][0]
             for k in range(indptr[client], indptr[client + 1]):
-                own = torch.from_numpy(users[k : k + 1]) @ p["user"][0] + p["bias"]
+                user = torch.from_numpy(users[k])
+                own = user[None] @ p["user"][0] + p["bias"]
                 if interests is not None:
                     own = own + torch.from_numpy(interests[k : k + 1]) @ p["interest"][0]
+                # An item's row meets the user twice: by itself, and entry by entry.
+                items = table @ (p["item"][0] + user[:, None] * p["product"][0])
                 scores[k] = upper_layers(p, (items + own)[None], len(c.hidden))[0].numpy()
         return scores
 
