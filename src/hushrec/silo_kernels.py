@@ -42,16 +42,22 @@ def adam_rows(
     index: Array,
     gradient: Array,
     factors: tuple[float, float, float, float, float],
+    anchors: Array,
+    pull: float,
 ) -> None:
     """Take one step on the rows of ``index``, each once, with the sum of its gradients.
 
-    ``summed`` is room for those sums, [rows, width + 1], zero before and after.
+    ``summed`` is room for those sums, [rows, width + 1], zero before and after. ``pull`` draws a
+    row towards its anchor.
     """
     width = table.shape[1]
     add_gradients(summed, index, gradient)
     for k in range(len(index)):
         r = index[k]
         if summed[r, width] > 0:
+            if pull > 0:
+                for j in range(width):
+                    summed[r, j] += np.float32(pull) * (table[r, j] - anchors[r, j])
             adam(table[r], first[r], second[r], summed[r, :width], factors)
             summed[r] = 0
 
@@ -67,6 +73,20 @@ def descend_rows(table: Array, summed: Array, index: Array, gradient: Array, rat
             for j in range(width):
                 table[r, j] -= np.float32(rate) * summed[r, j]
             summed[r] = 0
+
+
+@njit(cache=True, nogil=True)
+def follow_rows(anchors: Array, table: Array, summed: Array, index: Array, share: float) -> None:
+    """Move the anchors of these rows, each once, a share of the way to the rows."""
+    width = table.shape[1]
+    for k in range(len(index)):
+        summed[index[k], width] = 1
+    for k in range(len(index)):
+        r = index[k]
+        if summed[r, width] > 0:
+            for j in range(width):
+                anchors[r, j] += np.float32(share) * (table[r, j] - anchors[r, j])
+            summed[r, width] = 0
 
 
 @njit(cache=True, nogil=True)

@@ -23,7 +23,7 @@ from hushrec.clients import Ragged, TrainView
 from hushrec.negatives import PURPOSE
 from hushrec.neural import GROUP, Array, Arrays, Params, Tensor, torch
 from hushrec.rng import Streams
-from hushrec.silo_kernels import adam, adam_factors, adam_rows, descend_rows
+from hushrec.silo_kernels import adam, adam_factors, adam_rows, descend_rows, follow_rows
 
 LANES = 16
 """Flat parameters are a multiple of this long: vector units then have no remainder to treat."""
@@ -51,6 +51,22 @@ class Descent:
     """Plain gradient steps."""
 
     rate: float
+
+
+@dataclass(frozen=True)
+class Moreau:
+    """Steps of Adam on every batch, drawn back to anchors that then follow (see `pfedme`)."""
+
+    adam: Adam
+    steps: int
+    """Steps on a batch."""
+    pull: float
+    """Weight of half the squared distance from the anchors in the loss."""
+    share: float
+    """Share of the way that the anchors follow after a batch."""
+
+
+Rule = Adam | Descent | Moreau
 
 
 @dataclass(frozen=True)
@@ -180,6 +196,8 @@ class Trained:
     """A row for every touched item of every client."""
     losses: NDArray[np.float64]
     """Mean loss of each client before its steps."""
+    anchors: tuple[NDArray[np.float32], NDArray[np.float32]]
+    """Under `Moreau`, the anchors of the network and of the items; else where they started."""
 
 
 def train(
@@ -187,7 +205,7 @@ def train(
     network: NDArray[np.float32],
     users: NDArray[np.float32],
     items: NDArray[np.float32],
-    rule: Adam | Descent,
+    rule: Rule,
     *,
     moves: frozenset[str] = EVERYTHING,
     only: Sequence[str] | None = None,
@@ -201,7 +219,8 @@ def train(
     """
     samples = problem.samples
     n_clients = len(samples.indptr) - 1
-    done = Trained(network.copy(), users.copy(), items.copy(), np.zeros(n_clients))
+    anchors = network.copy(), items.copy()
+    done = Trained(network.copy(), users.copy(), items.copy(), np.zeros(n_clients), anchors)
     mask = None if only is None else torch.from_numpy(_mask(problem.shapes, only))
     owned = {"users": problem.user_indptr, "items": samples.touched.indptr}
     for clients, real in groups(samples.lengths):
@@ -261,7 +280,7 @@ class _Group:
         owned: Mapping[str, NDArray[np.int64]],
         clients: NDArray[np.int64],
         real: int,
-        rule: Adam | Descent,
+        rule: Rule,
         moves: frozenset[str],
         mask: Tensor | None,
     ) -> None:
@@ -281,7 +300,11 @@ class _Group:
         self.total = torch.zeros(GROUP, dtype=torch.float64)
         self.count = np.zeros(GROUP)
         self.moments: dict[str, tuple[Array, Array]] = {}
-        if isinstance(rule, Adam):
+        self.anchor = self.flat.numpy().copy()
+        self.item_anchors = self.tables["items"].values.numpy()
+        if isinstance(rule, Moreau):
+            self.item_anchors = self.item_anchors.copy()
+        if not isinstance(rule, Descent):
             held = {"network": self.flat, **{n: t.values for n, t in self.tables.items()}}
             shapes = {name: held[name].shape for name in moves}
             self.moments = {
@@ -319,6 +342,21 @@ class _Group:
             )
 
     def step(self, number: int, step: Step, users: Tensor, items: Tensor) -> None:
+        rule = self.rule
+        if not isinstance(rule, Moreau):
+            self.total += self._descend(number, step, users, items) * step.active
+            return
+        for k in range(rule.steps):
+            losses = self._descend((number - 1) * rule.steps + k + 1, step, users, items)
+            if k == 0:
+                self.total += losses * step.active
+        for c in np.flatnonzero(step.active.numpy()):
+            self.anchor[c] += np.float32(rule.share) * (self.flat[c].numpy() - self.anchor[c])
+        table = self.tables["items"].values.numpy()
+        follow_rows(self.item_anchors, table, self.summed["items"], items.numpy(), rule.share)
+
+    def _descend(self, number: int, step: Step, users: Tensor, items: Tensor) -> Tensor:
+        """Take one step; return the clients' losses before it."""
         index = {"users": users, "items": items}
         rows = {name: table.look_up(index[name]) for name, table in self.tables.items()}
         fixed = {name: table.look_up(users) for name, table in self.fixed.items()}
@@ -328,7 +366,6 @@ class _Group:
         losses = self.problem.loss(self.network, rows, fixed, step)
         summed = (losses * step.active).sum()
         gradients = list(torch.autograd.grad(summed, moving, materialize_grads=True))
-        self.total += losses.detach().double() * step.active
         with torch.no_grad():
             if "network" in self.moves:
                 parts = [gradients.pop(0).reshape(GROUP, -1) for _ in self.network]
@@ -339,6 +376,7 @@ class _Group:
                 self._move_network(number, gradient, step.active.numpy() > 0)
             for name, gradient in zip(learning, gradients, strict=True):
                 self._move_rows(number, name, index[name], gradient)
+        return losses.detach().double()
 
     def _move_network(self, number: int, gradient: Tensor, active: NDArray[np.bool_]) -> None:
         values, rule = self.flat.numpy(), self.rule
@@ -347,8 +385,11 @@ class _Group:
             if isinstance(rule, Descent):
                 values[c] -= np.float32(rule.rate) * gradient[c].numpy()
             else:
+                own = gradient[c].numpy()
+                if isinstance(rule, Moreau):
+                    own = own + np.float32(rule.pull) * (values[c] - self.anchor[c])
                 first, second = self.moments["network"]
-                adam(values[c], first[c], second[c], gradient[c].numpy(), rule.factors(number))
+                adam(values[c], first[c], second[c], own, _adam(rule).factors(number))
 
     def _move_rows(self, number: int, name: str, index: Tensor, gradient: Tensor) -> None:
         values, summed, rule = self.tables[name].values.numpy(), self.summed[name], self.rule
@@ -356,8 +397,11 @@ class _Group:
         if isinstance(rule, Descent):
             descend_rows(values, summed, index.numpy(), rows, rule.rate)
         else:
-            factors = rule.factors(number)
-            adam_rows(values, *self.moments[name], summed, index.numpy(), rows, factors)
+            factors = _adam(rule).factors(number)
+            pull = rule.pull if isinstance(rule, Moreau) and name == "items" else 0.0
+            held = self.item_anchors if pull else values
+            at = index.numpy()
+            adam_rows(values, *self.moments[name], summed, at, rows, factors, held, pull)
 
     def give_back(self, done: Trained) -> None:
         real = self.clients[: self.real]
@@ -365,6 +409,14 @@ class _Group:
         done.losses[real] = self.total.numpy()[: self.real] / np.maximum(1, self.count[: self.real])
         self.tables["users"].give_back(done.users)
         self.tables["items"].give_back(done.items)
+        if isinstance(self.rule, Moreau):
+            done.anchors[0][real] = self.anchor[: self.real]
+            self.tables["items"].values = torch.from_numpy(self.item_anchors)
+            self.tables["items"].give_back(done.anchors[1])
+
+
+def _adam(rule: Adam | Moreau) -> Adam:
+    return rule.adam if isinstance(rule, Moreau) else rule
 
 
 def bce(logits: Tensor, step: Step) -> Tensor:

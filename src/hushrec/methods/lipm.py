@@ -176,7 +176,7 @@ class LIPM(Method):
             fixed["behaviour"] = recent_behaviour(table, view, c.recent)
             fixed["interest"] = _rows(private, "interests", view)
         problem = networks.Problem(
-            self.shapes, self._loss, samples, c.batch, fixed, view.client_indptr
+            self.shapes, self.loss, samples, c.batch, fixed, view.client_indptr
         )
         start, kept = received, {}
         if c.lipm:
@@ -304,7 +304,8 @@ class LIPM(Method):
 
     # ------------------------------------------------------------ the network
 
-    def _loss(self, p: Params, rows: Params, fixed: Params, step: networks.Step) -> Tensor:
+    def loss(self, p: Params, rows: Params, fixed: Params, step: networks.Step) -> Tensor:
+        """Return each client's binary cross-entropy and decay."""
         squares = (rows["users"] ** 2 + rows["items"] ** 2).sum(-1)
         fit = networks.bce(self._logits(p, rows["users"], rows["items"], fixed), step)
         decay: float = self.config.decay
@@ -374,14 +375,22 @@ class LIPM(Method):
             flat = torch.from_numpy(network[client : client + 1])
             p = networks.unpack(flat, self.shapes)
             for k in range(indptr[client], indptr[client + 1]):
-                user = torch.from_numpy(users[k])
-                own = user[None] @ p["user"][0] + p["bias"]
-                if interests is not None:
-                    own = own + torch.from_numpy(interests[k : k + 1]) @ p["interest"][0]
-                # An item's row meets the user twice: by itself, and entry by entry.
-                items = table @ (p["item"][0] + user[:, None] * p["product"][0])
-                scores[k] = upper_layers(p, (items + own)[None], len(c.hidden))[0].numpy()
+                interest = None if interests is None else torch.from_numpy(interests[k])
+                scores[k] = score_user(p, table, torch.from_numpy(users[k]), interest, c.hidden)
         return scores
+
+
+def score_user(
+    p: Params, table: Tensor, user: Tensor, interest: Tensor | None, hidden: Sequence[int]
+) -> NDArray[np.float32]:
+    """Score every item for one user under one client's network."""
+    own = user[None] @ p["user"][0] + p["bias"]
+    if interest is not None:
+        own = own + interest[None] @ p["interest"][0]
+    # An item's row meets the user twice: by itself, and entry by entry.
+    items = table @ (p["item"][0] + user[:, None] * p["product"][0])
+    scores: NDArray[np.float32] = upper_layers(p, (items + own)[None], len(hidden))[0].numpy()
+    return scores
 
 
 def upper_layers(p: Params, first: Tensor, depth: int) -> Tensor:
