@@ -1,5 +1,7 @@
 """LIPM and DPPS: the contract for every variant, the attention, the GRU, the budgets."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,19 +24,25 @@ from hushrec.neural import GROUP  # noqa: E402
 SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 2, "interest": 4, "lr": 0.02}
 
 
+LEARNS = {**SMALL, "epochs": 20, "lr": 0.1}
+
+
 class TestBaseline(MethodContract):
     method = LIPM
-    options = {**SMALL, "lipm": False}  # noqa: RUF012
+    rounds = 12
+    options = {**LEARNS, "lipm": False}  # noqa: RUF012
 
 
 class TestLIPM(MethodContract):
     method = LIPM
-    options = SMALL
+    rounds = 12
+    options = LEARNS
 
 
 class TestGuided(MethodContract):
     method = LIPM
     options = {**SMALL, "guidance": 0.5}  # noqa: RUF012
+    beats_chance = False  # without noise it is LIPM, which does
 
 
 # ------------------------------------------------------------ attention
@@ -148,8 +156,6 @@ def silos_of(sizes: list[int], seed: int = 0) -> TrainView:
     rows = [
         generator.permutation(60)[: generator.integers(1, 20)].tolist() for _ in range(sum(sizes))
     ]
-    from dataclasses import replace
-
     return replace(
         clients_of(rows), holders=np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     )
@@ -176,28 +182,33 @@ def test_company_changes_no_bit_of_interest_or_upload(chosen):
         assert some.losses[k] == whole.losses[c]
 
 
+EPOCHS = 1
+
+
 def test_a_silo_is_trained_as_torchs_adam_would():
-    """Where every step looks every row up, lazy Adam is Adam: here a batch is all samples."""
+    """Where a step looks every row up, lazy Adam is Adam: here one step takes all samples."""
     view = silos_of([4, 2])
-    method = LIPM(LIPMConfig(**{**SMALL, "batch": 512, "lipm": False, "epochs": 3}))
+    method = LIPM(LIPMConfig(**{**SMALL, "batch": 512, "lipm": False, "epochs": EPOCHS}))
     shared = method.init(view, Streams(0))
     fitted = method.fit(shared, _private(method, view, shared), view, Streams(0), 1)
-    samples = networks.draw_samples(view, 1, 3, Streams(0), 1)
+    samples = networks.draw_samples(view, 1, EPOCHS, Streams(0), 1)
     for c in range(2):
         users = torch.zeros((np.diff(view.client_indptr)[c], 8), requires_grad=True)
         items = torch.tensor(shared["items"], requires_grad=True)
         flat = torch.tensor(shared["network"][None], requires_grad=True)
         optimizer = torch.optim.Adam([users, items, flat], lr=0.02)
-        mine = slice(samples.indptr[c], samples.indptr[c + 1])
-        for _ in range(3):
+        length = samples.lengths[c]
+        for epoch in range(EPOCHS):
+            at = samples.order[c][epoch * length : (epoch + 1) * length]
             p = networks.unpack(flat, method.shapes)
-            h = users[samples.users[mine]] @ p["user"][0] + p["bias"][0]
-            h = torch.relu(h + items[samples.items[mine].astype(np.int64)] @ p["item"][0])
-            h = torch.relu(h @ p["layer0/weight"][0] + p["layer0/bias"][0])
+            u, v = users[samples.users[at]], items[samples.items[at].astype(np.int64)]
+            h = u @ p["user"][0] + v @ p["item"][0] + (u * v) @ p["product"][0] + p["bias"][0]
+            h = torch.relu(torch.relu(h) @ p["layer0/weight"][0] + p["layer0/bias"][0])
             logits = (h @ p["layer1/weight"][0] + p["layer1/bias"][0])[:, 0]
             loss = torch.nn.functional.binary_cross_entropy_with_logits(
-                logits, torch.from_numpy(samples.labels[mine])
+                logits, torch.from_numpy(samples.labels[at])
             )
+            loss = loss + 3e-3 * (u**2 + v**2).sum(1).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -211,6 +222,24 @@ def test_a_silo_is_trained_as_torchs_adam_would():
         own = slice(rows.indptr[c], rows.indptr[c + 1])
         expected = (items.detach().numpy() - shared["items"])[rows.ids[own]]
         np.testing.assert_allclose(rows.rows[own], expected, atol=2e-5)
+
+
+def test_every_epoch_has_its_own_negatives_and_all_positives():
+    everything = list(range(60))
+    view = replace(clients_of([[1, 2, 3], everything, [4]]), holders=np.array([0, 0, 1], np.int32))
+    samples = networks.draw_samples(view, 2, 3, Streams(0), 1)
+    assert samples.lengths.tolist() == [3 * 3 + 60, 3]
+    seen = []
+    for epoch in range(3):
+        at = samples.order[0][epoch * 69 : (epoch + 1) * 69]
+        assert len(np.unique(at)) == 69
+        first = samples.users[at] == 0
+        positives = samples.labels[at] == 1
+        assert sorted(samples.items[at][first & positives]) == [1, 2, 3]
+        assert sorted(samples.items[at][~first]) == everything
+        seen.append(at[~positives])
+        assert not np.isin(samples.items[at[~positives]], [1, 2, 3]).any()
+    assert len(np.unique(np.concatenate(seen))) == 3 * 6
 
 
 # ------------------------------------------------------------ DPPS
@@ -259,8 +288,6 @@ def test_who_cannot_pay_stops_and_the_run_goes_on():
 
 
 def test_guidance_takes_back_the_clients_own_noise():
-    from dataclasses import replace
-
     view = replace(silos_of([2, 3]), noise=np.array([0.5, 2.0]))
     plain, guided = (LIPM(LIPMConfig(**SMALL, guidance=g)) for g in (0.0, 0.25))
     shared = plain.init(view, Streams(0))

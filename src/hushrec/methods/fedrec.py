@@ -2,8 +2,8 @@
 
 Matrix factorisation of ratings. Shared: item table V. Private: user vector U_u. So that the rows of
 an upload do not name what was rated, a device adds unrated items, ``rho`` for each rated one, with
-made-up ratings. *User averaging* takes the user's mean rating. *Hybrid filling* does so at first and
-takes the device's own prediction from round ``predict_from`` on, which pulls less at the model.
+made-up ratings. *User averaging* takes the user's mean rating. *Hybrid filling* does so at first
+and takes the device's own prediction from round ``predict_from`` on, which pulls less at the model.
 
 Predictions are r_ui = mean_u + <U_u, V_i>, so that a filled-in mean is a residual of zero. A device
 takes its steps on the squared error, user vector and rows together; the server adds to each row the
