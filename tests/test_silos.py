@@ -191,3 +191,13 @@ def test_the_guarantee_is_for_a_silo():
 def test_silos_are_part_of_the_configuration():
     experiment = make_experiment("demo", "lipm", settings={"silos.kind": "dirichlet"})
     assert type(experiment).from_toml(experiment.to_toml()) == experiment
+
+
+def test_the_report_draws_the_silos(tmp_path):
+    from hushrec.report.html import write_report
+
+    run = hushrec.train(taste_world(), "lipm", rounds=2, settings=SETTINGS, out=tmp_path / "run")
+    page = write_report(run).read_text()
+    assert "Mix of each silo over popularity of items" in page
+    # Ten rows of six silos, one cell each.
+    assert page.count("fill-opacity") == 60

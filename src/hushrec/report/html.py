@@ -16,6 +16,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
+from hushrec import silos
 from hushrec.backends.inprocess import usable_cores
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.errors import RunError
@@ -91,6 +92,7 @@ def page(run: Run, folder: RunFolder) -> dict[str, Any]:
         "convergence": _convergence(run, lines),
         "spread": _spread(field),
         "costs": _costs(run, lines),
+        "silos": _silos(run),
         "budgets": _budgets(run),
         "samples": _samples(run),
         "options": _options(run),
@@ -373,6 +375,25 @@ def _costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "clients": n_clients,
         "mean_clients": sum(taking_part) / max(1, len(lines)),
         "median_s": float(np.median([line["seconds"] for line in lines])) if lines else None,
+    }
+
+
+def _silos(run: Run) -> dict[str, Any] | None:
+    """Show what silos hold, those with the most similar mixes side by side."""
+    split = run.split
+    if split.holders is None:
+        return None
+    found = silos.tastes(split.train)
+    mixes = silos.mixes_of(found, split.holders)
+    # The silos' first principal direction brings those of one taste together.
+    centred = mixes - mixes.mean(0)
+    order = np.argsort(np.linalg.svd(centred, full_matrices=False)[0][:, 0], kind="stable")
+    facts = silos.facts(split.train, split.holders)
+    label = f"Mix over {found.over} in {facts['count']} silos"
+    return {
+        **facts,
+        "over": found.over,
+        "plot": plots.heat(mixes[order].T.tolist(), found.names, label),
     }
 
 
