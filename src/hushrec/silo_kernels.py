@@ -34,6 +34,37 @@ def adam(
 
 
 @njit(cache=True, nogil=True)
+def adam_flat(
+    values: Array,
+    first: Array,
+    second: Array,
+    gradient: Array,
+    start: int,
+    active: Array,
+    factors: tuple[float, float, float, float, float],
+    anchors: Array,
+    pull: float,
+) -> None:
+    """Take one step of the active clients on the parameter that begins at ``start``."""
+    end = start + gradient.shape[1]
+    for c in range(len(values)):
+        if active[c] > 0:
+            own = gradient[c]
+            if pull > 0:
+                own = own + np.float32(pull) * (values[c, start:end] - anchors[c, start:end])
+            adam(values[c, start:end], first[c, start:end], second[c, start:end], own, factors)
+
+
+@njit(cache=True, nogil=True)
+def descend_flat(values: Array, gradient: Array, start: int, active: Array, rate: float) -> None:
+    """Take one plain step of the active clients on the parameter that begins at ``start``."""
+    for c in range(len(values)):
+        if active[c] > 0:
+            for k in range(gradient.shape[1]):
+                values[c, start + k] -= np.float32(rate) * gradient[c, k]
+
+
+@njit(cache=True, nogil=True)
 def adam_rows(
     table: Array,
     first: Array,

@@ -23,7 +23,14 @@ from hushrec.clients import Ragged, TrainView
 from hushrec.negatives import PURPOSE
 from hushrec.neural import GROUP, Array, Arrays, Params, Tensor, torch
 from hushrec.rng import Streams
-from hushrec.silo_kernels import adam, adam_factors, adam_rows, descend_rows, follow_rows
+from hushrec.silo_kernels import (
+    adam_factors,
+    adam_flat,
+    adam_rows,
+    descend_flat,
+    descend_rows,
+    follow_rows,
+)
 
 LANES = 16
 """Flat parameters are a multiple of this long: vector units then have no remainder to treat."""
@@ -159,6 +166,8 @@ class Problem:
     """For every user of the stack a row that the loss looks up and nothing trains."""
     user_indptr: NDArray[np.int64]
     """Where each client's users begin among those rows."""
+    decay: float = 0.0
+    """Weight of the mean squared rows that the samples look up, beside the loss."""
 
 
 def flat_size(shapes: Shapes) -> int:
@@ -221,18 +230,13 @@ def train(
     n_clients = len(samples.indptr) - 1
     anchors = network.copy(), items.copy()
     done = Trained(network.copy(), users.copy(), items.copy(), np.zeros(n_clients), anchors)
-    mask = None if only is None else torch.from_numpy(_mask(problem.shapes, only))
     owned = {"users": problem.user_indptr, "items": samples.touched.indptr}
     for clients, real in groups(samples.lengths):
-        group = _Group(problem, done, owned, clients, real, rule, moves, mask)
+        group = _Group(problem, done, owned, clients, real, rule, moves, only)
         for number, batch in enumerate(group.batches(steps), start=1):
             group.step(number, *batch)
         group.give_back(done)
     return done
-
-
-def _mask(shapes: Shapes, only: Sequence[str]) -> NDArray[np.float32]:
-    return pack({n: np.full(s, float(n in only)) for n, s in shapes.items()}, shapes)
 
 
 def groups(lengths: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
@@ -282,10 +286,10 @@ class _Group:
         real: int,
         rule: Rule,
         moves: frozenset[str],
-        mask: Tensor | None,
+        only: Sequence[str] | None,
     ) -> None:
         self.problem, self.clients, self.real = problem, clients, real
-        self.rule, self.moves, self.mask = rule, moves, mask
+        self.rule, self.moves, self.only = rule, moves, only
         self.flat = torch.from_numpy(state.network[clients])
         self.network = {
             name: part.detach().requires_grad_("network" in moves)
@@ -366,30 +370,32 @@ class _Group:
         losses = self.problem.loss(self.network, rows, fixed, step)
         summed = (losses * step.active).sum()
         gradients = list(torch.autograd.grad(summed, moving, materialize_grads=True))
-        with torch.no_grad():
-            if "network" in self.moves:
-                parts = [gradients.pop(0).reshape(GROUP, -1) for _ in self.network]
-                spare = self.flat.shape[1] - sum(part.shape[1] for part in parts)
-                gradient = torch.cat([*parts, torch.zeros(GROUP, spare)], 1)
-                if self.mask is not None:
-                    gradient = gradient * self.mask
-                self._move_network(number, gradient, step.active.numpy() > 0)
-            for name, gradient in zip(learning, gradients, strict=True):
-                self._move_rows(number, name, index[name], gradient)
+        if "network" in self.moves:
+            parts = dict(zip(self.network, gradients, strict=False))
+            gradients = gradients[len(parts) :]
+            self._move_network(number, parts, step.active.numpy())
+        shrink = (2 * self.problem.decay * step.weights)[..., None]
+        for name, gradient in zip(learning, gradients, strict=True):
+            decayed = torch.addcmul(gradient, rows[name].detach(), shrink)
+            self._move_rows(number, name, index[name], decayed)
         return losses.detach().double()
 
-    def _move_network(self, number: int, gradient: Tensor, active: NDArray[np.bool_]) -> None:
-        values, rule = self.flat.numpy(), self.rule
-        # A client that is done has a gradient of zero; its moments must not move it on.
-        for c in np.flatnonzero(active):
-            if isinstance(rule, Descent):
-                values[c] -= np.float32(rule.rate) * gradient[c].numpy()
-            else:
-                own = gradient[c].numpy()
-                if isinstance(rule, Moreau):
-                    own = own + np.float32(rule.pull) * (values[c] - self.anchor[c])
-                first, second = self.moments["network"]
-                adam(values[c], first[c], second[c], own, _adam(rule).factors(number))
+    def _move_network(
+        self, number: int, parts: Mapping[str, Tensor], active: NDArray[np.float32]
+    ) -> None:
+        """Step on each parameter where it lies; who is done stays, moments or not."""
+        values, rule, start = self.flat.numpy(), self.rule, 0
+        for name, gradient in parts.items():
+            own = gradient.reshape(GROUP, -1).numpy()
+            if self.only is None or name in self.only:
+                if isinstance(rule, Descent):
+                    descend_flat(values, own, start, active, rule.rate)
+                else:
+                    pull = rule.pull if isinstance(rule, Moreau) else 0.0
+                    factors = _adam(rule).factors(number)
+                    moments = self.moments["network"]
+                    adam_flat(values, *moments, own, start, active, factors, self.anchor, pull)
+            start += own.shape[1]
 
     def _move_rows(self, number: int, name: str, index: Tensor, gradient: Tensor) -> None:
         values, summed, rule = self.tables[name].values.numpy(), self.summed[name], self.rule

@@ -176,7 +176,7 @@ class LIPM(Method):
             fixed["behaviour"] = recent_behaviour(table, view, c.recent)
             fixed["interest"] = _rows(private, "interests", view)
         problem = networks.Problem(
-            self.shapes, self.loss, samples, c.batch, fixed, view.client_indptr
+            self.shapes, self.loss, samples, c.batch, fixed, view.client_indptr, c.decay
         )
         start, kept = received, {}
         if c.lipm:
@@ -305,11 +305,8 @@ class LIPM(Method):
     # ------------------------------------------------------------ the network
 
     def loss(self, p: Params, rows: Params, fixed: Params, step: networks.Step) -> Tensor:
-        """Return each client's binary cross-entropy and decay."""
-        squares = (rows["users"] ** 2 + rows["items"] ** 2).sum(-1)
-        fit = networks.bce(self._logits(p, rows["users"], rows["items"], fixed), step)
-        decay: float = self.config.decay
-        return fit + decay * (squares * step.weights).sum(1)
+        """Return each client's binary cross-entropy."""
+        return networks.bce(self._logits(p, rows["users"], rows["items"], fixed), step)
 
     def _gated_loss(self, p: Params, rows: Params, fixed: Params, step: networks.Step) -> Tensor:
         received, deltas = rows["items"].chunk(2, -1)
@@ -408,11 +405,10 @@ def gru(p: Params, inputs: Tensor, state: Tensor) -> Tensor:
     """Take one step of each client's gated recurrent unit: [clients, users, width]."""
     given = torch.baddbmm(p["gru/input_bias"][:, None], inputs, p["gru/input"])
     before = torch.baddbmm(p["gru/state_bias"][:, None], state, p["gru/state"])
-    given_reset, given_update, given_new = given.chunk(3, -1)
-    before_reset, before_update, before_new = before.chunk(3, -1)
-    reset = torch.sigmoid(given_reset + before_reset)
-    update = torch.sigmoid(given_update + before_update)
-    new = torch.tanh(given_new + reset * before_new)
+    width = state.shape[-1]
+    gates = torch.sigmoid(given[..., : 2 * width] + before[..., : 2 * width])
+    reset, update = gates[..., :width], gates[..., width:]
+    new = torch.tanh(given[..., 2 * width :] + reset * before[..., 2 * width :])
     return new + update * (state - new)
 
 

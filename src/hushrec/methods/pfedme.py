@@ -110,7 +110,13 @@ class PFedMe(Method):
         assert isinstance(kept, RowStack)
         trained = networks.train(
             networks.Problem(
-                perceptron.shapes, perceptron.loss, samples, c.batch, {}, view.client_indptr
+                perceptron.shapes,
+                perceptron.loss,
+                samples,
+                c.batch,
+                {},
+                view.client_indptr,
+                c.decay,
             ),
             received,
             networks.rows_of_users(kept, view),
