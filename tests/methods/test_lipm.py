@@ -29,7 +29,7 @@ LEARNS = {**SMALL, "epochs": 20, "lr": 0.1}
 
 class TestBaseline(MethodContract):
     method = LIPM
-    rounds = 12
+    rounds = 25
     options = {**LEARNS, "lipm": False}  # noqa: RUF012
 
 
