@@ -14,6 +14,7 @@ from hushrec.clients import Ragged, TrainView
 from hushrec.errors import ConfigError, DataError
 from hushrec.rng import Streams
 from hushrec.split import Split, SplitConfig, make_split
+from hushrec.testing import taste_world
 
 KINDS = ("leave-one-out", "ratio", "time", "unseen-users")
 
@@ -289,3 +290,14 @@ def test_hopeless_data_is_refused():
         make_split(interactions([(0, 0, 0), (1, 1, 0)]), SplitConfig(), Streams(0))
     with pytest.raises(DataError, match="at least two users"):
         make_split(interactions([(0, i, 0) for i in range(9)]), SplitConfig(), Streams(0))
+
+
+def test_rows_below_a_value_are_left_out_before_the_split():
+    data = replace(taste_world(), value=np.tile([1, 4, 5, 3], 200)[: len(taste_world())] * 1.0)
+    split = make_split(data, SplitConfig(drop_below=4), Streams(0))
+    assert split.data.value.min() >= 4
+    assert split.train.values.values.min() >= 4
+    assert len(split.data) == int((data.value >= 4).sum())
+    assert any("below 4 left out" in note for note in split.data.notes)
+    with pytest.raises(DataError, match="drop_below = 9"):
+        make_split(data, SplitConfig(drop_below=9), Streams(0))
