@@ -71,7 +71,7 @@ class TrainView:
     holders: NDArray[np.int32] | None = None
     """Client that holds each user, users of one client together; None if each is a client."""
     noise: NDArray[np.float64] | None = None
-    """Deviation of the noise that each client of the stack adds to its upload, if it does."""
+    """Deviation of the noise that each client adds to its upload, if it does: it knows its own."""
     _excluded: Ragged | None = None
     """What `excluded` returns, where it was worked out before."""
 
@@ -102,7 +102,8 @@ class TrainView:
         if self.holders is None:
             return self.take(clients)
         whole = Ragged(self.client_indptr, np.arange(len(self)))
-        return self.take(whole.take(clients).values)
+        taken = self.take(whole.take(clients).values)
+        return replace(taken, noise=None if self.noise is None else self.noise[clients])
 
     def take(self, clients: NDArray[Any]) -> TrainView:
         """Return the stack of these users (positions in this stack)."""
@@ -110,7 +111,7 @@ class TrainView:
         return replace(
             self,
             users=self.users[clients],
-            noise=None,
+            noise=self.noise[clients] if self.noise is not None and self.holders is None else None,
             holders=None if self.holders is None else self.holders[clients],
             positives=self.positives.take(clients),
             times=self.times.take(clients),

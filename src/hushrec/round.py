@@ -153,6 +153,9 @@ def run_rounds(
     if folder and resume:
         restore(state, folder)
     stack, accountant = with_bound(stack, state.clip_bound), Accountant(state.account)
+    if plan and plan.deviations is not None:
+        noise = np.broadcast_to(plan.deviations, len(view.clients))
+        view = replace(view, noise=np.array(noise, np.float64))
     backend = InProcess(view, store, machine.threads, machine.chunk)
 
     saved_at = time.monotonic()

@@ -320,3 +320,16 @@ def test_the_noise_that_is_taken_back_is_the_noise_that_was_added():
     )
     again = own_noise("network", (9,), view.clients, np.array([0.5, 0.5]), Streams(0), 4)
     np.testing.assert_allclose(sent.dense["network"], again, atol=1e-6)
+
+
+def test_guidance_reaches_a_run_from_its_second_round_on():
+    plain, guided = (
+        [
+            hushrec.train(taste_world(), "lipm", rounds=r, settings={**DPPS, "guidance": g}).shared
+            for r in (1, 2)
+        ]
+        for g in (0.0, 0.5)
+    )
+    # The noise depends on how many rounds a budget is for, so runs of one length are compared.
+    np.testing.assert_array_equal(plain[0]["network"], guided[0]["network"])
+    assert not np.array_equal(plain[1]["network"], guided[1]["network"])

@@ -68,7 +68,7 @@ class InProcess:
         def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, list[NDArray[np.float64]]]:
             summed, losses = ExactSum(self.view.n_items), []
             for clients in mine:
-                view = stack.told(self.view.take_clients(clients))
+                view = self.view.take_clients(clients)
                 fitted = method.fit(received, self.store.read(clients), view, streams, round_number)
                 summed.add(stack.protect(fitted.update, view, streams, round_number))
                 self.store.write(clients, fitted.private)

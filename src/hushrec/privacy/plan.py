@@ -126,6 +126,8 @@ class Plan:
     """Rounds that were planned."""
     silent: frozenset[int] = frozenset()
     """Those of them in which nothing is uploaded; they cost nothing."""
+    deviations: NDArray[np.float64] | float | None = None
+    """Of the Gaussian noise that clients add to their uploads, where they do."""
     unit: str = "user"
     """Whose data a client holds: a user's, or a silo's."""
     budgets: Budgets | None = None
@@ -490,8 +492,8 @@ def _local(config: PrivacyConfig, shape: UploadShape, rounds: int, plan: Plan) -
         stack=Stack(
             (noise,) if clip is None else (clip, noise),
             SUM_COPIES * shape.nbytes,
-            deviations=scale if kind == "gaussian" else None,
         ),
+        deviations=scale if kind == "gaussian" else None,
         event=event,
         mechanism=f"{clip}; {words}",
         why_none=None
@@ -540,7 +542,8 @@ def _personal(
     noise = PersonalNoise("gaussian", 1.0, shape, deviations)
     return replace(
         plan,
-        stack=Stack((clip, noise), SUM_COPIES * shape.nbytes, deviations=deviations),
+        stack=Stack((clip, noise), SUM_COPIES * shape.nbytes),
+        deviations=deviations,
         budgets=budgets,
         mechanism=f"{clip}; {words(budgets, apart)}",
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
@@ -62,8 +61,6 @@ class Stack:
     mechanisms: tuple[Mechanism, ...] = ()
     client_bytes: int = 0
     """Memory that one client's upload takes here, where a mechanism writes it out whole."""
-    deviations: NDArray[np.float64] | float | None = None
-    """Of the Gaussian noise that each client adds to its own upload, where it does."""
     silence: Silence | None = None
     """The rounds in which nothing is uploaded, if there are any: no mechanism acts in them."""
 
@@ -80,14 +77,6 @@ class Stack:
         for mechanism in self.mechanisms:
             update = mechanism.protect(update, view, streams, round_number)
         return update
-
-    def told(self, view: TrainView) -> TrainView:
-        """Tell the clients of a stack how much noise they add: a device knows its own."""
-        if self.deviations is None:
-            return view
-        if isinstance(self.deviations, float):
-            return replace(view, noise=np.full(len(view.clients), self.deviations))
-        return replace(view, noise=self.deviations[view.clients])
 
     def finish(self, total: Total, streams: Streams, round_number: int) -> tuple[Total, Stack]:
         """Apply the server sides in reverse order; return the stack of the next round too."""
