@@ -71,7 +71,7 @@ class LIPMConfig(MethodConfig):
     """Passes over a client's samples in a round."""
     negatives: Annotated[int, Field(ge=1)] = 1
     """Negatives per positive, drawn afresh in every epoch."""
-    decay: Annotated[float, Field(ge=0)] = 3e-3
+    decay: Annotated[float, Field(ge=0)] = 0.05
     """Weight of the squared embeddings in the loss, so that silos do not learn theirs by heart."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
     """Deviation of the first item table."""
