@@ -49,7 +49,7 @@ def test_theta_and_w_move_as_in_the_paper():
             loss = torch.nn.functional.binary_cross_entropy_with_logits(
                 logits, torch.from_numpy(samples.labels[at])
             )
-            loss = loss + 0.05 * (u**2 + v**2).sum(1).mean()
+            loss = loss + 3e-3 * (u**2 + v**2).sum(1).mean()
             loss = loss + 0.25 * ((net - w_net) ** 2).sum()
             loss = loss + 0.25 * ((items - w_items)[looked_up] ** 2).sum()
             optimizer.zero_grad()

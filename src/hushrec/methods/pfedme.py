@@ -62,7 +62,7 @@ class PFedMeConfig(MethodConfig):
     """Beta."""
     negatives: Annotated[int, Field(ge=1)] = 1
     """Negatives per positive, drawn afresh in every epoch."""
-    decay: Annotated[float, Field(ge=0)] = 0.05
+    decay: Annotated[float, Field(ge=0)] = 3e-3
     """Weight of the squared embeddings in the loss."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
     """Deviation of the first item table."""
