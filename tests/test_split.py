@@ -329,3 +329,14 @@ def test_context_becomes_the_usual_one_of_the_training_rows():
         mine = (merged.user == user) & np.isin(merged.item, split.train.positives[user])
         counts = np.bincount(merged.context["weather"].codes[mine], minlength=3)
         assert counts[split.train.user_features["weather"].codes[user]] == counts.max()
+
+
+def test_rows_below_a_value_are_left_out_before_the_split():
+    data = replace(taste_world(), value=np.tile([1, 4, 5, 3], 200)[: len(taste_world())] * 1.0)
+    split = make_split(data, SplitConfig(drop_below=4), Streams(0))
+    assert split.data.value.min() >= 4
+    assert split.train.values.values.min() >= 4
+    assert len(split.data) == int((data.value >= 4).sum())
+    assert any("below 4 left out" in note for note in split.data.notes)
+    with pytest.raises(DataError, match="drop_below = 9"):
+        make_split(data, SplitConfig(drop_below=9), Streams(0))

@@ -178,7 +178,7 @@ def train_command(
         --epsilon-min 1 --epsilon-max 8
     hushrec train --resume --out runs/pfedrec
 
-    Sections for --set: split, cohort, evaluation, store, privacy; everything else is an option of
+    Sections for --set: split, cohort, evaluation, store, privacy, silos; all else is an option of
     the method. `hushrec methods` lists methods, options and presets.
     """
     if resume:

@@ -50,13 +50,16 @@ class Ragged:
 class TrainView:
     """A stack of clients as training sees them; a device is a stack of one.
 
+    Without silos every user is a client. With them the stack is still one of users, those of a
+    client together, and `holders` says whose they are.
+
     Held-out interactions are not reachable from here. Under the ``published`` protocol the
     evaluation side adds `never_negative`, the list the published code uses to keep held-out items
     out of the negatives; that is the leak, and it is nowhere else.
     """
 
     users: NDArray[np.int32]
-    """Number of each client in the population; the address of its random streams."""
+    """Number of each user in the population; the address of its random streams."""
     n_items: int
     positives: Ragged
     """Training items of each client, oldest first."""
@@ -65,6 +68,10 @@ class TrainView:
     never_negative: Ragged | None = None
     user_features: Features = field(default_factory=dict)
     item_features: Features = field(default_factory=dict)
+    holders: NDArray[np.int32] | None = None
+    """Client that holds each user, users of one client together; None if each is a client."""
+    noise: NDArray[np.float64] | None = None
+    """Deviation of the noise that each client adds to its upload, if it does: it knows its own."""
     _excluded: Ragged | None = None
     """What `excluded` returns, where it was worked out before."""
 
@@ -76,12 +83,36 @@ class TrainView:
     def __len__(self) -> int:
         return len(self.users)
 
+    @property
+    def clients(self) -> NDArray[np.int32]:
+        """Number of each client in the population, in the order of the stack."""
+        return self.users if self.holders is None else self.holders[self.client_indptr[:-1]]
+
+    @property
+    def client_indptr(self) -> NDArray[np.int64]:
+        """Where each client's users begin in the stack, and where the last one's end."""
+        if self.holders is None:
+            return np.arange(len(self) + 1)
+        changes = np.flatnonzero(np.diff(self.holders)) + 1
+        ends = [len(self)] if len(self) else []
+        return np.concatenate([[0], changes, ends]).astype(np.int64)
+
+    def take_clients(self, clients: NDArray[Any]) -> TrainView:
+        """Return the stack of these clients (positions among the clients of this stack)."""
+        if self.holders is None:
+            return self.take(clients)
+        whole = Ragged(self.client_indptr, np.arange(len(self)))
+        taken = self.take(whole.take(clients).values)
+        return replace(taken, noise=None if self.noise is None else self.noise[clients])
+
     def take(self, clients: NDArray[Any]) -> TrainView:
-        """Return the stack of these clients (positions in this stack)."""
+        """Return the stack of these users (positions in this stack)."""
         never, excluded = self.never_negative, self._excluded
         return replace(
             self,
             users=self.users[clients],
+            noise=self.noise[clients] if self.noise is not None and self.holders is None else None,
+            holders=None if self.holders is None else self.holders[clients],
             positives=self.positives.take(clients),
             times=self.times.take(clients),
             values=self.values.take(clients),

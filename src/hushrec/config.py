@@ -20,6 +20,7 @@ from hushrec.errors import ConfigError, nearest
 from hushrec.evaluate.evaluator import EvaluationConfig
 from hushrec.methods.base import Method, method_class
 from hushrec.privacy.plan import PrivacyConfig
+from hushrec.silos import SilosConfig
 from hushrec.split import SplitConfig
 from hushrec.store import StoreConfig
 
@@ -47,6 +48,7 @@ class Experiment(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     store: StoreConfig = StoreConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    silos: SilosConfig = SilosConfig()
 
     @model_validator(mode="after")
     def _no_hidden_leak(self) -> Experiment:
@@ -60,6 +62,11 @@ class Experiment(BaseModel):
     def make_method(self) -> Method:
         """Build the configured method."""
         found = _class_for(self.method, self.privacy.mode)
+        if self.silos.kind != "none" and not found.silos:
+            raise ConfigError(
+                f"{self.method} trains one user per client: use silos.kind = none, or a method "
+                "for silos (lipm, pfedme)"
+            )
         return found(_validated(found.Config, self.options, f"option of {self.method}"))
 
     def to_toml(self) -> str:
@@ -76,7 +83,7 @@ class Experiment(BaseModel):
         return _validated(cls, values, f"key in {source}")
 
 
-SECTIONS = ("split", "cohort", "evaluation", "store", "privacy")
+SECTIONS = ("split", "cohort", "evaluation", "store", "privacy", "silos")
 
 
 def make_experiment(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -19,7 +19,7 @@ from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.accountant import Accountant
 from hushrec.privacy.budgets import Ledger
-from hushrec.privacy.guarantee import unprotected
+from hushrec.privacy.guarantee import SILO, unprotected
 from hushrec.privacy.plan import (
     Plan,
     carried_bound,
@@ -153,13 +153,16 @@ def run_rounds(
     shared = method.init(view, streams)
     fields = method.private_fields(view, shared, streams)
     place = folder.path if folder else None
-    store = PrivateStore.create(fields, len(view), experiment.store, place)
+    store = PrivateStore.create(fields, len(view.clients), experiment.store, place)
     stack = plan.stack if plan else Stack()
     state = State(shared, store, split.digest(), clip_bound=carried_bound(stack))
-    state.ledger = Ledger.empty(len(view)) if plan and plan.budgets else None
+    state.ledger = Ledger.empty(len(view.clients)) if plan and plan.budgets else None
     if folder and resume:
         restore(state, folder)
     stack, accountant = with_bound(stack, state.clip_bound), Accountant(state.account)
+    if plan and plan.deviations is not None:
+        noise = np.broadcast_to(plan.deviations, len(view.clients))
+        view = replace(view, noise=np.array(noise, np.float64))
     backend = InProcess(view, store, machine.threads, machine.chunk)
 
     saved_at = time.monotonic()
@@ -167,8 +170,8 @@ def run_rounds(
         began = time.perf_counter()
         number = state.round + 1
         # 1. Who takes part.
-        drawn = experiment.cohort.draw(len(split.training_users), streams, number)
-        cohort = split.training_users[drawn]
+        drawn = experiment.cohort.draw(len(split.training_clients), streams, number)
+        cohort = split.training_clients[drawn]
         if plan and plan.budgets and state.ledger and plan.uploads([number]):
             cohort, state.ledger = plan.budgets.admitted(state.ledger, cohort)
         # 2. Download, 3. fit, 4. protect, 5. sum: on the clients, whatever the backend.
@@ -245,7 +248,7 @@ def run_rounds(
 def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
     """Find how the run gives the privacy that is asked for, or refuse it; None if none is."""
     config, cohort, method = experiment.privacy, experiment.cohort, experiment.make_method()
-    population = len(split.training_users)
+    population = len(split.training_clients)
     check_privacy(config, cohort, type(method), population)
     if config.mode == "none":
         return None
@@ -257,7 +260,9 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
             f"{method.name} starts from shared parameters that depend on the users' data, which no "
             "noise covers: use another method, or privacy.mode = none"
         )
-    private = PrivateStore(method.private_fields(view, shared, streams), len(view)).read(nobody)
+    private = PrivateStore(method.private_fields(view, shared, streams), len(view.clients)).read(
+        nobody
+    )
     # Nobody's data decides what is uploaded when: it is asked of a stack of no clients.
     shapes = {
         number: upload_shape(method, shared, private, view, streams, number)
@@ -272,17 +277,18 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
             f"{method.name} uploads something else in some rounds than in others, which is not "
             "accounted for: use another method, or privacy.mode = none"
         )
-    return make_plan(
+    plan = make_plan(
         config,
         cohort,
         first,
         population,
         experiment.rounds,
         silent=frozenset(shapes.keys() - speaking.keys()) if speaking else frozenset(),
-        own=personal_budgets(config, view, split.data.users, split.training_users),
+        own=personal_budgets(config, view, split.data.users, split.training_clients),
         shares=shares,
         upload_norm=method.upload_norm,
     )
+    return plan if split.holders is None else replace(plan, unit=SILO)
 
 
 def upload_shape(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec import silos
 from hushrec.clients import Protocol, Ragged, TrainView
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
@@ -85,7 +86,10 @@ class Run:
             )
         experiment = folder.experiment()
         split = make_split(
-            data or load(experiment.data), experiment.split, Streams(experiment.seed)
+            data or load(experiment.data),
+            experiment.split,
+            Streams(experiment.seed),
+            experiment.silos,
         )
         state = folder.read_checkpoint(FINAL)
         if state.get("data") != split.digest():
@@ -93,9 +97,10 @@ class Run:
                 f"{path}: the data '{experiment.data}' has changed since this run was trained"
             )
         method = experiment.make_method()
-        shared_shapes = method.init(split.train, Streams(experiment.seed))
-        fields = method.private_fields(split.train, shared_shapes, Streams(experiment.seed))
-        store = PrivateStore.create(fields, split.n_users, experiment.store, None)
+        view, streams = split.train_view(experiment.protocol), Streams(experiment.seed)
+        shared_shapes = method.init(view, streams)
+        fields = method.private_fields(view, shared_shapes, streams)
+        store = PrivateStore.create(fields, len(view.clients), experiment.store, None)
         shared = load_model(folder, FINAL, "selected", state["files"], store)
         for name, array in shared_shapes.items():
             if name not in shared or shared[name].shape != array.shape:
@@ -139,12 +144,12 @@ class Run:
             view = self._everything(number)
             # The same parameters that the evaluation looked at.
             users, evaluator = np.array([number]), self.evaluator(threads=1)
-            private = evaluator.private_of(self.method, self.shared, self.store, users)
+            scores = evaluator.scores(self.method, self.shared, self.store, users, view)
         else:
             view = self._from_history(history, features or {})
             private = fold_in(self.method, self.shared, view, self._streams)
             private = self.method.adapt(self.shared, private, view, self._streams)
-        scores = self.method.score(self.shared, private, view)
+            scores = self.method.score(self.shared, private, view)
         seen = view.positives
         items, values = top_k(scores, seen.indptr, seen.values, min(int(k), data.n_items))
         return [
@@ -244,9 +249,11 @@ def train_experiment(
 ) -> Run:
     """Train and evaluate what a complete experiment says; `train` makes one from its arguments."""
     folder = RunFolder.open(out) if resume and out is not None else None
-    split = make_split(interactions, experiment.split, Streams(experiment.seed))
+    experiment.make_method()  # refused before anything is split
+    streams = Streams(experiment.seed)
+    split = make_split(interactions, experiment.split, streams, experiment.silos)
     # What cannot be drawn or cannot be guaranteed is refused before anything is written.
-    experiment.cohort.draw(len(split.training_users), Streams(experiment.seed), 1)
+    experiment.cohort.draw(len(split.training_clients), streams, 1)
     plan = plan_privacy(experiment, split)
     if out is not None and folder is None:
         folder = RunFolder.create(out, experiment)
@@ -390,6 +397,7 @@ def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[st
             "popularity_bias@10": popularity_bias(top, counts),
         },
         "users": {**split.facts(), "looked_at": n_test},
+        "silos": None if split.holders is None else silos.facts(split.train, split.holders),
         "notes": list(split.data.notes),
         "communication": {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes},
         "time": {"total_s": state.seconds, "per_round_s": state.seconds / max(1, state.round)},

@@ -20,6 +20,7 @@ from hushrec.data.features import usual
 from hushrec.data.interactions import Categorical, Column, Interactions
 from hushrec.errors import ConfigError, DataError
 from hushrec.rng import Streams
+from hushrec.silos import SilosConfig, hold
 
 Part = Literal["valid", "test"]
 
@@ -43,6 +44,8 @@ class SplitConfig(BaseModel):
     positive_above: float | None = None
     """Held-out rows with a value above this are to be found; the others are touched and therefore
     no candidates.  [all are to be found]"""
+    drop_below: float | None = None
+    """Rows with a smaller value are left out before the split: 4 leaves what people liked."""
     repeats: Literal["merge", "keep"] = "merge"
     """Repeated (user, item) rows: keep the latest, or keep them all as some papers count them
     (then the held-out item can be a training item too)."""
@@ -59,14 +62,23 @@ class Split:
     valid: Ragged
     test: Ragged
     training_users: NDArray[np.int64]
-    """The population that cohorts are drawn from: users with a past, unseen ones left out."""
+    """The population that trains: users with a past, unseen ones left out."""
     disliked: Ragged
     """Held-out items that are not to be found, and that nobody should be asked to rank."""
+    holders: NDArray[np.int32] | None = None
+    """Silo of every user; None if every user is a client of its own."""
 
     @property
     def n_users(self) -> int:
         """Number of users, evaluated or not."""
         return len(self.train)
+
+    @property
+    def training_clients(self) -> NDArray[np.int64]:
+        """Return the population that cohorts are drawn from."""
+        if self.holders is None:
+            return self.training_users
+        return np.unique(self.holders[self.training_users]).astype(np.int64)
 
     def heldout(self, part: Part) -> Ragged:
         """Return the items to be found in this part."""
@@ -78,9 +90,12 @@ class Split:
 
     def train_view(self, protocol: Protocol) -> TrainView:
         """Return what training may see; ``published`` adds the list that makes the leak."""
-        if protocol == "honest":
-            return self.train
-        return replace(self.train, never_negative=_join(self.valid, self.test))
+        view = self.train
+        if protocol == "published":
+            view = replace(view, never_negative=_join(self.valid, self.test))
+        if self.holders is None:
+            return view
+        return replace(view, holders=self.holders).take(np.argsort(self.holders, kind="stable"))
 
     def history(self, part: Part) -> TrainView:
         """Return what a device knows when it is asked: at test time, its validation items too."""
@@ -106,6 +121,8 @@ class Split:
             hashed.update(part.values.tobytes())
         if len(self.disliked.values):
             hashed.update(self.disliked.indptr.tobytes() + self.disliked.values.tobytes())
+        if self.holders is not None:
+            hashed.update(self.holders.tobytes())
         return hashed.hexdigest()
 
     def facts(self) -> dict[str, Any]:
@@ -133,10 +150,26 @@ class Split:
 TRAIN, VALID, TEST, UNUSED, DISLIKED = 0, 1, 2, 3, 4
 
 
-def make_split(data: Interactions, config: SplitConfig, streams: Streams) -> Split:
+def make_split(
+    data: Interactions,
+    config: SplitConfig,
+    streams: Streams,
+    silos: SilosConfig = SilosConfig(),  # noqa: B008 - a frozen value
+) -> Split:
     """Split interactions; the random orders come from the run's seed."""
+    if silos.kind != "none" and config.kind == "unseen-users":
+        raise ConfigError(
+            "silos hold the users they train on: use another split.kind than unseen-users, or "
+            "silos.kind = none"
+        )
     if config.repeats == "merge":
         data = data.merged()
+    if config.drop_below is not None:
+        keep = data.value >= config.drop_below
+        if not keep.any():
+            raise DataError(f"{data.name}: no value reaches split.drop_below = {config.drop_below}")
+        note = f"{int((~keep).sum()):,} rows with a value below {config.drop_below:g} left out"
+        data = replace(data.select(keep), notes=(*data.notes, note))
     if data.n_users < 2 or data.n_items < 2:
         raise DataError(f"{data.name}: needs at least two users and two items")
     rows = _Ordered.of(data)
@@ -178,7 +211,8 @@ def make_split(data: Interactions, config: SplitConfig, streams: Streams) -> Spl
     if config.kind == "unseen-users":
         trains &= _unseen_role(data.n_users, config, streams) == TRAIN
     disliked = ragged(DISLIKED, data.item)
-    return Split(config, data, train, valid, test, np.flatnonzero(trains), disliked)
+    holders = None if silos.kind == "none" else hold(train, silos, streams)
+    return Split(config, data, train, valid, test, np.flatnonzero(trains), disliked, holders)
 
 
 def _usual_context(rows: _Ordered, training: NDArray[np.bool_]) -> dict[str, Column]:

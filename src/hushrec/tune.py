@@ -103,7 +103,7 @@ def tune(
         raise ConfigError("a search under the published protocol would tune the leak: use honest")
     folder = Path(out)
     search = _open(folder, base, space)
-    split = make_split(interactions, base.split, Streams(seed))
+    split = make_split(interactions, base.split, Streams(seed), base.silos)
     for trial in search.trials:
         on_trial(trial)
     while len(search.trials) < trials:

@@ -42,6 +42,11 @@ def audit(
     """Attack a run, write ``audit.json`` into its folder, and return what it holds."""
     if run.folder is None:
         raise RunError("an audit is written into the run's folder: train with out=FOLDER")
+    if run.split.holders is not None:
+        raise RunError(
+            f"{run.folder.path}: its clients are silos, and the attacks are on clients of one user; "
+            "audit a run with silos.kind = none"
+        )
     streams = Streams(seed)
     plan = plan_privacy(run.experiment, run.split)
     if plan is not None:

@@ -19,6 +19,8 @@ from hushrec.store import PrivateStore
 STACK_INTERACTIONS = 3072
 """Training interactions per stack of clients: enough to keep the interpreter idle, few enough for
 their rows to stay in the cache."""
+STACK_SILOS = 8
+"""Silos per stack: they are few and large, so it is the batched product that counts."""
 STACK_BYTES = 256 * 2**20
 """Private parameters and uploads per stack, where clients keep or send whole tables."""
 
@@ -43,6 +45,8 @@ class InProcess:
         chunk: int | None = None,
     ) -> None:
         self.view = view.prepared()
+        indptr = self.view.positives.indptr
+        self.rows_before = indptr if view.holders is None else indptr[view.client_indptr]
         self.store = store
         self.threads = threads or usable_cores()
         self.chunk = chunk
@@ -59,11 +63,12 @@ class InProcess:
         """Send the shared parameters to the cohort, train it, protect and sum what comes back."""
         received = method.download(shared)
         stacks = self._stacks(method, stack, cohort)
+        order = np.concatenate([*stacks, np.zeros(0, np.int64)])
 
         def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, list[NDArray[np.float64]]]:
             summed, losses = ExactSum(self.view.n_items), []
             for clients in mine:
-                view = self.view.take(clients)
+                view = self.view.take_clients(clients)
                 fitted = method.fit(received, self.store.read(clients), view, streams, round_number)
                 summed.add(stack.protect(fitted.update, view, streams, round_number))
                 self.store.write(clients, fitted.private)
@@ -79,7 +84,10 @@ class InProcess:
             total.merge(summed)
             losses[t :: self.threads] = part
         download = sum(array.nbytes for array in received.values())
-        return RoundOutcome(total, np.concatenate([*losses, np.zeros(0)]), download * len(cohort))
+        said = np.concatenate([*losses, np.zeros(0)])
+        if len(said) == len(order):
+            said = said[np.argsort(order, kind="stable")]
+        return RoundOutcome(total, said, download * len(cohort))
 
     def _stacks(
         self, method: Method, stack: Stack, cohort: NDArray[np.int64]
@@ -89,8 +97,11 @@ class InProcess:
         if self.chunk is not None:
             return list(chunks(cohort, self.chunk))
         most = max(1, STACK_BYTES // (self.store.bytes_per_user + stack.client_bytes))
-        indptr = self.view.positives.indptr
-        work = indptr[cohort + 1] - indptr[cohort]
+        work = self.rows_before[cohort + 1] - self.rows_before[cohort]
+        if self.view.holders is not None:
+            # Silos of about the same size keep each other company in a batched product.
+            by_size = cohort[np.argsort(work, kind="stable")[::-1]]
+            return list(chunks(by_size, min(most, STACK_SILOS)))
         per_stack = method.stack_interactions or STACK_INTERACTIONS
         return list(balanced_chunks(cohort, work, per_stack, most))
 

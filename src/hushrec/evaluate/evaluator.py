@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -105,7 +106,6 @@ class Evaluator:
 
         ``score`` stands in for the method's own way to score.
         """
-        score = score or method.score
         if part not in self._samples:
             self._samples[part] = self._draw_samples(part)
         samples, targets = self._samples[part], self.split.heldout(part)
@@ -113,7 +113,7 @@ class Evaluator:
         def work(positions: NDArray[np.int64]) -> tuple[Ranks, Ranks]:
             users = self._users[part][positions]
             view = self._history[part].take(users)
-            scores = score(shared, self.private_of(method, shared, store, users), view)
+            scores = self.scores(method, shared, store, users, view, score)
             aim, seen, drawn = targets.take(users), self.seen(view), samples.take(positions)
             return (
                 rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values),
@@ -170,7 +170,7 @@ class Evaluator:
 
         def work(users: NDArray[np.int64]) -> NDArray[np.int32]:
             view = self._history[part].take(users)
-            scores = method.score(shared, self.private_of(method, shared, store, users), view)
+            scores = self.scores(method, shared, store, users, view)
             return top_k(scores, view.positives.indptr, view.positives.values, count)[0]
 
         with ThreadPoolExecutor(self.threads) as pool:
@@ -187,6 +187,28 @@ class Evaluator:
         if method.adapts:
             most = min(most, COPIES_BYTES // sum(array.nbytes for array in shared.values()))
         return max(1, most)
+
+    def scores(
+        self,
+        method: Method,
+        shared: Shared,
+        store: PrivateStore,
+        users: NDArray[np.int64],
+        view: TrainView,
+        score: Scorer | None = None,
+    ) -> NDArray[np.float32]:
+        """Score every item for these users, whose histories are ``view``, as their clients do.
+
+        ``score`` stands in for the method's own way to score.
+        """
+        score, holders = score or method.score, self.split.holders
+        if holders is None or not method.silos:
+            return score(shared, self.private_of(method, shared, store, users), view)
+        order = np.argsort(holders[users], kind="stable")
+        together = replace(view.take(order), holders=holders[users[order]])
+        scores = np.empty((len(users), view.n_items), np.float32)
+        scores[order] = score(shared, store.read(together.clients), together)
+        return scores
 
     def private_of(
         self, method: Method, shared: Shared, store: PrivateStore, users: NDArray[np.int64]

@@ -55,7 +55,7 @@ class PerClientTable(PerClient):
 
 @dataclass(frozen=True)
 class PerClientRows:
-    """Private table rows, at most ``capacity[user]`` of them; none before the first training."""
+    """Private table rows, at most ``capacity[client]`` of them; none before the first training."""
 
     capacity: NDArray[np.int64]
     width: int
@@ -118,6 +118,10 @@ class Method(ABC):
     upload_norm: ClassVar[float | None] = None
     """Where the method itself keeps the L2 norm of every upload below a bound: that bound.
     Clipping, which is still done, is then flat and at this bound by default."""
+
+    silos: ClassVar[bool] = False
+    """True where a client may hold several users: `fit` and `score` then read the stack's
+    ``client_indptr``, and uploads, losses and private parameters are one per client."""
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config: Any = config if config is not None else self.Config()

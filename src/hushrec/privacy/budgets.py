@@ -78,6 +78,8 @@ class Budgets:
     uploads: int
     """Uploads that a budget pays for."""
     delta: float
+    keeps: bool = True
+    """False for the paper's noise, which keeps no budget."""
 
     @classmethod
     def of(cls, epsilon: Values, delta: float, uploads: int) -> Budgets:
@@ -89,6 +91,15 @@ class Budgets:
         noises = [noise_for(e, delta, 1, Everybody(), "replace-one") for e in levels]
         limit = (np.array(noises) * (1 + MARGIN)) ** -2.0
         return cls(epsilon, level, levels, limit, uploads, delta)
+
+    @classmethod
+    def as_published(cls, epsilon: Values, delta: float, uploads: int) -> Budgets:
+        """Take the paper's sigma_i = C / epsilon_i: what ``uploads`` cost is the limit, and true.
+
+        C / epsilon_i is 1 / (2 epsilon_i) of the 2 C that two uploads can be apart.
+        """
+        found = cls.of(epsilon, delta, uploads)
+        return replace(found, limit=uploads * (2 * found.levels) ** 2, keeps=False)
 
     @property
     def multiplier(self) -> Values:
@@ -164,7 +175,7 @@ class PersonalNoise(LocalNoise):
     ) -> Update:
         """Add each client's own noise; then weigh the upload, as the server would on arrival."""
         sent = super().protect(update, view, streams, round_number)
-        weights = _weights(self.deviations)[view.users]
+        weights = _weights(self.deviations)[view.clients]
         dense = {
             name: array * weights.astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
             for name, array in sent.dense.items()
@@ -190,7 +201,7 @@ class PersonalNoise(LocalNoise):
         round_number: int,
     ) -> NDArray[np.float32]:
         drawn = super()._noise(name, shape, view, streams, round_number)
-        own = self.deviations[view.users].astype(np.float32)
+        own = self.deviations[view.clients].astype(np.float32)
         return drawn * own.reshape(-1, *[1] * len(shape))
 
 
@@ -228,9 +239,10 @@ def words(budgets: Budgets, apart: float) -> str:
     """Say what is done, for the guarantee."""
     own = budgets.epsilon[budgets.epsilon > 0]
     noise = apart * budgets.multiplier
+    why = "that keeps" if budgets.keeps else "of the paper's clip / epsilon, which does not keep"
     return (
         f"Gaussian noise on every entry of every upload, of a deviation ({noise.min():.4g} to "
-        f"{noise.max():.4g}) that keeps the client's own budget, epsilon {own.min():.4g} to "
+        f"{noise.max():.4g}) {why} the client's own budget, epsilon {own.min():.4g} to "
         f"{own.max():.4g} with median {np.median(own):.4g}, over {budgets.uploads} uploads; a "
         "client that cannot pay for another one stops; uploads weigh by the inverse of their "
         "noise variance"

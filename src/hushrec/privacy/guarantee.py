@@ -19,6 +19,9 @@ NOT_COVERED = (
     "rounding of the noise to floating point and of the sums to 2^-32",
 )
 
+SILO = "client (silo)"
+SILOS_NOT_COVERED = "which users a silo holds: silos are made for the simulation, from the data"
+
 Trust = Literal["nobody", "aggregator"]
 TRUSTED: dict[Trust, str] = {
     "nobody": "nobody but the device is trusted: the server may look at every upload",
@@ -43,15 +46,15 @@ class Guarantee:
     rounds: int
     """At most so many, decided before the first."""
     unit: str = "user"
-    """Whose data may change: all interactions of one user."""
+    """Whose data may change: all interactions of one user, or of all users of one silo."""
     not_covered: tuple[str, ...] = NOT_COVERED
 
     @property
     def statement(self) -> str:
         """The guarantee in words."""
         change = {
-            "add-or-remove-one": "with or without any one user",
-            "replace-one": "with any one user's data replaced by any other's",
+            "add-or-remove-one": f"with or without any one {self.unit}",
+            "replace-one": f"with any one {self.unit}'s data replaced by any other's",
         }[self.neighbours]
         return (
             f"{self.unit.capitalize()}-level ({self.epsilon:.4g}, {self.delta:.3g})-differential "

@@ -128,6 +128,28 @@ class LocalNoise:
         round_number: int,
     ) -> NDArray[np.float32]:
         draw = laplace_noise if self.kind == "laplace" else gaussian_noise
-        key = streams.key(f"privacy/upload/{name}", round_number)
-        drawn: NDArray[np.float32] = draw(key, view.users, int(np.prod(shape)), self.scale)
-        return drawn.reshape(len(view), *shape)
+        key = streams.key(upload_purpose(name), round_number)
+        drawn: NDArray[np.float32] = draw(key, view.clients, int(np.prod(shape)), self.scale)
+        return drawn.reshape(-1, *shape)
+
+
+def upload_purpose(name: str) -> str:
+    """Name the stream of the noise on an array of a client's upload."""
+    return f"privacy/upload/{name}"
+
+
+def own_noise(
+    name: str,
+    shape: tuple[int, ...],
+    clients: NDArray[np.int32],
+    deviations: NDArray[np.float64],
+    streams: Streams,
+    round_number: int,
+) -> NDArray[np.float32]:
+    """Return the Gaussian noise that these clients added to an array of their upload in a round.
+
+    A device remembers it; a simulation draws it again.
+    """
+    key = streams.key(upload_purpose(name), round_number)
+    drawn = gaussian_noise(key, clients, int(np.prod(shape)), 1.0).reshape(-1, *shape)
+    return np.asarray(drawn * deviations.astype(np.float32).reshape(-1, *[1] * len(shape)))

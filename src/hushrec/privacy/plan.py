@@ -41,7 +41,14 @@ from hushrec.privacy.budgets import (
     words,
 )
 from hushrec.privacy.clip import AdaptiveClip, Clip, FlatClip, RowClip
-from hushrec.privacy.guarantee import NOT_COVERED, Guarantee, Trust, no_guarantee
+from hushrec.privacy.guarantee import (
+    NOT_COVERED,
+    SILO,
+    SILOS_NOT_COVERED,
+    Guarantee,
+    Trust,
+    no_guarantee,
+)
 from hushrec.privacy.noise import CentralGaussian, LocalNoise, round_multiplier
 from hushrec.privacy.stack import Silence, Stack, UploadShape
 
@@ -97,6 +104,9 @@ class PrivacyConfig(BaseModel):
     """Budget of the most active client, for budgets by activity."""
     budget_feature: str | None = None
     """Numeric user feature that holds the declared budgets."""
+    sigma: Literal["calibrated", "paper"] | None = None
+    """Noise that keeps a budget over the run; or DPPS's own clip / epsilon, which keeps none, and
+    of which the true epsilon is said.  [calibrated]"""
     budget_uploads: Annotated[int, Field(ge=1)] | None = None
     """Uploads that a budget pays for; whoever made them stops.  [all that are planned]"""
 
@@ -121,6 +131,10 @@ class Plan:
     """Rounds that were planned."""
     silent: frozenset[int] = frozenset()
     """Those of them in which nothing is uploaded; they cost nothing."""
+    deviations: NDArray[np.float64] | float | None = None
+    """Of the Gaussian noise that clients add to their uploads, where they do."""
+    unit: str = "user"
+    """Whose data a client holds: a user's, or a silo's."""
     budgets: Budgets | None = None
     """Each client's own epsilon, where they have one: they are charged instead of the event."""
     shares: tuple[float, ...] = ()
@@ -164,9 +178,14 @@ class Plan:
             trust=self.trust,
             mechanism=self.mechanism,
             rounds=max(self.rounds, run),
+            unit=self.unit,
+            not_covered=self._not_covered(),
         )
         account = {"asked_epsilon": self.asked, "spent_epsilon": spent, "account": list(history)}
         return {**guarantee.as_dict(), **account}
+
+    def _not_covered(self) -> tuple[str, ...]:
+        return (SILOS_NOT_COVERED, *NOT_COVERED) if self.unit == SILO else NOT_COVERED
 
     def _personal_statement(self, budgets: Budgets, ledger: Ledger, run: int) -> dict[str, Any]:
         guarantee = Guarantee(
@@ -177,7 +196,8 @@ class Plan:
             trust=self.trust,
             mechanism=self.mechanism,
             rounds=max(self.rounds, run),
-            not_covered=(*PUBLIC_BUDGETS, *NOT_COVERED),
+            unit=self.unit,
+            not_covered=(*PUBLIC_BUDGETS, *self._not_covered()),
         )
         said = budgets.summary(ledger.spent, ledger.turned_away)
         return {
@@ -245,8 +265,9 @@ def _check_budgets(config: PrivacyConfig) -> None:
             if config.budgets != kind and getattr(config, name) is not None:
                 raise ConfigError(f"privacy.{name} needs privacy.budgets = {kind}")
     if config.budgets is None:
-        if config.budget_uploads is not None:
-            raise ConfigError("privacy.budget_uploads needs privacy.budgets")
+        for name in ("budget_uploads", "sigma"):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"privacy.{name} needs privacy.budgets")
         return
     if config.mode != "local-gaussian":
         raise ConfigError(
@@ -547,7 +568,11 @@ def _local(config: PrivacyConfig, shape: UploadShape, rounds: int, plan: Plan) -
     words = f"{kind.capitalize()} noise of scale {scale:.4g} on every entry of every upload"
     return replace(
         plan,
-        stack=Stack((noise,) if clip is None else (clip, noise), SUM_COPIES * shape.nbytes),
+        stack=Stack(
+            (noise,) if clip is None else (clip, noise),
+            SUM_COPIES * shape.nbytes,
+        ),
+        deviations=scale if kind == "gaussian" else None,
         event=event,
         mechanism=f"{clip}; {words}",
         why_none=None
@@ -560,16 +585,21 @@ def _local(config: PrivacyConfig, shape: UploadShape, rounds: int, plan: Plan) -
 
 
 def personal_budgets(
-    config: PrivacyConfig, view: TrainView, names: NDArray[Any], users: NDArray[np.int64]
+    config: PrivacyConfig, view: TrainView, names: NDArray[Any], clients: NDArray[np.int64]
 ) -> NDArray[np.float64] | None:
-    """Return the budgets of the users that train, by the configured rule; None without one."""
+    """Return the budgets of the clients that train, by the configured rule; None without one."""
     if config.budgets == "declared":
+        if view.holders is not None:
+            raise ConfigError(
+                "a silo declares no budget, its users do: use privacy.budgets = activity"
+            )
         assert config.budget_feature is not None, "checked"
-        return by_feature(view.user_features, config.budget_feature, names, users)
+        return by_feature(view.user_features, config.budget_feature, names, clients)
     if config.budgets == "activity":
         assert config.epsilon_min is not None, "checked"
         assert config.epsilon_max is not None, "checked"
-        return by_activity(view.positives.lengths, users, config.epsilon_min, config.epsilon_max)
+        counts = np.diff(view.positives.indptr[view.client_indptr])
+        return by_activity(counts, clients, config.epsilon_min, config.epsilon_max)
     return None
 
 
@@ -582,11 +612,17 @@ def _personal(
 ) -> Plan:
     clip = _fixed_clip(config)
     apart = sensitivity(clip.whole_bound(shape), "replace-one")
-    budgets = Budgets.of(own, plan.delta, config.budget_uploads or rounds)
-    noise = PersonalNoise("gaussian", 1.0, shape, budgets.deviations(apart))
+    uploads = config.budget_uploads or rounds
+    if config.sigma == "paper":
+        budgets = Budgets.as_published(own, plan.delta, uploads)
+    else:
+        budgets = Budgets.of(own, plan.delta, uploads)
+    deviations = budgets.deviations(apart)
+    noise = PersonalNoise("gaussian", 1.0, shape, deviations)
     return replace(
         plan,
         stack=Stack((clip, noise), SUM_COPIES * shape.nbytes),
+        deviations=deviations,
         budgets=budgets,
         mechanism=f"{clip}; {words(budgets, apart)}",
     )

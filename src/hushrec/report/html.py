@@ -16,6 +16,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
+from hushrec import silos
 from hushrec.backends.inprocess import usable_cores
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.errors import RunError
@@ -105,6 +106,7 @@ def page(run: Run, folder: RunFolder) -> dict[str, Any]:
         "guidance": _guidance(run, lines),
         "curve_style": plots.CURVE_STYLE,
         "costs": _costs(run, lines),
+        "silos": _silos(run),
         "budgets": _budgets(run),
         "audit": _audit(run, folder),
         "samples": _samples(run),
@@ -426,7 +428,7 @@ def _some(rows: Sequence[Any], most: int) -> list[Any]:
 def _costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     taking_part = [line["clients"] for line in lines]
     visits = max(1, sum(taking_part))
-    n_clients = max(1, len(run.split.training_users))
+    n_clients = max(1, len(run.split.training_clients))
     cohort = run.experiment.cohort
     words = {
         "all": "every client, every round",
@@ -448,6 +450,25 @@ def _costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "clients": n_clients,
         "mean_clients": sum(taking_part) / max(1, len(lines)),
         "median_s": float(np.median([line["seconds"] for line in lines])) if lines else None,
+    }
+
+
+def _silos(run: Run) -> dict[str, Any] | None:
+    """Show what silos hold, those with the most similar mixes side by side."""
+    split = run.split
+    if split.holders is None:
+        return None
+    found = silos.tastes(split.train)
+    mixes = silos.mixes_of(found, split.holders)
+    # The silos' first principal direction brings those of one taste together.
+    centred = mixes - mixes.mean(0)
+    order = np.argsort(np.linalg.svd(centred, full_matrices=False)[0][:, 0], kind="stable")
+    facts = silos.facts(split.train, split.holders)
+    label = f"Mix over {found.over} in {facts['count']} silos"
+    return {
+        **facts,
+        "over": found.over,
+        "plot": plots.heat(mixes[order].T.tolist(), found.names, label),
     }
 
 
@@ -505,8 +526,7 @@ def _sample(run: Run, ranks: Ranks, row: int) -> dict[str, Any]:
     user = int(ranks.users[row])
     alone = np.array([user])
     view = split.history("test").take(alone)
-    private = run.evaluator(threads=1).private_of(run.method, run.shared, run.store, alone)
-    scores = run.method.score(run.shared, private, view)
+    scores = run.evaluator(threads=1).scores(run.method, run.shared, run.store, alone, view)
     seen = view.positives
     best = top_k(scores, seen.indptr, seen.values, LIST_LENGTH)[0][0]
     rows = slice(int(ranks.indptr[row]), int(ranks.indptr[row + 1]))

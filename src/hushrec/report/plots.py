@@ -1,4 +1,4 @@
-"""Small drawings as inline SVG: dots with intervals, a line over rounds, curves, bars.
+"""Small drawings as inline SVG: dots with intervals, a line over rounds, curves, bars, a heat map.
 
 A drawing has no width of its own: across, everything is placed in percent of the drawing area, and
 down in pixels, so text keeps its size from a telephone to a wide screen. Axis labels stand in the
@@ -33,6 +33,8 @@ CURVE_STYLE = (
     "svg .c2{stroke:#8fb0ff}svg .c3{stroke:#e0b350}svg .c4{stroke:#d79be8}svg .c5{stroke:#a2a9ad}}"
 )
 """Colours of several curves, for light and dark paper."""
+HEAT_ROW = 16
+"""Pixels from one row of a heat map to the next."""
 NAME_LENGTH = 20
 """Characters of a name that fit beside its figures on a telephone."""
 
@@ -333,6 +335,24 @@ def bars(rows: Sequence[Bar], names: Sequence[str], label: str) -> Markup:
         said.append(f"{row.name}: {' against '.join(percent(share) for share in shares)}")
     parts.append(_line("axis", "0", BAR, "0", BAR * (len(rows) + 1)))
     return _svg("bars", BAR * (len(rows) + 1), f"{label}: {'; '.join(said)}", parts)
+
+
+def heat(shares: Sequence[Sequence[float]], names: Sequence[str], label: str) -> Markup:
+    """Draw a row per name and a column per thing; the larger a share, the stronger its cell.
+
+    Strength counts from the smallest share of a row to its largest, which stands at the end.
+    """
+    parts = []
+    for number, (name, row) in enumerate(zip(names, shares, strict=True)):
+        y, low, high = number * HEAT_ROW, min(row), max(row)
+        parts.append(_text("tick", "-10", y + HEAT_ROW - 4, name, "end"))
+        parts.append(_column("value mine", 68, y + HEAT_ROW - 4, percent(high)))
+        for place, share in enumerate(row):
+            strength = (share - low) / (high - low) if high > low else 0.0
+            cell = {"x": _percent(place / len(row)), "y": y, "width": _percent(1 / len(row))}
+            look = {"height": HEAT_ROW - 1, "fill-opacity": round(0.06 + 0.94 * strength, 3)}
+            parts.append(_tag("rect", {"class": "bar strong", **cell, **look}))
+    return _svg("bars", HEAT_ROW * len(names), label, parts)
 
 
 def nice_ticks(low: float, high: float, steps: int) -> list[float]:

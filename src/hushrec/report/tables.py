@@ -204,15 +204,30 @@ def facts(summary: Mapping[str, Any]) -> list[str]:
     """Return the lines under the table: what a reader must know to judge it."""
     users, time = summary["users"], summary["time"]
     rounds, selected = summary["rounds"], summary["selected_round"]
-    sent = summary["communication"]
+    sent, silos = summary["communication"], summary.get("silos")
     lines = [
         f"rounds {rounds}, selected {selected} on validation · "
         f"{human_duration(time['per_round_s'])} a round · "
         f"peak memory {human_size(summary['peak_rss_bytes'])}",
         f"uploaded {human_size(sent['up_bytes'])}, downloaded {human_size(sent['down_bytes'])} "
-        f"by {users['users']:,} clients",
+        f"by {silos['count'] if silos else users['users']:,} clients",
         f"privacy: {summary['privacy']['statement']}",
     ]
+    if silos:
+        apart = silos["divergence"]
+        lines.append(
+            f"{silos['count']:,} silos of {silos['users']['min']:,} to {silos['users']['max']:,} "
+            f"users, {apart['mean']:.4f} from everybody on average ({apart['measure']})"
+        )
+    budgets = summary["privacy"].get("budgets")
+    if budgets:
+        own, paid = budgets["epsilon"], budgets["spent"]
+        lines.append(
+            f"personal budgets: epsilon {own['min']:.4g} to {own['max']:.4g} (median "
+            f"{own['median']:.4g}), really spent {paid['min']:.4g} to {paid['max']:.4g} (median "
+            f"{paid['median']:.4g}); {budgets['over_budget']:,} of {budgets['clients']:,} clients "
+            f"over budget, {budgets['stopped']:,} stopped"
+        )
     if users["not_evaluated_users"]:
         lines.append(
             f"{users['not_evaluated_users']:,} of {users['users']:,} users are not evaluated: "

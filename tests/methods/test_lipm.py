@@ -1,0 +1,335 @@
+"""LIPM and DPPS: the contract for every variant, the attention, the GRU, the budgets."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import hushrec
+from hushrec.aggregate import ExactSum, Update
+from hushrec.aggregate import RowStack as Rows
+from hushrec.clients import TrainView
+from hushrec.privacy.noise import own_noise
+from hushrec.rng import Streams
+from hushrec.testing import MethodContract, clients_of, taste_world
+
+torch = pytest.importorskip("torch")
+from hushrec import silo_networks as networks  # noqa: E402
+from hushrec.methods.lipm import LIPM, LIPMConfig, gru  # noqa: E402
+from hushrec.neural import GROUP  # noqa: E402
+
+SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 2, "interest": 4, "lr": 0.02}
+
+
+LEARNS = {**SMALL, "epochs": 20, "lr": 0.1, "decay": 0.003}
+
+
+class TestBaseline(MethodContract):
+    method = LIPM
+    rounds = 25
+    options = {**LEARNS, "lipm": False}  # noqa: RUF012
+
+
+class TestLIPM(MethodContract):
+    method = LIPM
+    rounds = 12
+    options = LEARNS
+
+
+class TestGuided(MethodContract):
+    method = LIPM
+    options = {**SMALL, "guidance": 0.5}  # noqa: RUF012
+    beats_chance = False  # without noise it is LIPM, which does
+
+
+# ------------------------------------------------------------ attention
+
+
+interests = arrays(
+    np.float32, st.tuples(st.integers(1, 9), st.just(4)), elements=st.floats(-1, 1, width=32)
+)
+
+
+def attention(method: LIPM, given_interests):
+    """Return the weights that the server's division makes of the uploads."""
+    scores = method.interest_scores(np.array([1, -2, 0.5, 0.1], np.float32), given_interests)
+    uploaded = np.exp(scores)
+    return uploaded / uploaded.sum()
+
+
+@settings(max_examples=50, deadline=None)
+@given(interests, st.randoms())
+def test_attention_sums_to_one_and_follows_its_clients(given_interests, random):
+    method = LIPM(LIPMConfig(**SMALL))
+    weights = attention(method, given_interests)
+    assert weights.sum() == pytest.approx(1, abs=1e-6)
+    order = random.sample(range(len(given_interests)), len(given_interests))
+    np.testing.assert_allclose(attention(method, given_interests[order]), weights[order], atol=1e-7)
+    alike = np.repeat(given_interests[:1], 5, 0)
+    np.testing.assert_allclose(attention(method, alike), 0.2, atol=1e-7)
+
+
+def test_the_server_applies_the_softmax():
+    method = LIPM(LIPMConfig(**SMALL))
+    view = clients_of([[1, 2], [3], [4, 5]])
+    shared = method.init(view, Streams(0))
+    scores = np.array([0.5, -1.0, 0.2], np.float32)
+    deltas = np.random.default_rng(0).standard_normal((3, 1, 8)).astype(np.float32)
+    network = np.random.default_rng(1).standard_normal((3, len(shared["network"])))
+    weight = np.exp(scores)
+    update = Update(
+        3,
+        {
+            "items": Rows(
+                np.arange(4),
+                np.full(3, 7, np.int32),
+                (weight[:, None, None] * deltas).reshape(3, 8),
+            )
+        },
+        {"weight": weight - np.float32(1), "network": weight[:, None] * network},
+    )
+    summed = ExactSum(60)
+    summed.add(update)
+    after = method.apply(shared, summed.total())
+    softmax = torch.softmax(torch.from_numpy(scores), 0).numpy()
+    expected = shared["items"][7] + (softmax[:, None] * deltas[:, 0]).sum(0)
+    np.testing.assert_allclose(after["items"][7], expected, atol=1e-6)
+    np.testing.assert_allclose(
+        after["network"], shared["network"] + (softmax[:, None] * network).sum(0), atol=1e-5
+    )
+
+
+def test_with_equal_interests_the_aggregation_is_the_plain_mean():
+    view = clients_of([[1, 2, 3], [4, 5], [6, 7, 8, 9]])
+    method = LIPM(LIPMConfig(**SMALL, temperature=1e9))
+    shared = method.init(view, Streams(0))
+    private = _private(method, view, shared)
+    fitted = method.fit(shared, private, view, Streams(0), 1)
+    np.testing.assert_allclose(fitted.update.dense["weight"], 0, atol=1e-6)
+
+
+# ------------------------------------------------------------ the GRU and the training core
+
+
+def gru_params(generator, clients, d, h):
+    shapes = {
+        "gru/input": (d, 3 * h),
+        "gru/state": (h, 3 * h),
+        "gru/input_bias": (3 * h,),
+        "gru/state_bias": (3 * h,),
+    }
+    return {
+        name: torch.from_numpy(generator.standard_normal((clients, *shape)).astype(np.float32))
+        for name, shape in shapes.items()
+    }
+
+
+def test_the_gru_is_torchs():
+    generator = np.random.default_rng(0)
+    p = gru_params(generator, GROUP, 6, 4)
+    x = torch.from_numpy(generator.standard_normal((GROUP, 5, 6)).astype(np.float32))
+    state = torch.from_numpy(generator.uniform(-1, 1, (GROUP, 5, 4)).astype(np.float32))
+    ours = gru(p, x, state)
+    for c in range(GROUP):
+        theirs = torch.nn.GRU(6, 4)
+        with torch.no_grad():
+            theirs.weight_ih_l0.copy_(p["gru/input"][c].T)
+            theirs.weight_hh_l0.copy_(p["gru/state"][c].T)
+            theirs.bias_ih_l0.copy_(p["gru/input_bias"][c])
+            theirs.bias_hh_l0.copy_(p["gru/state_bias"][c])
+            out, _ = theirs(x[c][None], state[c][None])
+        np.testing.assert_allclose(ours[c].numpy(), out[0].numpy(), atol=1e-6)
+
+
+def _private(method, view, shared):
+    from hushrec.store import PrivateStore
+
+    fields = method.private_fields(view, shared, Streams(0))
+    return dict(PrivateStore(fields, len(view.clients)).read(np.arange(len(view.clients))))
+
+
+def silos_of(sizes: list[int], seed: int = 0) -> TrainView:
+    generator = np.random.default_rng(seed)
+    rows = [
+        generator.permutation(60)[: generator.integers(1, 20)].tolist() for _ in range(sum(sizes))
+    ]
+    return replace(
+        clients_of(rows), holders=np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    )
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9, unique=True))
+def test_company_changes_no_bit_of_interest_or_upload(chosen):
+    view = silos_of([3, 1, 70, 2, 5, 1, 4, 2, 9, 6])
+    method = LIPM(LIPMConfig(**SMALL))
+    shared = method.init(view, Streams(0))
+    whole = method.fit(shared, _private(method, view, shared), view, Streams(0), 1)
+    part = view.take_clients(np.array(chosen))
+    some = method.fit(shared, _private(method, part, shared), part, Streams(0), 1)
+    for k, c in enumerate(chosen):
+        for name in ("interests", "users"):
+            ours, theirs = some.private[name], whole.private[name]
+            np.testing.assert_array_equal(
+                ours.rows[ours.indptr[k] : ours.indptr[k + 1]],
+                theirs.rows[theirs.indptr[c] : theirs.indptr[c + 1]],
+            )
+        for name, array in some.update.dense.items():
+            np.testing.assert_array_equal(array[k], whole.update.dense[name][c])
+        assert some.losses[k] == whole.losses[c]
+
+
+EPOCHS = 1
+
+
+def test_a_silo_is_trained_as_torchs_adam_would():
+    """Where a step looks every row up, lazy Adam is Adam: here one step takes all samples."""
+    view = silos_of([4, 2])
+    method = LIPM(LIPMConfig(**{**SMALL, "batch": 512, "lipm": False, "epochs": EPOCHS}))
+    shared = method.init(view, Streams(0))
+    fitted = method.fit(shared, _private(method, view, shared), view, Streams(0), 1)
+    samples = networks.draw_samples(view, 1, EPOCHS, Streams(0), 1)
+    for c in range(2):
+        users = torch.zeros((np.diff(view.client_indptr)[c], 8), requires_grad=True)
+        items = torch.tensor(shared["items"], requires_grad=True)
+        flat = torch.tensor(shared["network"][None], requires_grad=True)
+        optimizer = torch.optim.Adam([users, items, flat], lr=0.02)
+        length = samples.lengths[c]
+        for epoch in range(EPOCHS):
+            at = samples.order[c][epoch * length : (epoch + 1) * length]
+            p = networks.unpack(flat, method.shapes)
+            u, v = users[samples.users[at]], items[samples.items[at].astype(np.int64)]
+            h = u @ p["user"][0] + v @ p["item"][0] + (u * v) @ p["product"][0] + p["bias"][0]
+            h = torch.relu(torch.relu(h) @ p["layer0/weight"][0] + p["layer0/bias"][0])
+            logits = (h @ p["layer1/weight"][0] + p["layer1/bias"][0])[:, 0]
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                logits, torch.from_numpy(samples.labels[at])
+            )
+            loss = loss + 0.05 * (u**2 + v**2).sum(1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        kept = fitted.private["users"]
+        np.testing.assert_allclose(
+            kept.rows[kept.indptr[c] : kept.indptr[c + 1]], users.detach().numpy(), atol=2e-5
+        )
+        moved = fitted.update.dense["network"][c]
+        np.testing.assert_allclose(moved, flat.detach().numpy()[0] - shared["network"], atol=2e-5)
+        rows = fitted.update.rows["items"]
+        own = slice(rows.indptr[c], rows.indptr[c + 1])
+        expected = (items.detach().numpy() - shared["items"])[rows.ids[own]]
+        np.testing.assert_allclose(rows.rows[own], expected, atol=2e-5)
+
+
+def test_every_epoch_has_its_own_negatives_and_all_positives():
+    everything = list(range(60))
+    view = replace(clients_of([[1, 2, 3], everything, [4]]), holders=np.array([0, 0, 1], np.int32))
+    samples = networks.draw_samples(view, 2, 3, Streams(0), 1)
+    assert samples.lengths.tolist() == [3 * 3 + 60, 3]
+    seen = []
+    for epoch in range(3):
+        at = samples.order[0][epoch * 69 : (epoch + 1) * 69]
+        assert len(np.unique(at)) == 69
+        first = samples.users[at] == 0
+        positives = samples.labels[at] == 1
+        assert sorted(samples.items[at][first & positives]) == [1, 2, 3]
+        assert sorted(samples.items[at][~first]) == everything
+        seen.append(at[~positives])
+        assert not np.isin(samples.items[at[~positives]], [1, 2, 3]).any()
+    assert len(np.unique(np.concatenate(seen))) == 3 * 6
+
+
+# ------------------------------------------------------------ DPPS
+
+
+DPPS = {
+    **SMALL,
+    "silos.kind": "dirichlet",
+    "silos.count": 6,
+    "evaluation.every": 3,
+    "privacy.mode": "local-gaussian",
+    "privacy.clip": 1.0,
+    "privacy.budgets": "activity",
+    "privacy.epsilon_min": 0.5,
+    "privacy.epsilon_max": 5.0,
+}
+
+
+def test_calibrated_noise_keeps_every_budget():
+    run = hushrec.train(taste_world(), "lipm", rounds=3, settings=DPPS)
+    budgets = run.summary["privacy"]["budgets"]
+    assert budgets["over_budget"] == 0
+    assert budgets["clients"] == 6
+    assert budgets["spent"]["max"] <= budgets["epsilon"]["max"] == 5.0
+    assert run.summary["privacy"]["unit"] == "client (silo)"
+
+
+def test_the_papers_noise_overdraws_and_says_so():
+    run = hushrec.train(
+        taste_world(), "lipm", rounds=3, settings={**DPPS, "privacy.sigma": "paper"}
+    )
+    said = run.summary["privacy"]
+    assert said["budgets"]["over_budget"] == 6
+    assert said["epsilon"] > 5 * 5
+    assert "does not keep" in said["statement"]
+
+
+def test_who_cannot_pay_stops_and_the_run_goes_on():
+    run = hushrec.train(
+        taste_world(), "lipm", rounds=4, settings={**DPPS, "privacy.budget_uploads": 2}
+    )
+    budgets = run.summary["privacy"]["budgets"]
+    assert run.summary["rounds"] == 4
+    assert budgets["stopped"] == 6
+    assert budgets["over_budget"] == 0
+
+
+def test_guidance_takes_back_the_clients_own_noise():
+    view = replace(silos_of([2, 3]), noise=np.array([0.5, 2.0]))
+    plain, guided = (LIPM(LIPMConfig(**SMALL, guidance=g)) for g in (0.0, 0.25))
+    shared = plain.init(view, Streams(0))
+    private = {**_private(guided, view, shared), "last_round": np.array([3, 0], np.int32)}
+    ours = guided.fit(shared, private, view, Streams(0), 5)
+    theirs = plain.fit(shared, private, view, Streams(0), 5)
+    noise = own_noise("network", shared["network"].shape, view.clients, view.noise, Streams(0), 3)
+    assert noise[1].std() == pytest.approx(2.0, rel=0.2)
+    np.testing.assert_allclose(
+        ours.update.dense["network"][0],
+        theirs.update.dense["network"][0] - 0.25 * noise[0],
+        atol=1e-5,
+    )
+    # The second client has uploaded nothing yet.
+    np.testing.assert_array_equal(
+        ours.update.dense["network"][1], theirs.update.dense["network"][1]
+    )
+    np.testing.assert_array_equal(ours.private["last_round"], [5, 5])
+
+
+def test_the_noise_that_is_taken_back_is_the_noise_that_was_added():
+    from hushrec.privacy.budgets import PersonalNoise
+    from hushrec.privacy.stack import UploadShape
+
+    view = silos_of([2, 3])
+    shape = UploadShape(60, {}, {"network": (9,)})
+    added = PersonalNoise("gaussian", 1.0, shape, np.array([0.5, 0.5]))
+    sent = added.protect(
+        Update(2, dense={"network": np.zeros((2, 9), np.float32)}), view, Streams(0), 4
+    )
+    again = own_noise("network", (9,), view.clients, np.array([0.5, 0.5]), Streams(0), 4)
+    np.testing.assert_allclose(sent.dense["network"], again, atol=1e-6)
+
+
+def test_guidance_reaches_a_run_from_its_second_round_on():
+    plain, guided = (
+        [
+            hushrec.train(taste_world(), "lipm", rounds=r, settings={**DPPS, "guidance": g}).shared
+            for r in (1, 2)
+        ]
+        for g in (0.0, 0.5)
+    )
+    # The noise depends on how many rounds a budget is for, so runs of one length are compared.
+    np.testing.assert_array_equal(plain[0]["network"], guided[0]["network"])
+    assert not np.array_equal(plain[1]["network"], guided[1]["network"])
