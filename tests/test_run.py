@@ -40,6 +40,7 @@ SETTINGS = {
     "fedrecon": {"d": 5, "item_rate": 1.0, "dual": True, "recon_epochs": 2},
 }
 ROUNDS = 5
+EVERYBODY = {"cohort.kind": "all", "cohort.size": None, "cohort.probability": None}
 
 
 def go(data, out, method="pfedrec", more=(), machine=None, **keywords):
@@ -354,7 +355,7 @@ def test_an_empty_folder_is_used(tiny, tmp_path):
 
 def test_a_wrong_cohort_leaves_no_folder_behind(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"cohort\.size"):
-        go(tiny, tmp_path / "run", more={"cohort.kind": "fixed", "cohort.size": 31})
+        go(tiny, tmp_path / "run", "fedmf", {"cohort.size": 31})
     assert not (tmp_path / "run").exists()
 
 
@@ -503,7 +504,7 @@ def test_every_split_with_kept_repeats_runs(kind, method, tiny):
     rng = np.random.default_rng(0)
     again = np.concatenate([np.arange(len(tiny)), rng.integers(0, len(tiny), len(tiny) // 2)])
     data = tiny.select(again)
-    more = {"split.kind": kind, "split.repeats": "keep", "cohort.kind": "all"}
+    more = {"split.kind": kind, "split.repeats": "keep", **EVERYBODY}
     with pytest.raises(ConfigError, match="published"):
         go(data, None, method, more, rounds=2)
     run = go(data, None, method, more, rounds=2, protocol="published")
@@ -540,7 +541,7 @@ def test_bytes_are_counted(tiny, tmp_path):
     assert pooled.summary["communication"] == {"up_bytes": 0, "down_bytes": 0}
     fedmf = go(tiny, None, "fedmf", rounds=2)
     assert fedmf.summary["communication"]["down_bytes"] == 2 * 17 * 40 * 5 * 4
-    pfedrec = go(tiny, None, "pfedrec", {"cohort.kind": "all"}, rounds=2)
+    pfedrec = go(tiny, None, "pfedrec", EVERYBODY, rounds=2)
     assert pfedrec.summary["communication"]["down_bytes"] == 2 * 30 * 40 * 5 * 4
     twice = go(tiny, None, "popularity", {"evaluation.every": 1}, rounds=2)
     assert twice.summary["communication"]["up_bytes"] == 2 * n_rows * 8

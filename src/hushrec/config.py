@@ -196,7 +196,7 @@ def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Mode
             names = _fields_at(model, first["loc"][:-1])
             hint = nearest(str(first["loc"][-1]), names)
             raise ConfigError(f"unknown {what}: '{path}'{hint}") from None
-        if not path:  # a rule about several keys says itself which
+        if first["type"] == "value_error":  # a rule of ours says itself what to change
             raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
         given = first.get("input")
         raise ConfigError(f"{what} '{path}' = {given!r}: {first['msg']}") from None

@@ -75,7 +75,9 @@ def test_the_same_audit_gives_the_same_result(runs):
 
 def test_a_false_claim_fails(runs, monkeypatch):
     honest = CentralGaussian.noise_std
-    monkeypatch.setattr(CentralGaussian, "noise_std", lambda self: 0.3 * honest(self))
+    monkeypatch.setattr(
+        CentralGaussian, "noise_std", lambda self, number=1: 0.3 * honest(self, number)
+    )
     done = hushrec("audit", runs / "central", *QUICK)
     assert done.exit_code == 1, done.output
     assert "The claim is false" in " ".join(done.stdout.split())

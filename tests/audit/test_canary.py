@@ -60,7 +60,9 @@ def run_canaries(plan, seed, trials=4000):
 def weaken(monkeypatch, factor):
     """Draw less noise than was planned, everywhere."""
     deviation = CentralGaussian.noise_std
-    monkeypatch.setattr(CentralGaussian, "noise_std", lambda self: factor * deviation(self))
+    monkeypatch.setattr(
+        CentralGaussian, "noise_std", lambda self, number=1: factor * deviation(self, number)
+    )
     for name in ("laplace_noise", "gaussian_noise"):
         draw = getattr(noise_module, name)
         weaker = lambda *a, draw=draw: np.float32(factor) * draw(*a)  # noqa: E731

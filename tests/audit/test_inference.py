@@ -18,7 +18,7 @@ from hushrec.methods.base import method_names
 from hushrec.rng import Streams
 from hushrec.round import plan_privacy
 from hushrec.run import train
-from hushrec.testing import clients_of
+from hushrec.testing import clients_of, taste_world
 
 OPTIONS = {
     "fedmf": {"d": 6, "item_rate": 5.0},
@@ -91,9 +91,9 @@ def test_methods_without_uploads(method, small):
     assert "nothing to attack" in found["skipped"] or "centralised" in found["skipped"]
 
 
-def test_every_installed_method_can_be_attacked(tiny):
+def test_every_installed_method_can_be_attacked():
     for method in method_names():
-        found = attack(tiny, method, users=10)
+        found = attack(taste_world(), method, users=10)
         assert "skipped" in found or found["clients"] == 10
 
 

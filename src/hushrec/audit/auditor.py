@@ -44,7 +44,7 @@ def audit(
         raise RunError("an audit is written into the run's folder: train with out=FOLDER")
     if run.split.holders is not None:
         raise RunError(
-            f"{run.folder.path}: its clients are silos, and the attacks are on clients of one user; "
+            f"{run.folder.path}: its clients are silos, and attacks are on clients of one user; "
             "audit a run with silos.kind = none"
         )
     streams = Streams(seed)
