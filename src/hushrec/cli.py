@@ -171,10 +171,10 @@ def train_command(
     hushrec train --data ml-100k --method pfedrec --out runs/pfedrec
     hushrec train --data ml-100k --method pfedrec --preset paper --protocol published --seeds 3
     hushrec train --data ratings.csv --method fedmf --set d=64 --set lr=0.05
-    hushrec train --set cohort.kind=fixed --set cohort.size=200 --set evaluation.every=5
+    hushrec train --method fedmf --set cohort.kind=fixed --set cohort.size=200
     hushrec train --method fedmf --privacy central --epsilon 4 --delta 1e-5
     hushrec train --method fedmf --privacy local-laplace --scale 0.2
-    hushrec train --privacy local-gaussian --clip 1 --budgets activity \\
+    hushrec train --method fedmf --privacy local-gaussian --clip 1 --budgets activity \\
         --epsilon-min 1 --epsilon-max 8
     hushrec train --resume --out runs/pfedrec
 
