@@ -126,6 +126,7 @@ def result(cell: Cell, runs: Path) -> dict[str, Any]:
         "protocol_mark": summary["protocol_mark"],
         "seeds": cell.seeds,
         "selected_round": summary["selected_round"],
+        "valid": {c: {m: values[m] for m in METRICS} for c, values in summary["valid"].items()},
         "test": {c: {m: values[m] for m in METRICS} for c, values in summary["test"].items()},
         "test_sd": {
             c: {m: values[m] for m in METRICS} for c, values in summary.get("test_sd", {}).items()
