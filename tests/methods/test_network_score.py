@@ -407,10 +407,11 @@ CELLS = [("paper", 0.606), ("dualper", 0.688)]
 @pytest.mark.slow
 @pytest.mark.parametrize(("preset", "paper"), CELLS)
 def test_table_3_of_the_paper_under_its_protocol(data_dir, preset, paper):
-    """PFedRec's table 3, FedNCF on ML-100K, HR@10 against 99 sampled items, with the leak."""
+    """PFedRec's table 3, FedNCF on ML-100K, HR@10 against 99 sampled items, with the leak.
+
+    One seed, looked at every 20 rounds, because a round takes two seconds.
+    """
     data = hushrec.load("ml-100k", data_dir=data_dir)
-    runs = [
-        hushrec.train(data, "fedncf", preset=preset, protocol="published", seed=s) for s in range(3)
-    ]
-    hits = np.mean([run.metrics["sampled99"]["hr@10"] for run in runs])
-    assert hits == pytest.approx(paper, abs=0.015)
+    settings = {"evaluation.every": 20}
+    run = hushrec.train(data, "fedncf", preset=preset, protocol="published", settings=settings)
+    assert run.metrics["sampled99"]["hr@10"] == pytest.approx(paper, abs=0.015)
