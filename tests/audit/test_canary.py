@@ -142,3 +142,13 @@ def test_no_trial_proves_more_than_all_of_them_can():
     nothing = Trials(np.zeros(2000), np.zeros(2000))
     assert lower_bound(nothing, 0.0, 0.95)[0] == 0
     assert gaussian_bound(nothing, 1e-5, 0.95) == 0
+
+
+@pytest.mark.parametrize(("factor", "caught"), [(1.0, False), (0.3, True)])
+def test_rounds_of_unequal_shares(factor, caught, small, monkeypatch):
+    """FedNext under noise spends little on counts and the rest on pairs."""
+    experiment = make_experiment("small", "fednext", settings=CENTRAL, seed=2)
+    plan = plan_privacy(experiment, make_split(small, SplitConfig(), Streams(2)))
+    weaken(monkeypatch, factor)
+    (found,) = run_canaries(plan, 0)
+    assert found["contradicted"] == caught

@@ -97,6 +97,15 @@ def test_every_installed_method_can_be_attacked():
         assert "skipped" in found or found["clients"] == 10
 
 
+@pytest.mark.parametrize("method", ["fednext", "fedease", "fedals"])
+def test_what_takes_a_methods_place_under_noise_can_be_attacked(method):
+    run = train(taste_world(), method, settings=CENTRAL)
+    plan = plan_privacy(run.experiment, run.split)
+    found = item_inference(run, plan, 30, Streams(0), lambda done, total: None)
+    assert found["evidence"][RAW]["r_precision"] > 2 * found["chance"]
+    assert found["evidence"][SUMMED]["r_precision"] < found["evidence"][RAW]["r_precision"]
+
+
 def test_the_next_round_that_uploads_is_replayed(small):
     options = {**OPTIONS["fedrkg"], "evaluation.every": 1}
     run = train(small, "fedrkg", rounds=5, settings=options)

@@ -47,7 +47,7 @@ from hushrec.privacy.accountant import (
 )
 from hushrec.privacy.budgets import PersonalNoise
 from hushrec.privacy.clip import RowClip
-from hushrec.privacy.noise import CentralGaussian, LocalNoise
+from hushrec.privacy.noise import CentralGaussian, LocalNoise, round_multiplier
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.stack import Stack, UploadShape
 from hushrec.rng import Streams
@@ -141,10 +141,11 @@ def _sum_trials(
     stack, bound, replaced = Stack((layer,)), layer.clip.bound, layer.neighbours == "replace-one"
     generator, share = streams.generator("audit/canaries"), _participation(sampling)
     there, evidence = generator.permutation(trials) < trials // 2, np.zeros(trials)
-    # In units of the canary, whose norm is that of the bound of a whole upload.
-    deviation = layer.multiplier * sensitivity(1.0, layer.neighbours)
     n_rows, width = layer.shape.n_rows, layer.shape.tables[ENTRY]
     for number in uploads:
+        # In units of the canary, whose norm is that of the bound of a whole upload.
+        own = round_multiplier(layer.multiplier, layer.shares, number)
+        deviation = own * sensitivity(1.0, layer.neighbours)
         taking_part = (there | replaced) & (generator.random(trials) < share)
         upload = np.flatnonzero(taking_part)
         values = np.zeros((len(upload), rows, width), np.float32)

@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import ExactSum, Total, Update
+from hushrec.aggregate import ExactSum, RowStack, Total, Update
 from hushrec.clients import TrainView, chunks
 from hushrec.evaluate.significance import bootstrap_interval
 from hushrec.methods.base import Shared
-from hushrec.privacy.plan import Plan
+from hushrec.privacy.plan import Plan, with_shape
 from hushrec.privacy.stack import Stack
 from hushrec.rng import Streams
+from hushrec.round import upload_shape
 from hushrec.run import Run
 
 STACK_CLIENTS = 256
@@ -91,6 +92,10 @@ def item_inference(
     by_popularity = np.argsort(-counts, kind="stable")
 
     stack = plan.stack if plan else Stack()
+    if plan is not None and plan.shares:  # each round has an upload of its own shape
+        nobody = run.store.read(np.zeros(0, np.int64))
+        shape = upload_shape(run.method, run.shared, nobody, view, run_streams(run), number)
+        stack = with_shape(stack, shape)
     tallies = {RAW: Tally("the server, in privacy mode none")}
     if stack.mechanisms:
         aggregator = plan is not None and plan.trust == "aggregator"
@@ -122,7 +127,12 @@ def item_inference(
         done += len(part)
         on_client(done, len(cohort))
     total = stack.finish(summed.total(), run_streams(run), number)[0]
-    moved = np.linalg.norm(_of_total(total, view.n_items), axis=1)
+    pairs = {
+        name: _pair_items(rows, run.shared, view.n_items)
+        for name, rows in fitted.update.rows.items()
+        if rows.keyed
+    }
+    moved = np.linalg.norm(_of_total(total, pairs, view.n_items), axis=1)
     for truth in truths:
         named = np.argsort(-moved, kind="stable")[: len(truth)]
         tallies[SUMMED].add(named, truth, np.flatnonzero(moved))
@@ -162,11 +172,8 @@ def by_item(update: Update, client: int, shared: Shared, view: TrainView) -> Tab
     for stack in update.rows.values():
         mine = slice(stack.indptr[client], stack.indptr[client + 1])
         ids, rows = stack.ids[mine], stack.rows[mine].astype(np.float64)
-        if stack.keyed:  # pairs (i, j) as i * n_items + j
-            sizes = np.abs(rows).sum(1)
-            table = np.zeros((n_items, 1))
-            for items in (ids // n_items, ids % n_items):
-                table[:, 0] += np.bincount(items, sizes, minlength=n_items)
+        if stack.keyed:  # pairs (i, j) as i * m + j, of all items or of those of a public head
+            table = _pairs_by_item(ids, rows, _pair_items(stack, shared, n_items), n_items)
         else:
             differences = rows if stack.base is None else rows - stack.base[ids]
             table = np.zeros((n_items, rows.shape[1]))
@@ -177,6 +184,21 @@ def by_item(update: Update, client: int, shared: Shared, view: TrainView) -> Tab
             table = array[client].astype(np.float64).reshape(n_items, -1)
             parts.append(_without_what_was_sent(table, shared))
     return np.concatenate(parts, axis=1) if parts else np.zeros((n_items, 1))
+
+
+def _pair_items(stack: RowStack, shared: Shared, n_items: int) -> NDArray[np.int64]:
+    """Return the items that pairs are made of: all, or those of a head that everybody knows."""
+    return np.arange(n_items) if stack.space is None else np.flatnonzero(shared["head"])
+
+
+def _pairs_by_item(
+    keys: NDArray[Any], rows: Table, items: NDArray[np.int64], n_items: int
+) -> Table:
+    """Add up what pairs weigh for each of their two items."""
+    table, sizes = np.zeros((n_items, 1)), np.abs(rows).sum(1)
+    for places in (keys // len(items), keys % len(items)):
+        table[:, 0] += np.bincount(items[places], sizes, minlength=n_items)
+    return table
 
 
 def _without_what_was_sent(table: Table, shared: Shared) -> Table:
@@ -220,18 +242,15 @@ def leading_direction(rows: Table) -> NDArray[np.float64]:
     return np.asarray(direction)
 
 
-def _of_total(total: Total, n_items: int) -> Table:
-    """Lay the sum of a round out by item."""
+def _of_total(total: Total, pairs: Mapping[str, NDArray[np.int64]], n_items: int) -> Table:
+    """Lay the sum of a round out by item; ``pairs`` are the items of what is summed over pairs."""
     parts: list[Table] = []
-    rows: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = total.rows
-    for ids, summed in rows.values():
+    for name, (ids, summed) in total.rows.items():
+        if name in pairs:
+            parts.append(_pairs_by_item(ids, summed, pairs[name], n_items))
+            continue
         table = np.zeros((n_items, summed.shape[1]))
-        if ids.max(initial=0) < n_items:
-            table[ids] = summed
-        else:
-            sizes = np.abs(summed).sum(1)
-            for items in (ids // n_items, ids % n_items):
-                table[:, 0] += np.bincount(items, sizes, minlength=n_items)
+        table[ids] = summed
         parts.append(table)
     parts += [
         array.reshape(n_items, -1)
