@@ -411,13 +411,19 @@ class MethodContract:
         shared = method.init(view, streams)
         store = PrivateStore(method.private_fields(view, shared, streams), len(view))
         backend = InProcess(view, store, threads=1)
-        for number in range(1, min(self.rounds, method.planned_rounds) + 1):
+        evaluator = Evaluator(split, EvaluationConfig(), streams, 1)
+        rounds = min(self.rounds, method.planned_rounds)
+        best, value = (shared, store), -np.inf
+        for number in range(1, rounds + 1):
             outcome = backend.run_clients(
                 method, shared, Stack(), split.training_users, streams, number
             )
             shared = method.apply(shared, outcome.summed.total())
-        evaluator = Evaluator(split, EvaluationConfig(), streams, 1)
-        ranks = evaluator.rank(method, shared, store, "test")
+            if number % max(1, rounds // 10) == 0 or number == rounds:
+                found = evaluator.selection_value(evaluator.rank(method, shared, store, "valid"))
+                if found > value:  # validation items select the round, as in a run
+                    best, value = (shared, store.snapshot(None)), found
+        ranks = evaluator.rank(method, *best, "test")
         hits = evaluator.summarise(ranks)["full"]["hr@10"]
         return hits, float(np.mean(10 / ranks["full"].candidates))
 
