@@ -20,7 +20,7 @@ from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
 from hushrec.testing import taste_world
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.methods.lipm import LIPM, LIPMConfig
 
 SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 2, "interest": 4, "lr": 0.02}

@@ -14,7 +14,7 @@ from hushrec.evaluate.evaluator import Evaluator
 from hushrec.methods.base import Between, OneOf, method_class, method_names
 from hushrec.tune import tune
 
-pytest.importorskip("optuna")
+pytest.importorskip("optuna", reason="needs the 'tune' extra")
 
 
 def search(data, out, trials=8, **more):

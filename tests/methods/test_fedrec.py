@@ -9,7 +9,7 @@ from hushrec.clients import Ragged
 from hushrec.rng import Streams
 from hushrec.testing import MethodContract, clients_of
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.backends.inprocess import InProcess
 from hushrec.methods.fedrec import FedRec, FedRecConfig, mean_ratings
 from hushrec.privacy.stack import Stack

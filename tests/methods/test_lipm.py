@@ -16,7 +16,7 @@ from hushrec.privacy.noise import own_noise
 from hushrec.rng import Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec import silo_networks as networks  # noqa: E402
 from hushrec.methods.lipm import LIPM, LIPMConfig, gru  # noqa: E402
 from hushrec.neural import GROUP  # noqa: E402

@@ -6,7 +6,7 @@ import pytest
 from hushrec.rng import Streams
 from hushrec.testing import MethodContract, clients_of
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec import silo_networks as networks  # noqa: E402
 from hushrec.methods.pfedme import PFedMe, PFedMeConfig  # noqa: E402
 from hushrec.store import PrivateStore  # noqa: E402
