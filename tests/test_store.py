@@ -7,7 +7,7 @@ import pytest
 
 from hushrec.aggregate import RowStack
 from hushrec.errors import ConfigError, InputError
-from hushrec.methods.base import PerClient, PerClientRows
+from hushrec.methods.base import PerClient, PerClientRows, PerClientTable
 from hushrec.store import PrivateStore, StoreConfig, store_bytes
 
 N = 11
@@ -184,3 +184,18 @@ def test_threads_place_users_without_a_clash():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     np.testing.assert_array_equal(store.read(np.arange(4000))["vector"][:, 0], np.arange(4000))
+
+
+def test_neighbours_tables_are_read_where_they_lie_whoever_came_first():
+    initial = np.ones((3, 2), np.float32)
+    store = PrivateStore({"table": PerClientTable(initial)}, N)
+    tables = np.random.default_rng(0).random((N, 3, 2), np.float32)
+    for users in ([7, 3, 4], [5, 6, 2]):
+        store.write(np.array(users), {"table": tables[users]})
+    together, apart = np.arange(3, 7), np.array([2, 4])
+    lying, copied = store.read(together)["table"], store.read(apart)["table"]
+    np.testing.assert_array_equal(lying, tables[together])
+    np.testing.assert_array_equal(copied, tables[apart])
+    assert np.shares_memory(lying, store.read(together)["table"])
+    assert not np.shares_memory(copied, store.read(apart)["table"])
+    assert not (lying.flags.writeable or copied.flags.writeable)

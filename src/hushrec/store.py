@@ -139,20 +139,17 @@ class PrivateStore:
     def _copied(self, spec: PerClient, name: str, users: Array) -> Array:
         values = np.empty((len(users), *spec.initial.shape), spec.initial.dtype)
         for shelf, mine in self._by_shelf(users):
-            values[mine] = shelf.values[name][self._slot[users[mine]]]
+            values[span(mine)] = shelf.values[name][span(self._slot[users[mine]])]
         values[~self.visited[users]] = spec.initial
         return values
 
     def _neighbours(self, name: str, users: Array) -> Array:
-        """Return the blocks where they lie, if these users lie side by side; else copies.
-
-        Users get their places stack by stack, so a stack that comes again finds itself together.
-        """
-        slots = self._slot[users]
-        together = len(users) > 0 and (np.diff(slots) == 1).all()
-        if together and self.visited[users].all() and len(np.unique(self._shelf[users])) == 1:
+        """Return the blocks where they lie, if these users lie side by side; else copies."""
+        slots = span(self._slot[users])
+        one_shelf = len(np.unique(self._shelf[users])) == 1
+        if isinstance(slots, slice) and one_shelf and self.visited[users].all():
             values: Array = self._shelves[self._shelf[users[0]]].values[name]
-            return values[slots[0] : slots[0] + len(users)]
+            return values[slots]
         spec = self.fields[name]
         assert isinstance(spec, PerClient)
         return self._copied(spec, name, users)
@@ -182,7 +179,7 @@ class PrivateStore:
                     kernels.copy_ragged(value.ids, first, shelf.ids[name], start, end)
                     kernels.copy_ragged(value.rows, first, shelf.values[name], start, end)
                 else:
-                    shelf.values[name][self._slot[users[mine]]] = value[mine]
+                    shelf.values[name][span(self._slot[users[mine]])] = value[span(mine)]
 
     def _by_shelf(self, users: Array) -> Iterator[tuple[_Shelf, Array]]:
         """Yield each shelf with the positions of its users among these."""
@@ -195,13 +192,18 @@ class PrivateStore:
                 yield shelf, mine
 
     def _place(self, users: Array) -> None:
-        """Give users their place on their first visit."""
+        """Give users their place on their first visit.
+
+        Where all have room on one shelf, user after user: any neighbours are read where they lie.
+        Else stack by stack: a stack that comes again finds itself together.
+        """
         with self._placing:
             new = users[~self.visited[users]]
             for number, shelf in enumerate(self._shelves):
                 taken = new[: shelf.room(self.fields, new)]
                 self._shelf[taken] = number
-                self._slot[taken] = shelf.used + np.arange(len(taken))
+                alone = len(self._shelves) == 1
+                self._slot[taken] = taken if alone else shelf.used + np.arange(len(taken))
                 shelf.used += len(taken)
                 for name, start in self._start.items():
                     spec = self.fields[name]
@@ -326,6 +328,13 @@ class _Blocks(Mapping[str, "Array | RowStack"]):
 
     def __len__(self) -> int:
         return len(self._store.fields)
+
+
+def span(places: Array) -> slice | Array:
+    """Return a slice for places one after the other: numpy moves those in one go."""
+    if len(places) and (np.diff(places) == 1).all():
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return places
 
 
 def store_bytes(fields: PrivateFields, n_users: int) -> int:
