@@ -7,7 +7,7 @@ the implicit loss of He et al., 2017).
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,14 @@ from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.memory import require_memory
 from hushrec.methods.base import (
+    Between,
     Fitted,
     Method,
     MethodConfig,
     PerClient,
     Private,
     PrivateFields,
+    SearchSpace,
     Shared,
 )
 from hushrec.negatives import PURPOSE
@@ -51,6 +53,11 @@ class CentralMF(Method):
     name = "central-mf"
     Config = CentralMFConfig
     pooled = True
+    search: ClassVar[SearchSpace] = {
+        "lr": Between(0.005, 0.2),
+        "decay": Between(1e-4, 0.1),
+        "init_std": Between(0.01, 1.0),
+    }
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table."""

@@ -25,7 +25,15 @@ from hushrec import neural
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods import network_score
-from hushrec.methods.base import Fitted, PerClient, Private, PrivateFields, Shared
+from hushrec.methods.base import (
+    Between,
+    Fitted,
+    PerClient,
+    Private,
+    PrivateFields,
+    SearchSpace,
+    Shared,
+)
 from hushrec.methods.fedmf import FedMFConfig
 from hushrec.methods.inner_product import (
     DualSwitch,
@@ -63,6 +71,11 @@ class FedNCF(DualSwitch):
     Config = FedNCFConfig
     default_rounds = 100
     stack_interactions = neural.STACK_INTERACTIONS
+
+    @property
+    def search(self) -> SearchSpace:
+        """Look for the vector's rate too."""
+        return {**super().search, "vector_rate": Between(1.0, 100.0)}
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, and the network where it is shared."""

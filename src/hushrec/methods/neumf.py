@@ -11,7 +11,7 @@ sample came at a time, and the layers by the mean over the batch.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,14 @@ from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.memory import require_memory
 from hushrec.methods.base import (
+    Between,
     Fitted,
     Method,
     MethodConfig,
     PerClient,
     Private,
     PrivateFields,
+    SearchSpace,
     Shared,
 )
 from hushrec.neural import Tensor, torch
@@ -63,6 +65,12 @@ class NeuMF(Method):
     name = "neumf"
     Config = NeuMFConfig
     pooled = True
+    search: ClassVar[SearchSpace] = {
+        "lr": Between(0.01, 1.0),
+        "row_lr": Between(0.005, 0.2),
+        "decay": Between(1e-4, 0.1),
+        "init_std": Between(0.01, 1.0),
+    }
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw both branches' item rows, side by side, and the layers."""
