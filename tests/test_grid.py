@@ -115,3 +115,45 @@ def test_the_grids_that_ship(folder):
         assert ("left out" in line) == (not ready)
         if ready:  # names and options are those that `hushrec train` takes
             make_experiment(cell.data, cell.method, preset=cell.preset, settings=cell.set)
+
+
+def test_a_cell_with_several_data_sets_is_one_on_each(tmp_path, monkeypatch):
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID.replace('data = "demo"', 'data = ["demo", "other/one"]'))
+    cells = runner.read_grid(file)[1]
+    assert [cell.folder for cell in cells[:4]] == [
+        "demo/honest/popularity",
+        "other-one/honest/popularity",
+        "demo/honest/own",
+        "other-one/honest/own",
+    ]
+    calls = []
+    monkeypatch.setattr(runner, "run_cell", lambda cell, *rest: calls.append(cell.folder))
+    where = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--data", "other/one"]
+    runner.main(["--grid", str(file), *where])
+    assert calls == ["other-one/honest/popularity", "other-one/honest/own"]
+
+
+def test_the_overview_says_which_differences_count():
+    def row(name, data, ndcg, against=None, split="leave-one-out"):
+        test = {"full": {"hr@10": 2 * ndcg, "ndcg@10": ndcg}}
+        words = {"name": name, "data": data, "protocol": "honest", "split": split}
+        return {**words, "test": test, "against": against}
+
+    def against(difference, significant):
+        return {"name": "base", "ndcg@10": {"difference": difference, "significant": significant}}
+
+    rows = [
+        row("base", "one", 0.1),
+        row("base", "two", 0.1),
+        row("own", "one", 0.2, against(0.1, True)),
+        row("own", "two", 0.05, against(-0.05, True)),
+        row("same", "two", 0.11, against(0.01, False)),
+        row("late", "two", 0.3, split="time"),
+    ]
+    lines = runner.overview(rows)
+    assert "| base |  | 0.200 / 0.100 | 0.200 / 0.100 |" in lines
+    assert "| own | base | 0.400 / 0.200 ▲ | 0.100 / 0.050 ▼ |" in lines
+    assert "| same | base | not run | 0.220 / 0.110 = |" in lines
+    assert not any("late" in line for line in lines)
+    assert runner.overview(rows[:1]) == []

@@ -2,9 +2,9 @@
 
     python experiments/personal-tables/run.py                 # everything that is not done yet
     python experiments/personal-tables/run.py --list          # what there is, what is done
-    python experiments/personal-tables/run.py --only pfedrec-tuned fedmf-tuned
+    python experiments/personal-tables/run.py --only pfedrec-tuned fedmf-tuned --data ml-100k
 
-``grid.toml`` lists the cells. A cell is one `hushrec train` command with a folder of its own; one
+``grid.toml`` lists the cells; one with several data sets stands for a cell on each. A cell is one `hushrec train` command with a folder of its own; one
 with a finished summary is skipped, one that was interrupted goes on. Afterwards, and after every
 cell, ``results.json`` and ``results.md`` are written from the folders that are done: every figure
 with the command that gives it, and for a cell with ``against`` the paired test between the two.
@@ -81,7 +81,10 @@ def read_grid(file: Path) -> tuple[str, list[Cell]]:
     """Read title and cells; names are unique for a data set and protocol, ``against`` exists."""
     try:
         grid = tomllib.loads(file.read_text())
-        title, cells = str(grid["title"]), [Cell.model_validate(cell) for cell in grid["cell"]]
+        title, cells = str(grid["title"]), []
+        for cell in grid["cell"]:
+            data = cell["data"] if isinstance(cell["data"], list) else [cell["data"]]
+            cells += [Cell.model_validate({**cell, "data": one}) for one in data]
     except (OSError, tomllib.TOMLDecodeError, KeyError, ValidationError) as error:
         raise SystemExit(f"{file}: {error}") from None
     known = [cell.folder for cell in cells]
@@ -154,6 +157,37 @@ def result(cell: Cell, runs: Path) -> dict[str, Any]:
     return found
 
 
+def overview(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Put the honest cells of all data sets side by side, if there are several."""
+    honest = [r for r in results if (r["protocol"], r["split"]) == ("honest", "leave-one-out")]
+    data = list(dict.fromkeys(r["data"] for r in honest))
+    if len(data) < 2:
+        return []
+    lines = [
+        "## All data sets, honest",
+        "",
+        "HR@10 / NDCG@10, full ranking, test items. ▲ or ▼: NDCG@10 is above or below that of the "
+        f"cell it is tested against (p < {SIGNIFICANT}); =: no difference can be told.",
+        "",
+        f"| cell | against | {' | '.join(data)} |",
+        f"|---|---|{'---|' * len(data)}",
+    ]
+    for name in dict.fromkeys(r["name"] for r in honest):
+        of_data = {r["data"]: r for r in honest if r["name"] == name}
+        against = next((r["against"]["name"] for r in of_data.values() if r["against"]), "")
+        figures = [_short(of_data[d]) if d in of_data else "not run" for d in data]
+        lines.append(f"| {name} | {against} | {' | '.join(figures)} |")
+    return [*lines, ""]
+
+
+def _short(r: dict[str, Any]) -> str:
+    full, ndcg = r["test"]["full"], (r["against"] or {}).get("ndcg@10")
+    mark = ""
+    if ndcg:
+        mark = " =" if not ndcg["significant"] else " ▲" if ndcg["difference"] > 0 else " ▼"
+    return f"{full['hr@10']:.3f} / {full['ndcg@10']:.3f}{mark}"
+
+
 def markdown(results: Sequence[dict[str, Any]], title: str) -> str:
     """Write the results as tables, one for each data set, split and protocol."""
     lines = [
@@ -161,6 +195,7 @@ def markdown(results: Sequence[dict[str, Any]], title: str) -> str:
         "",
         "Written by `experiments/personal-tables/run.py`; every row has its command.",
         "",
+        *overview(results),
     ]
     for table in dict.fromkeys((r["data"], r["split"], r["protocol"]) for r in results):
         data, split, protocol = table
@@ -222,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/personal-tables"))
     parser.add_argument("--out", type=Path, default=HERE, help="where results.json and .md go")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these cells only")
+    parser.add_argument("--data", nargs="+", metavar="NAME", help="cells on these data sets only")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--list", action="store_true", help="show the cells and run nothing")
     given = parser.parse_args(arguments)
@@ -229,7 +265,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     unknown = set(given.only or ()) - {cell.name for cell in cells}
     if unknown:
         raise SystemExit(f"{given.grid}: no cell is called '{sorted(unknown)[0]}'")
-    chosen = [cell for cell in cells if not given.only or cell.name in given.only]
+    chosen = [
+        cell
+        for cell in cells
+        if (not given.only or cell.name in given.only)
+        and (not given.data or cell.data in given.data)
+    ]
     installed = method_names()
     for number, cell in enumerate(chosen, 1):
         state = "to do"
