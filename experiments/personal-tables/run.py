@@ -4,10 +4,11 @@
     python experiments/personal-tables/run.py --list          # what there is, what is done
     python experiments/personal-tables/run.py --only pfedrec-tuned fedmf-tuned --data ml-100k
 
-``grid.toml`` lists the cells; one with several data sets stands for a cell on each. A cell is one `hushrec train` command with a folder of its own; one
-with a finished summary is skipped, one that was interrupted goes on. Afterwards, and after every
-cell, ``results.json`` and ``results.md`` are written from the folders that are done: every figure
-with the command that gives it, and for a cell with ``against`` the paired test between the two.
+``grid.toml`` lists the cells; one with several data sets stands for a cell on each. A cell is one
+`hushrec train` command with a folder of its own; one with a finished summary is skipped, one that
+was interrupted goes on. Afterwards, and after every cell, ``results.json`` and ``results.md`` are
+written from the folders that are done: every figure with the command that gives it, and for a cell
+with ``against`` the paired test between the two.
 """
 
 from __future__ import annotations
