@@ -55,11 +55,9 @@ BLOCK = 64
 """Users of a client whose interests are worked out in one product."""
 
 
-class LIPMConfig(MethodConfig):
-    """Options of the perceptron and of LIPM."""
+class PerceptronConfig(MethodConfig):
+    """Options of the perceptron and of its training on a client."""
 
-    lipm: bool = True
-    """Interests guide the aggregation; without, plain federated averaging."""
     d: Annotated[int, Field(ge=1)] = 64
     """Embedding dimensions."""
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 32)
@@ -75,6 +73,13 @@ class LIPMConfig(MethodConfig):
     """Weight of the squared embeddings in the loss, so that silos do not learn theirs by heart."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
     """Deviation of the first item table."""
+
+
+class LIPMConfig(PerceptronConfig):
+    """Options of LIPM."""
+
+    lipm: bool = True
+    """Interests guide the aggregation; without, plain federated averaging."""
     interest: Annotated[int, Field(ge=1)] = 16
     """Dimensions of the interest."""
     recent: Annotated[int, Field(ge=1)] = 20

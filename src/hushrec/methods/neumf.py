@@ -25,38 +25,33 @@ from hushrec.methods.base import (
     Between,
     Fitted,
     Method,
-    MethodConfig,
     PerClient,
     Private,
     PrivateFields,
     SearchSpace,
     Shared,
 )
+from hushrec.methods.central import CentralMFConfig
 from hushrec.neural import Tensor, torch
 from hushrec.rng import Streams
 
 Array = NDArray[Any]
 
 
-class NeuMFConfig(MethodConfig):
-    """Options of NeuMF; a round is one pass over the data."""
+class NeuMFConfig(CentralMFConfig):
+    """Options of NeuMF; a round is one pass over the data.
 
-    d: Annotated[int, Field(ge=1)] = 32
-    """Width of the vectors and rows of either branch."""
+    Both branches have vectors and rows of width d. Decay counts for each of their samples.
+    """
+
     hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (32, 16, 8)
     """Widths of the MLP branch after its 2d inputs; the last one goes into the final layer."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Rate of the layers."""
     row_lr: Annotated[float, Field(gt=0)] = 0.05
     """Rate of vectors and rows, for each of their samples."""
-    decay: Annotated[float, Field(ge=0)] = 0.01
-    """L2 decay of vectors and rows, for each of their samples."""
     batch: Annotated[int, Field(ge=1)] = 256
     """Samples per step."""
-    negatives: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Drawn per positive, afresh every pass."""
-    init_std: Annotated[float, Field(gt=0)] = 0.1
-    """Standard deviation of vectors and rows before training."""
 
 
 class NeuMF(Method):

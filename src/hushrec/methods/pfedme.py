@@ -28,30 +28,24 @@ from hushrec.clients import TrainView
 from hushrec.methods.base import (
     Fitted,
     Method,
-    MethodConfig,
     PerClient,
     PerClientRows,
     Private,
     PrivateFields,
     Shared,
 )
-from hushrec.methods.lipm import LIPM, LIPMConfig, score_user
+from hushrec.methods.lipm import LIPM, LIPMConfig, PerceptronConfig, score_user
 from hushrec.neural import torch
 from hushrec.rng import Streams
 
 
-class PFedMeConfig(MethodConfig):
-    """Options of pFedMe; the perceptron's are those of `lipm`."""
+class PFedMeConfig(PerceptronConfig):
+    """Options of pFedMe."""
 
-    d: Annotated[int, Field(ge=1)] = 64
-    """Embedding dimensions."""
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 32)
-    """Widths of the hidden layers."""
-    lr: Annotated[float, Field(gt=0)] = 5e-3
-    """Rate of Adam."""
-    batch: Annotated[int, Field(ge=1)] = 128
     epochs: Annotated[int, Field(ge=1)] = 2
     """Passes over a client's samples in a round."""
+    decay: Annotated[float, Field(ge=0)] = 3e-3
+    """Weight of the squared embeddings in the loss."""
     steps: Annotated[int, Field(ge=1)] = 3
     """K: steps of theta on every batch."""
     pull: Annotated[float, Field(gt=0)] = 0.01
@@ -60,12 +54,6 @@ class PFedMeConfig(MethodConfig):
     """Eta lambda: share of the way that w goes to theta after a batch."""
     server_rate: Annotated[float, Field(gt=0)] = 1.0
     """Beta."""
-    negatives: Annotated[int, Field(ge=1)] = 1
-    """Negatives per positive, drawn afresh in every epoch."""
-    decay: Annotated[float, Field(ge=0)] = 3e-3
-    """Weight of the squared embeddings in the loss."""
-    init_std: Annotated[float, Field(gt=0)] = 0.1
-    """Deviation of the first item table."""
 
 
 class PFedMe(Method):
@@ -79,7 +67,7 @@ class PFedMe(Method):
     @property
     def perceptron(self) -> LIPM:
         """Return the network that is trained."""
-        own = self.config.model_dump(exclude={"steps", "pull", "follow", "server_rate"})
+        own = self.config.model_dump(include=set(PerceptronConfig.model_fields))
         return LIPM(LIPMConfig(lipm=False, **own))
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
