@@ -64,3 +64,25 @@ def test_curves_leave_out_what_was_not_measured():
     assert drawing.count('class="curve"') == 2
     assert "<b>" not in drawing
     assert standalone_trends(drawing, ["one <b>", "two"], "title").count("one &lt;b&gt;") == 3
+
+
+def test_the_silo_experiment_writes_tables_and_pictures(monkeypatch, tmp_path):
+    pytest.importorskip("torch", reason="needs the neural extra")
+    file = FOLDER.parent / "lipm/run.py"
+    spec = importlib.util.spec_from_file_location("lipm_experiment", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    plan = (file.parent / "cells.toml").read_text("utf-8")
+    (tmp_path / "cells.toml").write_text(
+        plan.replace('"evaluation.every" = 2', '"evaluation.every" = 1')
+    )
+    monkeypatch.setattr(module, "HERE", tmp_path)
+    words = "run.py --data demo --silos 4 --rounds 2 --only baseline,lipm --threads 1 --runs"
+    monkeypatch.setattr("sys.argv", [*words.split(), str(tmp_path / "runs")])
+    module.main()
+    results = json.loads((tmp_path / "demo/results.json").read_text("utf-8"))
+    assert list(results) == ["baseline", "lipm"]
+    assert 0 <= results["lipm"]["p_against_baseline"] <= 1
+    page = (tmp_path / "demo/results.md").read_text("utf-8")
+    assert f"{results['lipm']['test']['ndcg@10']:.4f}" in page
+    assert "NDCG@10 on validation items" in (tmp_path / "demo/rounds.svg").read_text("utf-8")

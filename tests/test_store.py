@@ -199,3 +199,18 @@ def test_neighbours_tables_are_read_where_they_lie_whoever_came_first():
     assert np.shares_memory(lying, store.read(together)["table"])
     assert not np.shares_memory(copied, store.read(apart)["table"])
     assert not (lying.flags.writeable or copied.flags.writeable)
+
+
+def test_pages_of_files_are_given_back_while_they_are_used(tmp_path, monkeypatch):
+    fields = {"table": PerClientTable(np.zeros((4, 2), np.float32))}
+    store = PrivateStore(fields, N, tmp_path)
+    monkeypatch.setattr("hushrec.store.MAPPED_BYTES", 3 * store.bytes_per_user)
+    released = []
+    monkeypatch.setattr(store, "release", lambda: released.append(store._mapped))
+    tables = np.random.default_rng(0).random((N, 4, 2), np.float32)
+    for start in range(0, N, 2):
+        users = np.arange(start, min(start + 2, N))
+        store.write(users, {"table": tables[users]})
+        np.testing.assert_array_equal(store.read(users)["table"], tables[users])
+    assert released  # and what is read afterwards is what was written
+    np.testing.assert_array_equal(store.read(np.arange(N)[::-1])["table"], tables[::-1])

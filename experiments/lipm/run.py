@@ -184,8 +184,9 @@ def pictures(args: argparse.Namespace, found: dict[str, Any], place: Path) -> No
     ):
         if len(points) > 1:
             drawing = plots.line(points, title, selected=selected)
-            svg = plots.standalone(drawing, f"LIPM on {args.data}: {title}")
-            (place / f"{name}.svg").write_text(svg)
+            (place / f"{name}.svg").write_text(
+                plots.standalone([(f"LIPM on {args.data}: {title}", drawing)])
+            )
 
 
 def main() -> None:

@@ -36,8 +36,10 @@ Array = NDArray[Any]
 
 WORKSPACE = ".private-"
 """How the folder of file-backed parameters begins; it goes when the store does."""
-PART_BYTES = 256 * 2**20
-"""Private parameters that pass through memory at once on their way to a checkpoint."""
+PART_BYTES = 96 * 2**20
+"""Private parameters that pass through memory at once on their way elsewhere."""
+MAPPED_BYTES = 256 * 2**20
+"""File-backed parameters that are used before their pages are given back to the system."""
 
 
 class StoreConfig(BaseModel):
@@ -82,6 +84,7 @@ class PrivateStore:
         self._start = {name: np.zeros(n_users, np.int64) for name in rows}
         self._count = {name: np.zeros(n_users, np.int64) for name in rows}
         self._placing = threading.Lock()
+        self._mapped = 0
 
     @classmethod
     def create(
@@ -139,6 +142,7 @@ class PrivateStore:
     def _copied(self, spec: PerClient, name: str, users: Array) -> Array:
         values = np.empty((len(users), *spec.initial.shape), spec.initial.dtype)
         for shelf, mine in self._by_shelf(users):
+            self._use(shelf, len(mine) * spec.initial.nbytes)
             values[span(mine)] = shelf.values[name][span(self._slot[users[mine]])]
         values[~self.visited[users]] = spec.initial
         return values
@@ -148,8 +152,10 @@ class PrivateStore:
         slots = span(self._slot[users])
         one_shelf = len(np.unique(self._shelf[users])) == 1
         if isinstance(slots, slice) and one_shelf and self.visited[users].all():
-            values: Array = self._shelves[self._shelf[users[0]]].values[name]
-            return values[slots]
+            shelf = self._shelves[self._shelf[users[0]]]
+            values: Array = shelf.values[name][slots]
+            self._use(shelf, values.nbytes)
+            return values
         spec = self.fields[name]
         assert isinstance(spec, PerClient)
         return self._copied(spec, name, users)
@@ -167,6 +173,7 @@ class PrivateStore:
         new = ~self.visited[users]
         self._place(users)
         for shelf, mine in self._by_shelf(users):
+            self._use(shelf, len(mine) * self.bytes_per_user)
             for name, value in values.items():
                 spec = self.fields[name]
                 if isinstance(value, RowStack) and isinstance(spec, PerClientTable):
@@ -214,8 +221,16 @@ class PrivateStore:
                 new = new[len(taken) :]
             self.visited[users] = True
 
+    def _use(self, shelf: _Shelf, size: int) -> None:
+        """Count what is read or written in files, and release it from time to time."""
+        if shelf.folder is not None:
+            self._mapped += size
+            if self._mapped > MAPPED_BYTES:
+                self.release()
+
     def release(self) -> None:
         """Give the pages of file-backed arrays back to the system; their contents stay on file."""
+        self._mapped = 0
         for shelf in self._shelves:
             for array in (*shelf.values.values(), *shelf.ids.values()):
                 if isinstance(array, np.memmap):
@@ -224,18 +239,22 @@ class PrivateStore:
     def snapshot(self, target: PrivateStore | None = None) -> PrivateStore:
         """Copy every visited user's block into another store (a new one by default)."""
         target = target or PrivateStore.beside(self)
-        for users in np.array_split(np.flatnonzero(self.visited), 1 + self.n_users // 4096):
-            if len(users):
-                target.write(users, self.read(users))
+        for users in self._parts():
+            target.write(users, self.read(users))
         target.release()
         return target
 
     def tensors(self) -> Iterator[dict[str, Array]]:
         """Yield the visited users' blocks as plain arrays, for a checkpoint, a part at a time."""
+        for users in self._parts():
+            yield self._part(users)
+
+    def _parts(self) -> Iterator[Array]:
+        """Cut the visited users into parts that pass through memory at once."""
         step = max(1, PART_BYTES // self.bytes_per_user)
         users = np.flatnonzero(self.visited)
         for start in range(0, len(users), step):
-            yield self._part(users[start : start + step])
+            yield users[start : start + step]
 
     def _part(self, users: Array) -> dict[str, Array]:
         out: dict[str, Array] = {"visited": users}
@@ -264,6 +283,7 @@ class _Shelf:
     def __init__(
         self, fields: PrivateFields, n_users: int, share: float, folder: Path | None
     ) -> None:
+        self.folder = folder
         self.slots = int(n_users * share)
         self.used = 0
         self.used_rows: dict[str, int] = {}

@@ -21,7 +21,7 @@ STACK_INTERACTIONS = 3072
 their rows to stay in the cache."""
 STACK_SILOS = 8
 """Silos per stack: they are few and large, so it is the batched product that counts."""
-STACK_BYTES = 256 * 2**20
+STACK_BYTES = 64 * 2**20
 """Private parameters and uploads per stack, where clients keep or send whole tables."""
 
 

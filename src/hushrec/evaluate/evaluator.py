@@ -25,7 +25,7 @@ from hushrec.store import PrivateStore
 SCORES_BYTES = 32 * 2**20
 """Scores held at once by one thread."""
 COPIES_BYTES = 64 * 2**20
-"""Adapted copies of the shared parameters held at once by one thread."""
+"""Private parameters, and adapted copies of the shared ones, held at once by one thread."""
 
 
 class EvaluationConfig(BaseModel):
@@ -122,7 +122,9 @@ class Evaluator:
                 ),
             )
 
-        stacks = chunks(np.arange(len(self._users[part])), self.chunk(method, shared))
+        stacks = chunks(
+            np.arange(len(self._users[part])), self.chunk(method, shared, store.bytes_per_user)
+        )
         with ThreadPoolExecutor(self.threads) as pool:
             parts = list(pool.map(work, stacks))
         store.release()
@@ -151,7 +153,7 @@ class Evaluator:
     ) -> dict[str, Any] | None:
         """Return statistics of the gates as the clients hold them now; None without gates."""
         popular, parts = popular_items(self.split.train), []
-        for users in chunks(self._users["valid"], self.chunk(method, shared)):
+        for users in chunks(self._users["valid"], self.chunk(method, shared, store.bytes_per_user)):
             gates = method.gates(shared, self.private_of(method, shared, store, users))
             if gates is None:
                 return None
@@ -174,19 +176,24 @@ class Evaluator:
             return top_k(scores, view.positives.indptr, view.positives.values, count)[0]
 
         with ThreadPoolExecutor(self.threads) as pool:
-            lists = list(pool.map(work, chunks(self._users[part], self.chunk(method, shared))))
+            lists = list(
+                pool.map(
+                    work,
+                    chunks(self._users[part], self.chunk(method, shared, store.bytes_per_user)),
+                )
+            )
         return np.concatenate(lists)
 
     def evaluated_users(self, part: Part) -> NDArray[np.int64]:
         """Return the users that are looked at in this part."""
         return self._users[part]
 
-    def chunk(self, method: Method, shared: Shared) -> int:
+    def chunk(self, method: Method, shared: Shared, private_bytes: int = 1) -> int:
         """Return how many users are scored at once."""
-        most = SCORES_BYTES // (4 * self.split.train.n_items)
+        copies = private_bytes
         if method.adapts:
-            most = min(most, COPIES_BYTES // sum(array.nbytes for array in shared.values()))
-        return max(1, most)
+            copies += sum(array.nbytes for array in shared.values())
+        return max(1, min(SCORES_BYTES // (4 * self.split.train.n_items), COPIES_BYTES // copies))
 
     def scores(
         self,
