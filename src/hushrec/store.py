@@ -84,6 +84,10 @@ class PrivateStore:
         self._start = {name: np.zeros(n_users, np.int64) for name in rows}
         self._count = {name: np.zeros(n_users, np.int64) for name in rows}
         self._placing = threading.Lock()
+        # Users lie stack by stack, so that a stack that comes again finds itself together. Whole
+        # tables, if one shelf has room for all, lie user by user: any neighbours are together.
+        tables = any(isinstance(spec, PerClientTable) for spec in fields.values())
+        self._ordered = tables and len(self._shelves) == 1
         self._mapped = 0
 
     @classmethod
@@ -199,18 +203,13 @@ class PrivateStore:
                 yield shelf, mine
 
     def _place(self, users: Array) -> None:
-        """Give users their place on their first visit.
-
-        Where all have room on one shelf, user after user: any neighbours are read where they lie.
-        Else stack by stack: a stack that comes again finds itself together.
-        """
+        """Give users their place on their first visit."""
         with self._placing:
             new = users[~self.visited[users]]
             for number, shelf in enumerate(self._shelves):
                 taken = new[: shelf.room(self.fields, new)]
                 self._shelf[taken] = number
-                alone = len(self._shelves) == 1
-                self._slot[taken] = taken if alone else shelf.used + np.arange(len(taken))
+                self._slot[taken] = taken if self._ordered else shelf.used + np.arange(len(taken))
                 shelf.used += len(taken)
                 for name, start in self._start.items():
                     spec = self.fields[name]
