@@ -20,8 +20,14 @@ from hushrec import neural
 from hushrec.aggregate import RowStack, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import Fitted, Method, Private, Shared
-from hushrec.methods.feature_network import Descent, Network, NetworkConfig, train_copies
+from hushrec.methods.feature_network import (
+    STACK_INTERACTIONS,
+    Network,
+    NetworkConfig,
+    train_copies,
+)
 from hushrec.methods.inner_product import apply_mean, initial_table
+from hushrec.network_kernels import Descent
 from hushrec.neural import torch
 from hushrec.rng import Streams
 
@@ -46,6 +52,7 @@ class FOFLSelf(Method):
     Config = FOFLSelfConfig
     default_rounds = 300
     adapts = True
+    stack_interactions = STACK_INTERACTIONS
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, the first user vector and the network."""
@@ -123,11 +130,11 @@ class FOFLSelf(Method):
             positive_above=config.positive_above,
         )
         return train_copies(
-            Descent(self._network(), config.lr),
+            self._network(),
+            Descent(config.lr, 0.0, True, config.item_lr),
             shared["theta"],
             np.ones((len(view), 1), np.float32),
             shared["items"],
             samples,
             config.batch,
-            config.item_lr,
         )

@@ -45,6 +45,7 @@ class NNSelf(PrivRec):
     name = "nn-self"
     Config = NNSelfConfig
     default_rounds = 300
+    stack_interactions = None
 
     def fit(
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int

@@ -29,14 +29,15 @@ from hushrec.clients import TrainView
 from hushrec.data.features import encode
 from hushrec.methods.base import Fitted, Method, Private, Shared
 from hushrec.methods.feature_network import (
+    STACK_INTERACTIONS,
     Array,
-    Descent,
     Network,
     NetworkConfig,
     network_of,
     proximal,
     train_copies,
 )
+from hushrec.network_kernels import Descent
 from hushrec.neural import Tensor, torch
 from hushrec.rng import Streams
 
@@ -59,6 +60,7 @@ class PrivRec(Method):
     Config = PrivRecConfig
     default_rounds = 300
     adapts = True
+    stack_interactions = STACK_INTERACTIONS
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw all parameters."""
@@ -121,8 +123,10 @@ class PrivRec(Method):
             positive_above=config.positive_above,
         )
         network = network_of(config, view, self.name)
-        descent = Descent(network, config.lr, config.mu, config.proximal)
-        copies, _, losses = train_copies(descent, theta, *features(view), samples, config.batch)
+        descent = Descent(config.lr, config.mu, config.proximal == "squared", 0.0)
+        copies, _, losses = train_copies(
+            network, descent, theta, *features(view), samples, config.batch
+        )
         return copies, losses
 
     def _loss(self, network: Network, view: TrainView, received: Tensor) -> neural.LossOf:
