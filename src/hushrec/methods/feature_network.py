@@ -115,10 +115,8 @@ class Network:
         depth = range(len(self.hidden))
 
         def side(name: str, embeddings: int, fields: tuple[int, ...], numbers: int) -> Side:
-            by_field = np.repeat(np.arange(len(fields)) * self.d, fields)
-            row_of = np.append(by_field, len(fields) * self.d + np.arange(numbers))
-            rows = self.shapes[f"first/{name}"][0]
-            return Side(embeddings, start[f"first/{name}"], sum(fields), row_of, rows)
+            columns = np.cumsum([0, *fields, numbers])
+            return Side(embeddings, start[f"first/{name}"], columns)
 
         return Layout(
             self.d,
