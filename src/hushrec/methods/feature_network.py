@@ -56,8 +56,17 @@ class NetworkConfig(MethodConfig):
     """
     negatives: Annotated[int, Field(ge=0, le=1000)] = 4
     """Items without a training row that are drawn as negatives, per row, afresh every round."""
+    server_rate: Annotated[float, Field(gt=0)] = 1.0
+    """How far the server follows the mean difference (alpha3)."""
     adapt_epochs: Annotated[int, Field(ge=0)] = 5
     """Passes over its samples that a device fine-tunes its copy for before it scores."""
+    adapt_lr: Annotated[float, Field(gt=0)] | None = None
+    """Rate of those steps.  [lr]"""
+
+    @property
+    def adapt_rate(self) -> float:
+        """The rate of fine-tuning."""
+        return self.lr if self.adapt_lr is None else self.adapt_lr
 
 
 @dataclass(frozen=True)
@@ -196,6 +205,20 @@ def proximal(
     squares = (apart * apart).sum(1)
     # The root has no gradient at 0, where every client starts; the shift gives it one, 0.
     return mu / 2 * (squares if kind == "squared" else (squares + 1e-12).sqrt())
+
+
+def draw_samples(
+    config: NetworkConfig, view: TrainView, epochs: int, streams: Streams, round_number: int
+) -> neural.Samples:
+    """Draw the clients' samples of a round: their rows, and items they have none of."""
+    return neural.draw_samples(
+        view,
+        config.negatives,
+        epochs,
+        streams,
+        round_number,
+        positive_above=config.positive_above,
+    )
 
 
 def train_copies(

@@ -11,11 +11,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from hushrec import neural
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import Fitted, Private, Shared
-from hushrec.methods.feature_network import network_of
+from hushrec.methods.feature_network import draw_samples, network_of
 from hushrec.methods.privrec import PrivRec, PrivRecConfig, features
 from hushrec.network_kernels import Descent, train_clients
 from hushrec.rng import Streams
@@ -43,9 +42,7 @@ class PrivRecCEN(PrivRec):
     ) -> Fitted:
         """Pass once over all samples in random order."""
         config, network = self.config, network_of(self.config, view, self.name)
-        samples = neural.draw_samples(
-            view, config.negatives, 1, streams, round_number, positive_above=config.positive_above
-        )
+        samples = draw_samples(config, view, 1, streams, round_number)
         owner = np.repeat(np.arange(len(view)), samples.lengths)
         order = streams.generator("fit/order", round_number).permutation(len(owner))
         theta = shared["theta"][None].copy()
