@@ -5,12 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from hushrec.data import Interactions
 
-# The first call of a kernel compiles it, and machines are shared: no deadlines, fixed examples.
-settings.register_profile("hushrec", deadline=None, derandomize=True)
+# The first call of a kernel compiles it, and machines are shared: no deadlines, fixed examples, and
+# no check of how long examples take to draw, which is a clock as well.
+settings.register_profile(
+    "hushrec",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("hushrec")
 
 REPO = Path(__file__).resolve().parents[1]

@@ -13,7 +13,11 @@ from hushrec.split import SplitConfig, make_split
 
 
 def ceiling(data: str, only: tuple[str, ...] | None = None) -> None:
-    """Print Hits@20 of popularity, and of the mean popularity of each item's description."""
+    """Print Hits@20 of popularity, and of the mean popularity of each item's description.
+
+    Also of what a network would learn with n drawn negatives per row, beside the disliked rows: of
+    each description the likes over the dislikes plus its share of the drawn ones.
+    """
     config = SplitConfig(kind="unseen-users", positive_above=3.0)
     split = make_split(load(data), config, Streams(0))
     training = split.train.take(split.training_users)
@@ -22,12 +26,21 @@ def ceiling(data: str, only: tuple[str, ...] | None = None) -> None:
     columns = {n: c for n, c in split.train.item_features.items() if only is None or n in only}
     rows, place = encode(columns, np.arange(split.data.n_items), "item").distinct()
     of_description = (np.bincount(place, popularity) / np.bincount(place))[place]
+    scores = {"popularity": popularity, "by description": of_description}
+    disliked_by = np.bincount(training.positives.values, minlength=len(popularity)) - popularity
+    likes, dislikes, count = (
+        np.bincount(place, v) for v in (popularity, disliked_by, popularity**0)
+    )
+    for n in (1, 4, 8):
+        drawn = n * len(training.positives.values) / len(popularity)
+        odds = likes / (dislikes + count * drawn)
+        scores[f"by description, {n} drawn per row"] = odds[place]
     users = split.evaluated("valid")
     past, disliked = split.train.take(users).positives, split.disliked.take(users)
     seen = kernels.sorted_union(past.indptr, past.values, disliked.indptr, disliked.values)
     aim = split.valid.take(users)
-    for name, scores in (("popularity", popularity), ("by description", of_description)):
-        whole = np.tile(scores.astype(np.float32), (len(users), 1))
+    for name, score in scores.items():
+        whole = np.tile(score.astype(np.float32), (len(users), 1))
         ranks = rank_full(whole, users.astype(np.int32), *seen, aim.indptr, aim.values)
         hits = summarise(ranks, ["hits@20"])["hits@20"]
         print(f"{data} {tuple(columns)} {name}: {hits:.3f} ({len(rows):,} descriptions)")

@@ -94,7 +94,9 @@ def test_ml_100k_details(data_dir):
     assert isinstance(genres, MultiCategorical)
     assert len(genres.names) == 19
     assert set(genres.names[genres.flags[0]]) == {"Animation", "Children's", "Comedy"}
-    assert data.item_features["year"].values[0] == 1995
+    year = data.item_features["year"]
+    assert year.names[year.codes[0]] == "1995"
+    assert [str(data.titles[k]) for k in np.flatnonzero(year.codes < 0)] == ["unknown"]
     assert data.user_features["age"].values[0] == 24
     occupation = data.user_features["occupation"]
     assert occupation.names[occupation.codes[0]] == "technician"
@@ -111,7 +113,8 @@ def test_ml_1m_details(data_dir):
     assert len(data.item_features["genres"].names) == 18
     assert len(data.user_features["occupation"].names) == 21
     assert len(data.user_features["age group"].names) == 7
-    assert data.item_features["year"].values.min() == 1919
+    assert data.item_features["year"].names[[0, -1]].tolist() == ["1919", "2000"]
+    assert len(data.item_features["year"].names) == 81
 
 
 def test_lastfm_details(data_dir):

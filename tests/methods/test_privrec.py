@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hushrec import train
 from hushrec.cli import main
@@ -24,10 +26,12 @@ from hushrec.testing import clients_of, taste_world
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec import neural  # noqa: E402
-from hushrec.methods.feature_network import network_of  # noqa: E402
+from hushrec.methods.feature_network import Network, network_of, proximal  # noqa: E402
 from hushrec.methods.fofl_self import FOFLSelf  # noqa: E402
 from hushrec.methods.nn_self import NNSelf, halves  # noqa: E402
 from hushrec.methods.privrec import PrivRec  # noqa: E402
+from hushrec.methods.privrec_cen import PrivRecCEN  # noqa: E402
+from hushrec.network_kernels import Descent, train_clients  # noqa: E402
 
 STREAMS = Streams(3)
 SMALL = {"d": 5, "hidden": (6, 4, 3, 3), "batch": 8, "epochs": 2, "lr": 0.1}
@@ -200,6 +204,85 @@ def test_fofl_trains_as_one_device_would():
         assert not untouched.any()
 
 
+def test_pooled_steps_are_those_of_one_network():
+    """Users of one batch differ, so the kernel works out more than one of them per step."""
+    method, view = small(PrivRecCEN, pooled_batch=16, pooled_lr=0.2), odd_clients()
+    shared = method.init(view, STREAMS)
+    moved = method.fit(shared, {}, view, STREAMS, 1).update.dense["theta"][0]
+    network = network_of(method.config, view, "privrec-cen")
+    users = torch.from_numpy(encode(view.user_features, view.users, "user").rows)
+    items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows)
+    samples = neural.draw_samples(view, 4, 1, STREAMS, 1)
+    owner = np.repeat(np.arange(len(view)), samples.lengths)
+    order = STREAMS.generator("fit/order", 1).permutation(len(owner))
+    theta = torch.tensor(shared["theta"], requires_grad=True)
+    for start in range(0, len(order), 16):
+        at = order[start : start + 16]
+        rows = users[owner[at]], items[samples.items[at].astype(np.int64)]
+        logits = torch.cat(
+            [
+                forward(network, theta, mine, theirs[None])
+                for mine, theirs in zip(*rows, strict=True)
+            ]
+        )
+        labels = torch.from_numpy(samples.labels[at])
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        (gradient,) = torch.autograd.grad(loss, theta)
+        theta = (theta - 0.2 * gradient).detach().requires_grad_()
+    expected = theta.detach().numpy() - shared["theta"]
+    assert len(set(owner)) > 3
+    np.testing.assert_allclose(moved, expected, atol=2e-5)
+
+
+@given(
+    st.lists(st.integers(1, 4), max_size=2),
+    st.integers(0, 2),
+    st.lists(st.integers(1, 4), max_size=2),
+    st.integers(1, 5),
+    st.integers(1, 7),
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    st.integers(1, 9),
+    st.booleans(),
+)
+@settings(max_examples=40)
+def test_a_step_is_that_of_autograd_for_any_sizes(
+    user_fields, user_numbers, item_fields, item_numbers, d, hidden, samples, trained
+):
+    """Fields, numbers, widths and batches that fill no vector; inputs with zeros among them."""
+    network = Network(
+        tuple(user_fields), user_numbers, tuple(item_fields), item_numbers, d, tuple(hidden)
+    )
+    draw = np.random.default_rng(samples)
+    rows = {
+        side: draw.choice([0.0, 0.5, 1.0, -1.0], (4, sum(fields) + numbers)).astype(np.float32)
+        for side, fields, numbers in (
+            ("user", user_fields, user_numbers),
+            ("item", item_fields, item_numbers),
+        )
+    }
+    received = network.initial(STREAMS)
+    theta = received + draw.normal(0, 0.1, len(received)).astype(np.float32)
+    who, what = draw.integers(0, 4, samples), draw.integers(0, 4, samples)
+    labels = draw.integers(0, 2, samples).astype(np.float32)
+    copies, items = theta[None].copy(), rows["item"].copy()
+    losses = train_clients(
+        copies, received, rows["user"], items, np.array([0, samples]), who, what, labels,
+        1, samples, network.layout, Descent(0.3, 0.4, True, 0.2 if trained else 0.0),
+        np.array([0, 4]),
+    )  # fmt: skip
+    before, table = torch.tensor(theta, requires_grad=True), torch.tensor(rows["item"])
+    table.requires_grad_()
+    params = network.unpack(before[None])
+    logits = network.logits(params, torch.from_numpy(rows["user"])[who][None], table[what][None])
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits[0], torch.tensor(labels))
+    away = proximal(before[None], torch.from_numpy(received), 0.4, "squared").sum()
+    g_theta, g_table = torch.autograd.grad(loss + away, [before, table])
+    assert losses[0] == pytest.approx(loss.item(), abs=1e-5)
+    np.testing.assert_allclose(copies[0], theta - 0.3 * g_theta.numpy(), atol=1e-5)
+    moved = 0.2 * g_table.numpy() if trained else 0.0
+    np.testing.assert_allclose(items, rows["item"] - moved, atol=1e-5)
+
+
 def test_scores_are_equation_1_with_the_adapted_copy():
     method, view = small(PrivRec, adapt_epochs=3), odd_clients()
     shared = method.init(view, STREAMS)
@@ -213,6 +296,17 @@ def test_scores_are_equation_1_with_the_adapted_copy():
         expected = forward(network, theta, users[client], items).numpy()
         np.testing.assert_allclose(scores[client], expected, atol=1e-5)
     assert not np.allclose(scores, method.score(shared, {}, view))
+
+
+@pytest.mark.parametrize("kind", [PrivRec, FOFLSelf])
+def test_adaptation_has_a_rate_of_its_own(kind):
+    view = odd_clients()
+    slow, same, usual = (small(kind, adapt_lr=lr) for lr in (0.01, 0.1, None))
+    shared = usual.init(view, STREAMS)
+    adapted = [method.adapt(shared, {}, view, STREAMS)["theta"] for method in (slow, same, usual)]
+    np.testing.assert_array_equal(adapted[1], adapted[2])
+    away = [np.linalg.norm(theta[1] - shared["theta"]) for theta in adapted]
+    assert 0 < away[0] < away[1] / 3
 
 
 def test_fcf_follows_the_gradient_of_its_loss():

@@ -452,8 +452,12 @@ def _numbers(entries: Iterable[str], low: float, high: float) -> Numeric:
     return Numeric(filled.astype(np.float32), low, high)
 
 
-def _years(entries: Iterable[str]) -> Numeric:
-    return _numbers(entries, 1900.0, 2000.0)
+def _years(entries: Iterable[str]) -> Categorical:
+    """Code years; a film without one has none."""
+    known = [entry if entry.isdecimal() else None for entry in entries]
+    names = sorted({year for year in known if year is not None})
+    codes = [-1 if year is None else names.index(year) for year in known]
+    return Categorical(np.array(codes, np.int32), np.array(names))
 
 
 def _ml_100k(folder: Folder) -> Interactions:

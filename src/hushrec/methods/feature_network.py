@@ -23,10 +23,14 @@ from hushrec.clients import TrainView
 from hushrec.data.features import encode
 from hushrec.errors import ConfigError
 from hushrec.methods.base import MethodConfig
+from hushrec.network_kernels import Descent, Layout, Side, train_clients
 from hushrec.neural import Tensor, torch
 from hushrec.rng import Streams
 
 Array = NDArray[Any]
+
+STACK_INTERACTIONS = 512
+"""Of a stack: a cohort is small and a client takes long, so that threads share few clients each."""
 
 
 class NetworkConfig(MethodConfig):
@@ -52,8 +56,17 @@ class NetworkConfig(MethodConfig):
     """
     negatives: Annotated[int, Field(ge=0, le=1000)] = 4
     """Items without a training row that are drawn as negatives, per row, afresh every round."""
+    server_rate: Annotated[float, Field(gt=0)] = 1.0
+    """How far the server follows the mean difference (alpha3)."""
     adapt_epochs: Annotated[int, Field(ge=0)] = 5
     """Passes over its samples that a device fine-tunes its copy for before it scores."""
+    adapt_lr: Annotated[float, Field(gt=0)] | None = None
+    """Rate of those steps.  [lr]"""
+
+    @property
+    def adapt_rate(self) -> float:
+        """The rate of fine-tuning."""
+        return self.lr if self.adapt_lr is None else self.adapt_lr
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,27 @@ class Network:
                 drawn *= math.sqrt(2 / (inputs if name.startswith("first") else shape[0]))
             parts.append(drawn)
         return np.concatenate([part.reshape(-1) for part in parts]).astype(np.float32)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The places of the parameters, for the kernels."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
+        start = dict(zip(self.shapes, (int(end) for end in (0, *ends)), strict=False))
+        depth = range(len(self.hidden))
+
+        def side(name: str, embeddings: int, fields: tuple[int, ...], numbers: int) -> Side:
+            columns = np.cumsum([0, *fields, numbers])
+            return Side(embeddings, start[f"first/{name}"], columns)
+
+        return Layout(
+            self.d,
+            side("user", 0, self.user_fields, self.user_numbers),
+            side("item", sum(self.user_fields) * self.d, self.item_fields, self.item_numbers),
+            start["first/bias"],
+            np.array([*self.hidden, 1]),
+            np.array([start[f"layer{k}/weight"] for k in depth]),
+            np.array([start[f"layer{k}/bias"] for k in depth]),
+        )
 
     def unpack(self, theta: Tensor) -> dict[str, Tensor]:
         """Cut the flat vectors [clients, size] into parameters with a leading client axis."""
@@ -173,132 +207,55 @@ def proximal(
     return mu / 2 * (squares if kind == "squared" else (squares + 1e-12).sqrt())
 
 
-@dataclass(frozen=True)
-class Descent:
-    """Minibatch SGD on many copies of a network at once, in place and without a graph.
-
-    The gradient of every layer is one product that goes straight into the parameters; autograd
-    writes it out first, and moving the parameters through memory is what a step costs. The tests
-    hold it to `Network.logits`, which NN-SELF differentiates twice.
-    """
-
-    network: Network
-    lr: float
-    mu: float = 0.0
-    kind: Literal["squared", "norm"] = "squared"
-
-    def step(
-        self,
-        theta: Tensor,
-        received: Tensor,
-        users: Tensor,
-        items: Tensor,
-        batch: neural.Batch,
-        item_rate: float | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Move the copies ``theta`` [clients, size] one step downhill.
-
-        Returns each client's mean cross-entropy before it and, with ``item_rate``, how far the
-        inputs ``items`` themselves should move, for methods whose inputs are trained.
-        """
-        pull = self._pull(theta, received, batch.active) if self.mu else None
-        params = self.network.unpack(theta)
-        tables = {side: self.network.first_layer(params, side) for side in ("user", "item")}
-        hidden = torch.baddbmm(params["first/bias"][:, None], users, tables["user"])
-        outputs = [torch.relu_(torch.bmm(items, tables["item"]) + hidden)]
-        depth = len(self.network.hidden)
-        for k in range(depth):
-            bias, weight = params[f"layer{k}/bias"][:, None], params[f"layer{k}/weight"]
-            outputs.append(torch.baddbmm(bias, outputs[-1], weight))
-            if k < depth - 1:
-                outputs[-1].relu_()
-        logits = outputs.pop()[..., 0]
-        losses = neural.mean_bce(logits, batch)
-        error = ((torch.sigmoid(logits) - batch.labels) * batch.weights)[..., None]
-        for k in range(depth - 1, -1, -1):
-            weight, below = params[f"layer{k}/weight"], outputs[k]
-            passed = torch.bmm(error, weight.transpose(1, 2))
-            weight.baddbmm_(below.transpose(1, 2), error, alpha=-self.lr)
-            params[f"layer{k}/bias"].sub_(error.sum(1), alpha=self.lr)
-            error = passed.mul_(below > 0)
-        moved = None
-        if item_rate is not None:
-            moved = torch.bmm(error, tables["item"].transpose(1, 2)).mul_(-item_rate)
-        summed = error.sum(1, keepdim=True)
-        params["first/bias"].sub_(summed[:, 0], alpha=self.lr)
-        one_user = users.shape[1] == 1
-        self._first(params, "user", torch.bmm(users.transpose(1, 2), summed if one_user else error))
-        self._first(params, "item", torch.bmm(items.transpose(1, 2), error))
-        if pull is not None:
-            theta.sub_(pull)
-        return losses, moved
-
-    def _pull(self, theta: Tensor, received: Tensor, active: Tensor) -> Tensor:
-        """Return what the proximal term takes off, for clients that are not done."""
-        apart, strength = theta - received, self.lr * self.mu * active
-        if self.kind == "norm":
-            strength = strength / (2 * ((apart * apart).sum(1) + 1e-12).sqrt())
-        return apart.mul_(strength[:, None])
-
-    def _first(self, params: neural.Params, side: Literal["user", "item"], table: Tensor) -> None:
-        """Carry the gradient of a side's first-layer table to weights and embeddings."""
-        d, start = self.network.d, 0
-        weights = params[f"first/{side}"]
-        fields = self.network.user_fields if side == "user" else self.network.item_fields
-        for k, size in enumerate(fields):
-            gradient, own = table[:, start : start + size], weights[:, k * d : (k + 1) * d]
-            embedding = params[f"{side}{k}"]
-            passed = torch.bmm(gradient, own.transpose(1, 2))
-            own.baddbmm_(embedding.transpose(1, 2), gradient, alpha=-self.lr)
-            embedding.sub_(passed, alpha=self.lr)
-            start += size
-        weights[:, len(fields) * d :].sub_(table[:, start:], alpha=self.lr)
+def draw_samples(
+    config: NetworkConfig, view: TrainView, epochs: int, streams: Streams, round_number: int
+) -> neural.Samples:
+    """Draw the clients' samples of a round: their rows, and items they have none of."""
+    return neural.draw_samples(
+        view,
+        config.negatives,
+        epochs,
+        streams,
+        round_number,
+        positive_above=config.positive_above,
+    )
 
 
 def train_copies(
+    network: Network,
     descent: Descent,
     theta: NDArray[np.float32],
     users: NDArray[np.float32],
     items: NDArray[np.float32],
     samples: neural.Samples,
     batch: int,
-    item_rate: float | None = None,
 ) -> tuple[NDArray[np.float32], RowStack, NDArray[np.float64]]:
     """Train a copy of theta for each client on its samples.
 
-    ``users`` has a row of inputs per client, ``items`` one per item. With ``item_rate`` the items
-    are a table that is trained as well, each client's rows apart. Returns the copies, the touched
-    rows of that table as the clients left them, and each client's mean loss before its steps.
+    ``users`` has a row of inputs per client, ``items`` one per item. Where the descent has a rate
+    for them, the items are a table that is trained as well, each client's rows apart. Returns the
+    copies, the touched rows of that table as the clients left them, and each client's mean loss
+    before its steps.
     """
-    n_clients, width = len(samples.indptr) - 1, items.shape[1]
-    copies, losses = np.repeat(theta[None], n_clients, 0), np.zeros(n_clients)
-    indptr, ids, place = kernels.places(samples.indptr, samples.items, len(items))
-    rows = items[ids] if item_rate is not None else np.zeros((0, width), np.float32)
-    received, mine, inputs = map(torch.from_numpy, (theta, users, items))
-    for clients in neural.groups(samples, batch):
-        state = torch.from_numpy(copies[clients])
-        total, steps = torch.zeros(neural.GROUP), torch.zeros(neural.GROUP)
-        owned = [slice(indptr[c], indptr[c + 1]) for c in clients]
-        if item_rate is not None:
-            local = torch.zeros(neural.GROUP, max(own.stop - own.start for own in owned), width)
-            for g, own in enumerate(owned):
-                local[g, : own.stop - own.start] = torch.from_numpy(rows[own])
-        for step, slots in neural.batches(samples, place, clients, batch):
-            index = slots[..., None].expand(-1, -1, width)
-            theirs = inputs[step.items] if item_rate is None else local.gather(1, index)
-            before, moved = descent.step(
-                state, received, mine[step.clients][:, None], theirs, step, item_rate
-            )
-            if moved is not None:
-                local.scatter_add_(1, index, moved)
-            total += before
-            steps += step.active
-        real = np.unique(clients)
-        copies[real] = state.numpy()[: len(real)]
-        losses[real] = (total / steps.clamp(min=1)).numpy()[: len(real)]
-        if item_rate is not None:
-            for g in range(len(real)):
-                rows[owned[g]] = local[g, : owned[g].stop - owned[g].start].numpy()
-    if item_rate is None:
-        indptr, ids = np.zeros(n_clients + 1, np.int64), ids[:0]
-    return copies, RowStack(indptr, ids, rows), losses
+    n_clients = len(samples.indptr) - 1
+    indptr, ids, sample_item = np.zeros(n_clients + 1, np.int64), samples.items[:0], samples.items
+    if descent.item_lr:
+        indptr, ids, sample_item = kernels.places(samples.indptr, samples.items, len(items))
+        items = items[ids]
+    copies = np.repeat(theta[None], n_clients, 0)
+    losses = train_clients(
+        copies,
+        theta,
+        users,
+        items,
+        samples.indptr,
+        np.repeat(np.arange(n_clients), np.diff(samples.indptr)),
+        sample_item.astype(np.int64),
+        samples.labels,
+        samples.epochs,
+        batch,
+        network.layout,
+        descent,
+        indptr,
+    )
+    return copies, RowStack(indptr, ids, items[: len(ids)]), losses

@@ -20,8 +20,15 @@ from hushrec import neural
 from hushrec.aggregate import RowStack, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import Fitted, Method, Private, Shared
-from hushrec.methods.feature_network import Descent, Network, NetworkConfig, train_copies
+from hushrec.methods.feature_network import (
+    STACK_INTERACTIONS,
+    Network,
+    NetworkConfig,
+    draw_samples,
+    train_copies,
+)
 from hushrec.methods.inner_product import apply_mean, initial_table
+from hushrec.network_kernels import Descent
 from hushrec.neural import torch
 from hushrec.rng import Streams
 
@@ -33,8 +40,6 @@ class FOFLSelfConfig(NetworkConfig):
     """Rate of a step on the item rows; a row is in few samples of a batch, so it may be larger."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
     """Standard deviation of the item rows before training."""
-    server_rate: Annotated[float, Field(gt=0)] = 1.0
-    """How far the server follows the mean difference (alpha3)."""
     item_server_rate: Annotated[float, Field(gt=0)] = 1.0
     """The same for item rows: of a cohort only a few clients touch a row."""
 
@@ -46,6 +51,7 @@ class FOFLSelf(Method):
     Config = FOFLSelfConfig
     default_rounds = 300
     adapts = True
+    stack_interactions = STACK_INTERACTIONS
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, the first user vector and the network."""
@@ -56,7 +62,9 @@ class FOFLSelf(Method):
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
     ) -> Fitted:
         """Train each client's copy; upload the differences."""
-        theta, rows, losses = self._trained(shared, view, self.config.epochs, streams, round_number)
+        config = self.config
+        samples = draw_samples(config, view, config.epochs, streams, round_number)
+        theta, rows, losses = self._trained(shared, samples, config.lr, config.item_lr)
         update = Update(
             len(view),
             rows={"items": replace(rows, base=shared["items"])},
@@ -76,9 +84,12 @@ class FOFLSelf(Method):
 
     def adapt(self, shared: Shared, private: Private, view: TrainView, streams: Streams) -> Private:
         """Fine-tune each device's copy on its own past."""
-        if not self.config.adapt_epochs:
+        config = self.config
+        if not config.adapt_epochs:
             return {}
-        theta, rows, _ = self._trained(shared, view, self.config.adapt_epochs, streams)
+        samples = draw_samples(config, view, config.adapt_epochs, streams, 0)
+        item_lr = config.item_lr * config.adapt_rate / config.lr
+        theta, rows, _ = self._trained(shared, samples, config.adapt_rate, item_lr)
         return {"theta": theta, "items": rows}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
@@ -106,28 +117,15 @@ class FOFLSelf(Method):
         return Network((1,), 0, (), self.config.d, self.config.d, self.config.hidden)
 
     def _trained(
-        self,
-        shared: Shared,
-        view: TrainView,
-        epochs: int,
-        streams: Streams,
-        round_number: int = 0,
+        self, shared: Shared, samples: neural.Samples, lr: float, item_lr: float
     ) -> tuple[NDArray[np.float32], RowStack, NDArray[np.float64]]:
-        config = self.config
-        samples = neural.draw_samples(
-            view,
-            config.negatives,
-            epochs,
-            streams,
-            round_number,
-            positive_above=config.positive_above,
-        )
+        """Return each client's copy of the network and of its rows, and its mean loss."""
         return train_copies(
-            Descent(self._network(), config.lr),
+            self._network(),
+            Descent(lr, 0.0, True, item_lr),
             shared["theta"],
-            np.ones((len(view), 1), np.float32),
+            np.ones((len(samples.lengths), 1), np.float32),
             shared["items"],
             samples,
-            config.batch,
-            config.item_lr,
+            self.config.batch,
         )

@@ -22,7 +22,7 @@ from hushrec import neural
 from hushrec.aggregate import Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import Fitted, Private, Shared
-from hushrec.methods.feature_network import network_of
+from hushrec.methods.feature_network import draw_samples, network_of
 from hushrec.methods.privrec import PrivRec, PrivRecConfig
 from hushrec.neural import Samples, Tensor, torch
 from hushrec.rng import Streams
@@ -45,15 +45,14 @@ class NNSelf(PrivRec):
     name = "nn-self"
     Config = NNSelfConfig
     default_rounds = 300
+    stack_interactions = None
 
     def fit(
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
     ) -> Fitted:
         """Upload minus the meta-gradient of each client; `apply` follows its mean (equation 5)."""
         config = self.config
-        samples = neural.draw_samples(
-            view, config.negatives, 1, streams, round_number, positive_above=config.positive_above
-        )
+        samples = draw_samples(config, view, 1, streams, round_number)
         support, query = halves(samples, config.epochs)
         received = torch.from_numpy(shared["theta"])
         network = network_of(config, view, self.name)

@@ -17,7 +17,7 @@ adaptive clipping: the preset ``dp-paper``. The noise is on the mean, before the
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,16 @@ from hushrec.clients import TrainView
 from hushrec.data.features import encode
 from hushrec.methods.base import Fitted, Method, Private, Shared
 from hushrec.methods.feature_network import (
+    STACK_INTERACTIONS,
     Array,
-    Descent,
     Network,
     NetworkConfig,
+    draw_samples,
     network_of,
     proximal,
     train_copies,
 )
+from hushrec.network_kernels import Descent
 from hushrec.neural import Tensor, torch
 from hushrec.rng import Streams
 
@@ -48,8 +50,6 @@ class PrivRecConfig(NetworkConfig):
     """Weight of the proximal term."""
     proximal: Literal["squared", "norm"] = "squared"
     """The squared distance from the received parameters, or the distance, as the text prints it."""
-    server_rate: Annotated[float, Field(gt=0)] = 1.0
-    """How far the server follows the mean difference (alpha3)."""
 
 
 class PrivRec(Method):
@@ -59,6 +59,7 @@ class PrivRec(Method):
     Config = PrivRecConfig
     default_rounds = 300
     adapts = True
+    stack_interactions: ClassVar[int | None] = STACK_INTERACTIONS
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw all parameters."""
@@ -68,9 +69,9 @@ class PrivRec(Method):
         self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
     ) -> Fitted:
         """Train each client's copy; upload the differences."""
-        trained, losses = self._trained(
-            shared["theta"], view, self.config.epochs, streams, round_number
-        )
+        config = self.config
+        samples = draw_samples(config, view, config.epochs, streams, round_number)
+        trained, losses = self._trained(shared["theta"], view, samples, config.lr)
         return Fitted(Update(len(view), dense={"theta": trained - shared["theta"]}), {}, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
@@ -80,9 +81,11 @@ class PrivRec(Method):
 
     def adapt(self, shared: Shared, private: Private, view: TrainView, streams: Streams) -> Private:
         """Fine-tune each device's copy on its own past."""
-        if not self.config.adapt_epochs:
+        config = self.config
+        if not config.adapt_epochs:
             return {}
-        return {"theta": self._trained(shared["theta"], view, self.config.adapt_epochs, streams)[0]}
+        samples = draw_samples(config, view, config.adapt_epochs, streams, 0)
+        return {"theta": self._trained(shared["theta"], view, samples, config.adapt_rate)[0]}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Run all items through each device's copy, each different row of features once."""
@@ -103,26 +106,15 @@ class PrivRec(Method):
         return scores
 
     def _trained(
-        self,
-        theta: Array,
-        view: TrainView,
-        epochs: int,
-        streams: Streams,
-        round_number: int = 0,
+        self, theta: Array, view: TrainView, samples: neural.Samples, lr: float
     ) -> tuple[Array, NDArray[np.float64]]:
-        """Return each client's copy of theta after some epochs on its own samples."""
+        """Return each client's copy of theta after its samples, and its mean loss."""
         config = self.config
-        samples = neural.draw_samples(
-            view,
-            config.negatives,
-            epochs,
-            streams,
-            round_number,
-            positive_above=config.positive_above,
-        )
         network = network_of(config, view, self.name)
-        descent = Descent(network, config.lr, config.mu, config.proximal)
-        copies, _, losses = train_copies(descent, theta, *features(view), samples, config.batch)
+        descent = Descent(lr, config.mu, config.proximal == "squared", 0.0)
+        copies, _, losses = train_copies(
+            network, descent, theta, *features(view), samples, config.batch
+        )
         return copies, losses
 
     def _loss(self, network: Network, view: TrainView, received: Tensor) -> neural.LossOf:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import neural
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import Fitted, Private, Shared
-from hushrec.methods.feature_network import Descent, network_of
+from hushrec.methods.feature_network import draw_samples, network_of
 from hushrec.methods.privrec import PrivRec, PrivRecConfig, features
-from hushrec.neural import torch
+from hushrec.network_kernels import Descent, train_clients
 from hushrec.rng import Streams
 
 
@@ -44,28 +42,28 @@ class PrivRecCEN(PrivRec):
     ) -> Fitted:
         """Pass once over all samples in random order."""
         config, network = self.config, network_of(self.config, view, self.name)
-        samples = neural.draw_samples(
-            view, config.negatives, 1, streams, round_number, positive_above=config.positive_above
-        )
+        samples = draw_samples(config, view, 1, streams, round_number)
         owner = np.repeat(np.arange(len(view)), samples.lengths)
         order = streams.generator("fit/order", round_number).permutation(len(owner))
-        users, items = map(torch.from_numpy, features(view))
-        theta, descent = shared["theta"][None].copy(), Descent(network, config.pooled_lr)
-        state, total = torch.from_numpy(theta), 0.0
-        for start in range(0, len(order), config.pooled_batch):
-            at = order[start : start + config.pooled_batch]
-            batch = neural.Batch(
-                clients=torch.zeros(1, dtype=torch.int64),
-                items=torch.from_numpy(samples.items[at].astype(np.int64))[None],
-                labels=torch.from_numpy(samples.labels[at])[None],
-                weights=torch.full((1, len(at)), 1 / len(at)),
-            )
-            mine, theirs = users[torch.from_numpy(owner[at])][None], items[batch.items]
-            loss, _ = descent.step(state, state, mine, theirs, batch)
-            total += float(loss) * len(at)
+        theta = shared["theta"][None].copy()
+        users, items = features(view)
+        loss = train_clients(
+            theta,
+            shared["theta"],
+            users,
+            items,
+            np.array([0, len(order)]),
+            owner[order],
+            samples.items[order].astype(np.int64),
+            samples.labels[order],
+            1,
+            config.pooled_batch,
+            network.layout,
+            Descent(config.pooled_lr, 0.0, True, 0.0),
+            np.zeros(2, np.int64),
+        )
         moved = theta - shared["theta"]
-        losses: NDArray[np.float64] = np.full(len(view), total / max(1, len(order)))
-        return Fitted(Update(1, dense={"theta": moved}), {}, losses)
+        return Fitted(Update(1, dense={"theta": moved}), {}, np.repeat(loss, len(view)))
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Take the trained network."""
