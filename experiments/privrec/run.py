@@ -48,6 +48,7 @@ SPLIT = {
 }
 ROUNDS = {
     ("ml-1m", "dp-privrec"): 400,
+    ("frappe", "privrec"): 160,
     ("frappe", "dp-privrec"): 400,
     ("frappe", "privrec-cen"): 20,
     ("frappe", "fofl-self"): 240,
