@@ -157,3 +157,20 @@ def test_the_overview_says_which_differences_count():
     assert "| same | base | not run | 0.220 / 0.110 = |" in lines
     assert not any("late" in line for line in lines)
     assert runner.overview(rows[:1]) == []
+
+
+def test_a_cell_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID.replace("rounds = 3", "rounds = 2"))
+    done = []
+
+    def run_cell(cell, *rest):
+        done.append(cell.name)
+        if cell.name == "popularity":
+            raise subprocess.CalledProcessError(2, "hushrec")
+
+    monkeypatch.setattr(runner, "run_cell", run_cell)
+    where = ["--grid", str(file), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    with pytest.raises(SystemExit, match="no result: demo/honest/popularity"):
+        runner.main(where)
+    assert done == ["popularity", "own"]

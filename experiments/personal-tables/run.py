@@ -35,6 +35,8 @@ from hushrec.report.units import human_size
 HERE = Path(__file__).resolve().parent
 METRICS = ("hr@10", "ndcg@10")
 SIGNIFICANT = 0.05
+REFUSED = 2
+"""What `hushrec` exits with when it cannot go on, with the reason on standard error."""
 
 
 class Cell(BaseModel):
@@ -272,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (not given.only or cell.name in given.only)
         and (not given.data or cell.data in given.data)
     ]
-    installed = method_names()
+    installed, failed = method_names(), []
     for number, cell in enumerate(chosen, 1):
         state = "to do"
         if is_done(cell, given.runs):
@@ -284,10 +286,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"[{number}/{len(chosen)}] {cell.folder}: {state}", file=sys.stderr)
         if given.list or state != "to do":
             continue
-        run_cell(cell, given.runs, given.threads)
+        try:
+            run_cell(cell, given.runs, given.threads)
+        except subprocess.CalledProcessError as error:
+            if error.returncode != REFUSED:
+                raise
+            failed.append(cell.folder)  # it diverged, say: the others can still be run
         write_results(cells, given.runs, given.out, title)
     if not given.list:
         write_results(cells, given.runs, given.out, title)
+    if failed:
+        raise SystemExit(f"no result: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
