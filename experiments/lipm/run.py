@@ -145,24 +145,28 @@ def write(args: argparse.Namespace, plan: dict[str, Any]) -> None:
     (place / "results.json").write_text(json.dumps(found, indent=1) + "\n")
     lines = [f"# LIPM and DPPS on {args.data}", ""]
     lines += ["Written by `experiments/lipm/run.py`. Honest protocol, full ranking, test items; in"]
-    lines += ["brackets the 95 % interval over users. p: paired test of NDCG@10 against the"]
-    lines += ["baseline, Holm-corrected over all cells.", ""]
+    lines += [
+        "brackets the 95 % interval over users, whose values are means over seeds. p: paired test"
+    ]
+    lines += ["of NDCG@10 against the baseline, Holm-corrected over all cells.", ""]
     for title, names in TABLES.items():
         rows = [(name, found[name]) for name in names if name in found]
         if not rows:
             continue
-        lines += [f"## {title}", "", "| cell | NDCG@10 | Recall@10 | Precision@10 | AUC | ε | p |"]
-        lines += ["|---|---|---|---|---|---|---|"]
+        lines += [f"## {title}", ""]
+        lines += ["| cell | seeds | NDCG@10 | Recall@10 | Precision@10 | AUC | ε | p |"]
+        lines += ["|---|---|---|---|---|---|---|---|"]
         for name, cell in rows:
             low, high = cell["interval"]["ndcg@10"]
             figures = [f"{cell['test'][m]:.4f}" for m in METRICS]
             figures[0] += f" [{low:.4f}, {high:.4f}]"
             epsilon = "–" if cell["epsilon"] is None else f"{cell['epsilon']:.3g}"
             p = f"{cell['p_against_baseline']:.2g}" if "p_against_baseline" in cell else "–"
-            lines.append(f"| {name} | {' | '.join(figures)} | {epsilon} | {p} |")
+            seeds = len(cell["seeds"])
+            lines.append(f"| {name} | {seeds} | {' | '.join(figures)} | {epsilon} | {p} |")
         popular = rows[0][1]["popularity"]
         lines += [
-            f"| popularity | {' | '.join(f'{popular[m]:.4f}' for m in METRICS)} | – | – |",
+            f"| popularity | – | {' | '.join(f'{popular[m]:.4f}' for m in METRICS)} | – | – |",
             "",
         ]
     (place / "results.md").write_text("\n".join(lines))
