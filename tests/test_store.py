@@ -205,12 +205,19 @@ def test_pages_of_files_are_given_back_while_they_are_used(tmp_path, monkeypatch
     fields = {"table": PerClientTable(np.zeros((4, 2), np.float32))}
     store = PrivateStore(fields, N, tmp_path)
     monkeypatch.setattr("hushrec.store.MAPPED_BYTES", 3 * store.bytes_per_user)
-    released = []
-    monkeypatch.setattr(store, "release", lambda: released.append(store._mapped))
+    released, release = [], store.release
+
+    def counted():
+        released.append(store._mapped)
+        release()
+
+    monkeypatch.setattr(store, "release", counted)
     tables = np.random.default_rng(0).random((N, 4, 2), np.float32)
     for start in range(0, N, 2):
         users = np.arange(start, min(start + 2, N))
         store.write(users, {"table": tables[users]})
         np.testing.assert_array_equal(store.read(users)["table"], tables[users])
-    assert released  # and what is read afterwards is what was written
+    # Every fourth user at the latest, and what is read afterwards is what was written.
+    assert len(released) >= 2 * N // 6
+    assert max(released) <= 5 * store.bytes_per_user
     np.testing.assert_array_equal(store.read(np.arange(N)[::-1])["table"], tables[::-1])

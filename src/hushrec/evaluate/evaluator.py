@@ -122,9 +122,8 @@ class Evaluator:
                 ),
             )
 
-        stacks = chunks(
-            np.arange(len(self._users[part])), self.chunk(method, shared, store.bytes_per_user)
-        )
+        chunk = self.chunk(method, shared, store.bytes_per_user)
+        stacks = chunks(np.arange(len(self._users[part])), chunk)
         with ThreadPoolExecutor(self.threads) as pool:
             parts = list(pool.map(work, stacks))
         store.release()
@@ -175,13 +174,9 @@ class Evaluator:
             scores = self.scores(method, shared, store, users, view)
             return top_k(scores, view.positives.indptr, view.positives.values, count)[0]
 
+        chunk = self.chunk(method, shared, store.bytes_per_user)
         with ThreadPoolExecutor(self.threads) as pool:
-            lists = list(
-                pool.map(
-                    work,
-                    chunks(self._users[part], self.chunk(method, shared, store.bytes_per_user)),
-                )
-            )
+            lists = list(pool.map(work, chunks(self._users[part], chunk)))
         return np.concatenate(lists)
 
     def evaluated_users(self, part: Part) -> NDArray[np.int64]:
