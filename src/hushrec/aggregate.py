@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import kernels, pair_kernels
+from hushrec import kernels
 from hushrec.errors import DivergedError
+from hushrec.kernels import pairs as pair_kernels
 
 STEPS_PER_UNIT = 2.0**32
 

@@ -31,8 +31,9 @@ from rich.table import Table
 from hushrec.audit.commands import audit_command
 from hushrec.backends.inprocess import usable_cores
 from hushrec.config import parse_settings, preset_names
-from hushrec.data import catalog, load
+from hushrec.data import load
 from hushrec.data.commands import data as data_group
+from hushrec.data.datasets import cache_dir
 from hushrec.data.files import read_history
 from hushrec.device.bundle import export
 from hushrec.errors import ConfigError, HushrecError, MissingExtraError, StoppedError
@@ -650,7 +651,7 @@ def doctor_command(as_json: bool) -> None:
         "methods": method_names(),
         "data": {
             "HUSHREC_DATA": os.environ.get("HUSHREC_DATA"),
-            "cache": str(catalog.cache_dir()),
+            "cache": str(cache_dir()),
         },
     }
     if as_json:

@@ -153,7 +153,7 @@ def train(
     widths = {name: table.shape[-1] for name, table in tables.items()}
     rows = {name: np.empty((len(ids), width), np.float32) for name, width in widths.items()}
     losses = np.zeros(len(samples.indptr) - 1)
-    for clients in groups(samples, batch):
+    for clients in groups(samples):
         real = np.unique(clients)
         state = {name: torch.from_numpy(array[clients]) for name, array in trained.items()}
         owned = [slice(indptr[c], indptr[c + 1]) for c in clients]
@@ -227,7 +227,7 @@ def _clip_factor(
     return torch.clamp(limit / (squared.sqrt() + 1e-6), max=1)
 
 
-def groups(samples: Samples, batch: int) -> Iterator[NDArray[np.int64]]:
+def groups(samples: Samples) -> Iterator[NDArray[np.int64]]:
     """Cut a stack into groups of clients with about as many steps; fill the last one up."""
     order = np.argsort(samples.lengths, kind="stable")
     for start in range(0, len(order), GROUP):

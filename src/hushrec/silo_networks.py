@@ -17,13 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import kernels, silo_kernels
+from hushrec import kernels
 from hushrec.aggregate import RowStack
 from hushrec.clients import Ragged, TrainView
-from hushrec.negatives import PURPOSE
-from hushrec.neural import GROUP, Array, Arrays, Params, Tensor, torch
-from hushrec.rng import Streams
-from hushrec.silo_kernels import (
+from hushrec.kernels import silos as silo_kernels
+from hushrec.kernels.silos import (
     adam_factors,
     adam_flat,
     adam_rows,
@@ -31,6 +29,9 @@ from hushrec.silo_kernels import (
     descend_rows,
     follow_rows,
 )
+from hushrec.negatives import PURPOSE
+from hushrec.neural import GROUP, Array, Arrays, Params, Tensor, torch
+from hushrec.rng import Streams
 
 LANES = 16
 """Flat parameters are a multiple of this long: vector units then have no remainder to treat."""

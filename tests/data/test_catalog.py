@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hushrec.data import catalog, load, names
-from hushrec.data.catalog import CATALOG, File, fetch, import_file
+from hushrec.data.catalog import fetch, import_file
+from hushrec.data.datasets import CATALOG, File
 from hushrec.data.interactions import Categorical, MultiCategorical, Numeric
 from hushrec.errors import ConfigError, DataError
 

@@ -5,8 +5,8 @@ import pytest
 from click.testing import CliRunner
 
 from hushrec.data import catalog
-from hushrec.data.catalog import Folder
 from hushrec.data.commands import data
+from hushrec.data.datasets import Folder
 from hushrec.errors import ConfigError, DataError
 
 

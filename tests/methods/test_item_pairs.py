@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hushrec
-from hushrec import pair_kernels
 from hushrec.aggregate import ExactSum
+from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.fedease import FedEASE
 from hushrec.methods.fednext import FedNext
 from hushrec.methods.item_pairs import TABLE_ENTRIES

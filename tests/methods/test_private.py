@@ -13,13 +13,13 @@ from scipy.stats import kstest
 from test_item_pairs import dense, ease_weights
 
 import hushrec
-from hushrec import pair_kernels
 from hushrec.aggregate import ExactSum, RowStack, Total, Update
 from hushrec.cli import main
 from hushrec.clients import CohortConfig
 from hushrec.config import Experiment, make_experiment
 from hushrec.device.bundle import export
 from hushrec.errors import ConfigError, StoppedError
+from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.fedals import FedALS
 from hushrec.methods.fedease import FedEASE, PrivateFedEASE
 from hushrec.methods.fednext import FedNext, PrivateFedNext

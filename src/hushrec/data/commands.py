@@ -12,15 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hushrec.data.catalog import (
-    CATALOG,
-    DataSet,
-    cache_dir,
-    fetch,
-    import_file,
-    load,
-    names,
-)
+from hushrec.data.catalog import fetch, import_file, load, names
+from hushrec.data.datasets import CATALOG, DataSet, cache_dir
 from hushrec.data.interactions import Categorical, Column, Interactions, MultiCategorical
 
 json_option = click.option(

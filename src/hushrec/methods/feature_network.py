@@ -22,8 +22,8 @@ from hushrec.aggregate import RowStack
 from hushrec.clients import TrainView
 from hushrec.data.features import encode
 from hushrec.errors import ConfigError
+from hushrec.kernels.networks import Descent, Layout, Side, train_clients
 from hushrec.methods.base import MethodConfig
-from hushrec.network_kernels import Descent, Layout, Side, train_clients
 from hushrec.neural import Tensor, torch
 from hushrec.rng import Streams
 

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import pair_kernels
 from hushrec.aggregate import RowStack
 from hushrec.clients import Ragged, TrainView
+from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.item_pairs import Block, ExactPairs, ItemPairsConfig, Vector
 from hushrec.methods.popularity import distinct_items
 from hushrec.methods.private_pairs import PrivatePairs, PrivatePairsConfig

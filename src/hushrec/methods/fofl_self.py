@@ -19,6 +19,7 @@ from pydantic import Field
 from hushrec import neural
 from hushrec.aggregate import RowStack, Total, Update
 from hushrec.clients import TrainView
+from hushrec.kernels.networks import Descent
 from hushrec.methods.base import Fitted, Method, Private, Shared
 from hushrec.methods.feature_network import (
     STACK_INTERACTIONS,
@@ -28,7 +29,6 @@ from hushrec.methods.feature_network import (
     train_copies,
 )
 from hushrec.methods.inner_product import apply_mean, initial_table
-from hushrec.network_kernels import Descent
 from hushrec.neural import torch
 from hushrec.rng import Streams
 

@@ -32,10 +32,10 @@ import scipy.linalg
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import pair_kernels
 from hushrec.aggregate import RowStack, Total, Update
 from hushrec.clients import TrainView
 from hushrec.errors import DivergedError
+from hushrec.kernels import pairs as pair_kernels
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
 from hushrec.rng import Streams

@@ -94,7 +94,7 @@ def meta_gradients(
     gradients = np.zeros((n_clients, len(received)), np.float32)
     losses = np.zeros(n_clients)
     nowhere = np.zeros(max(len(support.items), len(query.items)), np.int64)
-    for clients in neural.groups(support, batch):
+    for clients in neural.groups(support):
         start = received.expand(neural.GROUP, -1).clone().requires_grad_()
         theta = start
         for step, _ in neural.batches(support, nowhere, clients, batch):

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import pair_kernels
 from hushrec.aggregate import RowStack, Total, Update
 from hushrec.clients import Ragged, TrainView
+from hushrec.kernels import pairs as pair_kernels
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Private, Shared
 from hushrec.methods.head import COUNTS, count_items, find_head, only

@@ -27,6 +27,7 @@ from hushrec import neural
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.data.features import encode
+from hushrec.kernels.networks import Descent
 from hushrec.methods.base import Fitted, Method, Private, Shared
 from hushrec.methods.feature_network import (
     STACK_INTERACTIONS,
@@ -38,7 +39,6 @@ from hushrec.methods.feature_network import (
     proximal,
     train_copies,
 )
-from hushrec.network_kernels import Descent
 from hushrec.neural import Tensor, torch
 from hushrec.rng import Streams
 

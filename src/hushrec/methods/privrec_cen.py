@@ -13,10 +13,10 @@ from pydantic import Field
 
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
+from hushrec.kernels.networks import Descent, train_clients
 from hushrec.methods.base import Fitted, Private, Shared
 from hushrec.methods.feature_network import draw_samples, network_of
 from hushrec.methods.privrec import PrivRec, PrivRecConfig, features
-from hushrec.network_kernels import Descent, train_clients
 from hushrec.rng import Streams
 
 

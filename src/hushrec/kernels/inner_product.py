@@ -1,0 +1,387 @@
+"""Training and scoring of models whose score is an inner product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from hushrec.kernels.draws import below, draw, list_outside, nth_outside
+
+Array = NDArray[Any]
+
+ANY_ORDER = {"reassoc", "contract", "nsz"}
+"""Additions of one expression may be reordered into vector lanes: the same way on every call, since
+the compiled code is the same. NaN and infinity keep their meaning."""
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER, inline="always")
+def dot(left: Array, right: Array) -> Any:
+    """Return the inner product; lanes may be added in any order, the same on every call."""
+    total = left.dtype.type(0)
+    for k in range(len(left)):
+        total += left[k] * right[k]
+    return total
+
+
+@njit(cache=True, nogil=True, inline="always")
+def sigmoid(logit: float) -> tuple[float, float]:
+    """Return 1 / (1 + exp(-logit)), and 1 + exp(-|logit|), whose logarithm the loss needs."""
+    shrunk = np.exp(-abs(logit))
+    grown = 1.0 + shrunk
+    return (1.0 if logit >= 0 else shrunk) / grown, grown
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def clip_errors(
+    limit: Any,
+    error: Array,
+    sample: Array,
+    row_error: Array,
+    vector: Array,
+    gradient: Array,
+    bias_gradient: Any,
+) -> Any:
+    """Scale the errors down to a gradient of norm ``limit`` by rows, vector and bias together.
+
+    ``row_error`` is zero before and after. Returns the factor; 1 leaves the errors as they are.
+    """
+    for s in range(len(sample)):
+        row_error[sample[s] >> 1] += error[s]
+    squared = error.dtype.type(0)
+    for s in range(len(sample)):
+        squared += row_error[sample[s] >> 1] ** 2
+        row_error[sample[s] >> 1] = 0  # a row counts once
+    squared = squared * dot(vector, vector) + dot(gradient, gradient) + bias_gradient**2
+    one = error.dtype.type(1)
+    factor = min(one, limit / (np.sqrt(squared) + error.dtype.type(1e-6)))
+    if factor < one:
+        for s in range(len(sample)):
+            error[s] *= factor
+    return factor
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def fit_inner_product(
+    key: Array,
+    users: Array,
+    indptr: Array,
+    items: Array,
+    excluded_indptr: Array,
+    excluded: Array,
+    table: Array,
+    own_table: Array,
+    vectors: Array,
+    biases: Array,
+    negatives: int,
+    epochs: int,
+    batch: int,
+    rate: Any,
+    item_rate: Any,
+    with_bias: bool,
+    two_steps: bool,
+    read_only: Any = None,
+    additive: Any = None,
+    rate_decay: Any = None,
+    clip: Any = None,
+) -> tuple[Array, Array, Array, Array]:
+    """Train ``sigmoid(<row_i, vector> + bias)`` on every client, by SGD on the batch-mean BCE.
+
+    Each client starts from the received ``table``, or from its own table where ``own_table`` has
+    one per client (it is then updated in place), draws ``negatives`` per positive once, and in
+    every epoch shuffles and goes through its samples in batches. A batch takes one step on
+    (vector, bias) at ``rate`` and one on the item rows at ``item_rate``: at once, or, with
+    ``two_steps``, the second with the new vector (PFedRec, algorithm 1, lines 8 to 11).
+
+    Options that are None cost nothing: the compiler leaves their branches out.
+
+    - ``read_only``: own tables that are left as they are; the caller keeps the returned rows.
+    - ``additive``, FedRAP's (personal tables [clients, items, d], their scales [clients],
+      difference, ridge, decay, personal rate): the score is ``<common_i + personal_i, vector> +
+      bias``. The batch's loss also has -difference * mean((personal - common)^2) and ridge *
+      mean(common^2): means over the entries of the rows of the batch's samples. ``decay`` is the
+      weight decay of the vector, the bias and all rows in play. Personal rows move at
+      ``item_rate`` times their own rate.
+      The returned rows are twice as wide: a common row and a personal one, side by side. The
+      personal tables are only read.
+    - ``rate_decay``: both rates shrink by this factor after every batch, afresh in each round.
+    - ``clip``: the largest norm of the gradient of the BCE by all parameters together.
+
+    ``vectors`` and ``biases`` are updated in place. Returns the touched rows, ragged by client:
+    (indptr, item ids ascending by first use, new rows, mean loss of each client before its steps).
+    """
+    clients, n_items, d = len(users), table.shape[0], table.shape[1]
+    keeps_own = own_table.shape[0] > 0
+    zero = table.dtype.type(0)
+
+    capacity = 0
+    longest = 0
+    for c in range(clients):
+        length = (indptr[c + 1] - indptr[c]) * (1 + negatives)
+        longest = max(longest, length)
+        capacity += min(length, n_items)
+    out_indptr = np.zeros(clients + 1, np.int64)
+    out_items = np.empty(capacity, np.int32)
+    out_rows = np.empty((capacity, d if additive is None else 2 * d), table.dtype)
+    losses = np.zeros(clients, np.float64)
+
+    slot_of = np.full(n_items, -1, np.int32)  # item -> its place among this client's rows
+    free = np.empty(n_items, np.int32)  # the items outside a client's exclusions, where listed
+    sample = np.empty(longest, np.int32)  # 2 * slot + label
+    logit = np.empty(min(batch, longest), table.dtype)
+    error = np.empty_like(logit)
+    gradient = np.empty(d, table.dtype)
+    row_error = np.zeros(min(longest, n_items), table.dtype)  # sums over the samples of a row
+    row_count = np.zeros_like(row_error)
+
+    for c in range(clients):
+        user = users[c]
+        own_rate, row_rate = rate, item_rate
+        start = out_indptr[c]
+        n_rows = 0
+        samples = 0
+        position = 0  # in this client's stream
+
+        outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
+        pool = n_items - len(outside)
+        # Many draws pay for listing the pool once; few are better searched for.
+        listed = (indptr[c + 1] - indptr[c]) * negatives * 8 > n_items
+        if listed:
+            list_outside(outside, n_items, free)
+        for p in range(indptr[c], indptr[c + 1]):
+            for k in range(1 + negatives if pool > 0 else 1):
+                if k == 0:
+                    item = np.int64(items[p])
+                else:
+                    n = below(draw(key, user, position), pool)
+                    item = np.int64(free[n]) if listed else nth_outside(outside, n)
+                    position += 1
+                slot = slot_of[item]
+                if slot < 0:
+                    slot = n_rows
+                    n_rows += 1
+                    slot_of[item] = slot
+                    out_items[start + slot] = item
+                    if keeps_own:
+                        out_rows[start + slot, :] = own_table[c, item, :]
+                    elif read_only is not None:
+                        out_rows[start + slot, :] = read_only[c, item, :]
+                    elif additive is not None:
+                        out_rows[start + slot, :d] = table[item, :]
+                        out_rows[start + slot, d:] = additive[0][c, item, :] * additive[1][c]
+                    else:
+                        out_rows[start + slot, :] = table[item, :]
+                sample[samples] = 2 * slot + (k == 0)
+                samples += 1
+        rows = out_rows[start : start + n_rows]
+        vector = vectors[c]
+        bias = biases[c]
+
+        # The loss is log(1 + exp(logit)) - label * logit; the logarithms are taken of products.
+        loss, product = 0.0, 1.0
+        for _ in range(epochs):
+            for last in range(samples - 1, 0, -1):
+                other = below(draw(key, user, position), last + 1)
+                position += 1
+                sample[last], sample[other] = sample[other], sample[last]
+            for first in range(0, samples, batch):
+                size = min(batch, samples - first)
+                share = table.dtype.type(1) / table.dtype.type(size)
+                gradient[:] = zero
+                bias_gradient = zero
+                # Short loops of one kind each: the compiler turns them into wide instructions.
+                for s in range(size):
+                    row = rows[sample[first + s] >> 1]
+                    if additive is None:
+                        logit[s] = dot(row, vector) + bias
+                    else:
+                        logit[s] = dot(row[:d], vector) + dot(row[d:], vector) + bias
+                for s in range(size):
+                    label = table.dtype.type(sample[first + s] & 1)
+                    predicted, grown = sigmoid(logit[s])
+                    error[s] = (table.dtype.type(predicted) - label) * share
+                    bias_gradient += error[s]
+                    loss += max(logit[s], zero) - label * logit[s]
+                    product *= grown
+                    if product > 1e200:
+                        loss += np.log(product)
+                        product = 1.0
+                for s in range(size):
+                    row = rows[sample[first + s] >> 1]
+                    for k in range(d):
+                        if additive is None:
+                            gradient[k] += error[s] * row[k]
+                        else:
+                            gradient[k] += error[s] * (row[k] + row[d + k])
+                if clip is not None:
+                    shrunk = clip_errors(
+                        clip,
+                        error,
+                        sample[first : first + size],
+                        row_error,
+                        vector,
+                        gradient,
+                        bias_gradient if with_bias else zero,
+                    )
+                    for k in range(d):
+                        gradient[k] *= shrunk
+                    bias_gradient *= shrunk
+                if additive is not None:
+                    for k in range(d):
+                        gradient[k] += additive[4] * vector[k]
+                    bias_gradient += additive[4] * bias
+                if two_steps:
+                    for k in range(d):
+                        vector[k] -= own_rate * gradient[k]
+                    if with_bias:
+                        bias -= own_rate * bias_gradient
+                    for s in range(size):
+                        row = rows[sample[first + s] >> 1]
+                        if additive is None:
+                            logit[s] = dot(row, vector) + bias
+                        else:
+                            logit[s] = dot(row[:d], vector) + dot(row[d:], vector) + bias
+                    for s in range(size):
+                        label = table.dtype.type(sample[first + s] & 1)
+                        predicted, _ = sigmoid(logit[s])
+                        error[s] = (table.dtype.type(predicted) - label) * share
+                    if clip is not None:
+                        gradient[:] = zero
+                        bias_gradient = zero
+                        for s in range(size):
+                            bias_gradient += error[s]
+                            row = rows[sample[first + s] >> 1]
+                            for k in range(d):
+                                gradient[k] += error[s] * row[k]
+                        clip_errors(
+                            clip,
+                            error,
+                            sample[first : first + size],
+                            row_error,
+                            vector,
+                            gradient,
+                            bias_gradient if with_bias else zero,
+                        )
+                if additive is None:
+                    for s in range(size):
+                        row = rows[sample[first + s] >> 1]
+                        step = row_rate * error[s]
+                        for k in range(d):
+                            row[k] -= step * vector[k]
+                else:
+                    _, _, difference, ridge, decay, personal_rate = additive
+                    own_row_rate = row_rate * personal_rate
+                    row_error[:n_rows] = zero
+                    row_count[:n_rows] = zero
+                    for s in range(size):
+                        row_error[sample[first + s] >> 1] += error[s]
+                        row_count[sample[first + s] >> 1] += share / d
+                    for slot in range(n_rows):
+                        row = rows[slot]
+                        apart = 2 * difference * row_count[slot]
+                        shrink = 2 * ridge * row_count[slot] + decay
+                        for k in range(d):
+                            common, personal = row[k], row[d + k]
+                            along = row_error[slot] * vector[k]
+                            away = apart * (personal - common)
+                            row[k] -= row_rate * (along + away + shrink * common)
+                            row[d + k] -= own_row_rate * (along - away + decay * personal)
+                if not two_steps:
+                    for k in range(d):
+                        vector[k] -= own_rate * gradient[k]
+                    if with_bias:
+                        bias -= own_rate * bias_gradient
+                if rate_decay is not None:
+                    own_rate *= rate_decay
+                    row_rate *= rate_decay
+
+        biases[c] = bias
+        for slot in range(n_rows if keeps_own else 0):
+            own_table[c, out_items[start + slot], :] = rows[slot]
+        losses[c] = (loss + np.log(product)) / (epochs * samples) if samples else 0.0
+        out_indptr[c + 1] = start + n_rows
+        for slot in range(n_rows):
+            item = np.int64(out_items[start + slot])
+            slot_of[item] = -1
+    end = out_indptr[-1]
+    return out_indptr, out_items[:end], out_rows[:end], losses
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def inner_products(table: Array, vectors: Array, biases: Array) -> Array:
+    """Return ``<table[i], vectors[c]> + biases[c]`` as [clients, items].
+
+    Not a matrix product of the BLAS, whose rounding depends on where a row stands in a block: here
+    a score depends on its row and vector alone, so ranks do not change with chunks or threads.
+    """
+    scores = np.empty((len(vectors), len(table)), table.dtype)
+    for c in range(len(vectors)):
+        for i in range(len(table)):
+            scores[c, i] = dot(table[i], vectors[c]) + biases[c]
+    return scores
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def rescore_own_rows(
+    scores: Array, indptr: Array, ids: Array, rows: Array, vectors: Array, biases: Array
+) -> None:
+    """Replace each client's scores of the items it holds its own rows of."""
+    for c in range(len(indptr) - 1):
+        for r in range(indptr[c], indptr[c + 1]):
+            scores[c, ids[r]] = dot(rows[r], vectors[c]) + biases[c]
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def fit_pooled(
+    key: Array,
+    users: Array,
+    indptr: Array,
+    items: Array,
+    excluded_indptr: Array,
+    excluded: Array,
+    table: Array,
+    vectors: Array,
+    negatives: int,
+    rate: Any,
+    decay: Any,
+) -> float:
+    """One pass of sample-by-sample SGD over everybody's data; both tables change in place."""
+    n_items, d = table.shape
+    samples = len(items) * (1 + negatives)
+    client = np.empty(samples, np.int32)
+    item = np.empty(samples, np.int32)
+    n = 0
+    for c in range(len(users)):
+        outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
+        pool = n_items - len(outside)
+        position = 0
+        for p in range(indptr[c], indptr[c + 1]):
+            client[n], item[n] = c, items[p]
+            n += 1
+            if pool > 0:
+                for _ in range(negatives):
+                    drawn = nth_outside(outside, below(draw(key, users[c], position), pool))
+                    client[n], item[n] = c, -1 - drawn  # below zero marks a negative
+                    position += 1
+                    n += 1
+    server = -1
+    for last in range(n - 1, 0, -1):
+        other = below(draw(key, server, last), last + 1)
+        client[last], client[other] = client[other], client[last]
+        item[last], item[other] = item[other], item[last]
+    loss = 0.0
+    for s in range(n):
+        label = 1 if item[s] >= 0 else 0
+        row = table[item[s] if label else -1 - item[s]]
+        vector = vectors[client[s]]
+        logit = dot(row, vector)
+        predicted, grown = sigmoid(logit)
+        loss += max(logit, table.dtype.type(0)) - label * logit + np.log(grown)
+        error = table.dtype.type(predicted - label)
+        for k in range(d):
+            step = rate * (error * row[k] + decay * vector[k])
+            row[k] -= rate * (error * vector[k] + decay * row[k])
+            vector[k] -= step
+    return loss / n if n else 0.0
