@@ -6,6 +6,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import hushrec
 from hushrec.aggregate import ExactSum
@@ -174,6 +176,54 @@ def test_it_equals_one_device_at_a_time(name, tiny):
     assert close(scores, own if dual else mean)
     # Not vacuous: far from the other table's scores, compared to how far scores are apart.
     assert np.linalg.norm(scores - (mean if dual else own)) > 0.05 * np.std(own) * scores.size**0.5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 9),
+    st.integers(0, 9),
+    st.lists(st.integers(1, 9), max_size=3),
+    st.integers(1, 3),
+    st.integers(1, 40),
+    st.sampled_from([None, 0.02]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_fused_descent_is_that_of_batched_tensors(
+    d, vector, hidden, epochs, batch, clip, two_steps, own_tables
+):
+    view = clients_of([[3], [], list(range(25)), [4, 9], [8, 2, 11, 17, 5]], 25)
+    rng, n = np.random.default_rng(0), len(view)
+    table = rng.standard_normal((n, 25, d) if own_tables else (25, d)).astype(np.float32)
+    network = neural.initial_mlp([vector + d, *hidden, 1], STREAMS, "test")
+    params = neural.repeat(network, n)
+    if vector:
+        params["vector"] = rng.standard_normal((n, vector)).astype(np.float32)
+    config = FedNCF.Config(epochs=epochs, batch=batch)
+    trained, rows, losses = network_score.train(
+        (0.3, 0.5),
+        config,
+        view,
+        table,
+        params,
+        STREAMS,
+        2,
+        two_steps=two_steps,
+        vector_rate=2.0,
+        clip=clip,
+    )
+    rates = {name: 0.6 if name == "vector" else 0.3 for name in params}
+    phases = [rates, {"items": 0.5}] if two_steps else [{**rates, "items": 0.5}]
+    samples = neural.draw_samples(view, 4, epochs, STREAMS, 2)
+    expected, tables, before = neural.train(
+        params, {"items": table}, network_score.loss, phases, samples, batch, 25, clip
+    )
+    assert set(trained) == set(params)
+    for name, array in expected.items():
+        np.testing.assert_allclose(trained[name], array, rtol=1e-3, atol=1e-5)
+    np.testing.assert_array_equal(rows.ids, tables["items"].ids)
+    np.testing.assert_allclose(rows.rows, tables["items"].rows, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(losses, before, rtol=1e-4)
 
 
 def test_a_network_without_hidden_layers_is_the_linear_score_function(tiny):

@@ -1,10 +1,11 @@
-"""The family that scores an item by a network over its row: training and scoring in tensors.
+"""The family that scores an item by a network over its row: training fused, scoring in tensors.
 
 The score is f(q_i), or f([p_u, q_i]) where the client has a vector; f has ReLU between its layers.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hushrec import kernels, neural
 from hushrec.aggregate import RowStack
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
+from hushrec.kernels.scores import Rates, Shape, train_clients
 from hushrec.methods.inner_product import SampledConfig
 from hushrec.neural import Tensor, torch
 from hushrec.rng import Streams
@@ -61,30 +63,45 @@ def train(
     vector_rate: float = 1.0,
     clip: float | None = None,
 ) -> tuple[dict[str, Array], RowStack, NDArray[np.float64]]:
-    """Train a stack of clients at the given (parameter, item) rates; see `neural.train`.
+    """Train a stack of clients at the given (parameter, item) rates.
 
     They start from ``table``, or each from its own one, [clients, items, d]. A batch takes one
     joint step or, with ``two_steps``, one on the rows after that on the parameters. The vector's
-    rate is ``vector_rate`` times that of the other parameters.
+    rate is ``vector_rate`` times that of the other parameters. Returns the parameters, the touched
+    rows as the clients left them, and each client's mean loss before its steps.
     """
     if max(rates) > np.finfo(np.float32).max:
         raise ConfigError(
             f"an item rate of {rates[1]:g} is too large: use a smaller lr or item_rate"
         )
-    own, item = dict.fromkeys(params, rates[0]), {"items": rates[1]}
-    if "vector" in own:
-        own["vector"] *= vector_rate
-    trained, tables, losses = neural.train(
-        params,
-        {"items": table},
-        loss,
-        [own, item] if two_steps else [{**own, **item}],
-        neural.draw_samples(view, config.negatives, config.epochs, streams, round_number),
+    samples = neural.draw_samples(view, config.negatives, config.epochs, streams, round_number)
+    indptr, ids, place = kernels.places(samples.indptr, samples.items, view.n_items)
+    owner = np.repeat(np.arange(len(view)), np.diff(indptr))
+    rows = np.ascontiguousarray(table[ids] if table.ndim == 2 else table[owner, ids])
+    order = ["vector"] if "vector" in params else []
+    order += [f"layer{k}/{part}" for k in range(len(params) // 2) for part in ("weight", "bias")]
+    sizes = [math.prod(params[name].shape[1:]) for name in order]
+    flat = [params[name].reshape(len(view), k) for name, k in zip(order, sizes, strict=True)]
+    theta = np.ascontiguousarray(np.concatenate(flat, 1))
+    widths = [table.shape[-1], *(params[name].shape[1] for name in order if "bias" in name)]
+    losses = train_clients(
+        theta,
+        rows,
+        indptr,
+        samples.indptr,
+        place,
+        samples.labels,
+        samples.epochs,
         config.batch,
-        view.n_items,
-        clip,
+        Shape(params["vector"].shape[1] if "vector" in params else 0, np.array(widths)),
+        Rates(rates[0] * vector_rate, *rates, np.inf if clip is None else clip),
+        two_steps,
     )
-    return trained, tables["items"], losses
+    parts = np.split(theta, np.cumsum(sizes)[:-1], 1)
+    trained = {
+        name: part.reshape(params[name].shape) for name, part in zip(order, parts, strict=True)
+    }
+    return trained, RowStack(indptr, ids, rows), losses
 
 
 def score(
