@@ -140,8 +140,8 @@ def collect(args: argparse.Namespace, plan: dict[str, Any]) -> dict[str, Any]:
 
 def write(args: argparse.Namespace, plan: dict[str, Any]) -> None:
     """Write results.json, results.md and the pictures of a data set."""
-    found, place = collect(args, plan), HERE / args.data
-    place.mkdir(exist_ok=True)
+    found, place = collect(args, plan), args.out or HERE / args.data
+    place.mkdir(parents=True, exist_ok=True)
     (place / "results.json").write_text(json.dumps(found, indent=1) + "\n")
     lines = [f"# LIPM and DPPS on {args.data}", ""]
     lines += ["Written by `experiments/lipm/run.py`. Honest protocol, full ranking, test items; in"]
@@ -203,6 +203,7 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=None)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--runs", type=Path, default=Path("runs/lipm-experiments"))
+    parser.add_argument("--out", type=Path, help="folder of the tables; that of the data set")
     parser.add_argument("--tables", action="store_true", help="only write what is done")
     args = parser.parse_args()
     plan = tomllib.loads((HERE / "cells.toml").read_text())
