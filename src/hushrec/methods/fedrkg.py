@@ -96,7 +96,7 @@ class FedRKG(Method):
         **SEARCH,
         "interval": OneOf((1, 2, 5, 10)),
         "beta": Between(0.0, 0.99, log=False),
-        "gate_lr": Between(1e-4, 1e3),
+        "gate_lr": Between(1e-6, 10.0),
     }
 
     def __init__(self, config: MethodConfig | None = None) -> None:
