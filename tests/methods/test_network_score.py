@@ -367,35 +367,44 @@ def test_threads_and_chunks_change_no_bit(method, tiny):
     np.testing.assert_array_equal(part, scores[half])
 
 
-def test_neumf_takes_the_step_that_autograd_takes(tiny):
+@pytest.mark.parametrize("batch", [10**6, 11, 1])
+def test_neumf_takes_the_steps_that_autograd_takes(batch, tiny):
     view = a_view(tiny)
-    method = NeuMF(NeuMF.Config(d=4, hidden=(6, 3), batch=10**6, lr=0.3, row_lr=0.02, decay=0.1))
+    method = NeuMF(NeuMF.Config(d=4, hidden=(6, 3), batch=batch, lr=0.3, row_lr=0.02, decay=0.1))
     shared = method.init(view, STREAMS)
     private = PrivateStore(method.private_fields(view, shared, STREAMS), len(view))
     before = private.read(np.arange(len(view)))
     fitted = method.fit(shared, before, view, STREAMS, 1)
     samples = neural.draw_samples(view, 4, 1, STREAMS, 1)
-    of = torch.tensor(np.repeat(np.arange(len(view)), samples.lengths))
-    items = torch.tensor(samples.items.astype(np.int64))
-    users = torch.tensor(np.array(before["vector"]), requires_grad=True)
-    table = torch.tensor(shared["items"], requires_grad=True)
-    layers = {n: torch.tensor(a, requires_grad=True) for n, a in shared.items() if n != "items"}
-    u, i = users[of], table[items]
-    deep = torch.cat([u[:, 4:], i[:, 4:]], 1)
-    for k in range(2):
-        deep = torch.relu(deep @ layers[f"layer{k}/weight"] + layers[f"layer{k}/bias"])
-    both = torch.cat([u[:, :4] * i[:, :4], deep], 1)
-    logits = (both @ layers["final/weight"] + layers["final/bias"])[:, 0]
-    labels = torch.tensor(samples.labels)
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
-    n = len(labels)
-    (loss + 0.1 / (2 * n) * ((u**2).sum() + (i**2).sum())).backward()
-    assert fitted.losses[0] == pytest.approx(loss.item(), rel=1e-5)
-    assert close(fitted.private["vector"], (users - 0.02 * n * users.grad).detach())
-    moved = fitted.update.dense
-    assert close(moved["items"][0], (-0.02 * n * table.grad))
-    for name, tensor in layers.items():
-        assert close(moved[name][0], -0.3 * tensor.grad)
+    order = STREAMS.generator("order", 1).permutation(len(samples.items))
+    of = torch.tensor(np.repeat(np.arange(len(view)), samples.lengths)[order])
+    items = torch.tensor(samples.items[order].astype(np.int64))
+    labels = torch.tensor(samples.labels[order])
+    state = {"users": torch.tensor(np.array(before["vector"]))}
+    state |= {n: torch.tensor(a) for n, a in shared.items()}
+    total = 0.0
+    for at in torch.arange(len(labels)).split(batch):
+        state = {n: tensor.detach().requires_grad_() for n, tensor in state.items()}
+        u, i = state["users"][of[at]], state["items"][items[at]]
+        deep = torch.cat([u[:, 4:], i[:, 4:]], 1)
+        for k in range(2):
+            deep = torch.relu(deep @ state[f"layer{k}/weight"] + state[f"layer{k}/bias"])
+        both = torch.cat([u[:, :4] * i[:, :4], deep], 1)
+        logits = (both @ state["final/weight"] + state["final/bias"])[:, 0]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels[at])
+        n = len(at)
+        (loss + 0.1 / (2 * n) * ((u**2).sum() + (i**2).sum())).backward()
+        total += loss.item() * n
+        state = {
+            name: tensor - (0.02 * n if name in ("users", "items") else 0.3) * tensor.grad
+            for name, tensor in state.items()
+        }
+    assert fitted.losses[0] == pytest.approx(total / len(labels), rel=1e-4)
+    assert close(fitted.private["vector"], state.pop("users").detach())
+    assert set(fitted.update.dense) == set(state)
+    for name, tensor in state.items():
+        assert close(shared[name] + fitted.update.dense[name][0], tensor.detach())
+        assert np.linalg.norm(fitted.update.dense[name]) > 0.003
 
 
 # ------------------------------------------------------------------ without torch

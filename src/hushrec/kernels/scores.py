@@ -126,7 +126,11 @@ def take_step(
 ) -> float:
     """Take one step on a batch, in place; return the mean cross-entropy before it."""
     n, width, v = len(labels), shape.widths[0], shape.vector
-    loss = forward(theta, own, place, labels, shape, room)
+    rows = room.outputs[: n * width].reshape((n, width))
+    for s in range(n):
+        rows[s] = own[place[s]]
+    logits = forward(theta, n, shape, room)
+    loss = judge(logits, labels, room.errors[n * shape.widths[:-1].sum() :])
     backward(theta, n, shape, moves_network, moves_rows, room)
     errors = room.errors[: n * width].reshape((n, width))
     squares = np.float32(0)
@@ -154,38 +158,39 @@ def take_step(
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def forward(
-    theta: Array, own: Array, place: Array, labels: Array, shape: Shape, room: Room
-) -> float:
-    """Fill the outputs and the errors of the last one; return the mean cross-entropy."""
-    n, widths, v, depth = len(labels), shape.widths, shape.vector, len(shape.widths) - 1
-    rows = room.outputs[: n * widths[0]].reshape((n, widths[0]))
-    for s in range(n):
-        rows[s] = own[place[s]]
+def forward(theta: Array, n: int, shape: Shape, room: Room) -> Array:
+    """Fill the outputs from the rows, which lie before them; return the last ones, the logits."""
+    widths, v, depth = shape.widths, shape.vector, len(shape.widths) - 1
     at, start = 0, v
     for k in range(depth):
         below = room.outputs[at : at + n * widths[k]].reshape((n, widths[k]))
         at += n * widths[k]
         out = room.outputs[at : at + n * widths[k + 1]].reshape((n, widths[k + 1]))
-        if k == 0 and v > 0:
-            share = theta[start : start + v * widths[1]].reshape((v, widths[1]))
+        share = start
+        if k == 0:
             start += v * widths[1]
         size = widths[k] * widths[k + 1]
         weights = theta[start : start + size].reshape((widths[k], widths[k + 1]))
         out[0] = theta[start + size : start + size + widths[k + 1]]
         if k == 0 and v > 0:
-            product(theta[:v].reshape((1, v)), share, out[:1])
+            product(theta[:v].reshape((1, v)), theta[share:start].reshape((v, widths[1])), out[:1])
         for s in range(1, n):
             out[s] = out[0]
         product(below, weights, out)
         if k < depth - 1:
             rectify(out)
         start += size + widths[k + 1]
-    loss = 0.0
+    return room.outputs[at : at + n]
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def judge(logits: Array, labels: Array, errors: Array) -> float:
+    """Fill the derivatives of the mean cross-entropy by the logits; return that mean."""
+    n, loss = len(labels), 0.0
     for s in range(n):
-        logit = np.float64(room.outputs[at + s])
+        logit = np.float64(logits[s])
         loss += max(logit, 0.0) - logit * labels[s] + np.log1p(np.exp(-abs(logit)))
-        room.errors[at + s] = (1 / (1 + np.exp(-logit)) - labels[s]) / n
+        errors[s] = (1 / (1 + np.exp(-logit)) - labels[s]) / n
     return loss / n
 
 

@@ -20,6 +20,7 @@ from pydantic import Field
 from hushrec import neural
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
+from hushrec.kernels.neumf import Rates, fit_neumf
 from hushrec.memory import require_memory
 from hushrec.methods.base import (
     Between,
@@ -94,46 +95,34 @@ class NeuMF(Method):
         samples = neural.draw_samples(view, config.negatives, 1, streams, round_number)
         clients = np.repeat(np.arange(len(view)), samples.lengths)
         order = streams.generator("order", round_number).permutation(len(clients))
-        tables = {
-            "user": torch.from_numpy(np.array(private["vector"])),
-            "item": torch.from_numpy(shared["items"].copy()),
+        users, items = np.array(private["vector"]), shared["items"].copy()
+        final = shared["final/weight"][:, 0]
+        products = final[: config.d].copy()
+        below = list(neural.mlp_shapes([2 * config.d, *config.hidden]))
+        network = [shared[n] for n in below] + [final[config.d :], shared["final/bias"]]
+        theta = np.concatenate([array.ravel() for array in network])
+        loss = fit_neumf(
+            users,
+            items,
+            products,
+            theta,
+            clients[order],
+            samples.items[order],
+            samples.labels[order],
+            config.batch,
+            np.array([2 * config.d, *config.hidden, 1]),
+            Rates(config.lr, config.row_lr, config.decay),
+        )
+        ends = np.cumsum([array.size for array in network])[:-1]
+        *layers, top, bias = np.split(theta, ends)
+        trained = {
+            "items": items,
+            **dict(zip(below, layers, strict=True)),
+            "final/weight": np.concatenate([products, top]),
+            "final/bias": bias,
         }
-        layers = {n: torch.from_numpy(a.copy()) for n, a in shared.items() if n != "items"}
-        total = 0.0
-        for first in range(0, len(order), config.batch):
-            at = order[first : first + config.batch]
-            where = {
-                "user": torch.from_numpy(clients[at]),
-                "item": torch.from_numpy(samples.items[at].astype(np.int64)),
-            }
-            labels = torch.from_numpy(samples.labels[at])
-            total += self._step(tables, layers, where, labels) * len(at)
-        change = {n: (tensor.numpy() - shared[n])[None] for n, tensor in layers.items()}
-        change["items"] = (tables["item"].numpy() - shared["items"])[None]
-        losses = np.full(len(view), total / max(1, len(order)))
-        return Fitted(Update(1, dense=change), {"vector": tables["user"].numpy()}, losses)
-
-    def _step(
-        self,
-        tables: dict[str, Tensor],
-        layers: dict[str, Tensor],
-        where: dict[str, Tensor],
-        labels: Tensor,
-    ) -> float:
-        """Take one step, in place; return the mean loss before it."""
-        config = self.config
-        rows = {name: tables[name][index].requires_grad_() for name, index in where.items()}
-        moving = {n: tensor.requires_grad_() for n, tensor in layers.items()}
-        logits = _logits(moving, rows["user"][None], rows["item"][None])[0]
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
-        gradients = torch.autograd.grad(loss, [*rows.values(), *moving.values()])
-        with torch.no_grad():
-            for (name, row), gradient in zip(rows.items(), gradients[:2], strict=True):
-                step = gradient * len(labels) + config.decay * row
-                tables[name].index_add_(0, where[name], step, alpha=-config.row_lr)
-            for (name, tensor), gradient in zip(moving.items(), gradients[2:], strict=True):
-                layers[name] = tensor - config.lr * gradient
-        return float(loss.detach())
+        change = {n: (a.reshape(shared[n].shape) - shared[n])[None] for n, a in trained.items()}
+        return Fitted(Update(1, dense=change), {"vector": users}, np.full(len(view), loss))
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Take the trained parameters."""
