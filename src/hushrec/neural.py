@@ -38,8 +38,6 @@ torch.set_num_threads(1)
 
 GROUP = 8
 """Clients per batched product."""
-STACK_INTERACTIONS = 24576
-"""Of a stack, for methods in tensors: enough clients to find groups that are about as busy."""
 
 Array = NDArray[Any]
 Params = Mapping[str, Tensor]

@@ -70,7 +70,6 @@ class FedNCF(DualSwitch):
     name = "fedncf"
     Config = FedNCFConfig
     default_rounds = 100
-    stack_interactions = neural.STACK_INTERACTIONS
 
     @property
     def search(self) -> SearchSpace:
