@@ -237,9 +237,9 @@ def standalone(panels: Sequence[tuple[str, Markup]], height: int = LINE_HEIGHT) 
     )
     body, y = _tag("style", {}, style), 0
     for title, drawing in panels:
-        inner = {"x": 64, "y": y + 40, "width": 620, "height": height + 30, "overflow": "visible"}
+        inner = {"x": 64, "y": y + 56, "width": 620, "height": height + 30, "overflow": "visible"}
         body += _text("title", "16", y + 22, title, "start") + _tag("svg", inner, str(drawing))
-        y += height + 80
+        y += height + 96
     return _tag("svg", {"xmlns": "http://www.w3.org/2000/svg", "width": 720, "height": y}, body)
 
 
