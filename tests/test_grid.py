@@ -151,6 +151,9 @@ def test_the_overview_says_which_differences_count():
         row("same", "two", 0.11, against(0.01, False)),
         row("late", "two", 0.3, split="time"),
     ]
+    assert "| same | base | no result | 0.220 / 0.110 = |" in runner.overview(
+        rows, {("same", "one")}
+    )
     lines = runner.overview(rows)
     assert "| base |  | 0.200 / 0.100 | 0.200 / 0.100 |" in lines
     assert "| own | base | 0.400 / 0.200 ▲ | 0.100 / 0.050 ▼ |" in lines
@@ -167,6 +170,8 @@ def test_a_cell_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
     def run_cell(cell, *rest):
         done.append(cell.name)
         if cell.name == "popularity":
+            (tmp_path / "runs" / cell.folder).mkdir(parents=True)
+            (tmp_path / "runs" / cell.folder / "config.toml").touch()  # it began
             raise subprocess.CalledProcessError(2, "hushrec")
 
     monkeypatch.setattr(runner, "run_cell", run_cell)
@@ -174,3 +179,5 @@ def test_a_cell_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="no result: demo/honest/popularity"):
         runner.main(where)
     assert done == ["popularity", "own"]
+    runner.main(where)
+    assert done == ["popularity", "own", "own"], "what has no result is not tried again"

@@ -19,7 +19,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,6 +37,8 @@ METRICS = ("hr@10", "ndcg@10")
 SIGNIFICANT = 0.05
 REFUSED = 2
 """What `hushrec` exits with when it cannot go on, with the reason on standard error."""
+REFUSAL = "no-result"
+"""The file that remembers it, in the folder of the run."""
 
 
 class Cell(BaseModel):
@@ -119,6 +121,11 @@ def is_done(cell: Cell, runs: Path) -> bool:
     return (runs / cell.folder / "summary.json").exists()
 
 
+def is_refused(cell: Cell, runs: Path) -> bool:
+    """Say whether a cell was run and has none, because it diverged, say."""
+    return (runs / cell.folder / REFUSAL).exists()
+
+
 def result(cell: Cell, runs: Path) -> dict[str, Any]:
     """Return what results.json says of a finished cell."""
     summary = json.loads((runs / cell.folder / "summary.json").read_text())
@@ -160,8 +167,13 @@ def result(cell: Cell, runs: Path) -> dict[str, Any]:
     return found
 
 
-def overview(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Put the honest cells of all data sets side by side, if there are several."""
+def overview(
+    results: Sequence[dict[str, Any]], refused: Collection[tuple[str, str]] = ()
+) -> list[str]:
+    """Put the honest cells of all data sets side by side, if there are several.
+
+    ``refused`` are the names and data sets of cells that ended without a result.
+    """
     honest = [r for r in results if (r["protocol"], r["split"]) == ("honest", "leave-one-out")]
     data = list(dict.fromkeys(r["data"] for r in honest))
     if len(data) < 2:
@@ -178,7 +190,8 @@ def overview(results: Sequence[dict[str, Any]]) -> list[str]:
     for name in dict.fromkeys(r["name"] for r in honest):
         of_data = {r["data"]: r for r in honest if r["name"] == name}
         against = next((r["against"]["name"] for r in of_data.values() if r["against"]), "")
-        figures = [_short(of_data[d]) if d in of_data else "not run" for d in data]
+        without = {d: "no result" if (name, d) in refused else "not run" for d in data}
+        figures = [_short(of_data[d]) if d in of_data else without[d] for d in data]
         lines.append(f"| {name} | {against} | {' | '.join(figures)} |")
     return [*lines, ""]
 
@@ -191,14 +204,16 @@ def _short(r: dict[str, Any]) -> str:
     return f"{full['hr@10']:.3f} / {full['ndcg@10']:.3f}{mark}"
 
 
-def markdown(results: Sequence[dict[str, Any]], title: str) -> str:
+def markdown(
+    results: Sequence[dict[str, Any]], title: str, refused: Collection[tuple[str, str]] = ()
+) -> str:
     """Write the results as tables, one for each data set, split and protocol."""
     lines = [
         f"# {title}",
         "",
         "Written by `experiments/personal-tables/run.py`; every row has its command.",
         "",
-        *overview(results),
+        *overview(results, refused),
     ]
     for table in dict.fromkeys((r["data"], r["split"], r["protocol"]) for r in results):
         data, split, protocol = table
@@ -250,7 +265,8 @@ def write_results(cells: Sequence[Cell], runs: Path, out: Path, title: str) -> N
     out.mkdir(parents=True, exist_ok=True)
     results = [result(cell, runs) for cell in cells if is_done(cell, runs)]
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    (out / "results.md").write_text(markdown(results, title))
+    refused = {(cell.name, cell.data) for cell in cells if is_refused(cell, runs)}
+    (out / "results.md").write_text(markdown(results, title, refused))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -274,16 +290,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (not given.only or cell.name in given.only)
         and (not given.data or cell.data in given.data)
     ]
+    try:
+        failed = run_cells(chosen, given)
+    finally:  # what is done is told, whatever stopped the rest
+        if not given.list:
+            write_results(cells, given.runs, given.out, title)
+    if failed:
+        raise SystemExit(f"no result: {', '.join(failed)}")
+
+
+def run_cells(cells: Sequence[Cell], given: argparse.Namespace) -> list[str]:
+    """Run what is not done, or say what would be; return the cells that have no result."""
     installed, failed = method_names(), []
-    for number, cell in enumerate(chosen, 1):
+    for number, cell in enumerate(cells, 1):
         state = "to do"
         if is_done(cell, given.runs):
             state = "done"
+        elif is_refused(cell, given.runs):
+            state = f"no result; without its file {REFUSAL} it would be tried again"
         elif cell.method not in installed:
             state = f"left out: the method {cell.method} is not installed"
         elif cell.preset and cell.preset not in preset_names(cell.method):
             state = f"left out: {cell.method} has no preset {cell.preset} yet"
-        print(f"[{number}/{len(chosen)}] {cell.folder}: {state}", file=sys.stderr)
+        print(f"[{number}/{len(cells)}] {cell.folder}: {state}", file=sys.stderr)
         if given.list or state != "to do":
             continue
         try:
@@ -292,11 +321,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if error.returncode != REFUSED:
                 raise
             failed.append(cell.folder)  # it diverged, say: the others can still be run
-        write_results(cells, given.runs, given.out, title)
-    if not given.list:
-        write_results(cells, given.runs, given.out, title)
-    if failed:
-        raise SystemExit(f"no result: {', '.join(failed)}")
+            if (given.runs / cell.folder / "config.toml").exists():  # it began: no missing data
+                (given.runs / cell.folder / REFUSAL).touch()
+    return failed
 
 
 if __name__ == "__main__":
