@@ -77,12 +77,16 @@ def test_the_silo_experiment_writes_tables_and_pictures(monkeypatch, tmp_path):
         plan.replace('"evaluation.every" = 2', '"evaluation.every" = 1')
     )
     monkeypatch.setattr(module, "HERE", tmp_path)
-    words = "run.py --data demo --silos 4 --rounds 2 --only baseline,lipm --threads 1 --runs"
+    words = "run.py --data demo --silos 4 --rounds 2 --only baseline,lipm,lipm-low,lipm-high"
+    words += " --threads 1 --runs"
     monkeypatch.setattr("sys.argv", [*words.split(), str(tmp_path / "runs")])
     module.main()
     results = json.loads((tmp_path / "demo/results.json").read_text("utf-8"))
-    assert list(results) == ["baseline", "lipm"]
+    assert list(results) == ["baseline", "lipm", "lipm-low", "lipm-high"]
     assert 0 <= results["lipm"]["p_against_baseline"] <= 1
     page = (tmp_path / "demo/results.md").read_text("utf-8")
     assert f"{results['lipm']['test']['ndcg@10']:.4f}" in page
     assert "NDCG@10 on validation items" in (tmp_path / "demo/rounds.svg").read_text("utf-8")
+    degree = (tmp_path / "demo/degree.svg").read_text("utf-8")
+    assert degree.count('class="curve"') == 1, "the baseline has one of three places only"
+    assert not (tmp_path / "demo/noise.svg").exists()

@@ -174,7 +174,7 @@ def write(args: argparse.Namespace, plan: dict[str, Any]) -> None:
 
 
 def pictures(args: argparse.Namespace, found: dict[str, Any], place: Path) -> None:
-    """Draw figure 5 (rounds) and figure 7 (loss) of LIPM's first seed."""
+    """Draw figure 5 (rounds) and 7 (loss) of LIPM's first seed, 4 (silos) and 6 (noise)."""
     if "lipm" not in found:
         return
     folder = next(iter(sorted((args.runs / args.data).glob("seed-*/lipm"))))
@@ -190,6 +190,23 @@ def pictures(args: argparse.Namespace, found: dict[str, Any], place: Path) -> No
             drawing = plots.line(points, title, selected=selected)
             (place / f"{name}.svg").write_text(
                 plots.standalone([(f"LIPM on {args.data}: {title}", drawing)])
+            )
+    degrees = {name: (f"{name}-low", name, f"{name}-high") for name in ("baseline", "lipm")}
+    noises = {"lipm": ("lipm", "noise-0_001", "noise-0_01", "noise-0_1")}
+    for name, cells, places, title in (
+        ("degree", degrees, ("low", "medium", "high"), "how much silos differ"),
+        ("noise", noises, ("none", "0.001", "0.01", "0.1"), "noise"),
+    ):
+        rows = [
+            plots.Trend(line, tuple(found[c]["test"]["ndcg@10"] for c in names))
+            for line, names in cells.items()
+            if all(c in found for c in names)
+        ]
+        if rows:
+            said = f"NDCG@10 on test items by {title}, {args.data}"
+            drawing = plots.trends(rows, places, said)
+            (place / f"{name}.svg").write_text(
+                plots.standalone_trends(drawing, [row.name for row in rows], said)
             )
 
 
