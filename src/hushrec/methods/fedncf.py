@@ -51,7 +51,7 @@ from hushrec.rng import Streams
 class FedNCFConfig(FedMFConfig):
     """Options of FedMF, and the network's. Rates are those of the preset `paper`."""
 
-    lr: Annotated[float, Field(gt=0)] = 1.0
+    lr: Annotated[float, Field(gt=0)] = 0.7
     """Rate of the network."""
     item_rate: Annotated[float, Field(ge=0)] = 20.0
     """Item rows move at lr * (number of items) * item_rate."""
