@@ -335,9 +335,11 @@ def test_a_damaged_checkpoint_is_named(table: Path, tmp_path: Path) -> None:
     _is_clear_error(result, "selected-shared.safetensors", "damaged")
 
 
-def test_divergence_is_an_error_with_advice(table: Path, tmp_path: Path) -> None:
+def test_divergence_is_an_error_with_advice_and_a_code_of_its_own(
+    table: Path, tmp_path: Path
+) -> None:
     result = hushrec("train", "--data", table, "--set", "item_rate=1e30", "--out", tmp_path / "run")
-    _is_clear_error(result, "learning rate")
+    _is_clear_error(result, "learning rate", exit_code=3)
 
 
 # ---------------------------------------------------------------- real processes
@@ -394,8 +396,8 @@ def test_a_full_disk_loses_nothing(table: Path, tmp_path: Path) -> None:
     assert hushrec("train", "--resume", "--out", out).exit_code == 0
 
 
-def _is_clear_error(result: Result, *parts: str) -> None:
-    assert result.exit_code == 2, (result.exit_code, result.stdout, result.stderr)
+def _is_clear_error(result: Result, *parts: str, exit_code: int = 2) -> None:
+    assert result.exit_code == exit_code, (result.exit_code, result.stdout, result.stderr)
     assert "Traceback" not in result.stderr
     assert result.exception is None or isinstance(result.exception, SystemExit)
     for part in parts:
@@ -412,15 +414,15 @@ def test_one_process_at_a_time_trains_in_a_folder(table: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "bad", [["--set", "d=99999999"], ["--set", "lr=1e35"], ["--set", "item_rate=1e30"]]
+    ("bad", "exit_code"), [("d=99999999", 2), ("lr=1e35", 3), ("item_rate=1e30", 3)]
 )
 def test_overwrite_keeps_the_old_run_until_the_new_one_is_done(
-    bad: list[str], table: Path, tmp_path: Path
+    bad: str, exit_code: int, table: Path, tmp_path: Path
 ) -> None:
     common = ["train", "--data", table, "--out", tmp_path / "run"]
     assert hushrec(*common, *QUICK).exit_code == 0
     before = sorted((p.name, p.read_bytes()) for p in (tmp_path / "run").glob("*.*"))
-    assert hushrec(*common, *bad, "--overwrite").exit_code == 2
+    assert hushrec(*common, "--set", bad, "--overwrite").exit_code == exit_code
     assert sorted((p.name, p.read_bytes()) for p in (tmp_path / "run").glob("*.*")) == before
     assert hushrec("evaluate", tmp_path / "run").exit_code == 0
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []

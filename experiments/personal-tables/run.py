@@ -6,8 +6,8 @@
 
 ``grid.toml`` lists the cells; one with several data sets stands for a cell on each. A cell is one
 `hushrec train` command with a folder of its own; one with a finished summary is skipped, one that
-was interrupted goes on. Afterwards, and after every cell, ``results.json`` and ``results.md`` are
-written from the folders that are done: every figure with the command that gives it, and for a cell
+was interrupted goes on. Afterwards ``results.json`` and ``results.md`` are written from the folders
+that are done: every figure with the command that gives it, and for a cell
 with ``against`` the paired test between the two.
 """
 
@@ -35,10 +35,10 @@ from hushrec.report.units import human_size
 HERE = Path(__file__).resolve().parent
 METRICS = ("hr@10", "ndcg@10")
 SIGNIFICANT = 0.05
-REFUSED = 2
+REFUSED, DIVERGED = 2, 3
 """What `hushrec` exits with when it cannot go on, with the reason on standard error."""
-REFUSAL = "no-result"
-"""The file that remembers it, in the folder of the run."""
+MARK = "diverged"
+"""The file that remembers, in the folder of a run, that it has no result and never will."""
 
 
 class Cell(BaseModel):
@@ -121,9 +121,9 @@ def is_done(cell: Cell, runs: Path) -> bool:
     return (runs / cell.folder / "summary.json").exists()
 
 
-def is_refused(cell: Cell, runs: Path) -> bool:
-    """Say whether a cell was run and has none, because it diverged, say."""
-    return (runs / cell.folder / REFUSAL).exists()
+def is_diverged(cell: Cell, runs: Path) -> bool:
+    """Say whether a cell was run and can have none."""
+    return (runs / cell.folder / MARK).exists()
 
 
 def result(cell: Cell, runs: Path) -> dict[str, Any]:
@@ -168,11 +168,11 @@ def result(cell: Cell, runs: Path) -> dict[str, Any]:
 
 
 def overview(
-    results: Sequence[dict[str, Any]], refused: Collection[tuple[str, str]] = ()
+    results: Sequence[dict[str, Any]], diverged: Collection[tuple[str, str]] = ()
 ) -> list[str]:
     """Put the honest cells of all data sets side by side, if there are several.
 
-    ``refused`` are the names and data sets of cells that ended without a result.
+    ``diverged`` are the names and data sets of cells that can have no result.
     """
     honest = [r for r in results if (r["protocol"], r["split"]) == ("honest", "leave-one-out")]
     data = list(dict.fromkeys(r["data"] for r in honest))
@@ -190,7 +190,7 @@ def overview(
     for name in dict.fromkeys(r["name"] for r in honest):
         of_data = {r["data"]: r for r in honest if r["name"] == name}
         against = next((r["against"]["name"] for r in of_data.values() if r["against"]), "")
-        without = {d: "no result" if (name, d) in refused else "not run" for d in data}
+        without = {d: "diverged" if (name, d) in diverged else "not run" for d in data}
         figures = [_short(of_data[d]) if d in of_data else without[d] for d in data]
         lines.append(f"| {name} | {against} | {' | '.join(figures)} |")
     return [*lines, ""]
@@ -205,7 +205,7 @@ def _short(r: dict[str, Any]) -> str:
 
 
 def markdown(
-    results: Sequence[dict[str, Any]], title: str, refused: Collection[tuple[str, str]] = ()
+    results: Sequence[dict[str, Any]], title: str, diverged: Collection[tuple[str, str]] = ()
 ) -> str:
     """Write the results as tables, one for each data set, split and protocol."""
     lines = [
@@ -213,7 +213,7 @@ def markdown(
         "",
         "Written by `experiments/personal-tables/run.py`; every row has its command.",
         "",
-        *overview(results, refused),
+        *overview(results, diverged),
     ]
     for table in dict.fromkeys((r["data"], r["split"], r["protocol"]) for r in results):
         data, split, protocol = table
@@ -265,8 +265,8 @@ def write_results(cells: Sequence[Cell], runs: Path, out: Path, title: str) -> N
     out.mkdir(parents=True, exist_ok=True)
     results = [result(cell, runs) for cell in cells if is_done(cell, runs)]
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    refused = {(cell.name, cell.data) for cell in cells if is_refused(cell, runs)}
-    (out / "results.md").write_text(markdown(results, title, refused))
+    diverged = {(cell.name, cell.data) for cell in cells if is_diverged(cell, runs)}
+    (out / "results.md").write_text(markdown(results, title, diverged))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -306,8 +306,8 @@ def run_cells(cells: Sequence[Cell], given: argparse.Namespace) -> list[str]:
         state = "to do"
         if is_done(cell, given.runs):
             state = "done"
-        elif is_refused(cell, given.runs):
-            state = f"no result; without its file {REFUSAL} it would be tried again"
+        elif is_diverged(cell, given.runs):
+            state = f"diverged; without its file {MARK} it would be tried again"
         elif cell.method not in installed:
             state = f"left out: the method {cell.method} is not installed"
         elif cell.preset and cell.preset not in preset_names(cell.method):
@@ -318,11 +318,11 @@ def run_cells(cells: Sequence[Cell], given: argparse.Namespace) -> list[str]:
         try:
             run_cell(cell, given.runs, given.threads)
         except subprocess.CalledProcessError as error:
-            if error.returncode != REFUSED:
+            if error.returncode not in (REFUSED, DIVERGED):
                 raise
-            failed.append(cell.folder)  # it diverged, say: the others can still be run
-            if (given.runs / cell.folder / "config.toml").exists():  # it began: no missing data
-                (given.runs / cell.folder / REFUSAL).touch()
+            failed.append(cell.folder)  # the others can still be run
+            if error.returncode == DIVERGED:
+                (given.runs / cell.folder / MARK).touch()
     return failed
 
 

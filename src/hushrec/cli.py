@@ -36,7 +36,13 @@ from hushrec.data.commands import data as data_group
 from hushrec.data.datasets import cache_dir
 from hushrec.data.files import read_history
 from hushrec.device.bundle import export
-from hushrec.errors import ConfigError, HushrecError, MissingExtraError, StoppedError
+from hushrec.errors import (
+    ConfigError,
+    DivergedError,
+    HushrecError,
+    MissingExtraError,
+    StoppedError,
+)
 from hushrec.evaluate.adaptation import adaptation_curve
 from hushrec.evaluate.analyse import groups_of, guidance_effects, whose_table
 from hushrec.evaluate.compare import compare_runs
@@ -77,7 +83,7 @@ threads_option = click.option(
 
 
 class _Commands(click.Group):
-    """Turns every error meant for the user into one line on standard error and exit code 2."""
+    """Turns every error meant for the user into one line on standard error and its exit code."""
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -87,7 +93,7 @@ class _Commands(click.Group):
             sys.exit(130)
         except HushrecError as error:
             click.echo(f"hushrec: {error}", err=True)
-            sys.exit(2)
+            sys.exit(3 if isinstance(error, DivergedError) else 2)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -11,8 +11,9 @@
     ├── StoppedError          the user asked to stop; what is done is saved
     └── MissingExtraError     an optional dependency; the message carries the pip line
 
-The command line prints the message alone, without a traceback, and exits with code 2; after
-`StoppedError` with 130, as shells do.
+The command line prints the message alone, without a traceback, and exits with code 2. Two are no
+fault of the input and have codes of their own, for scripts that run many cells: 3 after
+`DivergedError`, whose command will end so again, and 130 after `StoppedError`, as shells do.
 """
 
 from __future__ import annotations
