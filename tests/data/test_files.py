@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hushrec.data import files
+from hushrec.data import files, tables
 from hushrec.data.files import read_history, read_interactions
 from hushrec.errors import DataError, MissingExtraError
 
@@ -367,7 +367,7 @@ def test_damaged_parquet(write):
 
 @pytest.mark.parametrize("before", [0, 10, 100_000])
 def test_an_enormous_line_is_refused_before_the_rest_is_read(write, monkeypatch, before):
-    raw = b"a,b,1\n" * before + b"x" * (files.LONGEST_LINE + 1) + b"\n" + b"y" * (20 << 20)
+    raw = b"a,b,1\n" * before + b"x" * (tables.LONGEST_LINE + 1) + b"\n" + b"y" * (20 << 20)
     path = write(raw)
     taken = []
 
@@ -377,14 +377,14 @@ def test_an_enormous_line_is_refused_before_the_rest_is_read(write, monkeypatch,
             taken.append(len(chunk))
             return chunk
 
-    monkeypatch.setattr(files, "_open", lambda path: Counting(path))
+    monkeypatch.setattr(tables, "_open", lambda path: Counting(path))
     with pytest.raises(DataError, match=rf"line {before + 1}: longer than 1,048,576 bytes"):
         read_interactions(path)
     assert sum(taken) < 4 << 20
 
 
 def test_a_line_of_just_the_limit_is_read(write):
-    title = "t" * (files.LONGEST_LINE - len("cy,tea,1,5,"))
+    title = "t" * (tables.LONGEST_LINE - len("cy,tea,1,5,"))
     text = "user,item,rating,time,title\nann,milk,1,2,Milk\ncy,tea,1,5," + title + "\n"
     data = read_interactions(write(text))
     assert data.title(1) == "t" * files.LONGEST_TITLE

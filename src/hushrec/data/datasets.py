@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.files import read_interactions, read_rows
+from hushrec.data.files import read_interactions
 from hushrec.data.interactions import (
     Categorical,
     Column,
@@ -27,6 +27,7 @@ from hushrec.data.interactions import (
     Numeric,
     StrArray,
 )
+from hushrec.data.tables import read_rows
 
 FileState = Literal["ok", "differs", "missing"]
 
