@@ -468,8 +468,8 @@ CELLS = [("paper", 0.606), ("dualper", 0.688)]
 def test_table_3_of_the_paper_under_its_protocol(data_dir, preset, paper):
     """PFedRec's table 3, FedNCF on ML-100K, HR@10 against 99 sampled items, with the leak.
 
-    One seed, looked at every 20 rounds, because a round takes two seconds. With `dual` it comes out
-    above the paper's figure, so that is held from below only.
+    One seed, looked at every 20 rounds: it keeps the test short. With `dual` it comes out above the
+    paper's figure, so that is held from below only.
     """
     data = hushrec.load("ml-100k", data_dir=data_dir)
     settings = {"evaluation.every": 20}
