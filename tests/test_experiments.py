@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hushrec.report.plots import Trend, standalone_trends, trends
+from hushrec.report.plots import Dot, Trend, standalone_forest, standalone_trends, trends
 
 FOLDER = Path(__file__).parents[1] / "experiments/privacy-utility"
 
@@ -64,6 +64,16 @@ def test_curves_leave_out_what_was_not_measured():
     assert drawing.count('class="curve"') == 2
     assert "<b>" not in drawing
     assert standalone_trends(drawing, ["one <b>", "two"], "title").count("one &lt;b&gt;") == 3
+
+
+def test_a_forest_stands_around_zero():
+    rows = [Dot("here <b>", -0.02, (-0.03, -0.01), strong=True), Dot("there", -0.00001)]
+    drawing = standalone_forest([("method", rows), ("other", rows[1:])], "title")
+    assert drawing.count("<circle") == 3
+    assert drawing.count('class="interval strong"') == 1
+    assert drawing.count('class="zero"') == 1
+    assert (drawing.count("−0.0200"), drawing.count("+0.0000")) == (1, 2)
+    assert "<b>" not in drawing
 
 
 def test_the_silo_experiment_writes_tables_and_pictures(monkeypatch, tmp_path):

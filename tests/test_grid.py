@@ -163,6 +163,18 @@ def test_the_overview_says_which_differences_count():
     assert runner.overview(rows[:1]) == []
 
 
+def test_the_picture_is_of_own_tables_against_their_global_only_variants():
+    ndcg = {"difference": -0.1, "interval": [-0.2, -0.05], "significant": True}
+    own = {"name": "own", "data": "one", "protocol": "honest"}
+    own["against"] = {"name": "own-global", "ndcg@10": ndcg}
+    other = {**own, "name": "other", "against": {"name": "popularity", "ndcg@10": ndcg}}
+    alone = {**own, "name": "alone", "against": None}
+    ((name, dots),) = runner.own_tables([other, alone, own])
+    assert name == "own"
+    assert (dots[0].name, dots[0].value, dots[0].interval) == ("one", -0.1, (-0.2, -0.05))
+    assert dots[0].strong
+
+
 @pytest.mark.parametrize(("code", "tries"), [(runner.DIVERGED, 1), (runner.REFUSED, 2)])
 def test_a_cell_without_result_does_not_stop_the_others(tmp_path, monkeypatch, code, tries):
     file = tmp_path / "grid.toml"

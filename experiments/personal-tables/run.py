@@ -30,6 +30,7 @@ from hushrec.config import preset_names
 from hushrec.errors import HushrecError
 from hushrec.evaluate.compare import compare_runs
 from hushrec.methods.base import method_names
+from hushrec.report import plots
 from hushrec.report.units import human_size
 
 HERE = Path(__file__).resolve().parent
@@ -260,13 +261,29 @@ def _figure(r: dict[str, Any], candidates: str, metric: str) -> str:
     return f"{r['test'][candidates][metric]:.4f}" + (f" ± {spread:.4f}" if spread else "")
 
 
+def own_tables(results: Sequence[dict[str, Any]]) -> list[tuple[str, list[plots.Dot]]]:
+    """Return NDCG@10 of each method less that of its global-only variant, by method."""
+    groups: dict[str, list[plots.Dot]] = {}
+    for r in results:
+        tested = r["against"] or {"name": ""}
+        if r["protocol"] == "honest" and tested["name"].endswith("-global"):
+            ndcg = tested["ndcg@10"]
+            low, high = ndcg["interval"]
+            dot = plots.Dot(r["data"], ndcg["difference"], (low, high), strong=ndcg["significant"])
+            groups.setdefault(r["name"], []).append(dot)
+    return list(groups.items())
+
+
 def write_results(cells: Sequence[Cell], runs: Path, out: Path, title: str) -> None:
-    """Write results.json and results.md of all finished cells."""
+    """Write results.json, results.md and the picture of all finished cells."""
     out.mkdir(parents=True, exist_ok=True)
     results = [result(cell, runs) for cell in cells if is_done(cell, runs)]
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     diverged = {(cell.name, cell.data) for cell in cells if is_diverged(cell, runs)}
     (out / "results.md").write_text(markdown(results, title, diverged))
+    if groups := own_tables(results):
+        words = "NDCG@10 with own tables less that of the global-only variant (colour: p < 0.05)"
+        (out / "own-tables.svg").write_text(plots.standalone_forest(groups, words))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -29,7 +29,7 @@ from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.methods.base import Method
 from hushrec.methods.popularity import Popularity
 from hushrec.report import plots
-from hushrec.report.plots import Bar, Dot
+from hushrec.report.plots import Bar, Dot, signed
 from hushrec.report.run_dir import AUDIT_FILE, RunFolder
 from hushrec.report.units import human_duration, human_size
 
@@ -205,8 +205,8 @@ def _against(mine: NDArray[np.float64], theirs: NDArray[np.float64] | None) -> d
     verdict = "above" if low > 0 else "below" if high < 0 else "not clearly different from"
     return {
         "verdict": verdict,
-        "difference": _signed(float(np.mean(mine - theirs))),
-        "interval": f"{_signed(low)} to {_signed(high)}",
+        "difference": signed(float(np.mean(mine - theirs))),
+        "interval": f"{signed(low)} to {signed(high)}",
     }
 
 
@@ -406,7 +406,7 @@ def _guidance(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
         "effects": [
             {
                 "round": effect.round,
-                "changes": [_signed(effect.after[n] - effect.before[n]) for n in names],
+                "changes": [signed(effect.after[n] - effect.before[n]) for n in names],
                 "gates": effect.gates,
             }
             for effect in _some(effects, SHOWN_EFFECTS)
@@ -610,10 +610,6 @@ def _split_words(run: Run) -> str:
 def _name(metric: str) -> str:
     """Write a metric's name as people do: HR@10."""
     return metric.upper() if metric[:2] in ("hr", "nd", "mr", "au") else metric.capitalize()
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.4f}".replace("-", "−")
 
 
 def _said(run: Run, label: str) -> str:

@@ -1,4 +1,4 @@
-"""Small drawings as inline SVG: dots with intervals, a line over rounds, curves, bars, a heat map.
+"""Small drawings as SVG: dots with intervals, lines over rounds, curves, forests, bars, a heat map.
 
 A drawing has no width of its own: across, everything is placed in percent of the drawing area, and
 down in pixels, so text keeps its size from a telephone to a wide screen. Axis labels stand in the
@@ -304,6 +304,49 @@ def standalone_trends(drawing: Markup, names: Sequence[str], title: str) -> str:
     return _tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, "".join(parts))
 
 
+FOREST_ROW = 18
+"""Pixels from one difference to the next."""
+
+
+def standalone_forest(groups: Sequence[tuple[str, Sequence[Dot]]], title: str) -> str:
+    """Draw differences and their intervals around zero, in groups, as a file of its own."""
+    ends = [end for _, rows in groups for row in rows for end in (row.value, *(row.interval or ()))]
+    ticks = nice_ticks(min(0.0, *ends), max(0.0, *ends), 5)
+    left, right, y = 180, 610, 48
+
+    def across(value: float) -> str:
+        return f"{left + (right - left) * (value - ticks[0]) / (ticks[-1] - ticks[0]):.1f}"
+
+    marks = []
+    for name, rows in groups:
+        marks.append(_text("name", "16", y + 4, name, "start"))
+        for row in rows:
+            y += FOREST_ROW
+            kind = "strong" if row.strong else "plain"
+            marks.append(_text("tick", "28", y + 4, row.name, "start"))
+            if row.interval:
+                low, high = row.interval
+                marks.append(_line(f"interval {kind}", across(low), y, across(high), y))
+            at = {"class": f"dot {kind}", "cx": across(row.value), "cy": y, "r": 4}
+            marks += [_tag("circle", at), _text("tick", "704", y + 4, signed(row.value), "end")]
+        y += FOREST_ROW + 8
+    style = (
+        ".grid{stroke:#d8dbe2}.zero{stroke:#4a5060}.plain{stroke:#8a90a0;fill:#8a90a0}"
+        ".strong{stroke:#c2480f;fill:#c2480f}.interval{stroke-width:2}"
+        "text{font:12px system-ui,sans-serif;fill:#4a5060}.name,.title{font-weight:600}"
+        "@media(prefers-color-scheme:dark){.grid{stroke:#3a3f4b}.zero{stroke:#b9c0cf}"
+        "text{fill:#b9c0cf}.strong{stroke:#ff9255;fill:#ff9255}}"
+    )
+    parts = [_tag("style", {}, style), _text("title", "16", 22, title, "start")]
+    for tick in ticks:
+        kind = "grid" if tick else "zero"
+        parts.append(_line(kind, across(tick), 34, across(tick), y))
+        parts.append(_text("tick", across(tick), y + 16, _tick(tick, ticks)))
+    size = {"width": 720, "height": y + 28, "role": "img"}
+    body = "".join([*parts, *marks])
+    return _tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, body)
+
+
 def bars(rows: Sequence[Bar], names: Sequence[str], label: str) -> Markup:
     """Draw shares as bars across, the other share as a mark on the same row.
 
@@ -377,6 +420,11 @@ def round_ticks(first: int, last: int) -> list[int]:
 def figure(value: float) -> str:
     """Write a metric or a loss: four digits behind the point, fewer before it is large."""
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def signed(difference: float) -> str:
+    """Write a difference of two metrics, with a real minus; nothing is +0.0000."""
+    return f"{round(difference, 4) + 0.0:+.4f}".replace("-", "−")
 
 
 def percent(share: float) -> str:
