@@ -9,7 +9,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -30,12 +30,12 @@ from rich.table import Table
 
 from hushrec.audit.commands import audit_command
 from hushrec.backends.inprocess import usable_cores
+from hushrec.cli_options import json_option, run_argument, threads_option
 from hushrec.config import parse_settings, preset_names
 from hushrec.data import load
 from hushrec.data.commands import data as data_group
 from hushrec.data.datasets import cache_dir
-from hushrec.data.files import read_history
-from hushrec.device.bundle import export
+from hushrec.device.commands import export_command, recommend_command
 from hushrec.errors import (
     ConfigError,
     DivergedError,
@@ -43,43 +43,20 @@ from hushrec.errors import (
     MissingExtraError,
     StoppedError,
 )
-from hushrec.evaluate.adaptation import adaptation_curve
-from hushrec.evaluate.analyse import groups_of, guidance_effects, whose_table
-from hushrec.evaluate.compare import compare_runs
-from hushrec.evaluate.metrics import parse_metric, summarise
-from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
+from hushrec.evaluate.commands import analyse_command, compare_command, evaluate_command
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.commands import privacy as privacy_group
-from hushrec.report.convergence import write_convergence
-from hushrec.report.html import ADAPTATION, write_report
+from hushrec.report.html import write_report
 from hushrec.report.run_dir import RunFolder, require_free
 from hushrec.report.tables import (
-    adaptation_table,
-    comparison_tables,
-    cost_table,
     facts,
-    groups_table,
-    guidance_table,
-    model_lines,
-    own_table_table,
     result_table,
     shown_metrics,
     trials_table,
 )
-from hushrec.report.units import human_size
 from hushrec.round import Machine, RoundReport
 from hushrec.run import Run, train, train_seeds
-from hushrec.split import Part
 from hushrec.tune import PRESET, tune
-
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
-)
-threads_option = click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    help="Threads to use; the result does not depend on it.",
-)
 
 
 class _Commands(click.Group):
@@ -112,6 +89,11 @@ def main() -> None:
 main.add_command(data_group)
 main.add_command(privacy_group)
 main.add_command(audit_command)
+main.add_command(evaluate_command)
+main.add_command(analyse_command)
+main.add_command(compare_command)
+main.add_command(recommend_command)
+main.add_command(export_command)
 
 
 @main.command("train")
@@ -244,274 +226,8 @@ def train_command(
     console.print(f"report: {reports[0]}", highlight=False, soft_wrap=True)
 
 
-@main.command("evaluate")
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--part", type=click.Choice(["valid", "test"]), default="test", show_default=True)
-@click.option(
-    "--metric", "metrics", multiple=True, metavar="NAME", help="Such as hr@50; repeatable."
-)
-@click.option(
-    "--adaptation", is_flag=True, help="Unseen users after 0, 1, 2, 5, 10, 20 interactions instead."
-)
-@threads_option
-@json_option
-def evaluate_command(
-    folder: Path,
-    part: str,
-    metrics: tuple[str, ...],
-    adaptation: bool,
-    threads: int | None,
-    as_json: bool,
-) -> None:
-    """Score a finished run again from its checkpoint.
-
-    \b
-    hushrec evaluate runs/pfedrec
-    hushrec evaluate runs/pfedrec --metric hr@50 --metric ndcg@100 --json
-    hushrec evaluate runs/privrec --adaptation
-    """
-    for name in metrics:
-        parse_metric(name)
-    run = Run.open(folder)
-    evaluator = run.evaluator(threads or usable_cores())
-    chosen: Part = "valid" if part == "valid" else "test"
-    if adaptation:
-        names = list(metrics) or ["hits@10", "hits@20", "ndcg@10"]
-        curve = adaptation_curve(evaluator, run.method, run.shared, chosen, names)
-        if run.folder is not None:
-            run.folder.write_json(ADAPTATION, curve)
-            write_report(run)
-        if as_json:
-            click.echo(json.dumps(curve, indent=2))
-        else:
-            Console().print(adaptation_table(curve))
-        return
-    ranks = evaluator.rank(run.method, run.shared, run.store, chosen)
-    popularity = popularity_ranks(evaluator, chosen)
-    names = list(metrics) or evaluator.config.metric_names()
-
-    def table(source: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        return {candidates: summarise(value, names) for candidates, value in source.items()}
-
-    result = {
-        **{
-            key: run.summary[key] for key in ("method", "data", "protocol", "protocol_mark", "seed")
-        },
-        chosen: table(ranks),
-        "yardsticks": {
-            "popularity": table(popularity),
-            "chance": table(chance_ranks(popularity)),
-        },
-    }
-    if as_json:
-        click.echo(json.dumps(result, indent=2))
-        return
-    Console().print(result_table(result, metrics, chosen))
-
-
-@main.command("analyse")
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--part", type=click.Choice(["valid", "test"]), default="test", show_default=True)
-@click.option(
-    "--only",
-    type=click.Choice(["tables", "groups", "guidance"]),
-    help="One analysis; refused where the method has nothing to say.  [all it has]",
-)
-@threads_option
-@json_option
-def analyse_command(
-    folder: Path, part: Part, only: str | None, threads: int | None, as_json: bool
-) -> None:
-    """Look behind the means of a finished run; nothing is trained again.
-
-    \b
-    tables    scores with the own, the server's and a random other user's item table
-    groups    cold / warm and distinct / followers, the worst tenth, the spread over users
-    guidance  what each guidance round did to each group, and where the gates stand (fedrkg)
-
-    \b
-    hushrec analyse runs/pfedrec
-    hushrec analyse runs/fedrkg --only guidance --json
-    """
-    run = Run.open(folder)
-    makers: dict[str, Callable[[], Any]] = {
-        "tables": lambda: whose_table(run, part, threads or usable_cores()),
-        "groups": lambda: groups_of(run, part),
-        "guidance": lambda: guidance_effects(run),
-    }
-    found: dict[str, Any] = {}
-    refused: list[str] = []
-    for name, make in makers.items():
-        if only in (None, name):
-            try:
-                found[name] = make()
-            except ConfigError as error:
-                if only:
-                    raise
-                refused.append(f"{name}: {error}")
-    heading = {k: run.summary[k] for k in ("method", "data", "protocol", "protocol_mark", "seed")}
-    if as_json:
-        plain = dict(found)
-        if "groups" in found:
-            plain["groups"] = {name: said.as_dict() for name, said in found["groups"].items()}
-        if "guidance" in found:
-            plain["guidance"] = [effect.as_dict() for effect in found["guidance"]]
-        model = run.method.facts(run.shared)
-        click.echo(json.dumps({**heading, "part": part, "model": model, **plain}, indent=2))
-        return
-    console = Console()
-    mark = f" [bold red]{heading['protocol_mark']}[/]" if heading["protocol_mark"] else ""
-    console.print(f"[bold]{escape(heading['method'])} on {escape(heading['data'])}[/]{mark}")
-    if "tables" in found:
-        console.print(own_table_table(found["tables"], part))
-    if "groups" in found:
-        console.print(groups_table(found["groups"], part))
-    if found.get("guidance"):
-        console.print(guidance_table(found["guidance"]))
-    elif "guidance" in found:
-        refused.append("guidance: no guidance was committed in this run")
-    for line in [*model_lines(run.method.facts(run.shared)), *refused]:
-        console.print(line, style="dim", highlight=False)
-
-
-@main.command("recommend")
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--user", required=True, metavar="ID")
-@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True)
-@click.option(
-    "--history",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Items of a user the run does not know: one id a line, oldest first, or a table.",
-)
-@click.option(
-    "--feature",
-    "said",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="What such a user is; repeatable.",
-)
-@json_option
-def recommend_command(
-    folder: Path,
-    user: str,
-    count: int,
-    history: Path | None,
-    said: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Recommend items that a user has not touched yet.
-
-    \b
-    hushrec recommend runs/pfedrec --user 42
-    hushrec recommend runs/pfedrec --user anna --history anna.txt -k 5 --json
-    hushrec recommend runs/privrec --user anna --history anna.txt --feature 'region=coast'
-    """
-    for pair in said:
-        if "=" not in pair:
-            raise ConfigError(f"--feature {pair}: expected NAME=VALUE")
-    run = Run.open(folder)
-    items = None if history is None else read_history(history)
-    if items is not None:
-        unknown = len(set(items) - set(run.split.data.items.tolist()))
-        if unknown:
-            click.echo(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
-    found = run.recommend(user, count, items, dict(pair.split("=", 1) for pair in said))
-    if not found:
-        click.echo(f"nothing is left to recommend to '{user}'", err=True)
-    if as_json:
-        lines = [{"item": r.item, "title": r.title, "score": r.score} for r in found]
-        click.echo(json.dumps({"user": user, "recommendations": lines}, indent=2))
-        return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", justify="right")
-    table.add_column("title", overflow="fold")
-    table.add_column("item", overflow="fold")
-    table.add_column("score", justify="right")
-    for place, line in enumerate(found, 1):
-        table.add_row(str(place), escape(line.title), escape(line.item), f"{line.score:.3f}")
-    Console().print(table)
-
-
-@main.command("export")
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--neighbours",
-    type=click.IntRange(min=1),
-    default=600,
-    show_default=True,
-    help="Weights kept per item, the largest ones.",
-)
-@click.option(
-    "--precision", type=click.Choice(["half", "single"]), default="half", show_default=True
-)
-@json_option
-def export_command(
-    folder: Path, bundle: Path, neighbours: int, precision: Any, as_json: bool
-) -> None:
-    """Write a run's model for devices: a folder that numpy alone can serve.
-
-    \b
-    hushrec export runs/fednext bundle
-    python -c "from hushrec.device.recommender import Recommender as R
-    print(R.load('bundle', history=['1193', '661']).recommend(5))"
-
-    `hushrec/device/recommender.py` stands alone: copy it to the device.
-    """
-    path = export(Run.open(folder), bundle, neighbours=neighbours, precision=precision)
-    sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
-    if as_json:
-        click.echo(json.dumps({"bundle": str(path), "bytes": sizes}, indent=2))
-        return
-    text = ", ".join(f"{name} {human_size(size)}" for name, size in sizes.items())
-    click.echo(f"{path}: {text}")
-
-
-@main.command("compare")
-@click.argument("folders", metavar="RUN RUN...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", default=("hr@10", "ndcg@10"))
-@click.option("--candidates", default="full", show_default=True, help="full, or sampled99.")
-@click.option(
-    "--test",
-    "test_name",
-    type=click.Choice(["randomisation", "wilcoxon"]),
-    default="randomisation",
-    show_default=True,
-)
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.svg",
-    help="Draw the runs' validation curves in one picture.",
-)
-@json_option
-def compare_command(
-    folders: tuple[Path, ...],
-    metrics: tuple[str, ...],
-    candidates: str,
-    test_name: Any,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
-    """Compare finished runs user by user, the first as the baseline.
-
-    \b
-    hushrec compare runs/popularity runs/fedmf runs/pfedrec
-    hushrec compare runs/a runs/b --metric hr@20 --candidates sampled99 --json
-    hushrec compare runs/fedmf runs/pfedrec --plot convergence.svg
-    """
-    rows = compare_runs(folders, metrics, candidates, test_name)
-    if plot is not None:
-        write_convergence(folders, plot, metrics, candidates)
-    if as_json:
-        click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
-        return
-    Console().print(*comparison_tables(rows), cost_table(rows), sep="\n")
-
-
 @main.command("report")
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument
 def report_command(folder: Path) -> None:
     """Write a run's report.html again and print where it is.
 

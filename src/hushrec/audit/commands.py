@@ -16,12 +16,13 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from hushrec.audit.auditor import Progress, audit
+from hushrec.cli_options import json_option, run_argument
 from hushrec.report.html import write_report
 from hushrec.run import Run
 
 
 @click.command("audit")
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument
 @click.option(
     "--users",
     type=click.IntRange(min=10),
@@ -44,9 +45,7 @@ from hushrec.run import Run
     metavar="S",
     help="Of the attacks, not the run.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
-)
+@json_option
 def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: bool) -> None:
     """Attack a finished run: membership, items in uploads, canary users.
 

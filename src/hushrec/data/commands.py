@@ -12,13 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from hushrec.cli_options import json_option
 from hushrec.data.catalog import fetch, import_file, load, names
 from hushrec.data.datasets import CATALOG, DataSet, cache_dir
 from hushrec.data.interactions import Categorical, Column, Interactions, MultiCategorical
-
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
-)
 
 
 @click.group()

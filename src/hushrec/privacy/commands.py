@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from hushrec.cli_options import json_option
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import (
     Everybody,
@@ -31,9 +32,6 @@ CURVE_POINTS = 16
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
-)
 noise_option = click.option(
     "--noise",
     type=click.FloatRange(min=0),

@@ -1,0 +1,113 @@
+"""``hushrec recommend`` and ``export``: what a run has to say to a user, here or on a device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hushrec.cli_options import json_option, run_argument
+from hushrec.data.files import read_history
+from hushrec.device.bundle import export
+from hushrec.errors import ConfigError
+from hushrec.report.units import human_size
+from hushrec.run import Run
+
+
+@click.command("recommend")
+@run_argument
+@click.option("--user", required=True, metavar="ID")
+@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Items of a user the run does not know: one id a line, oldest first, or a table.",
+)
+@click.option(
+    "--feature",
+    "said",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What such a user is; repeatable.",
+)
+@json_option
+def recommend_command(
+    folder: Path,
+    user: str,
+    count: int,
+    history: Path | None,
+    said: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Recommend items that a user has not touched yet.
+
+    \b
+    hushrec recommend runs/pfedrec --user 42
+    hushrec recommend runs/pfedrec --user anna --history anna.txt -k 5 --json
+    hushrec recommend runs/privrec --user anna --history anna.txt --feature 'region=coast'
+    """
+    for pair in said:
+        if "=" not in pair:
+            raise ConfigError(f"--feature {pair}: expected NAME=VALUE")
+    run = Run.open(folder)
+    items = None if history is None else read_history(history)
+    if items is not None:
+        unknown = len(set(items) - set(run.split.data.items.tolist()))
+        if unknown:
+            click.echo(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
+    found = run.recommend(user, count, items, dict(pair.split("=", 1) for pair in said))
+    if not found:
+        click.echo(f"nothing is left to recommend to '{user}'", err=True)
+    if as_json:
+        lines = [{"item": r.item, "title": r.title, "score": r.score} for r in found]
+        click.echo(json.dumps({"user": user, "recommendations": lines}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", justify="right")
+    table.add_column("title", overflow="fold")
+    table.add_column("item", overflow="fold")
+    table.add_column("score", justify="right")
+    for place, line in enumerate(found, 1):
+        table.add_row(str(place), escape(line.title), escape(line.item), f"{line.score:.3f}")
+    Console().print(table)
+
+
+@click.command("export")
+@run_argument
+@click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--neighbours",
+    type=click.IntRange(min=1),
+    default=600,
+    show_default=True,
+    help="Weights kept per item, the largest ones.",
+)
+@click.option(
+    "--precision", type=click.Choice(["half", "single"]), default="half", show_default=True
+)
+@json_option
+def export_command(
+    folder: Path, bundle: Path, neighbours: int, precision: Any, as_json: bool
+) -> None:
+    """Write a run's model for devices: a folder that numpy alone can serve.
+
+    \b
+    hushrec export runs/fednext bundle
+    python -c "from hushrec.device.recommender import Recommender as R
+    print(R.load('bundle', history=['1193', '661']).recommend(5))"
+
+    `hushrec/device/recommender.py` stands alone: copy it to the device.
+    """
+    path = export(Run.open(folder), bundle, neighbours=neighbours, precision=precision)
+    sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
+    if as_json:
+        click.echo(json.dumps({"bundle": str(path), "bytes": sizes}, indent=2))
+        return
+    text = ", ".join(f"{name} {human_size(size)}" for name, size in sizes.items())
+    click.echo(f"{path}: {text}")
