@@ -19,7 +19,7 @@ from hushrec.clients import CohortConfig, Protocol
 from hushrec.errors import ConfigError, nearest
 from hushrec.evaluate.evaluator import EvaluationConfig
 from hushrec.methods.base import Method, method_class
-from hushrec.privacy.plan import PrivacyConfig
+from hushrec.privacy.config import PrivacyConfig
 from hushrec.silos import SilosConfig
 from hushrec.split import SplitConfig
 from hushrec.store import StoreConfig

@@ -19,11 +19,11 @@ from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.accountant import Accountant
 from hushrec.privacy.budgets import Ledger
+from hushrec.privacy.config import check_privacy
 from hushrec.privacy.guarantee import SILO, unprotected
 from hushrec.privacy.plan import (
     Plan,
     carried_bound,
-    check_privacy,
     make_plan,
     personal_budgets,
     with_bound,

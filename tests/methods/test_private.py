@@ -26,9 +26,10 @@ from hushrec.methods.fednext import FedNext, PrivateFedNext
 from hushrec.methods.head import find_head
 from hushrec.methods.private_als import PrivateFedALS, summed_vectors
 from hushrec.privacy.clip import FlatClip, client_norms
+from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.denoise import expected_powers
 from hushrec.privacy.noise import CentralGaussian
-from hushrec.privacy.plan import PrivacyConfig, make_plan
+from hushrec.privacy.plan import make_plan
 from hushrec.privacy.stack import UploadShape
 from hushrec.report.run_dir import RunFolder
 from hushrec.rng import Streams

@@ -1,7 +1,6 @@
-"""`PrivacyConfig`: what is asked for. `Plan`: how a run gives it, or why it is refused.
+"""`Plan`: how a run gives the privacy that is asked for, or why it is refused.
 
-Everything that would make a guarantee false is an error here, before the first round, that says
-what to change. Nothing is a warning.
+What can be refused without knowing the uploads is refused in `config`, the rest here.
 """
 
 from __future__ import annotations
@@ -9,15 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from hushrec.clients import CohortConfig, TrainView
 from hushrec.errors import ConfigError
-from hushrec.methods.base import Method
 from hushrec.privacy.accountant import (
     Accountant,
     Event,
@@ -41,6 +38,7 @@ from hushrec.privacy.budgets import (
     words,
 )
 from hushrec.privacy.clip import AdaptiveClip, Clip, FlatClip, RowClip
+from hushrec.privacy.config import PrivacyConfig, clipping_of
 from hushrec.privacy.guarantee import (
     NOT_COVERED,
     SILO,
@@ -56,59 +54,6 @@ FIRST_BOUND = 1.0
 """Where adaptive clipping starts unless told."""
 SUM_COPIES = 7
 """Memory of a whole upload, in float32 copies of it, while the exact sum takes it in."""
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class PrivacyConfig(BaseModel):
-    """What protects the uploads."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    mode: Literal["none", "central", "local-laplace", "local-gaussian"] = "none"
-    """Nothing; Gaussian noise on the sum; or noise on every upload."""
-    epsilon: Positive | None = None
-    """The guarantee to keep over all rounds; the noise follows from it."""
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Probability with which the guarantee may fail; below 1 / clients.  [clients^-1.1]"""
-    noise: Positive | None = None
-    """Noise multiplier of `central`, in place of epsilon."""
-    scale: Positive | None = None
-    """Scale of local noise, in place of epsilon: b of Laplace, deviation of Gaussian noise."""
-    clipping: Literal["none", "flat", "row", "adaptive"] | None = None
-    """What is bounded.  [flat where `clip` is given; else adaptive for `central`, none for local]
-    """
-    clip: Positive | None = None
-    """The bound of a norm (L1 for Laplace noise, else L2); for `adaptive`, the first one."""
-    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of norms that adaptive clipping leaves alone.  [0.5]"""
-    clip_rate: Positive | None = None
-    """How fast an adaptive bound moves.  [0.2]"""
-    bit_noise: Positive | None = None
-    """Noise on the count behind an adaptive bound.  [a twentieth of the cohort, or more]"""
-    bit_share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of a round's budget that this count takes, in place of bit_noise: the h of DP-PrivRec,
-    where the noises z / sqrt(1 - h) and z / sqrt(h) together cost what one of z does."""
-    clip_steps: Literal["geometric", "arithmetic"] | None = None
-    """Whether an adaptive bound moves by factors, or by differences as in DP-PrivRec.  [factors]"""
-    neighbours: Neighbours | None = None
-    """What changes between neighbours.  [what the cohort's analysis is valid for]"""
-    sampling: Literal["poisson", "fixed", "none"] | None = None
-    """The sampling to be analysed, if it is to be checked against the cohort's."""
-    budgets: Literal["activity", "declared"] | None = None
-    """Whose epsilon counts: everybody's is the same; by the rank of a client's interaction count;
-    or as its user declared it (`local-gaussian` only)."""
-    epsilon_min: Positive | None = None
-    """Budget of the least active client, for budgets by activity."""
-    epsilon_max: Positive | None = None
-    """Budget of the most active client, for budgets by activity."""
-    budget_feature: str | None = None
-    """Numeric user feature that holds the declared budgets."""
-    sigma: Literal["calibrated", "paper"] | None = None
-    """Noise that keeps a budget over the run; or DPPS's own clip / epsilon, which keeps none, and
-    of which the true epsilon is said.  [calibrated]"""
-    budget_uploads: Annotated[int, Field(ge=1)] | None = None
-    """Uploads that a budget pays for; whoever made them stops.  [all that are planned]"""
 
 
 @dataclass(frozen=True)
@@ -207,144 +152,6 @@ class Plan:
             "account": [],
             "budgets": said,
         }
-
-
-def check_privacy(
-    config: PrivacyConfig, cohort: CohortConfig, method: type[Method], population: int
-) -> None:
-    """Refuse what cannot be given, whatever the method uploads."""
-    given = config.model_dump(exclude_none=True, exclude={"mode"})
-    if config.mode == "none":
-        for name in given:
-            raise ConfigError(
-                f"privacy.{name} does nothing without a mode: use --privacy central (or "
-                "local-laplace, local-gaussian)"
-            )
-        return
-    if method.pooled:
-        raise ConfigError(
-            f"{method.name} pools everybody's data: nothing protects it; use a federated method"
-        )
-    if method.data_weighted:
-        raise ConfigError(
-            f"{method.name} weighs clients by their data, outside the clipped upload: their "
-            "influence has no bound; use a method that weighs clients alike, or uploads its weights"
-        )
-    if config.delta is not None and config.delta >= 1 / population:
-        raise ConfigError(
-            f"privacy.delta = {config.delta:g} would allow giving one of {population} users away "
-            f"entirely: use a delta below {1 / population:.3g}"
-        )
-    _check_clipping(config)
-    _check_budgets(config)
-    if config.mode == "central":
-        _check_central(config, cohort)
-    else:
-        _check_local(config)
-
-
-def _check_clipping(config: PrivacyConfig) -> None:
-    if _clipping(config) != "adaptive":
-        for name in ("quantile", "clip_rate", "bit_noise", "bit_share", "clip_steps"):
-            if getattr(config, name) is not None:
-                raise ConfigError(f"privacy.{name} needs privacy.clipping = adaptive")
-    if config.clipping in ("flat", "row") and config.clip is None:
-        raise ConfigError(f"privacy.clipping = {config.clipping} needs a bound: --clip 1.0")
-    if config.bit_noise is not None and config.bit_share is not None:
-        raise ConfigError("privacy.bit_noise and privacy.bit_share say the same thing: use one")
-    if config.clipping == "none" and config.clip is not None:
-        raise ConfigError("privacy.clip and privacy.clipping = none contradict each other")
-
-
-def _check_budgets(config: PrivacyConfig) -> None:
-    needed = {"activity": ("epsilon_min", "epsilon_max"), "declared": ("budget_feature",)}
-    for kind, names in needed.items():
-        for name in names:
-            if config.budgets == kind and getattr(config, name) is None:
-                raise ConfigError(f"privacy.budgets = {kind} needs privacy.{name}")
-            if config.budgets != kind and getattr(config, name) is not None:
-                raise ConfigError(f"privacy.{name} needs privacy.budgets = {kind}")
-    if config.budgets is None:
-        for name in ("budget_uploads", "sigma"):
-            if getattr(config, name) is not None:
-                raise ConfigError(f"privacy.{name} needs privacy.budgets")
-        return
-    if config.mode != "local-gaussian":
-        raise ConfigError(
-            "personal budgets need noise that each client adds by itself: use --privacy "
-            "local-gaussian"
-        )
-    if config.epsilon is not None or config.scale is not None:
-        raise ConfigError(
-            "personal budgets decide the noise of each client: leave out --epsilon and --scale"
-        )
-    if _clipping(config) == "none":
-        raise ConfigError("without clipping no noise keeps a budget: add --clip 1.0")
-    if config.epsilon_min and config.epsilon_max and config.epsilon_min > config.epsilon_max:
-        raise ConfigError("privacy.epsilon_min is above privacy.epsilon_max: exchange them")
-
-
-def _check_central(config: PrivacyConfig, cohort: CohortConfig) -> None:
-    if _clipping(config) == "none":
-        raise ConfigError(
-            "without clipping one user can move the sum without bound, and no noise hides that: "
-            "use --clip 1.0 or privacy.clipping = adaptive"
-        )
-    if config.scale is not None:
-        raise ConfigError(
-            "--scale is for local noise: use --epsilon, or privacy.noise, for central"
-        )
-    if (config.epsilon is None) == (config.noise is None):
-        raise ConfigError(
-            "central noise follows from --epsilon, or is given as a multiplier with privacy.noise: "
-            "use one of the two"
-        )
-    real = {"all": "none", "fixed": "fixed", "poisson": "poisson"}[cohort.kind]
-    if config.sampling not in (None, real):
-        raise ConfigError(
-            f"cohort.kind = {cohort.kind} is not {config.sampling} sampling, so its amplification "
-            f"cannot be claimed: use privacy.sampling = {real} or another cohort.kind"
-        )
-    if cohort.kind == "fixed" and config.neighbours == "add-or-remove-one":
-        raise ConfigError(
-            "fixed-size cohorts are accounted for under replace-one: use privacy.neighbours = "
-            "replace-one, or cohort.kind = poisson"
-        )
-    if cohort.kind == "poisson" and config.neighbours == "replace-one":
-        raise ConfigError(
-            "Poisson cohorts are accounted for under add-or-remove-one: use privacy.neighbours = "
-            "add-or-remove-one, or cohort.kind = fixed"
-        )
-
-
-def _check_local(config: PrivacyConfig) -> None:
-    clipping = _clipping(config)
-    if config.noise is not None:
-        raise ConfigError(
-            "privacy.noise is for central noise: use --scale, or --epsilon and --clip"
-        )
-    if config.budgets is None and (config.epsilon is None) == (config.scale is None):
-        raise ConfigError("local noise needs --scale, or --epsilon with --clip: use one of the two")
-    if config.epsilon is not None and clipping == "none":
-        raise ConfigError(
-            "without clipping no local noise gives an epsilon: add --clip 1.0, or use --scale to "
-            "have the noise without a guarantee"
-        )
-    if clipping == "adaptive":
-        raise ConfigError(
-            "adaptive clipping needs a trusted count over the clients: use privacy.clipping = flat "
-            "for local noise"
-        )
-    if config.neighbours == "add-or-remove-one":
-        raise ConfigError(
-            "the server sees who uploads, so local noise hides what is uploaded and not that it "
-            "is: use privacy.neighbours = replace-one"
-        )
-    if config.sampling not in (None, "none"):
-        raise ConfigError(
-            "the server sees who uploads, so sampling amplifies nothing under local noise: use "
-            "privacy.sampling = none"
-        )
 
 
 def make_plan(
@@ -491,7 +298,7 @@ def _central(
         multiplier = noise_for(config.epsilon, plan.delta, alike, sampling, neighbours)
     event = Gaussian(multiplier, sampling, neighbours)
     clip: Clip
-    if _clipping(config) == "adaptive":
+    if clipping_of(config) == "adaptive":
         clip, multiplier = _adaptive(config, multiplier, neighbours, expected)
     else:
         clip = _fixed_clip(config)
@@ -547,7 +354,7 @@ def _local(config: PrivacyConfig, shape: UploadShape, rounds: int, plan: Plan) -
     kind: Literal["laplace", "gaussian"] = (
         "laplace" if config.mode == "local-laplace" else "gaussian"
     )
-    clipped = _clipping(config) != "none"
+    clipped = clipping_of(config) != "none"
     clip = _fixed_clip(config) if clipped else None
     scale, event = config.scale or math.nan, None
     if clip is not None:
@@ -636,15 +443,7 @@ def _sampling(cohort: CohortConfig, population: int) -> tuple[Sampling, float]:
     return Everybody(), population
 
 
-def _clipping(config: PrivacyConfig) -> str:
-    if config.clipping is not None:
-        return config.clipping
-    if config.clip is not None:
-        return "flat"
-    return "adaptive" if config.mode == "central" else "none"
-
-
 def _fixed_clip(config: PrivacyConfig) -> FlatClip | RowClip:
     assert config.clip is not None, "checked"
-    kind = RowClip if _clipping(config) == "row" else FlatClip
+    kind = RowClip if clipping_of(config) == "row" else FlatClip
     return kind(config.clip, 1 if config.mode == "local-laplace" else 2)
