@@ -46,7 +46,7 @@ from hushrec.privacy.accountant import (
     sensitivity,
 )
 from hushrec.privacy.budgets import PersonalNoise
-from hushrec.privacy.clip import RowClip
+from hushrec.privacy.clip import FlatClip, RowClip
 from hushrec.privacy.noise import CentralGaussian, LocalNoise, round_multiplier
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.stack import Stack, UploadShape
@@ -87,7 +87,7 @@ def canaries(
     if isinstance(noise, PersonalNoise):
         assert plan.budgets is not None
         own, claims, results = plan.budgets, plan.budgets.claims(), []
-        apart = _apart(plan)
+        apart = sensitivity(_local_clip(plan).whole_bound(noise.shape), "replace-one")
         for level, who in ((0, "smallest budget"), (len(own.levels) - 1, "largest budget")):
             deviation = apart * own.multiplier[level]
             layer = replace(noise, deviations=np.full(trials, deviation))
@@ -182,7 +182,7 @@ def local_trials(
 ) -> Trials:
     """Let canaries upload one thing or its opposite; the server sees each upload by itself."""
     layers = (*plan.stack.mechanisms[:-1], replace(noise, shape=UploadShape(1, {}, {ENTRY: (1,)})))
-    stack, bound = Stack(layers), _bound(plan)
+    stack, bound = Stack(layers), _local_clip(plan).bound
     there = streams.generator("audit/canaries").permutation(trials) < trials // 2
     view, evidence = _clients(np.arange(trials), 1), np.zeros(trials)
     upload = Update(trials, dense={ENTRY: np.where(there, 2 * bound, -2 * bound)[:, None]})
@@ -274,16 +274,11 @@ def _participation(sampling: Sampling) -> float:
     return sampling.size / sampling.population if isinstance(sampling, FixedSize) else 1.0
 
 
-def _bound(plan: Plan) -> float:
-    """Return the norm that clipping leaves a canary under local noise."""
-    bound: float = plan.stack.mechanisms[0].bound  # type: ignore[attr-defined]
-    return bound
-
-
-def _apart(plan: Plan) -> float:
-    clip, noise = plan.stack.mechanisms
-    whole: float = clip.whole_bound(noise.shape)  # type: ignore[attr-defined]
-    return sensitivity(whole, "replace-one")
+def _local_clip(plan: Plan) -> FlatClip | RowClip:
+    """Return the clipping under local noise, without which there is no claim to audit."""
+    clip = plan.stack.mechanisms[0]
+    assert isinstance(clip, FlatClip | RowClip)
+    return clip
 
 
 def _clients(users: NDArray[np.int64], n_items: int) -> TrainView:
