@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -179,7 +180,11 @@ def test_compare_prints_intervals_and_p(demo_runs: Path) -> None:
     assert [row["method"] for row in rows] == ["popularity", "fedmf"] * 2
     assert all(row["low"] <= row["mean"] <= row["high"] for row in rows)
     assert 0 < rows[1]["p_value"] <= 1
-    assert "difference" in hushrec("compare", *both).stdout
+    shown = hushrec("compare", *both).stdout
+    assert "difference" in shown
+    # Named by what tells them apart: the folder that both lie in would take the room.
+    assert re.search(r"^popularity +0\.", shown, re.MULTILINE)
+    assert re.search(r"^fedmf +0\.", shown, re.MULTILINE)
     alone = hushrec("compare", demo_runs / "fedmf")
     assert alone.exit_code == 2
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -69,6 +71,7 @@ def result_table(
 def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
     """Show runs beside each other, a table for each metric, with intervals and p-values."""
     tables: dict[str, Table] = {}
+    names = _names(rows)
     for row in rows:
         if row.metric not in tables:
             table = Table(box=None, pad_edge=False)
@@ -83,10 +86,10 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
                 f"{row.difference:+.4f} [{row.difference_low:+.3f}, {row.difference_high:+.3f}]"
             )
             p_value = "< 0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
-        method = "" if row.method in row.run else f" ({row.method})"
+        method = "" if row.method in names[row.run] else f" ({row.method})"
         mark = " (leaks)" if row.protocol == "published" else ""
         tables[row.metric].add_row(
-            escape(f"{row.run}{method}{mark}"),
+            escape(f"{names[row.run]}{method}{mark}"),
             f"{row.mean:.4f}{spread} [{row.low:.3f}, {row.high:.3f}]",
             difference,
             p_value,
@@ -107,8 +110,16 @@ def cost_table(rows: Sequence[ComparedRun]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in {row.run: row for row in rows}.values():
         sent = human_size(round(row.up_bytes)), human_size(round(row.down_bytes))
-        table.add_row(escape(row.run), f"{row.selected_round:g}", *sent)
+        table.add_row(escape(_names(rows)[row.run]), f"{row.selected_round:g}", *sent)
     return table
+
+
+def _names(rows: Sequence[ComparedRun]) -> dict[str, str]:
+    """Return each run without the folder that all of them lie in."""
+    runs = {row.run: Path(row.run).parts for row in rows}
+    levels = zip(*(parts[:-1] for parts in runs.values()), strict=False)
+    shared = len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
+    return {run: str(Path(*parts[shared:])) for run, parts in runs.items()}
 
 
 def own_table_table(found: Mapping[str, Mapping[str, Mapping[str, float]]], part: str) -> Table:
