@@ -135,6 +135,19 @@ def test_a_cell_with_several_data_sets_is_one_on_each(tmp_path, monkeypatch):
     assert calls == ["other-one/honest/popularity", "other-one/honest/own"]
 
 
+def test_a_data_set_may_have_words_of_its_own(tmp_path):
+    file = tmp_path / "grid.toml"
+    words = 'on.two = { rounds = 5, set = { "evaluation.every" = 1 } }'
+    grid = GRID.replace('against = "popularity"', words).replace('"demo"', '["one", "two"]')
+    file.write_text(grid)
+    one, two = runner.read_grid(file)[1][2:4]
+    assert (one.rounds, one.seeds, one.set) == (3, 2, {"d": 4, "evaluation.every": 3})
+    assert (two.rounds, two.seeds, two.set) == (5, 2, {"d": 4, "evaluation.every": 1})
+    file.write_text(grid.replace("on.two", "on.three"))
+    with pytest.raises(SystemExit, match=r"own: on\.three is none of its data sets"):
+        runner.read_grid(file)
+
+
 def test_the_overview_says_which_differences_count():
     def row(name, data, ndcg, against=None, split="leave-one-out"):
         test = {"full": {"hr@10": 2 * ndcg, "ndcg@10": ndcg}}

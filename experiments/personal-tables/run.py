@@ -4,11 +4,11 @@
     python experiments/personal-tables/run.py --list          # what there is, what is done
     python experiments/personal-tables/run.py --only pfedrec-tuned fedmf-tuned --data ml-100k
 
-``grid.toml`` lists the cells; one with several data sets stands for a cell on each. A cell is one
-`hushrec train` command with a folder of its own; one with a finished summary is skipped, one that
-was interrupted goes on. Afterwards ``results.json`` and ``results.md`` are written from the folders
-that are done: every figure with the command that gives it, and for a cell
-with ``against`` the paired test between the two.
+``grid.toml`` lists the cells; one with several data sets stands for a cell on each, with what its
+``on`` says of that data set. A cell is one `hushrec train` command with a folder of its own; one
+with a finished summary is skipped, one that was interrupted goes on. Afterwards ``results.json``,
+``results.md`` and ``own-tables.svg`` are written from the folders that are done: every figure with
+the command that gives it, and for a cell with ``against`` the paired test between the two.
 """
 
 from __future__ import annotations
@@ -89,8 +89,7 @@ def read_grid(file: Path) -> tuple[str, list[Cell]]:
         grid = tomllib.loads(file.read_text())
         title, cells = str(grid["title"]), []
         for cell in grid["cell"]:
-            data = cell["data"] if isinstance(cell["data"], list) else [cell["data"]]
-            cells += [Cell.model_validate({**cell, "data": one}) for one in data]
+            cells += _on_each(cell)
     except (OSError, tomllib.TOMLDecodeError, KeyError, ValidationError) as error:
         raise SystemExit(f"{file}: {error}") from None
     known = [cell.folder for cell in cells]
@@ -101,6 +100,21 @@ def read_grid(file: Path) -> tuple[str, list[Cell]]:
         if cell.against and baseline(cell) not in known:
             raise SystemExit(f"{file}: {cell.folder} is against '{cell.against}', which is no cell")
     return title, cells
+
+
+def _on_each(cell: dict[str, Any]) -> list[Cell]:
+    """Return the cell of each data set: the common words, then those of its ``on``."""
+    data = cell["data"] if isinstance(cell["data"], list) else [cell["data"]]
+    on = cell.get("on", {})
+    common = {key: value for key, value in cell.items() if key != "on"}
+    for name in on.keys() - set(data):
+        raise SystemExit(f"{cell['name']}: on.{name} is none of its data sets")
+    found = []
+    for name in data:
+        own = on.get(name, {})
+        settings = {**common.get("set", {}), **own.get("set", {})}
+        found.append(Cell.model_validate({**common, **own, "data": name, "set": settings}))
+    return found
 
 
 def baseline(cell: Cell) -> str:
