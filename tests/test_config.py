@@ -185,12 +185,32 @@ def test_settings_of_the_command_line():
     assert parse_settings(("name='quoted'", "text=a=b", "cohort.size=none", "empty=")) == {
         "name": "quoted",
         "text": "a=b",
-        "cohort.size": None,
+        "cohort.size": "none",
         "empty": "",
     }
     for wrong in ("lr", "=3", ""):
         with pytest.raises(ConfigError, match="expected key=value"):
             parse_settings((wrong,))
+
+
+def test_none_is_a_word_where_it_is_a_value_and_else_nothing():
+    def made(**settings):
+        text = make_experiment("demo", "fedrkg", settings=settings).to_toml()
+        again = Experiment.from_toml(text)  # as `--resume` reads it
+        return again, again.make_method().config
+
+    assert made(guidance="none")[1].guidance == "none"
+    assert made()[1].clip == 1.0
+    assert made(clip="none")[1].clip is None, "not the default, which it would be if left out"
+    assert made(clip=None)[1].clip is None
+    assert made(**{"cohort.size": "none"})[0].cohort.size is None
+    assert made(**{"privacy.mode": "none"})[0].privacy.mode == "none"
+    with pytest.raises(ConfigError, match=r"'lr' = 'none': Input should be a valid number"):
+        made(lr="none")
+    with pytest.raises(ConfigError, match=r"'clip' = -1"):
+        made(**{"cohort.size": "none", "clip": -1})
+    with pytest.raises(ConfigError, match=r"'cohort.kind' = 'bad'"):
+        made(**{"cohort.size": "none", "cohort.kind": "bad"})
 
 
 @pytest.mark.parametrize("method", BUILT_IN)

@@ -83,6 +83,7 @@ class Experiment(BaseModel):
         return _validated(cls, values, f"key in {source}")
 
 
+NONE = "none"
 SECTIONS = ("split", "cohort", "evaluation", "store", "privacy", "silos")
 
 
@@ -117,7 +118,7 @@ def make_experiment(
             raise ConfigError(f"unknown section '{section}' in '{key}'{nearest(section, SECTIONS)}")
     values |= {name: value for name, value in top_level.items() if value is not None}
     config = _validated(found.Config, values["options"], f"option of {method}")
-    values["options"] = config.model_dump(mode="json", exclude_none=True)
+    values["options"] = _plain(config)
     values.setdefault("rounds", found(config).planned_rounds)
     return _validated(
         Experiment, {"data": data, "method": method, "preset": preset, **values}, "setting"
@@ -170,7 +171,7 @@ def parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
         try:
             parsed = tomllib.loads(f"value = {text}")
         except tomllib.TOMLDecodeError:
-            parsed = {"value": None if text == "none" else text}
+            parsed = {"value": text}
         if len(parsed) > 1:
             raise ConfigError(f"--set {key}=…: one value at a time")
         settings[key] = parsed["value"]
@@ -185,13 +186,30 @@ def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
             values[key] = value
 
 
+def _plain(config: BaseModel) -> dict[str, Any]:
+    """Return all options as TOML can hold them: None, where it is no default, is "none"."""
+    fields = type(config).model_fields
+    values = config.model_dump(mode="json")
+    kept = {k: v for k, v in values.items() if v is not None or fields[k].default is not None}
+    return {name: NONE if value is None else value for name, value in kept.items()}
+
+
 def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Model:
-    """Validate, and turn pydantic's report into one sentence that says what to change."""
+    """Validate, and turn pydantic's report into one sentence that says what to change.
+
+    "none" is None, since TOML has none, except where it is a value in its own right.
+    """
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(part) for part in first["loc"])
+        if first.get("input") == NONE:
+            try:
+                return _validated(model, _with_none(values, first["loc"]), what)
+            except ConfigError as other:
+                if f"'{path}' = None" not in str(other):
+                    raise  # None fits here, and something else is wrong
         if first["type"] == "extra_forbidden":
             names = _fields_at(model, first["loc"][:-1])
             hint = nearest(str(first["loc"][-1]), names)
@@ -200,6 +218,12 @@ def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Mode
             raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
         given = first.get("input")
         raise ConfigError(f"{what} '{path}' = {given!r}: {first['msg']}") from None
+
+
+def _with_none(values: Mapping[str, Any], location: tuple[int | str, ...]) -> dict[str, Any]:
+    first, *rest = location
+    inner = _with_none(values[str(first)], tuple(rest)) if rest else None
+    return {**values, str(first): inner}
 
 
 def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
