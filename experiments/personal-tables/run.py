@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from hushrec.config import preset_names
 from hushrec.errors import HushrecError
@@ -90,7 +90,7 @@ def read_grid(file: Path) -> tuple[str, list[Cell]]:
         title, cells = str(grid["title"]), []
         for cell in grid["cell"]:
             cells += _on_each(cell)
-    except (OSError, tomllib.TOMLDecodeError, KeyError, ValidationError) as error:
+    except (OSError, KeyError, ValueError) as error:  # of TOML, of a cell, or our own
         raise SystemExit(f"{file}: {error}") from None
     known = [cell.folder for cell in cells]
     twice = sorted({folder for folder in known if known.count(folder) > 1})
@@ -108,7 +108,7 @@ def _on_each(cell: dict[str, Any]) -> list[Cell]:
     on = cell.get("on", {})
     common = {key: value for key, value in cell.items() if key != "on"}
     for name in on.keys() - set(data):
-        raise SystemExit(f"{cell['name']}: on.{name} is none of its data sets")
+        raise ValueError(f"{cell['name']}: on.{name} is none of its data sets")
     found = []
     for name in data:
         own = on.get(name, {})
@@ -243,7 +243,7 @@ def markdown(
         for r in rows:
             tested = r["against"] or {}
             ndcg = tested.get("ndcg@10")
-            difference = f"{ndcg['difference']:+.4f}" if ndcg else ""
+            difference = plots.signed(ndcg["difference"]) if ndcg else ""
             verdict = ""
             if ndcg:
                 p = "< 0.001" if ndcg["p"] < 0.001 else f"{ndcg['p']:.3f}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from hushrec.clients import CohortConfig, Protocol
 from hushrec.errors import ConfigError, nearest
@@ -195,21 +195,12 @@ def _plain(config: BaseModel) -> dict[str, Any]:
 
 
 def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Model:
-    """Validate, and turn pydantic's report into one sentence that says what to change.
-
-    "none" is None, since TOML has none, except where it is a value in its own right.
-    """
+    """Validate, and turn pydantic's report into one sentence that says what to change."""
     try:
-        return model.model_validate(dict(values))
+        return model.model_validate(_with_none(model, values))
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(part) for part in first["loc"])
-        if first.get("input") == NONE:
-            try:
-                return _validated(model, _with_none(values, first["loc"]), what)
-            except ConfigError as other:
-                if f"'{path}' = None" not in str(other):
-                    raise  # None fits here, and something else is wrong
         if first["type"] == "extra_forbidden":
             names = _fields_at(model, first["loc"][:-1])
             hint = nearest(str(first["loc"][-1]), names)
@@ -220,10 +211,24 @@ def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Mode
         raise ConfigError(f"{what} '{path}' = {given!r}: {first['msg']}") from None
 
 
-def _with_none(values: Mapping[str, Any], location: tuple[int | str, ...]) -> dict[str, Any]:
-    first, *rest = location
-    inner = _with_none(values[str(first)], tuple(rest)) if rest else None
-    return {**values, str(first): inner}
+def _with_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Read "none" as None where None fits and the word does not: TOML has no None."""
+    read = dict(values)
+    for name, field in model.model_fields.items():
+        given, kind = values.get(name), field.annotation
+        if given == NONE and _fits(kind, None) and not _fits(kind, NONE):
+            read[name] = None
+        elif isinstance(given, Mapping) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            read[name] = _with_none(kind, given)
+    return read
+
+
+def _fits(kind: Any, value: object) -> bool:
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

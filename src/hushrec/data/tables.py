@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hushrec.errors import DataError, MissingExtraError, nearest
 
@@ -96,11 +96,11 @@ def read_rows(
     return [line.split(delimiter) for line in lines[1 if header else 0 :]]
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> io.BufferedIOBase:
     if path.is_dir():
         raise DataError(f"{path}: is a folder; give a file in it")
     try:
-        return gzip.GzipFile(path) if _is_gzip(path) else path.open("rb")  # type: ignore[return-value]
+        return gzip.GzipFile(path) if _is_gzip(path) else path.open("rb")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except OSError as error:

@@ -108,9 +108,10 @@ def cost_table(rows: Sequence[ComparedRun]) -> Table:
     table.add_column("COST", overflow="fold")
     for name in ("rounds", "uploaded", "downloaded"):
         table.add_column(name, justify="right", no_wrap=True)
+    names = _names(rows)
     for row in {row.run: row for row in rows}.values():
         sent = human_size(round(row.up_bytes)), human_size(round(row.down_bytes))
-        table.add_row(escape(_names(rows)[row.run]), f"{row.selected_round:g}", *sent)
+        table.add_row(escape(names[row.run]), f"{row.selected_round:g}", *sent)
     return table
 
 
