@@ -1,0 +1,190 @@
+"""What every method and noise form came to before a redesign: digests that must not change.
+
+    python tests/golden.py            # compute everything and write golden.json anew
+    python tests/golden.py NAME …     # compute some cases, print what differs, write nothing
+
+A case is a short run. Its digest covers the shared parameters and where every held-out item landed,
+so private parameters as well. Rounding differs from one kind of processor to another, so digests
+hold where processor and libraries are those of the file; elsewhere its metrics must hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hushrec
+
+FILE = Path(__file__).with_name("golden.json")
+LIBRARIES = ("numpy", "numba", "scipy", "torch")
+METRICS = ("hr@10", "ndcg@10", "auc")
+
+CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0}
+LOCAL = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
+LAPLACE = {"privacy.mode": "local-laplace", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
+BUDGETS = {
+    "privacy.mode": "local-gaussian",
+    "privacy.clip": 1.0,
+    "privacy.budgets": "activity",
+    "privacy.epsilon_min": 1.0,
+    "privacy.epsilon_max": 8.0,
+}
+SILOS = {"silos.kind": "dirichlet", "silos.count": 12}
+FIXED = {"cohort.kind": "fixed", "cohort.size": 60}
+POISSON = {"cohort.kind": "poisson", "cohort.probability": 0.3}
+SMALL = {"d": 8, "hidden": [8, 4]}
+DUAL = {"dual": True}
+GUIDED = {"interval": 2, "d": 8}
+
+
+def case(method: str, *groups: dict[str, Any], rounds: int | None = 3) -> dict[str, Any]:
+    """Describe a case on the embedded data from groups of settings."""
+    merged = {key: value for group in groups for key, value in group.items()}
+    return {"data": "demo", "method": method, "rounds": rounds, "settings": merged}
+
+
+def paper(
+    data: str, method: str, rounds: int, *groups: dict[str, Any], preset: str | None = "paper"
+) -> dict[str, Any]:
+    """Describe a short cell of a paper on real data."""
+    merged = {key: value for group in groups for key, value in group.items()}
+    return {
+        "data": data,
+        "method": method,
+        "rounds": rounds,
+        "preset": preset,
+        "settings": {"evaluation.every": rounds, **merged},
+    }
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "central-mf": case("central-mf"),
+    "fcf": case("fcf"),
+    "fedals": case("fedals"),
+    "fedals central": case("fedals", CENTRAL, rounds=None),
+    "fedease": case("fedease", rounds=None),
+    "fedease central": case("fedease", CENTRAL, rounds=None),
+    "fedmf": case("fedmf", FIXED),
+    "fedmf dual": case("fedmf", DUAL, POISSON),
+    "fedmf central adaptive": case("fedmf", CENTRAL, POISSON),
+    "fedmf central flat": case("fedmf", CENTRAL, {"privacy.clip": 1.0}),
+    "fedmf central row fixed": case(
+        "fedmf", CENTRAL, FIXED, {"privacy.clipping": "row", "privacy.clip": 0.1}
+    ),
+    "fedmf gaussian": case("fedmf", LOCAL),
+    "fedmf laplace": case("fedmf", LAPLACE),
+    "fedmf budgets": case("fedmf", BUDGETS, {"privacy.budget_uploads": 2}),
+    "fedncf": case("fedncf", SMALL),
+    "fedncf dual": case("fedncf", SMALL, DUAL),
+    "fedncf central": case("fedncf", SMALL, CENTRAL),
+    "fednext": case("fednext", rounds=None),
+    "fednext central": case("fednext", CENTRAL, rounds=None),
+    "fedrap": case("fedrap", FIXED),
+    "fedrap l2 central": case("fedrap", CENTRAL, {"penalty": "l2", "d": 8}),
+    "fedrec": case("fedrec"),
+    "fedrecon": case("fedrecon"),
+    "fedrecon dual": case("fedrecon", DUAL),
+    "fedrkg": case("fedrkg", GUIDED, rounds=5),
+    "fedrkg fedncf": case("fedrkg", GUIDED, {"backbone": "fedncf", "hidden": [8]}, rounds=4),
+    "fedrkg fedmf fixed": case(
+        "fedrkg", GUIDED, FIXED, {"backbone": "fedmf", "guidance": "fixed"}, rounds=4
+    ),
+    "fedrkg central": case("fedrkg", GUIDED, CENTRAL, rounds=5),
+    "fofl-self": case("fofl-self", SMALL, FIXED),
+    "lipm": case("lipm", SMALL, SILOS),
+    "lipm users": case("lipm", SMALL, FIXED),
+    "lipm dpps": case("lipm", SMALL, SILOS, BUDGETS, {"guidance": 0.5}),
+    "lipm central": case("lipm", SMALL, SILOS, CENTRAL, {"lipm": False}),
+    "local-only": case("local-only"),
+    "negative-counter": case("negative-counter"),
+    "negative-counter published": {**case("negative-counter"), "protocol": "published"},
+    "neumf": case("neumf"),
+    "nn-self": case("nn-self", SMALL, FIXED),
+    "pfedme": case("pfedme", SMALL, SILOS),
+    "pfedrec": case("pfedrec"),
+    "pfedrec mlp": case("pfedrec", {"score_function": "mlp", "d": 8}),
+    "pfedrec central": case("pfedrec", CENTRAL, FIXED),
+    "pfedrec gaussian": case("pfedrec", LOCAL, {"d": 8}),
+    "popularity": case("popularity", rounds=None),
+    "popularity central": case("popularity", CENTRAL, rounds=None),
+    "privrec": case("privrec", SMALL, FIXED),
+    "privrec unseen": case("privrec", SMALL, FIXED, {"split.kind": "unseen-users"}),
+    "privrec central": case("privrec", SMALL, FIXED, CENTRAL),
+    "privrec-cen": case("privrec-cen", SMALL),
+    "000 LIPM ml-100k": paper(
+        "ml-100k", "lipm", 2, SMALL, {"silos.kind": "dirichlet", "silos.count": 50}, preset="dpps"
+    ),
+    "001 PFedRec ml-100k": {**paper("ml-100k", "pfedrec", 10), "protocol": "published"},
+    "002 DP-PrivRec ml-100k": paper("ml-100k", "privrec", 10, preset="dp-paper"),
+    "003 FedRAP ml-100k": {**paper("ml-100k", "fedrap", 3), "protocol": "published"},
+    "004 FedRKG filmtrust": {
+        **paper("filmtrust", "fedrkg", 12, {"interval": 5}),
+        "protocol": "published",
+    },
+    "winning FedNext ml-100k": paper("ml-100k", "fednext", 6, preset=None),
+}
+
+
+def machine() -> dict[str, str]:
+    """Say what rounding depends on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text().splitlines()
+        wanted = ("vendor_id", "cpu family", "model\t", "flags")
+        found = [next((x for x in lines if x.startswith(name)), "") for name in wanted]
+        cpu = hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]
+    return {"cpu": cpu, **{name: version(name) for name in LIBRARIES}}
+
+
+def digest(run: hushrec.Run) -> str:
+    """Return one digest of the shared parameters and of everybody's ranks."""
+    found = hashlib.sha256()
+    for name, array in sorted(run.shared.items()):
+        found.update(f"{name}{array.dtype}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    for part, by_candidates in sorted(run.ranks.items()):
+        for candidates, ranks in sorted(by_candidates.items()):
+            for name, array in sorted(ranks.to_arrays(f"{part}/{candidates}/").items()):
+                found.update(name.encode() + np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:32]
+
+
+def outcome(name: str) -> dict[str, Any]:
+    """Run a case; return its digest, and metrics that hold on any machine."""
+    given = dict(CASES[name])
+    run = hushrec.train(given.pop("data"), given.pop("method"), **given)
+    metrics = {key: round(run.metrics["full"][key], 6) for key in METRICS}
+    told = run.summary["communication"]
+    return {
+        "digest": digest(run),
+        **metrics,
+        "bytes": [told["up_bytes"], told["down_bytes"]],
+        "epsilon": run.summary["privacy"]["epsilon"],
+    }
+
+
+def main(names: list[str]) -> None:
+    """Write the file, or compare some cases with it."""
+    if names:
+        known = json.loads(FILE.read_text())["cases"]
+        for name in names:
+            found = outcome(name)
+            print(name, "unchanged" if found == known[name] else f"{known[name]} -> {found}")
+        return
+    cases = {}
+    for name in CASES:
+        cases[name] = outcome(name)
+        print(name, cases[name], flush=True)
+    FILE.write_text(json.dumps({"machine": machine(), "cases": cases}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
