@@ -40,8 +40,8 @@ from hushrec.errors import DataError
 from hushrec.memory import peak_rss_bytes
 from hushrec.methods.base import Method
 from hushrec.negatives import draw_negatives
-from hushrec.privacy.stack import Stack
-from hushrec.rng import Streams
+from hushrec.privacy.protection import Protection
+from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.split import make_split
 from hushrec.store import PrivateStore, StoreConfig
 
@@ -120,7 +120,7 @@ class Federation:
         self.first = {name: getattr(spec, "initial", None) for name, spec in fields.items()}
         self.store = PrivateStore.create(fields, len(view), store, folder)
         self.backend = InProcess(view, self.store, threads)
-        self.stack = Stack()
+        self.stack = Protection()
         self.number = 0
         self.up_bytes = 0
 
@@ -134,7 +134,9 @@ class Federation:
         outcome = self.backend.run_clients(
             self.method, self.shared, self.stack, clients, self.streams, self.number
         )
-        total, self.stack = self.stack.finish(outcome.summed.total(), self.streams, self.number)
+        total, self.stack = self.stack.finish(
+            outcome.summed.total(), SecretRound(self.number, SecretStreams(0))
+        )
         self.shared = self.method.apply(self.shared, total)
         seconds = time.perf_counter() - began
         self.up_bytes = outcome.summed.up_bytes
@@ -199,7 +201,7 @@ def speed(sizes: Sizes, show: Progress) -> Json:
     hushrec["cpu_s"] = statistics.median(processor[WARM_UP:])
     hushrec["sampling_s"] = statistics.median(sampling)
     hushrec["training_and_aggregation_s"] = hushrec["median_s"] - hushrec["sampling_s"]
-    negatives = draw_negatives(view, method.config.negatives, streams, 1)
+    negatives = draw_negatives(view, method.config.negatives, Round(1, streams))
     hushrec["samples"] = sum(len(part.values) for part in (view.positives, negatives))
     hushrec["losses"] = [loss for _, loss in rounds[: sizes.plain_rounds]]
     hushrec["note"] = (
@@ -231,7 +233,7 @@ def speed(sizes: Sizes, show: Progress) -> Json:
 
 def _sampling_seconds(view: TrainView, method: Method, number: int) -> float:
     began = time.perf_counter()
-    draw_negatives(view, method.config.negatives, Streams(0), number)
+    draw_negatives(view, method.config.negatives, Round(number, Streams(0)))
     return time.perf_counter() - began
 
 

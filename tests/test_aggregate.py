@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hushrec.aggregate import ExactSum, RowStack, Update
+from hushrec.aggregate import ClientRows, ExactSum, Update
 from hushrec.errors import DivergedError
 
 N_ROWS, WIDTH = 9, 3
@@ -19,7 +19,7 @@ def clients(draw):
     ids = draw(st.lists(st.integers(0, N_ROWS - 1), max_size=5))
     rows = draw(hnp.arrays(np.float32, (len(ids), WIDTH), elements=numbers))
     dense = draw(hnp.arrays(np.float32, (1, 2), elements=numbers))
-    stack = RowStack(np.array([0, len(ids)]), np.array(ids, np.int32), rows)
+    stack = ClientRows(np.array([0, len(ids)]), np.array(ids, np.int32), rows)
     return Update(1, {"items": stack}, {"head": dense})
 
 
@@ -29,7 +29,7 @@ def joined(updates):
     return Update(
         len(updates),
         {
-            "items": RowStack(
+            "items": ClientRows(
                 np.cumsum([0, *(len(s.ids) for s in stacks)]),
                 np.concatenate([s.ids for s in stacks]),
                 np.concatenate([s.rows for s in stacks]),
@@ -93,7 +93,7 @@ def test_bytes_on_the_wire():
     update = Update(
         2,
         {
-            "items": RowStack(
+            "items": ClientRows(
                 np.array([0, 2, 3]), np.zeros(3, np.int32), np.zeros((3, 5), np.float32)
             )
         },
@@ -116,14 +116,14 @@ def test_nothing_at_all():
 def rows_of(*values):
     rows = np.array(values, np.float32)[:, None]
     return Update(
-        1, rows={"t": RowStack(np.array([0, len(rows)]), np.zeros(len(rows), np.int32), rows)}
+        1, rows={"t": ClientRows(np.array([0, len(rows)]), np.zeros(len(rows), np.int32), rows)}
     )
 
 
 def keyed_rows_of(*values):
     rows = np.array(values, np.float32)[:, None]
     keys = np.full(len(rows), 2**50, np.int64)
-    return Update(1, rows={"t": RowStack(np.array([0, len(rows)]), keys, rows)})
+    return Update(1, rows={"t": ClientRows(np.array([0, len(rows)]), keys, rows)})
 
 
 def dense_of(*values):
@@ -171,7 +171,9 @@ def keyed(update, stride):
     """The same rows under 64-bit keys that no table could hold."""
     stack = update.rows["items"]
     keys = stack.ids.astype(np.int64) * stride
-    return Update(update.clients, {"items": RowStack(stack.indptr, keys, stack.rows)}, update.dense)
+    return Update(
+        update.clients, {"items": ClientRows(stack.indptr, keys, stack.rows)}, update.dense
+    )
 
 
 @given(
@@ -206,7 +208,7 @@ def test_many_runs_of_keys():
         for key, value in zip(keys.tolist(), values.tolist(), strict=True):
             expected[key] = expected.get(key, 0) + value
         rows = values[:, None].astype(np.float32)
-        update = Update(1, {"t": RowStack(np.array([0, len(keys)]), keys, rows)})
+        update = Update(1, {"t": ClientRows(np.array([0, len(keys)]), keys, rows)})
         summed.add(update)
         parts[number % 3].add(update)
     for part in parts[1:]:

@@ -10,10 +10,10 @@ from scipy.stats import chisquare
 
 import reference
 from hushrec import kernels
-from hushrec.aggregate import ExactSum, RowStack, Update
+from hushrec.aggregate import ClientRows, ExactSum, Update
 from hushrec.clients import Ragged, TrainView
 from hushrec.methods.inner_product import NO_TABLE, apply_mean, deltas
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 N_ITEMS, D = 25, 6
 
@@ -92,7 +92,7 @@ def three_rounds(view, dtype, own_tables=False, with_bias=True, rounds=3, **opti
         ):
             np.testing.assert_array_equal(old, new)
         np.testing.assert_array_equal(received, table)  # the received table is not written to
-        trained = RowStack(indptr, ids, rows)
+        trained = ClientRows(indptr, ids, rows)
 
         ref_tables, ref_losses, last_touched = [], [], []
         for c in range(n):
@@ -400,7 +400,7 @@ def test_negatives_know_the_future_under_the_published_protocol_only():
     honest_hits = published_hits = 0
     for number in range(60):
         for kind in (view, published):
-            drawn = draw_negatives(kind, 4, Streams(0), number)
+            drawn = draw_negatives(kind, 4, Round(number, Streams(0)))
             hits = sum(int(np.isin(heldout[c], drawn[c]).sum()) for c in range(len(view)))
             for c in range(len(view)):
                 assert not np.isin(drawn[c], view.positives[c]).any()
@@ -412,4 +412,4 @@ def test_negatives_know_the_future_under_the_published_protocol_only():
     assert honest_hits > 100
     assert (view.protocol, published.protocol) == ("honest", "published")
     # Device 2 has all items but one; when that one is held out it has no negative at all.
-    assert len(draw_negatives(published, 4, Streams(0), 1)[2]) == 0
+    assert len(draw_negatives(published, 4, Round(1, Streams(0)))[2]) == 0

@@ -11,7 +11,7 @@ from hushrec import kernels
 from hushrec.clients import Ragged, TrainView
 from hushrec.methods.inner_product import InnerProductConfig
 from hushrec.methods.inner_product import train as train_in_kernel
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec import neural  # noqa: E402
@@ -60,7 +60,7 @@ def test_a_linear_score_is_trained_as_in_the_kernel(two_steps: bool, epochs: int
         {"items": table()},
         linear_loss,
         [both, item] if two_steps else [{**both, **item}],
-        neural.draw_samples(view, config.negatives, epochs, STREAMS, 3),
+        neural.draw_samples(view, config.negatives, epochs, Round(3, STREAMS)),
         config.batch,
         N_ITEMS,
     )
@@ -94,7 +94,7 @@ def deep_loss(params, rows, batch):
 def train_deep(view: TrainView):
     network = neural.initial_mlp([D, 8, 4, 1], STREAMS, "init")
     rates = {**dict.fromkeys(network, 0.3), "items": 0.5}
-    samples = neural.draw_samples(view, 4, 2, STREAMS, 1)
+    samples = neural.draw_samples(view, 4, 2, Round(1, STREAMS))
     return neural.train(
         neural.repeat(network, len(view)),
         {"items": table()},
@@ -127,7 +127,7 @@ def test_a_deep_network_is_trained_as_one_device_would() -> None:
     params, tables, losses = train_deep(view)
     network = neural.initial_mlp([D, 8, 4, 1], STREAMS, "init")
     for c in range(len(view)):
-        samples = neural.draw_samples(view.take(np.array([c])), 4, 2, STREAMS, 1)
+        samples = neural.draw_samples(view.take(np.array([c])), 4, 2, Round(1, STREAMS))
         own = {name: torch.tensor(array, requires_grad=True) for name, array in network.items()}
         items = torch.tensor(table(), requires_grad=True)
         seen = []

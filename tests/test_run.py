@@ -24,9 +24,9 @@ from hushrec.errors import (
 )
 from hushrec.evaluate.evaluator import Evaluator
 from hushrec.report import run_dir
-from hushrec.report.run_dir import FINAL, RunFolder
 from hushrec.round import Machine
 from hushrec.run import Run, ranks_to_arrays, train
+from hushrec.run_folder import FINAL, RunFolder
 
 SETTINGS = {
     "fedmf": {"d": 5, "item_rate": 1.0, "cohort.kind": "fixed", "cohort.size": 17},

@@ -12,7 +12,7 @@ import hushrec
 from hushrec.backends.inprocess import InProcess
 from hushrec.config import make_experiment
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.privacy.stack import Stack
+from hushrec.privacy.protection import Protection
 from hushrec.rng import Streams
 from hushrec.round import Machine
 from hushrec.silos import SilosConfig, divergences, facts, hold, tastes
@@ -117,7 +117,9 @@ def rounds_of(chunk: int | None, threads: int, options: dict, number: int = 2):
     store = PrivateStore(method.private_fields(view, shared, Streams(3)), 11)
     backend = InProcess(view, store, threads, chunk)
     for k in range(1, number + 1):
-        done = backend.run_clients(method, shared, Stack(), split.training_clients, Streams(3), k)
+        done = backend.run_clients(
+            method, shared, Protection(), split.training_clients, Streams(3), k
+        )
         shared = method.apply(shared, done.summed.total())
     return shared, dict(store.read(np.arange(11))), done.losses
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from hushrec.aggregate import RowStack
+from hushrec.aggregate import ClientRows
 from hushrec.errors import ConfigError, InputError
 from hushrec.methods.base import PerClient, PerClientRows, PerClientTable
 from hushrec.store import PrivateStore, StoreConfig, store_bytes
@@ -34,7 +34,7 @@ def values(users, seed=0):
     return {
         "vector": rng.random((len(users), 3), np.float32),
         "bias": rng.random(len(users), np.float32),
-        "rows": RowStack(
+        "rows": ClientRows(
             np.concatenate([[0], np.cumsum(count)]),
             rng.integers(0, 99, total).astype(np.int32),
             rng.random((total, 2), np.float32),
@@ -45,7 +45,7 @@ def values(users, seed=0):
 def assert_same(first, second):
     assert first.keys() == second.keys()
     for name in first:
-        if isinstance(first[name], RowStack):
+        if isinstance(first[name], ClientRows):
             for part in ("indptr", "ids", "rows"):
                 one, two = getattr(first[name], part), getattr(second[name], part)
                 np.testing.assert_array_equal(one, two)
@@ -128,7 +128,7 @@ def test_a_store_without_fields(tmp_path):
 
 
 def test_capacity_is_a_limit(store):
-    full = RowStack(np.array([0, 4]), np.arange(4, dtype=np.int32), np.ones((4, 2), np.float32))
+    full = ClientRows(np.array([0, 4]), np.arange(4, dtype=np.int32), np.ones((4, 2), np.float32))
     rest = values(np.array([3]))
     with pytest.raises(InputError, match="more rows of 'rows' than it declared"):
         store.write(np.array([3]), {**rest, "rows": full})

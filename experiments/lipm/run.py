@@ -22,9 +22,9 @@ from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.significance import bootstrap_interval, holm, paired_test
 from hushrec.methods.base import method_class, method_names
 from hushrec.report import plots
-from hushrec.report.run_dir import RunFolder
 from hushrec.round import Machine
 from hushrec.run import read_ranks, train
+from hushrec.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 METRICS = ("ndcg@10", "recall@10", "precision@10", "auc")

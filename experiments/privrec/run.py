@@ -21,9 +21,9 @@ from hushrec import load, train
 from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.ranking import Ranks
 from hushrec.evaluate.significance import holm, paired_test
-from hushrec.report.run_dir import RunFolder
 from hushrec.round import Machine
 from hushrec.run import read_ranks
+from hushrec.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 K = (5, 10, 20, 30)

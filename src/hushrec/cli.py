@@ -47,7 +47,6 @@ from hushrec.evaluate.commands import analyse_command, compare_command, evaluate
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.commands import privacy as privacy_group
 from hushrec.report.html import write_report
-from hushrec.report.run_dir import RunFolder, require_free
 from hushrec.report.tables import (
     facts,
     result_table,
@@ -56,6 +55,7 @@ from hushrec.report.tables import (
 )
 from hushrec.round import Machine, RoundReport
 from hushrec.run import Run, train, train_seeds
+from hushrec.run_folder import RunFolder, require_free
 from hushrec.tune import PRESET, tune
 
 

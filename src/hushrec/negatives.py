@@ -10,20 +10,18 @@ import numpy as np
 
 from hushrec import kernels
 from hushrec.clients import Ragged, TrainView
-from hushrec.rng import Streams
+from hushrec.rng import Round
 
 PURPOSE = "fit"
 """Kernels that draw negatives as they train read the same stream in the same order."""
 
 
-def draw_negatives(
-    view: TrainView, per_positive: int, streams: Streams, round_number: int
-) -> Ragged:
+def draw_negatives(view: TrainView, per_positive: int, now: Round) -> Ragged:
     """Draw the negatives of one round for every client: ``per_positive`` for each positive."""
     excluded = view.excluded()
     return Ragged(
         *kernels.draw_outside(
-            streams.key(PURPOSE, round_number),
+            now.key(PURPOSE),
             view.users,
             excluded.indptr,
             excluded.values,

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
-from hushrec.aggregate import RowStack
+from hushrec.aggregate import ClientRows
 from hushrec.clients import TrainView
 from hushrec.errors import MissingExtraError
 from hushrec.negatives import PURPOSE
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 try:
     # Under this name for the methods too: they import it from here, with the error below.
@@ -65,8 +65,7 @@ def draw_samples(
     view: TrainView,
     negatives: int,
     epochs: int,
-    streams: Streams,
-    round_number: int,
+    now: Round,
     *,
     purpose: str = PURPOSE,
     positive_above: float | None = None,
@@ -75,7 +74,7 @@ def draw_samples(
 
     With ``positive_above``, a training row with a value up to that is a negative too.
     """
-    key, excluded = streams.key(purpose, round_number), view.excluded()
+    key, excluded = now.key(purpose), view.excluded()
     indptr, items, labels, used = kernels.draw_samples(
         key,
         view.users,
@@ -134,7 +133,7 @@ def train(
     batch: int,
     n_items: int,
     clip: float | None = None,
-) -> tuple[dict[str, Array], dict[str, RowStack], NDArray[np.float64]]:
+) -> tuple[dict[str, Array], dict[str, ClientRows], NDArray[np.float64]]:
     """Train a stack of clients by SGD.
 
     ``params`` have a leading client axis. ``tables`` are tables that all clients start from,
@@ -176,7 +175,7 @@ def train(
                 trained[name][c] = tensor[g].numpy()
             for name, tensor in local.items():
                 rows[name][owned[g]] = tensor[g, : owned[g].stop - owned[g].start].numpy()
-    return trained, {n: RowStack(indptr, ids, array) for n, array in rows.items()}, losses
+    return trained, {n: ClientRows(indptr, ids, array) for n, array in rows.items()}, losses
 
 
 def _step(

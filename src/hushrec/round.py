@@ -23,15 +23,12 @@ from hushrec.privacy.config import check_privacy
 from hushrec.privacy.guarantee import SILO, unprotected
 from hushrec.privacy.plan import (
     Plan,
-    carried_bound,
     make_plan,
     personal_budgets,
-    with_bound,
-    with_shape,
 )
-from hushrec.privacy.stack import Stack, UploadShape
-from hushrec.report.run_dir import FINAL, RunFolder
-from hushrec.rng import Streams
+from hushrec.privacy.protection import Protection, UploadShape
+from hushrec.rng import Round, SecretRound, SecretStreams, Streams
+from hushrec.run_folder import FINAL, RunFolder
 from hushrec.split import Part, Split
 from hushrec.store import PrivateStore
 
@@ -81,8 +78,8 @@ class State:
     seconds: float = 0.0
     account: list[dict[str, Any]] = field(default_factory=list)
     """History of the accountant: what the rounds so far cost."""
-    clip_bound: float | None = None
-    """Where adaptive clipping stands."""
+    protection: Mapping[str, float] = field(default_factory=dict)
+    """What the mechanisms carry from round to round."""
     ledger: Ledger | None = None
     """What each client spent, where clients have budgets of their own."""
 
@@ -96,7 +93,7 @@ class State:
         "down_bytes",
         "seconds",
         "account",
-        "clip_bound",
+        "protection",
     )
 
 
@@ -154,15 +151,14 @@ def run_rounds(
     fields = method.private_fields(view, shared, streams)
     place = folder.path if folder else None
     store = PrivateStore.create(fields, len(view.clients), experiment.store, place)
-    stack = plan.stack if plan else Stack()
-    state = State(shared, store, split.digest(), clip_bound=carried_bound(stack))
+    stack = plan.stack if plan else Protection()
+    state = State(shared, store, split.digest(), protection=stack.state)
     state.ledger = Ledger.empty(len(view.clients)) if plan and plan.budgets else None
     if folder and resume:
         restore(state, folder)
-    stack, accountant = with_bound(stack, state.clip_bound), Accountant(state.account)
+    stack, accountant = stack.with_state(state.protection), Accountant(state.account)
     if plan and plan.deviations is not None:
-        noise = np.broadcast_to(plan.deviations, len(view.clients))
-        view = replace(view, noise=np.array(noise, np.float64))
+        view = replace(view, noise=plan.deviations)
     backend = InProcess(view, store, machine.threads, machine.chunk)
 
     saved_at = time.monotonic()
@@ -178,17 +174,19 @@ def run_rounds(
         if plan and plan.shares:
             nobody = store.read(np.zeros(0, np.int64))
             shape = upload_shape(method, state.shared, nobody, view, streams, number)
-            stack = with_shape(stack, shape)
+            stack = stack.for_layout(shape)
         outcome = backend.run_clients(method, state.shared, stack, cohort, streams, number)
         # 6. Undo the server's side of the stack and apply the sum.
-        total, stack = stack.finish(outcome.summed.total(), streams, number)
+        total, stack = stack.finish(
+            outcome.summed.total(), SecretRound(number, SecretStreams(experiment.seed))
+        )
         if total.clients:
             state.shared = method.apply(state.shared, total)
         # 7. Account for the privacy and for the messages.
         if plan and plan.event is not None:
             for charged in plan.uploads([number]):
                 accountant.record(plan.event_of(charged))
-        state.account, state.clip_bound = accountant.history(), carried_bound(stack)
+        state.account, state.protection = accountant.history(), stack.state
         if not method.pooled:
             state.up_bytes += outcome.summed.up_bytes
             state.down_bytes += outcome.down_bytes
@@ -304,7 +302,7 @@ def upload_shape(
     ``private`` is that of a stack of no clients.
     """
     nobody = view.take(np.zeros(0, np.int64))
-    fitted = method.fit(method.download(shared), private, nobody, streams, number)
+    fitted = method.fit(method.download(shared), private, nobody, Round(number, streams))
     return UploadShape.of(fitted.update, view.n_items)
 
 

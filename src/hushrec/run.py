@@ -24,7 +24,6 @@ from hushrec.evaluate.ranking import Ranks, top_k
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.memory import peak_rss_bytes
 from hushrec.methods.base import Method, Shared
-from hushrec.report.run_dir import FINAL, RunFolder, replacing
 from hushrec.rng import Streams
 from hushrec.round import (
     THIS_MACHINE,
@@ -35,6 +34,7 @@ from hushrec.round import (
     plan_privacy,
     run_rounds,
 )
+from hushrec.run_folder import FINAL, RunFolder, replacing
 from hushrec.split import Split, make_split
 from hushrec.store import PrivateStore
 

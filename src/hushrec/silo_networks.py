@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
-from hushrec.aggregate import RowStack
+from hushrec.aggregate import ClientRows
 from hushrec.clients import Ragged, TrainView
 from hushrec.kernels import silos as silo_kernels
 from hushrec.kernels.silos import (
@@ -31,7 +31,7 @@ from hushrec.kernels.silos import (
 )
 from hushrec.negatives import PURPOSE
 from hushrec.neural import GROUP, Array, Arrays, Params, Tensor, torch
-from hushrec.rng import Streams
+from hushrec.rng import Round
 
 LANES = 16
 """Flat parameters are a multiple of this long: vector units then have no remainder to treat."""
@@ -102,16 +102,14 @@ class SiloSamples:
         return lengths
 
 
-def draw_samples(
-    view: TrainView, negatives: int, epochs: int, streams: Streams, round_number: int
-) -> SiloSamples:
+def draw_samples(view: TrainView, negatives: int, epochs: int, now: Round) -> SiloSamples:
     """Draw each user's samples from its own stream, and shuffle them client by client.
 
     Every epoch has negatives of its own: a silo would learn the same ones by heart.
     """
     excluded = view.excluded()
     of_user, items, labels, drawn = kernels.draw_samples(
-        streams.key(PURPOSE, round_number),
+        now.key(PURPOSE),
         view.users,
         view.positives.indptr,
         view.positives.values,
@@ -127,7 +125,7 @@ def draw_samples(
     # Who has touched every item has no negatives.
     per_epoch = np.where(drawn > 0, 1 + negatives, 1) * view.positives.lengths
     indptr = np.concatenate([[0], np.cumsum(per_epoch)])[clients]
-    key = streams.key("silo/order", round_number)
+    key = now.key("silo/order")
     none_used = np.zeros(len(indptr) - 1, np.int64)
     shuffled = kernels.shuffled_epochs(key, view.clients, indptr, none_used, epochs)
     at = silo_kernels.samples_of_epochs(
@@ -434,7 +432,7 @@ def bce(logits: Tensor, step: Step) -> Tensor:
     return (entropy * step.weights).sum(1)
 
 
-def rows_of_users(kept: RowStack, view: TrainView) -> NDArray[np.float32]:
+def rows_of_users(kept: ClientRows, view: TrainView) -> NDArray[np.float32]:
     """Return the row that each user's client keeps of it; zeros before its first training."""
     rows = np.zeros((len(view), kept.rows.shape[1]), np.float32)
     client = np.repeat(np.arange(len(view.clients)), np.diff(view.client_indptr))

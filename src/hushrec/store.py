@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from hushrec import kernels
-from hushrec.aggregate import RowStack
+from hushrec.aggregate import ClientRows
 from hushrec.errors import ConfigError, InputError
 from hushrec.memory import require_memory
 from hushrec.methods.base import (
@@ -125,7 +125,7 @@ class PrivateStore:
         """Return the private parameters of these users; each field is read when asked for."""
         return _Blocks(self, users)
 
-    def read_field(self, name: str, users: Array) -> Array | RowStack:
+    def read_field(self, name: str, users: Array) -> Array | ClientRows:
         """Return one field of these users: a copy, or, of whole tables, what must not change."""
         spec = self.fields[name]
         if isinstance(spec, PerClientTable):
@@ -141,7 +141,7 @@ class PrivateStore:
             start, end = self._start[name][users[mine]], indptr[mine + 1]
             kernels.copy_ragged(shelf.ids[name], start, ids, indptr[mine], end)
             kernels.copy_ragged(shelf.values[name], start, rows, indptr[mine], end)
-        return RowStack(indptr, ids, rows)
+        return ClientRows(indptr, ids, rows)
 
     def _copied(self, spec: PerClient, name: str, users: Array) -> Array:
         values = np.empty((len(users), *spec.initial.shape), spec.initial.dtype)
@@ -169,7 +169,7 @@ class PrivateStore:
         values = {name: private[name] for name in self.fields}
         for name, value in values.items():
             spec = self.fields[name]
-            if isinstance(spec, PerClientRows) and isinstance(value, RowStack):
+            if isinstance(spec, PerClientRows) and isinstance(value, ClientRows):
                 count = np.diff(value.indptr)
                 if (count > spec.capacity[users]).any():
                     raise InputError(f"a method keeps more rows of '{name}' than it declared")
@@ -180,11 +180,11 @@ class PrivateStore:
             self._use(shelf, len(mine) * self.bytes_per_user)
             for name, value in values.items():
                 spec = self.fields[name]
-                if isinstance(value, RowStack) and isinstance(spec, PerClientTable):
+                if isinstance(value, ClientRows) and isinstance(spec, PerClientTable):
                     slots, target = self._slot[users[mine]], shelf.values[name]
                     target[slots[new[mine]]] = spec.initial
                     kernels.put_rows(target, slots, mine, value.indptr, value.ids, value.rows)
-                elif isinstance(value, RowStack):
+                elif isinstance(value, ClientRows):
                     start = self._start[name][users[mine]]
                     first, end = value.indptr[mine], start + self._count[name][users[mine]]
                     kernels.copy_ragged(value.ids, first, shelf.ids[name], start, end)
@@ -258,7 +258,7 @@ class PrivateStore:
     def _part(self, users: Array) -> dict[str, Array]:
         out: dict[str, Array] = {"visited": users}
         for name, value in self.read(users).items():
-            if isinstance(value, RowStack):
+            if isinstance(value, ClientRows):
                 out |= {f"{name}.indptr": value.indptr, f"{name}.ids": value.ids, name: value.rows}
             else:
                 out[name] = value
@@ -266,11 +266,11 @@ class PrivateStore:
 
     def restore(self, tensors: Mapping[str, Array]) -> None:
         """Put back one part of what `tensors` yielded."""
-        private: dict[str, Array | RowStack] = {}
+        private: dict[str, Array | ClientRows] = {}
         for name, spec in self.fields.items():
             if isinstance(spec, PerClientRows):
                 ids, indptr = tensors[f"{name}.ids"], tensors[f"{name}.indptr"]
-                private[name] = RowStack(indptr, ids, tensors[name])
+                private[name] = ClientRows(indptr, ids, tensors[name])
             else:
                 private[name] = tensors[name]
         self.write(tensors["visited"], private)
@@ -332,14 +332,14 @@ def _allocate(folder: Path | None, name: str, shape: tuple[int, ...], dtype: Any
     return np.memmap(folder / f"{name}.private", dtype, "w+", shape=shape)
 
 
-class _Blocks(Mapping[str, "Array | RowStack"]):
+class _Blocks(Mapping[str, "Array | ClientRows"]):
     """The private parameters of some users, read field by field: few methods train on them all."""
 
     def __init__(self, store: PrivateStore, users: Array) -> None:
         self._store = store
         self._users = users
 
-    def __getitem__(self, name: str) -> Array | RowStack:
+    def __getitem__(self, name: str) -> Array | ClientRows:
         return self._store.read_field(name, self._users)
 
     def __iter__(self) -> Iterator[str]:

@@ -25,7 +25,7 @@ import tomli_w
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from hushrec.aggregate import ExactSum, RowStack, Total, Update
+from hushrec.aggregate import ClientRows, ExactSum, Total, Update
 from hushrec.backends.inprocess import InProcess
 from hushrec.clients import Ragged, TrainView
 from hushrec.data.interactions import Categorical, Features, Interactions, Numeric
@@ -42,8 +42,8 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.privacy.stack import Mechanism, Stack, UploadShape
-from hushrec.rng import Streams
+from hushrec.privacy.protection import Mechanism, Protection, UploadShape
+from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.split import Split, SplitConfig, make_split
 from hushrec.store import PrivateStore
 
@@ -225,7 +225,7 @@ class MethodContract:
         private = _materialised(method.private_fields(view, shared, streams), len(view))
         given = (shared, private, view)
         before = _digest(given)
-        fitted = method.fit(method.download(shared), private, view, streams, 1)
+        fitted = method.fit(method.download(shared), private, view, Round(1, streams))
         assert _digest(given) == before, "fit changed what it was given"
         summed = ExactSum(view.n_items)
         summed.add(fitted.update)
@@ -265,7 +265,7 @@ class MethodContract:
         for client in reversed(range(len(view))):
             alone = view.take(np.array([client]))
             mine = _client(done.private, client)
-            fitted = method.fit(received, mine, alone, streams, 1)
+            fitted = method.fit(received, mine, alone, Round(1, streams))
             single.add(fitted.update)
             _check_same(
                 fitted.private, _client(done.fitted.private, client), f"client {client} alone"
@@ -332,7 +332,7 @@ class MethodContract:
         nobody = whole.take(np.zeros(0, np.int64))
         declared = method.private_fields(whole, shared, streams)
         private = PrivateStore(declared, len(whole)).read(np.zeros(0, np.int64))
-        fitted = method.fit(method.download(shared), private, nobody, streams, 1)
+        fitted = method.fit(method.download(shared), private, nobody, Round(1, streams))
         self._check_update(fitted.update, 0)
         kept = _kept(private, fitted.private)
         _check_scores(method.score(shared, kept, nobody), nobody)
@@ -382,7 +382,7 @@ class MethodContract:
         shared = method.init(view, streams)
         declared = method.private_fields(view, shared, streams)
         private = _materialised(declared, len(view))
-        fitted = method.fit(method.download(shared), private, view, streams, 1)
+        fitted = method.fit(method.download(shared), private, view, Round(1, streams))
         summed = ExactSum(view.n_items)
         self._check_update(fitted.update, len(view))
         summed.add(fitted.update)
@@ -416,7 +416,7 @@ class MethodContract:
         best, value = (shared, store), -np.inf
         for number in range(1, rounds + 1):
             outcome = backend.run_clients(
-                method, shared, Stack(), split.training_users, streams, number
+                method, shared, Protection(), split.training_users, streams, number
             )
             shared = method.apply(shared, outcome.summed.total())
             if number % max(1, rounds // 10) == 0 or number == rounds:
@@ -449,11 +449,11 @@ class MechanismContract:
         """A stack of clients is protected as one client at a time, bit for bit."""
         mechanism, update, view = self._made(), self._update(), self._clients()
         together, alone = ExactSum(N_ITEMS), ExactSum(N_ITEMS)
-        together.add(mechanism.protect(update, view, Streams(1), 5))
+        together.add(mechanism.protect(update, view, SecretRound(5, SecretStreams(1))))
         for client in reversed(range(len(view))):
             mine = _one_upload(update, client)
             here = view.take(np.array([client]))
-            alone.add(mechanism.protect(mine, here, Streams(1), 5))
+            alone.add(mechanism.protect(mine, here, SecretRound(5, SecretStreams(1))))
         one, other = together.total(), alone.total()
         assert _digest((one.rows, one.dense)) == _digest((other.rows, other.dense)), (
             "protection depends on the stack"
@@ -465,13 +465,13 @@ class MechanismContract:
         mechanism, update = self._made(), self._update()
         before = _digest((update.rows, update.dense))
         summed = ExactSum(N_ITEMS)
-        summed.add(mechanism.protect(update, self._clients(), Streams(1), 5))
+        summed.add(mechanism.protect(update, self._clients(), SecretRound(5, SecretStreams(1))))
         assert _digest((update.rows, update.dense)) == before, "protect changed the upload"
         total = summed.total()
         inside = _digest((total.rows, total.dense))
-        first, _ = mechanism.finish(total, Streams(1), 5)
+        first, _ = mechanism.finish(total, SecretRound(5, SecretStreams(1)))
         assert _digest((total.rows, total.dense)) == inside, "finish changed the sum"
-        second, _ = mechanism.finish(total, Streams(1), 5)
+        second, _ = mechanism.finish(total, SecretRound(5, SecretStreams(1)))
         assert _digest((first.rows, first.dense)) == _digest((second.rows, second.dense)), (
             "the same streams and round give another result"
         )
@@ -492,7 +492,9 @@ class MechanismContract:
         sizes = set()
         for update in (self._update(), self._update(quiet=True)):
             summed = ExactSum(N_ITEMS)
-            summed.add(self._made().protect(update, self._clients(), Streams(1), 5))
+            summed.add(
+                self._made().protect(update, self._clients(), SecretRound(5, SecretStreams(1)))
+            )
             sizes.add(summed.up_bytes)
             total, _ = self._finished(update, self._clients())
             assert np.array_equal(total.rows["items"][0], np.arange(N_ITEMS)), "rows are left out"
@@ -512,17 +514,17 @@ class MechanismContract:
         ids = np.concatenate([generator.permutation(N_ITEMS)[:n] for n in counts]).astype(np.int32)
         rows = generator.standard_normal((len(ids), 3)).astype(np.float32)
         head = generator.standard_normal((4, 2, 2)).astype(np.float32)
-        return Update(4, rows={"items": RowStack(indptr, ids, rows)}, dense={"head": head})
+        return Update(4, rows={"items": ClientRows(indptr, ids, rows)}, dense={"head": head})
 
     def _finished(self, update: Update, view: TrainView) -> tuple[Total, Mechanism]:
         mechanism, summed = self._made(), ExactSum(N_ITEMS)
-        summed.add(mechanism.protect(update, view, Streams(1), 5))
-        return mechanism.finish(summed.total(), Streams(1), 5)
+        summed.add(mechanism.protect(update, view, SecretRound(5, SecretStreams(1))))
+        return mechanism.finish(summed.total(), SecretRound(5, SecretStreams(1)))
 
 
 def _one_upload(update: Update, client: int) -> Update:
     rows = {
-        name: RowStack(
+        name: ClientRows(
             np.array([0, stack.indptr[client + 1] - stack.indptr[client]]),
             stack.ids[stack.indptr[client] : stack.indptr[client + 1]],
             stack.rows[stack.indptr[client] : stack.indptr[client + 1]],
@@ -543,7 +545,7 @@ def _kept(before: Private, given_back: Private) -> Private:
     out = dict(given_back)
     for name, rows in given_back.items():
         table = before.get(name)
-        if isinstance(rows, RowStack) and isinstance(table, np.ndarray):
+        if isinstance(rows, ClientRows) and isinstance(table, np.ndarray):
             new = table.copy()
             for client in range(len(new)):
                 mine = slice(rows.indptr[client], rows.indptr[client + 1])
@@ -555,12 +557,12 @@ def _kept(before: Private, given_back: Private) -> Private:
 
 def _client(private: Private, client: int) -> Private:
     """Take one client out of a stack."""
-    out: dict[str, Array | RowStack] = {}
+    out: dict[str, Array | ClientRows] = {}
     for name, value in private.items():
-        if isinstance(value, RowStack):
+        if isinstance(value, ClientRows):
             mine = slice(value.indptr[client], value.indptr[client + 1])
             indptr = np.array([0, mine.stop - mine.start])
-            out[name] = RowStack(indptr, value.ids[mine].copy(), value.rows[mine].copy())
+            out[name] = ClientRows(indptr, value.ids[mine].copy(), value.rows[mine].copy())
         else:
             mine_alone = value[client : client + 1].copy()
             mine_alone.flags.writeable = value.flags.writeable
@@ -581,7 +583,7 @@ def _check_shared(shared: Shared) -> None:
 
 
 def _check_rows(stack: Any, clients: int, name: str) -> None:
-    assert isinstance(stack, RowStack), f"'{name}' is not a RowStack"
+    assert isinstance(stack, ClientRows), f"'{name}' is not a ClientRows"
     assert stack.indptr.shape == (clients + 1,), f"'{name}': indptr has one entry more than clients"
     assert stack.indptr[0] == 0, f"'{name}': indptr starts at 0"
     assert (np.diff(stack.indptr) >= 0).all(), f"'{name}': indptr ascends"
@@ -594,7 +596,7 @@ def _check_private(private: Private, declared: PrivateFields, clients: int) -> N
     assert private.keys() == declared.keys(), "fit returns exactly the declared private fields"
     for name, spec in declared.items():
         value = private[name]
-        if isinstance(spec, PerClientTable) and isinstance(value, RowStack):
+        if isinstance(spec, PerClientTable) and isinstance(value, ClientRows):
             _check_rows(value, clients, name)
             assert value.rows.shape[1] == spec.initial.shape[1], f"'{name}' has another width"
         elif isinstance(spec, PerClient):
@@ -605,7 +607,7 @@ def _check_private(private: Private, declared: PrivateFields, clients: int) -> N
             _check_numbers(value, name)
         else:
             _check_rows(value, clients, name)
-            assert isinstance(value, RowStack)
+            assert isinstance(value, ClientRows)
             assert value.rows.shape[1] == spec.width, f"'{name}' has another width than declared"
             fits = (np.diff(value.indptr) <= spec.capacity).all()
             assert fits, f"'{name}' exceeds its declared capacity"
@@ -649,7 +651,7 @@ def _digest(value: Any) -> str:
 def _private_arrays(private: Private) -> Iterator[tuple[str, Array]]:
     """Yield the values that must not travel; which items a client trained on is another matter."""
     for name, value in private.items():
-        yield name, value.rows if isinstance(value, RowStack) else np.asarray(value)
+        yield name, value.rows if isinstance(value, ClientRows) else np.asarray(value)
 
 
 def _secrets(values: Array) -> Iterator[bytes]:

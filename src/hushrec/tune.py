@@ -26,9 +26,9 @@ from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
 from hushrec.methods.base import Between, OneOf, SearchSpace
-from hushrec.report.run_dir import writing
 from hushrec.rng import Streams
 from hushrec.round import THIS_MACHINE, Machine, RoundReport, run_rounds
+from hushrec.run_folder import writing
 from hushrec.split import make_split
 
 PRESET = "tuned-honest"

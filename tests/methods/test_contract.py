@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import ConfigDict, field_serializer
 
-from hushrec.aggregate import RowStack, Update
+from hushrec.aggregate import ClientRows, Update
 from hushrec.methods.base import (
     Fitted,
     Method,
@@ -14,6 +14,7 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
+from hushrec.rng import Round
 from hushrec.testing import MethodContract
 
 BUILT_IN = (
@@ -148,7 +149,7 @@ class StrayRows(FedMF):
     def fit(self, *given):
         fitted = super().fit(*given)
         stack = fitted.update.rows["items"]
-        away = RowStack(stack.indptr, stack.ids + 1, stack.rows)
+        away = ClientRows(stack.indptr, stack.ids + 1, stack.rows)
         return changed(fitted, update=Update(fitted.update.clients, {"items": away}))
 
 
@@ -188,8 +189,8 @@ class InfiniteScores(FedMF):
 
 
 class TrainsInPlace(FedMF):
-    def fit(self, shared, private, view, streams, round_number):
-        fitted = super().fit(shared, private, view, streams, round_number)
+    def fit(self, shared, private, view, now):
+        fitted = super().fit(shared, private, view, now)
         private["vector"][:] = fitted.private["vector"]
         return fitted
 
@@ -233,7 +234,7 @@ class NormalisesTheStack(FedMF):
     def fit(self, *given):
         fitted = super().fit(*given)
         stack = fitted.update.rows["items"]
-        mean = RowStack(stack.indptr, stack.ids, stack.rows / max(1, fitted.update.clients))
+        mean = ClientRows(stack.indptr, stack.ids, stack.rows / max(1, fitted.update.clients))
         return changed(fitted, update=Update(fitted.update.clients, {"items": mean}))
 
 
@@ -269,9 +270,9 @@ class UploadsOwnRows(PFedRec):
 
 
 class NeedsSomebody(FedMF):
-    def fit(self, shared, private, view, streams, round_number):
+    def fit(self, shared, private, view, now):
         assert view.positives.values[0] >= 0
-        return super().fit(shared, private, view, streams, round_number)
+        return super().fit(shared, private, view, now)
 
 
 class FailsOnNewUsers(FedMF):

@@ -9,7 +9,7 @@ from hushrec.aggregate import ExactSum
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.fedrecon import FedRecon
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
 from hushrec.testing import MethodContract
@@ -23,7 +23,7 @@ def three_rounds(method, view, streams):
     for number in (1, 2, 3):
         received = method.download(shared)
         assert received.keys() == {"items"}
-        fitted = method.fit(received, store.read(everybody), view, streams, number)
+        fitted = method.fit(received, store.read(everybody), view, Round(number, streams))
         store.write(everybody, fitted.private)
         summed = ExactSum(view.n_items)
         summed.add(fitted.update)
@@ -86,7 +86,7 @@ def test_fedrecon_inherits_nothing(tiny):
     method = FedRecon(FedRecon.Config(d=5))
     shared, private, _ = three_rounds(method, view, streams)
     other = {"vector": np.full_like(private["vector"], 9.0)}
-    once, again = (method.fit(shared, p, view, streams, 4).private for p in (private, other))
+    once, again = (method.fit(shared, p, view, Round(4, streams)).private for p in (private, other))
     np.testing.assert_array_equal(once["vector"], again["vector"])
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hushrec.aggregate import ExactSum
 from hushrec.methods.fedals import FedALS
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 
 
@@ -34,7 +34,7 @@ def federated(method, view, shared, rounds, stacks=1):
         summed = ExactSum(view.n_items)
         for clients in np.array_split(np.arange(len(view)), stacks):
             got = method.download(shared)
-            summed.add(method.fit(got, {}, view.take(clients), Streams(0), number).update)
+            summed.add(method.fit(got, {}, view.take(clients), Round(number, Streams(0))).update)
         shared = method.apply(shared, summed.total())
     return shared
 

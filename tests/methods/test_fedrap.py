@@ -9,7 +9,7 @@ from hushrec.aggregate import ExactSum
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.fedrap import FedRAP
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.store import PrivateStore
 from hushrec.testing import MethodContract, clients_of
 
@@ -30,7 +30,9 @@ def three_rounds(view, streams, rounds=3, **options):
     store = PrivateStore(method.private_fields(view, shared, streams), len(view))
     everybody = np.arange(len(view))
     for number in range(1, rounds + 1):
-        fitted = method.fit(method.download(shared), store.read(everybody), view, streams, number)
+        fitted = method.fit(
+            method.download(shared), store.read(everybody), view, Round(number, streams)
+        )
         store.write(everybody, fitted.private)
         summed = ExactSum(view.n_items)
         summed.add(fitted.update)
@@ -186,10 +188,10 @@ def test_a_small_scale_is_written_into_the_table(monkeypatch):
         alone = view.take(np.array([c]))
         mine = {n: v[c : c + 1].copy() for n, v in whole[2].read(everybody).items()}
         mine["personal"].flags.writeable = False
-        single = often[0].fit(whole[0].download(whole[1]), mine, alone, streams, 4).private
+        single = often[0].fit(whole[0].download(whole[1]), mine, alone, Round(4, streams)).private
         stack = (
             often[0]
-            .fit(whole[0].download(whole[1]), whole[2].read(everybody), view, streams, 4)
+            .fit(whole[0].download(whole[1]), whole[2].read(everybody), view, Round(4, streams))
             .private
         )
         np.testing.assert_array_equal(single["scale"][0], stack["scale"][c])

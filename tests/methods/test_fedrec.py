@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from hushrec.clients import Ragged
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 
 pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.backends.inprocess import InProcess
 from hushrec.methods.fedrec import FedRec, FedRecConfig, mean_ratings
-from hushrec.privacy.stack import Stack
+from hushrec.privacy.protection import Protection
 from hushrec.store import PrivateStore
 
 
@@ -35,7 +35,7 @@ def test_made_up_ratings(fill, number):
     view, method = rated(), FedRec(FedRecConfig(fill=fill))
     shared = method.init(view, Streams(0))
     vectors = np.random.default_rng(1).standard_normal((30, 20)).astype(np.float32)
-    samples = method.samples(shared["items"], vectors, view, Streams(0), number)
+    samples = method.samples(shared["items"], vectors, view, Round(number, Streams(0)))
     means = mean_ratings(view)
     for c in range(30):
         mine = slice(samples.indptr[c], samples.indptr[c + 1])
@@ -56,7 +56,7 @@ def test_tastes_are_found():
     store = PrivateStore(method.private_fields(view, shared, Streams(0)), 30)
     backend = InProcess(view, store, 1)
     for number in range(1, 41):
-        done = backend.run_clients(method, shared, Stack(), np.arange(30), Streams(0), number)
+        done = backend.run_clients(method, shared, Protection(), np.arange(30), Streams(0), number)
         shared = method.apply(shared, done.summed.total())
     scores = method.score(shared, store.read(np.arange(30)), view)
     likes_first = scores[:, :30].mean(1) > scores[:, 30:].mean(1)

@@ -10,7 +10,7 @@ from hushrec.aggregate import ExactSum
 from hushrec.methods.fedrkg import FedRKG
 from hushrec.methods.inner_product import NO_TABLE
 from hushrec.methods.local_only import LocalOnly
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.store import PrivateStore
 from hushrec.testing import MethodContract, clients_of
 
@@ -31,7 +31,7 @@ def run(method, view, streams, rounds):
     everybody = np.arange(len(view))
     for number in range(1, rounds + 1):
         received = method.download(shared)
-        fitted = method.fit(received, store.read(everybody), view, streams, number)
+        fitted = method.fit(received, store.read(everybody), view, Round(number, streams))
         store.write(everybody, fitted.private)
         summed = ExactSum(view.n_items)
         summed.add(fitted.update)

@@ -14,7 +14,7 @@ from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.fedease import FedEASE
 from hushrec.methods.fednext import FedNext
 from hushrec.methods.item_pairs import TABLE_ENTRIES
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
 
 ALL = 10**6
@@ -26,7 +26,7 @@ def trained(method, view, chunk=None):
     summed = ExactSum(view.n_items)
     everybody = np.arange(len(view))
     for clients in np.array_split(everybody, 1 if chunk is None else len(view) // chunk):
-        fitted = method.fit(method.download(shared), {}, view.take(clients), Streams(0), 1)
+        fitted = method.fit(method.download(shared), {}, view.take(clients), Round(1, Streams(0)))
         summed.add(fitted.update)
     return method.apply(shared, summed.total())
 
@@ -152,7 +152,7 @@ def test_the_twins_on_a_population():
 def test_an_item_that_comes_again_is_counted_again_but_does_not_follow_itself():
     rows = [[3, 3, 1, 3], [1]]
     method = FedNext(FedNext.Config(window=2))
-    update = method.fit({}, {}, clients_of(rows, 4), Streams(0), 1).update
+    update = method.fit({}, {}, clients_of(rows, 4), Round(1, Streams(0))).update
     summed = ExactSum(4)
     summed.add(update)
     keys, sums = summed.total().rows["pairs"]

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import hushrec
+from hushrec.aggregate import ClientRows as Rows
 from hushrec.aggregate import ExactSum, Update
-from hushrec.aggregate import RowStack as Rows
 from hushrec.clients import TrainView
 from hushrec.privacy.noise import own_noise
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
@@ -107,7 +107,7 @@ def test_with_equal_interests_the_aggregation_is_the_plain_mean():
     method = LIPM(LIPMConfig(**SMALL, temperature=1e9))
     shared = method.init(view, Streams(0))
     private = _private(method, view, shared)
-    fitted = method.fit(shared, private, view, Streams(0), 1)
+    fitted = method.fit(shared, private, view, Round(1, Streams(0)))
     np.testing.assert_allclose(fitted.update.dense["weight"], 0, atol=1e-6)
 
 
@@ -167,9 +167,9 @@ def test_company_changes_no_bit_of_interest_or_upload(chosen):
     view = silos_of([3, 1, 70, 2, 5, 1, 4, 2, 9, 6])
     method = LIPM(LIPMConfig(**SMALL))
     shared = method.init(view, Streams(0))
-    whole = method.fit(shared, _private(method, view, shared), view, Streams(0), 1)
+    whole = method.fit(shared, _private(method, view, shared), view, Round(1, Streams(0)))
     part = view.take_clients(np.array(chosen))
-    some = method.fit(shared, _private(method, part, shared), part, Streams(0), 1)
+    some = method.fit(shared, _private(method, part, shared), part, Round(1, Streams(0)))
     for k, c in enumerate(chosen):
         for name in ("interests", "users"):
             ours, theirs = some.private[name], whole.private[name]
@@ -190,8 +190,8 @@ def test_a_silo_is_trained_as_torchs_adam_would():
     view = silos_of([4, 2])
     method = LIPM(LIPMConfig(**{**SMALL, "batch": 512, "lipm": False, "epochs": EPOCHS}))
     shared = method.init(view, Streams(0))
-    fitted = method.fit(shared, _private(method, view, shared), view, Streams(0), 1)
-    samples = networks.draw_samples(view, 1, EPOCHS, Streams(0), 1)
+    fitted = method.fit(shared, _private(method, view, shared), view, Round(1, Streams(0)))
+    samples = networks.draw_samples(view, 1, EPOCHS, Round(1, Streams(0)))
     for c in range(2):
         users = torch.zeros((np.diff(view.client_indptr)[c], 8), requires_grad=True)
         items = torch.tensor(shared["items"], requires_grad=True)
@@ -227,7 +227,7 @@ def test_a_silo_is_trained_as_torchs_adam_would():
 def test_every_epoch_has_its_own_negatives_and_all_positives():
     everything = list(range(60))
     view = replace(clients_of([[1, 2, 3], everything, [4]]), holders=np.array([0, 0, 1], np.int32))
-    samples = networks.draw_samples(view, 2, 3, Streams(0), 1)
+    samples = networks.draw_samples(view, 2, 3, Round(1, Streams(0)))
     assert samples.lengths.tolist() == [3 * 3 + 60, 3]
     seen = []
     for epoch in range(3):
@@ -292,8 +292,8 @@ def test_guidance_takes_back_the_clients_own_noise():
     plain, guided = (LIPM(LIPMConfig(**SMALL, guidance=g)) for g in (0.0, 0.25))
     shared = plain.init(view, Streams(0))
     private = {**_private(guided, view, shared), "last_round": np.array([3, 0], np.int32)}
-    ours = guided.fit(shared, private, view, Streams(0), 5)
-    theirs = plain.fit(shared, private, view, Streams(0), 5)
+    ours = guided.fit(shared, private, view, Round(5, Streams(0)))
+    theirs = plain.fit(shared, private, view, Round(5, Streams(0)))
     noise = own_noise("network", shared["network"].shape, view.clients, view.noise, Streams(0), 3)
     assert noise[1].std() == pytest.approx(2.0, rel=0.2)
     np.testing.assert_allclose(
@@ -310,7 +310,7 @@ def test_guidance_takes_back_the_clients_own_noise():
 
 def test_the_noise_that_is_taken_back_is_the_noise_that_was_added():
     from hushrec.privacy.budgets import PersonalNoise
-    from hushrec.privacy.stack import UploadShape
+    from hushrec.privacy.protection import UploadShape
 
     view = silos_of([2, 3])
     shape = UploadShape(60, {}, {"network": (9,)})

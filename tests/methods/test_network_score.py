@@ -14,8 +14,8 @@ from hushrec.aggregate import ExactSum
 from hushrec.backends.inprocess import InProcess
 from hushrec.methods.fedrkg import FedRKG
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.privacy.stack import Stack
-from hushrec.rng import Streams
+from hushrec.privacy.protection import Protection
+from hushrec.rng import Round, Streams
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
 from hushrec.testing import MethodContract, clients_of
@@ -40,7 +40,7 @@ def train(method, view, rounds):
     everybody = np.arange(len(view))
     for number in range(1, rounds + 1):
         received = method.download(shared)
-        fitted = method.fit(received, store.read(everybody), view, STREAMS, number)
+        fitted = method.fit(received, store.read(everybody), view, Round(number, STREAMS))
         store.write(everybody, fitted.private)
         summed = ExactSum(view.n_items)
         summed.add(fitted.update)
@@ -145,7 +145,7 @@ def test_it_equals_one_device_at_a_time(name, tiny):
         for c in everybody:
             if not dual:
                 devices[c] = Device(network, devices[c].vector.numpy())
-            samples = neural.draw_samples(view.take(np.array([c])), 4, 1, STREAMS, number)
+            samples = neural.draw_samples(view.take(np.array([c])), 4, 1, Round(number, STREAMS))
             rates = {
                 "network": config.lr,
                 "vector": config.lr * options.get("vector_rate", 1),
@@ -214,7 +214,7 @@ def test_the_fused_descent_is_that_of_batched_tensors(
     )
     rates = {name: 0.6 if name == "vector" else 0.3 for name in params}
     phases = [rates, {"items": 0.5}] if two_steps else [{**rates, "items": 0.5}]
-    samples = neural.draw_samples(view, 4, epochs, STREAMS, 2)
+    samples = neural.draw_samples(view, 4, epochs, Round(2, STREAMS))
     expected, tables, before = neural.train(
         params, {"items": table}, network_score.loss, phases, samples, batch, 25, clip
     )
@@ -256,7 +256,7 @@ def test_fedrkg_over_a_network_equals_one_device_at_a_time(clip):
             if mean is not None:
                 own, received = torch.tensor(tables[c]), torch.tensor(mean)
                 inputs = torch.cat([own, received, own - received], 1)
-                samples = neural.draw_samples(one, 4, 5, STREAMS, number, purpose="guide")
+                samples = neural.draw_samples(one, 4, 5, Round(number, STREAMS), purpose="guide")
                 ends = int(samples.lengths[0])
                 for epoch in range(5):
                     for begin in range(0, ends, 7):
@@ -274,7 +274,7 @@ def test_fedrkg_over_a_network_equals_one_device_at_a_time(clip):
                         gates[c] = [(g - 0.5 * g.grad).detach() for g in (weight, bias)]
                 opened = torch.sigmoid(inputs @ gates[c][0] + gates[c][1])
                 tables[c] = (0.7 * own + 0.6 * opened[:, None] * received).numpy()
-            samples = neural.draw_samples(one, 4, 1, STREAMS, number)
+            samples = neural.draw_samples(one, 4, 1, Round(number, STREAMS))
             lr = method.config.lr
             rates = {"network": lr, "vector": lr, "items": lr * 25 * 0.5}
             tables[c], _ = device.epoch(tables[c], samples, 7, rates, False, clip)
@@ -305,7 +305,7 @@ def test_the_gate_over_a_linear_loss_is_the_one_of_the_kernel():
         tables,
         mean,
         (np.zeros((n, 18), np.float32), np.zeros(n, np.float32)),
-        neural.draw_samples(view, 4, 5, STREAMS, 1, purpose="guide"),
+        neural.draw_samples(view, 4, 5, Round(1, STREAMS), purpose="guide"),
         7,
         rate=0.5,
         beta=0.7,
@@ -354,7 +354,7 @@ def test_threads_and_chunks_change_no_bit(method, tiny):
         store = PrivateStore(method.private_fields(view, shared, STREAMS), len(view))
         backend = InProcess(view, store, threads, chunk)
         for number in (1, 2):
-            done = backend.run_clients(method, shared, Stack(), everybody, STREAMS, number)
+            done = backend.run_clients(method, shared, Protection(), everybody, STREAMS, number)
             shared = method.apply(shared, done.summed.total())
         private = store.read(everybody)
         scores = method.score(shared, private, view)
@@ -374,8 +374,8 @@ def test_neumf_takes_the_steps_that_autograd_takes(batch, tiny):
     shared = method.init(view, STREAMS)
     private = PrivateStore(method.private_fields(view, shared, STREAMS), len(view))
     before = private.read(np.arange(len(view)))
-    fitted = method.fit(shared, before, view, STREAMS, 1)
-    samples = neural.draw_samples(view, 4, 1, STREAMS, 1)
+    fitted = method.fit(shared, before, view, Round(1, STREAMS))
+    samples = neural.draw_samples(view, 4, 1, Round(1, STREAMS))
     order = STREAMS.generator("order", 1).permutation(len(samples.items))
     of = torch.tensor(np.repeat(np.arange(len(view)), samples.lengths)[order])
     items = torch.tensor(samples.items[order].astype(np.int64))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
@@ -26,8 +26,8 @@ def test_theta_and_w_move_as_in_the_paper():
     shared = method.init(view, Streams(0))
     fields = method.private_fields(view, shared, Streams(0))
     private = PrivateStore(fields, 2).read(np.arange(2))
-    fitted = method.fit(shared, private, view, Streams(0), 1)
-    samples = networks.draw_samples(view, 1, 2, Streams(0), 1)
+    fitted = method.fit(shared, private, view, Round(1, Streams(0)))
+    samples = networks.draw_samples(view, 1, 2, Round(1, Streams(0)))
     shapes = method.perceptron.shapes
     c = 1
     w_net, w_items = torch.tensor(shared["network"][None]), torch.tensor(shared["items"])

@@ -6,7 +6,7 @@ import reference
 from hushrec.aggregate import ExactSum
 from hushrec.methods.local_only import LocalOnly
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
 
@@ -24,7 +24,7 @@ def test_a_device_scores_with_its_own_table(tiny):
     for number in (1, 2, 3):
         received = method.download(shared)
         assert received.keys() == {"items"}
-        fitted = method.fit(received, store.read(everybody), view, streams, number)
+        fitted = method.fit(received, store.read(everybody), view, Round(number, streams))
         store.write(everybody, fitted.private)
         summed = ExactSum(view.n_items)
         summed.add(fitted.update)
@@ -70,7 +70,7 @@ def test_local_only_is_pfedrec_without_federation(tiny):
         method = kind(kind.Config(d=5, item_rate=2.0, init_std=1.0))
         shared = method.init(view, streams)
         store = PrivateStore(method.private_fields(view, shared, streams), len(view))
-        after[kind] = method.fit(shared, store.read(everybody), view, streams, 1).private
+        after[kind] = method.fit(shared, store.read(everybody), view, Round(1, streams)).private
     for name in ("vector", "bias"):
         np.testing.assert_array_equal(after[PFedRec][name], after[LocalOnly][name])
     rows, own = after[PFedRec]["rows"], after[LocalOnly]["table"]

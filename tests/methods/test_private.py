@@ -13,7 +13,7 @@ from scipy.stats import kstest
 from test_item_pairs import dense, ease_weights
 
 import hushrec
-from hushrec.aggregate import ExactSum, RowStack, Total, Update
+from hushrec.aggregate import ClientRows, ExactSum, Total, Update
 from hushrec.cli import main
 from hushrec.clients import CohortConfig
 from hushrec.config import Experiment, make_experiment
@@ -30,11 +30,11 @@ from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.denoise import expected_powers
 from hushrec.privacy.noise import CentralGaussian
 from hushrec.privacy.plan import make_plan
-from hushrec.privacy.stack import UploadShape
-from hushrec.report.run_dir import RunFolder
-from hushrec.rng import Streams
+from hushrec.privacy.protection import UploadShape
+from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.round import Machine, plan_privacy
 from hushrec.run import train
+from hushrec.run_folder import RunFolder
 from hushrec.split import SplitConfig, make_split
 from hushrec.testing import MethodContract, clients_of, taste_world
 from test_run import StopAfter, bits
@@ -80,14 +80,14 @@ def test_no_upload_has_a_norm_above_one(rows, head, kind, number):
     """Whatever a user's history is, items that come again included; before any clipping."""
     method, view = kind(), clients_of(rows, M)
     received = {"head": head, "items": np.random.default_rng(0).standard_normal((M, 5))}
-    update = method.fit(received, {}, view, Streams(0), number).update
+    update = method.fit(received, {}, view, Round(number, Streams(0))).update
     norms = client_norms(update, 2)
     assert (norms <= method.upload_norm * (1 + 1e-6)).all()
     for user, row in enumerate(rows):
         known = set(row) if number == 1 else {item for item in row if head[item]}
         assert norms[user] == pytest.approx(1 if known else 0, abs=1e-5)
     nobody = view.take(np.zeros(0, np.int64))
-    shape = UploadShape.of(method.fit(received, {}, nobody, Streams(0), number).update, M)
+    shape = UploadShape.of(method.fit(received, {}, nobody, Round(number, Streams(0))).update, M)
     shape.check(update)  # no row or key twice, none outside the space
     if number == 2 and kind is not PrivateFedALS:
         assert shape.spaces == {"pairs": (head.sum() ** 2, 1)}
@@ -254,7 +254,7 @@ def keyed_upload(rng, clients, space):
     keys = [np.sort(rng.permutation(space)[:n]) for n in clients]
     values = rng.standard_normal((sum(clients), 1)).astype(np.float32)
     ids = np.concatenate([*keys, np.zeros(0)]).astype(np.int64)
-    stack = RowStack(np.cumsum([0, *clients]), ids, values, space=space)
+    stack = ClientRows(np.cumsum([0, *clients]), ids, values, space=space)
     return Update(len(clients), rows={"pairs": stack})
 
 
@@ -271,11 +271,11 @@ def test_noise_covers_every_key_and_has_the_right_size():
         for name, clients in (("nobody", []), ("some", [400, 1, 0]), ("others", [7, 7, 7])):
             exact, summed = ExactSum(M), ExactSum(M)
             update = keyed_upload(rng, clients, space)
-            clipped = layer.protect(update, None, Streams(0), number)
+            clipped = layer.protect(update, None, SecretRound(number, SecretStreams(0)))
             assert clipped.nbytes == len(clients) * 4 * space, "the size of a message tells nothing"
             summed.add(clipped)
-            exact.add(FlatClip(2.0).protect(update, None, Streams(0), number))
-            total, _ = layer.finish(summed.total(), Streams(0), number)
+            exact.add(FlatClip(2.0).protect(update, None, SecretRound(number, SecretStreams(0))))
+            total, _ = layer.finish(summed.total(), SecretRound(number, SecretStreams(0)))
             assert total.noise_std == pytest.approx(std)
             keys, noisy = total.rows["pairs"]
             np.testing.assert_array_equal(keys, np.arange(space))
@@ -289,7 +289,7 @@ def test_noise_covers_every_key_and_has_the_right_size():
 
 @pytest.mark.parametrize("keys", [[3, 3], [5, 2], [-1, 2], [2, 9]])
 def test_keys_that_repeat_or_do_not_exist_are_refused(keys):
-    stack = RowStack(np.array([0, 2]), np.array(keys), np.ones((2, 1), np.float32), space=9)
+    stack = ClientRows(np.array([0, 2]), np.array(keys), np.ones((2, 1), np.float32), space=9)
     shape = UploadShape(M, {}, {}, {"pairs": (9, 1)})
     with pytest.raises(ConfigError, match="a row twice"):
         shape.check(Update(1, rows={"pairs": stack}))
@@ -468,13 +468,13 @@ def test_many_users_are_served_well_under_noise():
     config = PrivacyConfig(mode="central", epsilon=1.0)
     shared = method.init(view, Streams(0))
     for number in (1, 2):
-        update = method.fit(method.download(shared), {}, view, Streams(0), number).update
+        update = method.fit(method.download(shared), {}, view, Round(number, Streams(0))).update
         shape = UploadShape.of(update, 20)
         shares = method.budget_shares()
         plan = make_plan(config, CohortConfig(), shape, 4_000, 2, shares=shares, upload_norm=1.0)
         summed = ExactSum(20)
-        summed.add(plan.stack.protect(update, view, Streams(0), number))
-        total, _ = plan.stack.finish(summed.total(), Streams(0), number)
+        summed.add(plan.stack.protect(update, view, SecretRound(number, SecretStreams(0))))
+        total, _ = plan.stack.finish(summed.total(), SecretRound(number, SecretStreams(0)))
         shared = method.apply(shared, total)
     scores = method.score(shared, {}, view.take(np.arange(40)))
     for row, score in zip(rows, scores, strict=False):

@@ -18,7 +18,7 @@ from hushrec.evaluate.adaptation import adaptation_curve, first_rows
 from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
 from hushrec.methods.base import method_class
 from hushrec.methods.fcf import FCF
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.round import Machine
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
@@ -92,7 +92,7 @@ def test_privrec_trains_as_one_device_would(kind, mu, above):
     method = small(PrivRec, mu=mu, proximal=kind, positive_above=above)
     view = odd_clients()
     shared = method.init(view, STREAMS)
-    fitted = method.fit(shared, {}, view, STREAMS, 1)
+    fitted = method.fit(shared, {}, view, Round(1, STREAMS))
     network = network_of(method.config, view, "privrec")
     users = torch.from_numpy(encode(view.user_features, view.users, "user").rows)
     items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows)
@@ -115,14 +115,14 @@ def test_the_proximal_term_keeps_copies_close():
     moved = []
     for mu in (0.0, 0.5, 5.0):
         method = small(PrivRec, mu=mu)
-        update = method.fit(method.init(view, STREAMS), {}, view, STREAMS, 1).update
+        update = method.fit(method.init(view, STREAMS), {}, view, Round(1, STREAMS)).update
         moved.append(np.linalg.norm(update.dense["theta"][1]))
     assert moved[0] > 1.2 * moved[1] > 1.2 * moved[2]
 
 
 def test_ratings_up_to_the_threshold_are_negatives():
     view = odd_clients()
-    samples = neural.draw_samples(view, 0, 1, STREAMS, 1, positive_above=3.0)
+    samples = neural.draw_samples(view, 0, 1, Round(1, STREAMS), positive_above=3.0)
     for client in range(len(view)):
         at = slice(samples.indptr[client], samples.indptr[client + 1])
         said = dict(zip(samples.items[at], samples.labels[at], strict=True))
@@ -134,13 +134,13 @@ def test_the_meta_gradient_is_that_of_a_plain_second_order_reference():
     method = small(NNSelf, epochs=3, lr=0.2)
     view = odd_clients()
     shared = method.init(view, STREAMS)
-    update = method.fit(shared, {}, view, STREAMS, 1).update
+    update = method.fit(shared, {}, view, Round(1, STREAMS)).update
     network = network_of(method.config, view, "nn-self")
     users = torch.from_numpy(encode(view.user_features, view.users, "user").rows).double()
     items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows).double()
     first_order_differs = False
     for client in range(len(view)):
-        samples = neural.draw_samples(view.take(np.array([client])), 4, 1, STREAMS, 1)
+        samples = neural.draw_samples(view.take(np.array([client])), 4, 1, Round(1, STREAMS))
         chosen, labels = samples.items.astype(np.int64), torch.from_numpy(samples.labels).double()
         half = (len(chosen) + 1) // 2
 
@@ -167,7 +167,7 @@ def test_the_meta_gradient_is_that_of_a_plain_second_order_reference():
 
 
 def test_support_and_query_share_no_sample():
-    samples = neural.draw_samples(odd_clients(), 4, 1, STREAMS, 1)
+    samples = neural.draw_samples(odd_clients(), 4, 1, Round(1, STREAMS))
     support, query = halves(samples, 2)
     for client in range(len(samples.indptr) - 1):
         whole = samples.items[samples.indptr[client] : samples.indptr[client + 1]]
@@ -182,7 +182,7 @@ def test_fofl_trains_as_one_device_would():
     method = small(FOFLSelf, item_lr=0.3)
     view = odd_clients()
     shared = method.init(view, STREAMS)
-    fitted = method.fit(shared, {}, view, STREAMS, 1)
+    fitted = method.fit(shared, {}, view, Round(1, STREAMS))
     network = method._network()
     stack = fitted.update.rows["items"].differences()
     for client in range(len(view)):
@@ -208,11 +208,11 @@ def test_pooled_steps_are_those_of_one_network():
     """Users of one batch differ, so the kernel works out more than one of them per step."""
     method, view = small(PrivRecCEN, pooled_batch=16, pooled_lr=0.2), odd_clients()
     shared = method.init(view, STREAMS)
-    moved = method.fit(shared, {}, view, STREAMS, 1).update.dense["theta"][0]
+    moved = method.fit(shared, {}, view, Round(1, STREAMS)).update.dense["theta"][0]
     network = network_of(method.config, view, "privrec-cen")
     users = torch.from_numpy(encode(view.user_features, view.users, "user").rows)
     items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows)
-    samples = neural.draw_samples(view, 4, 1, STREAMS, 1)
+    samples = neural.draw_samples(view, 4, 1, Round(1, STREAMS))
     owner = np.repeat(np.arange(len(view)), samples.lengths)
     order = STREAMS.generator("fit/order", 1).permutation(len(owner))
     theta = torch.tensor(shared["theta"], requires_grad=True)
@@ -313,7 +313,7 @@ def test_fcf_follows_the_gradient_of_its_loss():
     method = FCF(FCF.Config(d=4, alpha=3.0, ridge=0.5, rate=0.1, positive_above=3.0))
     view = odd_clients()
     shared = method.init(view, STREAMS)
-    fitted = method.fit(method.download(shared), {}, view, STREAMS, 1)
+    fitted = method.fit(method.download(shared), {}, view, Round(1, STREAMS))
     items = torch.tensor(shared["items"], requires_grad=True)
     total = torch.zeros((), dtype=torch.float64)
     for client in range(len(view)):

@@ -27,11 +27,11 @@ from hushrec.privacy.budgets import (
     PersonalNoise,
     by_activity,
 )
-from hushrec.privacy.stack import UploadShape
-from hushrec.report.run_dir import FINAL, RunFolder
-from hushrec.rng import Streams
+from hushrec.privacy.protection import UploadShape
+from hushrec.rng import SecretRound, SecretStreams, Streams
 from hushrec.round import Machine
 from hushrec.run import Run, train
+from hushrec.run_folder import FINAL, RunFolder
 from hushrec.testing import MechanismContract, clients_of
 from test_run import StopAfter, bits
 
@@ -82,7 +82,9 @@ def test_weights_are_the_optimum(deviations):
     shape = UploadShape(1, {}, {"head": (1,)})
     noise = PersonalNoise("gaussian", 1.0, shape, deviations)
     update = Update(n, dense={"head": np.zeros((n, 1))})
-    weights = noise.protect(update, clients_of([[1]] * n), Streams(0), 1).dense[WEIGHT]
+    weights = noise.protect(update, clients_of([[1]] * n), SecretRound(1, SecretStreams(0))).dense[
+        WEIGHT
+    ]
     np.testing.assert_allclose(weights / weights.sum(), best, rtol=1e-6, atol=1e-9)
 
 
@@ -91,13 +93,13 @@ def test_the_method_sees_uploads_times_the_weighted_mean():
     values = np.array([1.0, 2.0, 3.0, 4.0])
     update = Update(4, dense={"head": np.tile(values[:, None], 5000)})
     summed = ExactSum(1)
-    summed.add(noise.protect(update, clients_of([[1]] * 4), Streams(0), 1))
-    total, following = noise.finish(summed.total(), Streams(0), 1)
+    summed.add(noise.protect(update, clients_of([[1]] * 4), SecretRound(1, SecretStreams(0))))
+    total, following = noise.finish(summed.total(), SecretRound(1, SecretStreams(0)))
     mean = np.average(values, weights=DEVIATIONS**-2.0)
     np.testing.assert_allclose(total.dense["head"], 4 * mean, rtol=1e-5)
     assert total.clients == 4
     assert following is noise
-    nobody, _ = noise.finish(ExactSum(1).total(), Streams(0), 1)
+    nobody, _ = noise.finish(ExactSum(1).total(), SecretRound(1, SecretStreams(0)))
     assert nobody.clients == 0
 
 
@@ -106,8 +108,8 @@ def test_least_noise_in_the_mean():
     noise = PersonalNoise("gaussian", 1.0, HEAD, DEVIATIONS)
     summed = ExactSum(1)
     silent = Update(4, dense={"head": np.zeros((4, 5000))})
-    summed.add(noise.protect(silent, clients_of([[1]] * 4), Streams(0), 1))
-    mean = noise.finish(summed.total(), Streams(0), 1)[0].dense["head"] / 4
+    summed.add(noise.protect(silent, clients_of([[1]] * 4), SecretRound(1, SecretStreams(0))))
+    mean = noise.finish(summed.total(), SecretRound(1, SecretStreams(0)))[0].dense["head"] / 4
     assert mean.std() == pytest.approx((DEVIATIONS**-2.0).sum() ** -0.5, rel=0.03)
     assert mean.std() < 0.5 * np.sqrt((DEVIATIONS**2).sum()) / 4
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import beta, kstest
 
-from hushrec.aggregate import ExactSum, RowStack, Total, Update
+from hushrec.aggregate import ClientRows, ExactSum, Total, Update
 from hushrec.errors import ConfigError, DivergedError
 from hushrec.kernels import draw
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
 from hushrec.privacy.clip import BIT, AdaptiveClip, FlatClip, RowClip, client_norms
 from hushrec.privacy.kernels import gaussian_noise, laplace_noise
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
-from hushrec.privacy.stack import Stack, UploadShape
-from hushrec.rng import Streams
+from hushrec.privacy.protection import Protection, UploadShape
+from hushrec.rng import SecretRound, SecretStreams, Streams
 from hushrec.testing import MechanismContract, clients_of
 
 ADD, REPLACE = "add-or-remove-one", "replace-one"
@@ -70,7 +70,7 @@ def uploads(draw_value):
     rows = draw_value(arrays(np.float32, (entries, 3), elements=NUMBERS))
     head = draw_value(arrays(np.float32, (len(counts), 2), elements=NUMBERS))
     ids = np.concatenate([np.arange(n) for n in counts]).astype(np.int32)
-    stack = RowStack(np.cumsum([0, *counts]), ids, rows)
+    stack = ClientRows(np.cumsum([0, *counts]), ids, rows)
     return Update(len(counts), rows={"items": stack}, dense={"head": head})
 
 
@@ -87,7 +87,7 @@ def whole(update):
 
 @given(uploads(), st.floats(0.01, 100), st.sampled_from([1, 2]))
 def test_flat_clipping(update, bound, power):
-    clipped = FlatClip(bound, power).protect(update, None, None, 1)
+    clipped = FlatClip(bound, power).protect(update, None, None)
     for before, after in zip(whole(update), whole(clipped), strict=True):
         norm = np.linalg.norm(before, power)
         assert np.linalg.norm(after, power) <= bound, "never above the bound"
@@ -99,7 +99,7 @@ def test_flat_clipping(update, bound, power):
 
 @given(uploads(), st.floats(0.01, 100), st.sampled_from([1, 2]))
 def test_row_clipping(update, bound, power):
-    clipped = RowClip(bound, power).protect(update, None, None, 1)
+    clipped = RowClip(bound, power).protect(update, None, None)
     shape = UploadShape(4, {"items": 3}, {"head": (2,)})
     pairs = [
         (update.rows["items"].rows, clipped.rows["items"].rows),
@@ -118,7 +118,7 @@ def test_row_clipping(update, bound, power):
 
 
 def test_norms_run_over_everything_a_client_uploads():
-    stack = RowStack(np.array([0, 1, 1]), np.array([2], np.int32), np.array([[3.0]], np.float32))
+    stack = ClientRows(np.array([0, 1, 1]), np.array([2], np.int32), np.array([[3.0]], np.float32))
     update = Update(2, rows={"a": stack, "b": stack}, dense={"c": np.array([[[1.0]], [[-2.0]]])})
     np.testing.assert_allclose(client_norms(update, 2), [math.sqrt(19), 2])
     np.testing.assert_allclose(client_norms(update, 1), [7, 2])
@@ -128,7 +128,7 @@ def test_norms_run_over_everything_a_client_uploads():
 def test_what_is_not_a_number_is_refused_by_the_sum(value):
     update = Update(1, dense={"head": np.array([[value, 1.0]])})
     with pytest.raises(DivergedError):
-        ExactSum(3).add(FlatClip(1.0).protect(update, None, None, 1))
+        ExactSum(3).add(FlatClip(1.0).protect(update, None, None))
 
 
 # ------------------------------------------------------------ adaptive clipping
@@ -138,8 +138,8 @@ def one_round(mechanism, norms, number, seed=0):
     """Let clients with these norms upload one number each."""
     summed = ExactSum(1)
     update = Update(len(norms), dense={"head": norms[:, None]})
-    summed.add(mechanism.protect(update, None, Streams(seed), number))
-    return mechanism.finish(summed.total(), Streams(seed), number)
+    summed.add(mechanism.protect(update, None, SecretRound(number, SecretStreams(seed))))
+    return mechanism.finish(summed.total(), SecretRound(number, SecretStreams(seed)))
 
 
 HEAD = UploadShape(1, {}, {"head": (1,)})
@@ -166,7 +166,9 @@ def test_order_and_scale_of_adaptive_clipping():
     norms = np.array([0.5, 1.0, 2.0, 8.0])
     clip = AdaptiveClip(2.0, 0.5, 0.2, 0.0)
     mechanism = CentralGaussian(clip, 3.0, REPLACE, HEAD, 4.0)
-    sent = mechanism.protect(Update(4, dense={"head": norms[:, None]}), None, Streams(0), 1)
+    sent = mechanism.protect(
+        Update(4, dense={"head": norms[:, None]}), None, SecretRound(1, SecretStreams(0))
+    )
     np.testing.assert_array_equal(sent.dense[BIT], [0.5, 0.5, 0.5, -0.5])
     np.testing.assert_allclose(sent.dense["head"][:, 0], [0.5, 1.0, 2.0, 2.0], rtol=1e-6)
     assert sent.nbytes == 4 * (4 + 4), "the bit travels too"
@@ -198,7 +200,7 @@ def test_the_bound_of_dp_privrec_converges_and_stays_positive(start):
 def test_nobody_came_and_the_bound_still_moves_by_its_noise_alone():
     clip = AdaptiveClip(2.0, 0.5, 0.2, 4.0)
     mechanism = CentralGaussian(clip, 1.0, ADD, HEAD, 20.0)
-    total, following = mechanism.finish(ExactSum(1).total(), Streams(3), 7)
+    total, following = mechanism.finish(ExactSum(1).total(), SecretRound(7, SecretStreams(3)))
     noise = 4.0 * Streams(3).generator("privacy/bits", 7).standard_normal()
     assert following.clip.bound == pytest.approx(2.0 * math.exp(-0.2 * noise / 20))
     assert total.clients == 20.0
@@ -214,7 +216,7 @@ SHAPE = UploadShape(400, {"items": 50}, {"head": (30, 40)})
 def test_central_noise_covers_every_entry_with_the_exact_deviation(neighbours, std):
     mechanism = CentralGaussian(FlatClip(0.5), 3.0, neighbours, SHAPE, 12.5)
     touched = {"items": (np.array([3, 7]), np.full((2, 50), 1000.0))}
-    total, _ = mechanism.finish(Total(2, touched, {}), Streams(0), 1)
+    total, _ = mechanism.finish(Total(2, touched, {}), SecretRound(1, SecretStreams(0)))
     ids, rows = total.rows["items"]
     np.testing.assert_array_equal(ids, np.arange(400))
     rows = rows.copy()
@@ -225,7 +227,7 @@ def test_central_noise_covers_every_entry_with_the_exact_deviation(neighbours, s
     assert rows.std() == pytest.approx(std, rel=0.03)  # 20,000 entries: 0.5 % is one deviation
     assert not np.allclose(rows.ravel()[:1200], total.dense["head"].ravel())
     assert total.clients == 12.5, "the real number of uploads would tell who was there"
-    other, _ = mechanism.finish(Total(2, touched, {}), Streams(0), 2)
+    other, _ = mechanism.finish(Total(2, touched, {}), SecretRound(2, SecretStreams(0)))
     assert not np.allclose(other.rows["items"][1], total.rows["items"][1]), "new noise every round"
 
 
@@ -236,7 +238,7 @@ def test_row_clipping_counts_every_row():
 
 def stack_of(ids, dtype=np.int32):
     rows = np.ones((len(ids), 50), np.float32)
-    return RowStack(np.array([0, len(ids)]), np.array(ids, dtype), rows)
+    return ClientRows(np.array([0, len(ids)]), np.array(ids, dtype), rows)
 
 
 HEADS = np.zeros((1, 30, 40), np.float32)
@@ -262,7 +264,7 @@ HEADS = np.zeros((1, 30, 40), np.float32)
 )
 def test_what_could_not_be_bounded_is_refused(mechanism, update, message):
     with pytest.raises(ConfigError, match=message):
-        mechanism.protect(update, clients_of([[1]]), Streams(0), 1)
+        mechanism.protect(update, clients_of([[1]]), SecretRound(1, SecretStreams(0)))
 
 
 # ------------------------------------------------------------ local noise
@@ -316,11 +318,11 @@ def test_a_local_upload_is_whole_and_sums_to_the_updates_plus_noise():
     shape = UploadShape(60, {"items": 3}, {"head": (2, 2)})
     case = MechanismContract()
     update, view, noise = case._update(), case._clients(), LocalNoise("laplace", 0.1, shape)
-    sent = noise.protect(update, view, Streams(0), 1)
+    sent = noise.protect(update, view, SecretRound(1, SecretStreams(0)))
     assert sent.dense["items"].shape == (4, 60, 3)
     assert sent.nbytes == 4 * shape.nbytes
     silent = replace(case._update(quiet=True), dense={"head": np.zeros((4, 2, 2), np.float32)})
-    alone = noise.protect(silent, view, Streams(0), 1)
+    alone = noise.protect(silent, view, SecretRound(1, SecretStreams(0)))
     expected = np.zeros((60, 3))
     stack = update.rows["items"]
     np.add.at(expected, stack.ids, stack.rows)
@@ -357,11 +359,11 @@ def central_draws(multiplier, value, neighbours):
     mechanism = CentralGaussian(FlatClip(1.0), multiplier, neighbours, HEAD, 4.0)
     update = Update(len(norms), dense={"head": norms[:, None]})
     summed = ExactSum(1)
-    summed.add(mechanism.protect(update, None, Streams(0), 1))
+    summed.add(mechanism.protect(update, None, SecretRound(1, SecretStreams(0))))
     total, seed = summed.total(), 0 if value is None else 1
     return np.array(
         [
-            mechanism.finish(total, Streams(seed), number)[0].dense["head"][0]
+            mechanism.finish(total, SecretRound(number, SecretStreams(seed)))[0].dense["head"][0]
             for number in range(DRAWS)
         ]
     )
@@ -394,7 +396,11 @@ def test_local_noise_keeps_its_claim_and_less_noise_is_caught(kind, power):
         clip, noise = FlatClip(1.0, power), LocalNoise(kind, factor * scale, HEAD)
         view = clients_of([[0]] * DRAWS, 1)
         update = Update(DRAWS, dense={"head": np.full((DRAWS, 1), value)})
-        return Stack((clip, noise)).protect(update, view, Streams(0), number).dense["head"][:, 0]
+        return (
+            Protection((clip, noise))
+            .protect(update, view, SecretRound(number, SecretStreams(0)))
+            .dense["head"][:, 0]
+        )
 
     assert 0.5 < empirical_epsilon(draws(9.0, 1, 1), draws(-9.0, 1, 2)) <= claim
     assert empirical_epsilon(draws(9.0, 0.3, 1), draws(-9.0, 0.3, 2)) > claim

@@ -18,10 +18,10 @@ from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
 from hushrec.privacy.clip import AdaptiveClip, FlatClip
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.plan import NothingUploaded
-from hushrec.report.run_dir import FINAL, RunFolder
-from hushrec.rng import Streams
+from hushrec.rng import SecretRound, SecretStreams, Streams
 from hushrec.round import Machine, plan_privacy
 from hushrec.run import Run, train
+from hushrec.run_folder import FINAL, RunFolder
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
 from hushrec.testing import MechanismContract
@@ -129,7 +129,7 @@ def test_a_method_that_said_it_uploads_nothing_is_held_to_it(tiny):
     (layer,) = plan(tiny, CENTRAL, "local-only").stack.mechanisms
     assert isinstance(layer, NothingUploaded)
     with pytest.raises(ConfigError, match="changes its shape"):
-        layer.protect(MechanismContract()._update(), None, None, 1)
+        layer.protect(MechanismContract()._update(), None, None)
 
 
 def test_private_popularity_counts(small):
@@ -161,7 +161,7 @@ def test_a_mean_divides_by_the_expected_cohort(tiny):
     assert made.event == Gaussian(made.event.multiplier, Poisson(0.02), "add-or-remove-one")
     method, view = FedMF(FedMF.Config(d=4)), make_split(tiny, SplitConfig(), Streams(2)).train
     before = method.init(view, Streams(2))
-    total, _ = made.stack.finish(ExactSum(40).total(), Streams(2), 1)
+    total, _ = made.stack.finish(ExactSum(40).total(), SecretRound(1, SecretStreams(2)))
     after = method.apply(before, total)
     assert (after["items"] != before["items"]).all()
     go(tiny, settings)

@@ -15,10 +15,10 @@ from hushrec.aggregate import Total, Update
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.methods.fedmf import FedMF
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
-from hushrec.report.run_dir import FINAL, RunFolder
-from hushrec.rng import Streams
+from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.round import Machine
 from hushrec.run import train
+from hushrec.run_folder import FINAL, RunFolder
 from test_run import StopAfter, bits
 
 LOCAL = {"privacy.mode": "local-gaussian", "privacy.clip": 0.5, "privacy.epsilon": 5.0}
@@ -32,9 +32,9 @@ class NowAndThen(FedMF):
 
     name = "now-and-then"
 
-    def fit(self, shared, private, view, streams, round_number):
-        fitted = super().fit(shared, private, view, streams, round_number)
-        return fitted if round_number % 2 == 0 else replace(fitted, update=Update(len(view)))
+    def fit(self, shared, private, view, now):
+        fitted = super().fit(shared, private, view, now)
+        return fitted if now.number % 2 == 0 else replace(fitted, update=Update(len(view)))
 
 
 class AnotherShape(FedMF):
@@ -42,10 +42,10 @@ class AnotherShape(FedMF):
 
     name = "another-shape"
 
-    def fit(self, shared, private, view, streams, round_number):
-        fitted = super().fit(shared, private, view, streams, round_number)
+    def fit(self, shared, private, view, now):
+        fitted = super().fit(shared, private, view, now)
         count = Update(len(view), dense={"count": np.ones((len(view), 1), np.float32)})
-        return fitted if round_number % 2 == 0 else replace(fitted, update=count)
+        return fitted if now.number % 2 == 0 else replace(fitted, update=count)
 
 
 class SpeaksOut(NowAndThen):
@@ -53,9 +53,9 @@ class SpeaksOut(NowAndThen):
 
     name = "speaks-out"
 
-    def fit(self, shared, private, view, streams, round_number):
-        loud = round_number % 2 == 0 or (view.positives.lengths > 7).any()
-        return super().fit(shared, private, view, streams, 2 * round_number if loud else 1)
+    def fit(self, shared, private, view, now):
+        loud = now.number % 2 == 0 or (view.positives.lengths > 7).any()
+        return super().fit(shared, private, view, streams, 2 * now.number if loud else 1)
 
 
 def use(monkeypatch, method):
@@ -88,12 +88,12 @@ def test_the_noise_of_a_schedule_is_that_of_its_uploads(tiny, monkeypatch):
 def test_a_silent_round_is_neither_noised_nor_counted(tiny, monkeypatch):
     use(monkeypatch, NowAndThen)
     stack = plan(tiny, {**CENTRAL, **POISSON}, "now-and-then").stack
-    total, following = stack.finish(Total(17, {}, {}), Streams(0), 3)
+    total, following = stack.finish(Total(17, {}, {}), SecretRound(3, SecretStreams(0)))
     assert not total.rows
     assert not total.dense
     assert total.clients == pytest.approx(12), "the expected cohort: 17 would tell who was there"
     assert following == stack
-    loud, _ = stack.finish(Total(17, {}, {}), Streams(0), 4)
+    loud, _ = stack.finish(Total(17, {}, {}), SecretRound(4, SecretStreams(0)))
     assert (loud.rows["items"][1] != 0).all()
 
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import Method, TrainView
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.methods.base import Fitted, MethodConfig, Private, Shared
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class CooccurrenceConfig(MethodConfig):
@@ -41,9 +41,7 @@ class Cooccurrence(Method):
         """Start from zero counts."""
         return {"counts": np.zeros((view.n_items, view.n_items), np.float32)}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload, for each item of a client, the items that followed it."""
         past = view.positives
         rows = np.zeros((len(past.values), view.n_items), np.float32)
@@ -51,7 +49,7 @@ class Cooccurrence(Method):
             start, end = past.indptr[client], past.indptr[client + 1]
             for step in range(1, min(self.config.window, end - start - 1) + 1):
                 rows[np.arange(start, end - step), past.values[start + step : end]] += 1 / step
-        stack = RowStack(past.indptr, past.values, rows)
+        stack = ClientRows(past.indptr, past.values, rows)
         return Fitted(Update(len(view), rows={"counts": stack}), {})
 
     def apply(self, shared: Shared, total: Total) -> Shared:

@@ -10,11 +10,10 @@ from hushrec.audit.canary import canaries
 from hushrec.audit.inference import item_inference
 from hushrec.audit.membership import membership
 from hushrec.errors import RunError
-from hushrec.privacy.plan import with_bound
-from hushrec.report.run_dir import AUDIT_FILE, FINAL
 from hushrec.rng import Streams
 from hushrec.round import plan_privacy
 from hushrec.run import Run
+from hushrec.run_folder import AUDIT_FILE, FINAL
 
 Verdict = Literal["kept", "contradicted", "no claim", "not tested"]
 VERDICTS: dict[Verdict, str] = {
@@ -51,8 +50,8 @@ def audit(
     plan = plan_privacy(run.experiment, run.split)
     if plan is not None:
         # Uploads are replayed with the clipping bound that the run ended with.
-        bound = run.folder.read_checkpoint(FINAL)["clip_bound"]
-        plan = replace(plan, stack=with_bound(plan.stack, bound))
+        state = run.folder.read_checkpoint(FINAL)["protection"]
+        plan = replace(plan, stack=plan.stack.with_state(state))
     said = run.summary["privacy"]
     found: dict[str, Any] = {
         "method": run.experiment.method,

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta, norm
 
-from hushrec.aggregate import ExactSum, RowStack, Update
+from hushrec.aggregate import ClientRows, ExactSum, Update
 from hushrec.clients import Ragged, TrainView
 from hushrec.privacy.accountant import (
     Everybody,
@@ -49,8 +49,8 @@ from hushrec.privacy.budgets import PersonalNoise
 from hushrec.privacy.clip import FlatClip, RowClip
 from hushrec.privacy.noise import CentralGaussian, LocalNoise, round_multiplier
 from hushrec.privacy.plan import Plan
-from hushrec.privacy.stack import Stack, UploadShape
-from hushrec.rng import Streams
+from hushrec.privacy.protection import Protection, UploadShape
+from hushrec.rng import SecretRound, SecretStreams, Streams
 
 CONFIDENCE = 0.95
 CERTAIN = 0.9999
@@ -138,11 +138,16 @@ def _sum_trials(
     rows: int,
     streams: Streams,
 ) -> tuple[Values, Values]:
-    stack, bound, replaced = Stack((layer,)), layer.clip.bound, layer.neighbours == "replace-one"
+    stack, bound, replaced = (
+        Protection((layer,)),
+        layer.clip.bound,
+        layer.neighbours == "replace-one",
+    )
     generator, share = streams.generator("audit/canaries"), _participation(sampling)
     there, evidence = generator.permutation(trials) < trials // 2, np.zeros(trials)
     n_rows, width = layer.shape.n_rows, layer.shape.tables[ENTRY]
     for number in uploads:
+        secret = SecretRound(number, SecretStreams(streams.seed))
         # In units of the canary, whose norm is that of the bound of a whole upload.
         own = round_multiplier(layer.multiplier, layer.shares, number)
         deviation = own * sensitivity(1.0, layer.neighbours)
@@ -154,13 +159,13 @@ def _sum_trials(
             :, None
         ]
         ids = np.tile(np.arange(rows), len(upload)) if rows > 1 else upload
-        table = RowStack(
+        table = ClientRows(
             rows * np.arange(len(upload) + 1), ids.astype(np.int32), values.reshape(-1, width)
         )
         summed = ExactSum(n_rows)
         sent = Update(len(upload), {ENTRY: table})
-        summed.add(stack.protect(sent, _clients(upload, n_rows), streams, number))
-        total = stack.finish(summed.total(), streams, number)[0].rows[ENTRY][1]
+        summed.add(stack.protect(sent, _clients(upload, n_rows), secret))
+        total = stack.finish(summed.total(), secret)[0].rows[ENTRY][1]
         # Its projection on the canary's direction.
         seen = (total.sum(0) / math.sqrt(rows) if rows > 1 else total[:, 0]) / (
             bound * math.sqrt(rows)
@@ -182,12 +187,18 @@ def local_trials(
 ) -> Trials:
     """Let canaries upload one thing or its opposite; the server sees each upload by itself."""
     layers = (*plan.stack.mechanisms[:-1], replace(noise, shape=UploadShape(1, {}, {ENTRY: (1,)})))
-    stack, bound = Stack(layers), _local_clip(plan).bound
+    stack, bound = Protection(layers), _local_clip(plan).bound
     there = streams.generator("audit/canaries").permutation(trials) < trials // 2
     view, evidence = _clients(np.arange(trials), 1), np.zeros(trials)
+    view = replace(view, noise=np.full(trials, scale))
     upload = Update(trials, dense={ENTRY: np.where(there, 2 * bound, -2 * bound)[:, None]})
     for done, number in enumerate(uploads, 1):
-        seen = stack.protect(upload, view, streams, number).dense[ENTRY][:, 0] / bound
+        seen = (
+            stack.protect(upload, view, SecretRound(number, SecretStreams(streams.seed))).dense[
+                ENTRY
+            ][:, 0]
+            / bound
+        )
         if noise.kind == "laplace":
             evidence += (np.abs(seen + 1) - np.abs(seen - 1)) * bound / scale
         else:

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import ExactSum, RowStack, Total, Update
+from hushrec.aggregate import ClientRows, ExactSum, Total, Update
 from hushrec.clients import TrainView, chunks
 from hushrec.evaluate.significance import bootstrap_interval
 from hushrec.methods.base import Shared
-from hushrec.privacy.plan import Plan, with_shape
-from hushrec.privacy.stack import Stack
-from hushrec.rng import Streams
+from hushrec.privacy.plan import Plan
+from hushrec.privacy.protection import Protection
+from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.round import upload_shape
 from hushrec.run import Run
 
@@ -91,11 +91,11 @@ def item_inference(
     counts = np.bincount(view.take(clients).positives.values, minlength=view.n_items)
     by_popularity = np.argsort(-counts, kind="stable")
 
-    stack = plan.stack if plan else Stack()
+    stack = plan.stack if plan else Protection()
     if plan is not None and plan.shares:  # each round has an upload of its own shape
         nobody = run.store.read(np.zeros(0, np.int64))
         shape = upload_shape(run.method, run.shared, nobody, view, run_streams(run), number)
-        stack = with_shape(stack, shape)
+        stack = stack.for_layout(shape)
     tallies = {RAW: Tally("the server, in privacy mode none")}
     if stack.mechanisms:
         aggregator = plan is not None and plan.trust == "aggregator"
@@ -105,13 +105,16 @@ def item_inference(
     summed, chance, popular = ExactSum(view.n_items), [], []
     truths: list[NDArray[Any]] = []
     received, done = run.method.download(run.shared), 0
+    secret = SecretRound(number, SecretStreams(run.experiment.seed))
     most = STACK_BYTES // (run.store.bytes_per_user + stack.client_bytes)
     for part in chunks(cohort, max(1, min(most, STACK_CLIENTS))):
         here = view.take(part)
-        fitted = run.method.fit(received, run.store.read(part), here, run_streams(run), number)
-        raw = Stack().protect(fitted.update, here, run_streams(run), number)
-        sent = stack.protect(fitted.update, here, run_streams(run), number)
-        summed.add(sent)
+        fitted = run.method.fit(
+            received, run.store.read(part), here, Round(number, run_streams(run))
+        )
+        raw = Protection().protect(fitted.update, here, secret)
+        sent = stack.protect(fitted.update, here, secret)
+        summed.add(stack.receive(sent, here.clients, number))
         for place, user in enumerate(part.tolist()):
             if user not in sample:
                 continue
@@ -126,7 +129,7 @@ def item_inference(
             popular.append(np.isin(by_popularity[: len(truth)], truth).mean())
         done += len(part)
         on_client(done, len(cohort))
-    total = stack.finish(summed.total(), run_streams(run), number)[0]
+    total = stack.finish(summed.total(), secret)[0]
     pairs = {
         name: _pair_items(rows, run.shared, view.n_items)
         for name, rows in fitted.update.rows.items()
@@ -158,7 +161,7 @@ def attacked_round(run: Run) -> int | None:
     view, store = run.split.train.take(nobody), run.store.read(nobody)
     received, last = run.method.download(run.shared), None
     for number in range(1, run.experiment.rounds + 1):
-        update = run.method.fit(received, store, view, run_streams(run), number).update
+        update = run.method.fit(received, store, view, Round(number, run_streams(run))).update
         if update.rows or update.dense:
             last = number
             if number > run.summary["selected_round"]:
@@ -186,7 +189,7 @@ def by_item(update: Update, client: int, shared: Shared, view: TrainView) -> Tab
     return np.concatenate(parts, axis=1) if parts else np.zeros((n_items, 1))
 
 
-def _pair_items(stack: RowStack, shared: Shared, n_items: int) -> NDArray[np.int64]:
+def _pair_items(stack: ClientRows, shared: Shared, n_items: int) -> NDArray[np.int64]:
     """Return the items that pairs are made of: all, or those of a head that everybody knows."""
     return np.arange(n_items) if stack.space is None else np.flatnonzero(shared["head"])
 

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ExactSum
+from hushrec.client import take_part
 from hushrec.clients import TrainView, balanced_chunks, chunks
 from hushrec.methods.base import Method, Shared
-from hushrec.privacy.stack import Stack
-from hushrec.rng import Streams
+from hushrec.privacy.protection import Protection
+from hushrec.rng import SecretStreams, Streams
 from hushrec.store import PrivateStore
 
 STACK_INTERACTIONS = 3072
@@ -55,13 +56,14 @@ class InProcess:
         self,
         method: Method,
         shared: Shared,
-        stack: Stack,
+        stack: Protection,
         cohort: NDArray[np.int64],
         streams: Streams,
         round_number: int,
     ) -> RoundOutcome:
         """Send the shared parameters to the cohort, train it, protect and sum what comes back."""
         received = method.download(shared)
+        secret = SecretStreams(streams.seed)
         stacks = self._stacks(method, stack, cohort)
         order = np.concatenate([*stacks, np.zeros(0, np.int64)])
 
@@ -69,10 +71,13 @@ class InProcess:
             summed, losses = ExactSum(self.view.n_items), []
             for clients in mine:
                 view = self.view.take_clients(clients)
-                fitted = method.fit(received, self.store.read(clients), view, streams, round_number)
-                summed.add(stack.protect(fitted.update, view, streams, round_number))
-                self.store.write(clients, fitted.private)
-                losses.append(fitted.losses)
+                private = self.store.read(clients)
+                part = take_part(
+                    method, stack, received, private, view, round_number, streams, secret
+                )
+                summed.add(stack.receive(part.upload, view.clients, round_number))
+                self.store.write(clients, part.private)
+                losses.append(part.losses)
             return summed, losses
 
         with ThreadPoolExecutor(self.threads) as pool:
@@ -90,7 +95,7 @@ class InProcess:
         return RoundOutcome(total, said, download * len(cohort))
 
     def _stacks(
-        self, method: Method, stack: Stack, cohort: NDArray[np.int64]
+        self, method: Method, stack: Protection, cohort: NDArray[np.int64]
     ) -> list[NDArray[np.int64]]:
         if method.pooled:
             return [cohort]

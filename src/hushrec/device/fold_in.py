@@ -6,7 +6,7 @@ import numpy as np
 
 from hushrec.clients import TrainView, chunks
 from hushrec.methods.base import Method, Private, Shared
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 from hushrec.store import PrivateStore
 
 PASSES = 20
@@ -25,6 +25,6 @@ def fold_in(
         for clients in chunks(everybody, 1 if method.pooled else max(1, len(view))):
             own = view.take(clients)
             for number in range(passes):
-                fitted = method.fit(received, store.read(clients), own, streams, number)
+                fitted = method.fit(received, store.read(clients), own, Round(number, streams))
                 store.write(clients, fitted.private)
     return store.read(everybody)

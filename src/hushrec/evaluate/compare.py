@@ -14,8 +14,8 @@ from hushrec.errors import ConfigError, InputError, RunError, nearest
 from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.ranking import Ranks
 from hushrec.evaluate.significance import bootstrap_interval, holm, paired_test
-from hushrec.report.run_dir import RunFolder
 from hushrec.run import read_ranks
+from hushrec.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from hushrec.kernels.inner_product import (
     rescore_own_rows,
     sigmoid,
 )
-from hushrec.kernels.stacks import (
+from hushrec.kernels.ragged import (
     add_dense,
     add_mean,
     add_rows,

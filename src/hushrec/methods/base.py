@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError, nearest
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 Shared = Mapping[str, Array]
-Private = Mapping[str, "Array | RowStack"]
+Private = Mapping[str, "Array | ClientRows"]
 
 
 class MethodConfig(BaseModel):
@@ -47,7 +47,7 @@ class PerClient:
 
 @dataclass(frozen=True)
 class PerClientTable(PerClient):
-    """A private table [rows, width]: `fit` may give back only the rows it changed, a RowStack.
+    """A private table [rows, width]: `fit` may give back only the rows it changed, a ClientRows.
 
     It is read whole, but not copied where that can be avoided, and must not be written to.
     """
@@ -140,9 +140,7 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train a stack of clients from what they received and what they keep."""
 
     @abstractmethod

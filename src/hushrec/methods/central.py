@@ -29,7 +29,7 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.negatives import PURPOSE
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class CentralMFConfig(MethodConfig):
@@ -72,14 +72,12 @@ class CentralMF(Method):
         drawn = streams.generator("init/vector").standard_normal(self.config.d, np.float32)
         return {"vector": PerClient(drawn * np.float32(self.config.init_std))}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Pass once over all samples in random order."""
         table, vectors = shared["items"].copy(), np.array(private["vector"])
         excluded = view.excluded()
         loss = kernels.fit_pooled(
-            streams.key(PURPOSE, round_number),
+            now.key(PURPOSE),
             view.users,
             view.positives.indptr,
             view.positives.values,

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import kernels
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import Ragged, TrainView
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
 from hushrec.methods.fedals import gram, solve_users
 from hushrec.methods.popularity import distinct_items
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 EPSILON = 1e-8
@@ -73,9 +73,7 @@ class FCF(Method):
         """Send the item vectors only."""
         return {"items": shared["items"]}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Solve for the clients' vectors; upload what the items' gradients need of them."""
         items, liked = shared["items"], self.liked(view)
         vectors = self.vectors(items, liked)
@@ -83,7 +81,7 @@ class FCF(Method):
         guess = np.einsum("rd,rd->r", vectors[owner], items[liked.values])
         # c (p - guess) = -guess on everything, which x xᵀ stands for, and this much more here.
         more = (1 + self.config.alpha) * (1 - guess) + guess
-        rows = RowStack(
+        rows = ClientRows(
             liked.indptr, liked.values, (more[:, None] * vectors[owner]).astype(np.float32)
         )
         squares = np.einsum("ca,cb->cab", vectors, vectors).astype(np.float32)

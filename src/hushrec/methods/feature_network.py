@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import kernels, neural
-from hushrec.aggregate import RowStack
+from hushrec.aggregate import ClientRows
 from hushrec.clients import TrainView
 from hushrec.data.features import encode
 from hushrec.errors import ConfigError
 from hushrec.kernels.networks import Descent, Layout, Side, train_clients
 from hushrec.methods.base import MethodConfig
 from hushrec.neural import Tensor, torch
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 
@@ -207,16 +207,13 @@ def proximal(
     return mu / 2 * (squares if kind == "squared" else (squares + 1e-12).sqrt())
 
 
-def draw_samples(
-    config: NetworkConfig, view: TrainView, epochs: int, streams: Streams, round_number: int
-) -> neural.Samples:
+def draw_samples(config: NetworkConfig, view: TrainView, epochs: int, now: Round) -> neural.Samples:
     """Draw the clients' samples of a round: their rows, and items they have none of."""
     return neural.draw_samples(
         view,
         config.negatives,
         epochs,
-        streams,
-        round_number,
+        now,
         positive_above=config.positive_above,
     )
 
@@ -229,7 +226,7 @@ def train_copies(
     items: NDArray[np.float32],
     samples: neural.Samples,
     batch: int,
-) -> tuple[NDArray[np.float32], RowStack, NDArray[np.float64]]:
+) -> tuple[NDArray[np.float32], ClientRows, NDArray[np.float64]]:
     """Train a copy of theta for each client on its samples.
 
     ``users`` has a row of inputs per client, ``items`` one per item. Where the descent has a rate
@@ -258,4 +255,4 @@ def train_copies(
         descent,
         indptr,
     )
-    return copies, RowStack(indptr, ids, items[: len(ids)]), losses
+    return copies, ClientRows(indptr, ids, items[: len(ids)]), losses

@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import kernels
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import Ragged, TrainView
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
 from hushrec.methods.popularity import distinct_items
 from hushrec.methods.private_als import PrivateFedALS
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 SOLVED_AT_ONCE = 4096
@@ -68,14 +68,12 @@ class FedALS(Method):
         drawn = streams.generator("init/items").standard_normal((view.n_items, d))
         return {"items": drawn * (self.config.init_std / np.sqrt(d))}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Solve for the clients' vectors; upload each as statistics of the items it touched."""
         touched = distinct_items(view.positives)
         vectors = self.vectors(shared["items"], touched)
         rows, squares = statistics(vectors, touched.indptr)
-        stack = RowStack(touched.indptr, touched.values, rows)
+        stack = ClientRows(touched.indptr, touched.values, rows)
         return Fitted(Update(len(view), rows={"items": stack}, dense={"users": squares}), {})
 
     def apply(self, shared: Shared, total: Total) -> Shared:

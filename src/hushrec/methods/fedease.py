@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import RowStack
+from hushrec.aggregate import ClientRows
 from hushrec.clients import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.item_pairs import Block, ExactPairs, ItemPairsConfig, Vector
@@ -87,10 +87,10 @@ class FedEASE(ExactPairs):
     Config = FedEASEConfig
     under_noise = PrivateFedEASE
 
-    def count(self, view: TrainView) -> RowStack:
+    def count(self, view: TrainView) -> ClientRows:
         """Count the pairs of each client's distinct items, and the items themselves."""
         items = distinct_items(view.positives)
-        return RowStack(*pair_kernels.common_pairs(items.indptr, items.values, view.n_items))
+        return ClientRows(*pair_kernels.common_pairs(items.indptr, items.values, view.n_items))
 
     def solve(self, *blocks: Block) -> Block:
         """Regress every item on all the others; the block is an upper triangle."""

@@ -40,7 +40,7 @@ from hushrec.methods.inner_product import (
     shared_after,
     train,
 )
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class FedMFConfig(DualConfig):
@@ -72,14 +72,10 @@ class FedMF(DualSwitch):
         rows = {"rows": own_rows(self.config, view)} if self.config.dual else {}
         return {"vector": vector, **rows}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train vectors and rows; upload the rows' deltas."""
         table, vectors, dual = shared["items"], np.array(private["vector"]), self.config.dual
-        trained, losses = train(
-            self.config, view, table, vectors, None, streams, round_number, two_steps=dual
-        )
+        trained, losses = train(self.config, view, table, vectors, None, now, two_steps=dual)
         update = Update(len(view), rows={"items": deltas(trained, table)})
         rows = {"rows": kept_rows(trained, table, self.config.own_share)} if dual else {}
         return Fitted(update, {"vector": vectors, **rows}, losses)

@@ -45,7 +45,7 @@ from hushrec.methods.inner_product import (
     own_rows,
     shared_after,
 )
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class FedNCFConfig(FedMFConfig):
@@ -92,9 +92,7 @@ class FedNCF(DualSwitch):
         network = {name: PerClient(array) for name, array in self._network(streams).items()}
         return {"vector": vector, "rows": own_rows(config, view), **network}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train vectors, networks and rows; upload the deltas of what is shared."""
         config, table = self.config, shared["items"]
         received = {name: shared[name] for name in shared if name.startswith("layer")}
@@ -104,8 +102,7 @@ class FedNCF(DualSwitch):
             view,
             table,
             {**_kept(private), **neural.repeat(received, len(view))},
-            streams,
-            round_number,
+            now,
             two_steps=config.dual,
             vector_rate=config.vector_rate,
         )

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import RowStack
+from hushrec.aggregate import ClientRows
 from hushrec.clients import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods import fedease
@@ -96,10 +96,10 @@ class FedNext(ExactPairs):
     Config = FedNextConfig
     under_noise = PrivateFedNext
 
-    def count(self, view: TrainView) -> RowStack:
+    def count(self, view: TrainView) -> ClientRows:
         """Count what followed what and what kept company, and how often each item was met."""
         past = view.positives
-        return RowStack(
+        return ClientRows(
             *pair_kernels.following_pairs(
                 past.indptr, past.values, view.n_items, gaps(self.config.window), together=True
             )

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hushrec import kernels
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
     Between,
@@ -58,7 +58,7 @@ from hushrec.methods.inner_product import (
     train_at,
     with_rows,
 )
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 
@@ -152,26 +152,23 @@ class FedRAP(Method):
         share = np.tanh(round_number / 10) if self.config.schedule == "tanh" else 1.0
         return float(share * self.config.difference), float(share * self.config.sparsity)
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train u, D and the device's copy of C; upload what changed in C."""
         config = self.config
         common = np.zeros((view.n_items, config.d), np.float32)
         common[shared["ids"]] = shared["rows"]
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
         tables, scales = np.asarray(private["personal"]), np.array(private["scale"])
-        difference, sparsity = self.weights(round_number)
+        difference, sparsity = self.weights(now.number)
         by_gradient = config.penalty == "l2"
         trained, losses = train_at(
-            self.rates(round_number),
+            self.rates(now.number),
             config,
             view,
             common,
             vectors,
             biases if config.bias else None,
-            streams,
-            round_number,
+            now,
             two_steps=False,
             additive=(
                 tables,
@@ -183,7 +180,7 @@ class FedRAP(Method):
             ),
             rate_decay=config.batch_decay,
         )
-        rate_sums, factors, own_factors = self._whole_table(view, round_number)
+        rate_sums, factors, own_factors = self._whole_table(view, now.number)
         thresholds = 0 * rate_sums if by_gradient else sparsity / common.size * rate_sums
         sent = kernels.changed_rows(
             trained.indptr,
@@ -194,10 +191,10 @@ class FedRAP(Method):
             np.float32(config.send_above),
         )
         dense = {"factor": factors, "threshold": thresholds.astype(np.float32)}
-        update = Update(len(view), {"common": RowStack(*sent)}, dense)
+        update = Update(len(view), {"common": ClientRows(*sent)}, dense)
         scales *= own_factors
         own_rows = trained.rows[:, config.d :] / np.repeat(scales, np.diff(trained.indptr))[:, None]
-        changed = RowStack(trained.indptr, trained.ids, own_rows)
+        changed = ClientRows(trained.indptr, trained.ids, own_rows)
         small = (scales < SMALLEST_SCALE).any()
         personal = _rescaled(tables, changed, scales) if small else changed
         kept: Private = {"personal": personal, "scale": scales, "vector": vectors, "bias": biases}
@@ -262,7 +259,7 @@ class FedRAP(Method):
         }
 
 
-def _rescaled(tables: Array, changed: RowStack, scales: Array) -> Array:
+def _rescaled(tables: Array, changed: ClientRows, scales: Array) -> Array:
     """Put changed rows in place, and small scales into their tables; those become 1."""
     tables, small = with_rows(tables, changed), scales < SMALLEST_SCALE
     tables[small] *= scales[small, None, None]

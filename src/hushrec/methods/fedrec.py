@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import kernels, neural
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
     Fitted,
@@ -36,7 +36,7 @@ from hushrec.methods.base import (
 )
 from hushrec.negatives import PURPOSE
 from hushrec.neural import Batch, Params, Tensor, torch
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class FedRecConfig(MethodConfig):
@@ -77,9 +77,7 @@ class FedRec(Method):
         drawn = streams.generator("init/vector").standard_normal(c.d)
         return {"vector": PerClient((c.init_std * drawn).astype(np.float32))}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Fill in, and take the steps of a round."""
         c: FedRecConfig = self.config
         vectors = np.asarray(private["vector"])
@@ -88,14 +86,14 @@ class FedRec(Method):
             {"items": shared["items"]},
             self._loss,
             [{"vector": c.lr, "items": c.lr}],
-            self.samples(shared["items"], vectors, view, streams, round_number),
+            self.samples(shared["items"], vectors, view, now),
             c.batch,
             view.n_items,
         )
         rows = tables["items"]
         changed = rows.rows - shared["items"][rows.ids]
         counted = np.concatenate([changed, np.ones((len(changed), 1), np.float32)], 1)
-        update = Update(len(view), {"items": RowStack(rows.indptr, rows.ids, counted)})
+        update = Update(len(view), {"items": ClientRows(rows.indptr, rows.ids, counted)})
         return Fitted(update, {"vector": params["vector"]}, losses)
 
     def samples(
@@ -103,12 +101,11 @@ class FedRec(Method):
         table: NDArray[np.float32],
         vectors: NDArray[np.float32],
         view: TrainView,
-        streams: Streams,
-        round_number: int,
+        now: Round,
     ) -> neural.Samples:
         """Return each device's residual ratings, real and made up, in the order of its steps."""
         c: FedRecConfig = self.config
-        key, excluded, rated = streams.key(PURPOSE, round_number), view.excluded(), view.positives
+        key, excluded, rated = now.key(PURPOSE), view.excluded(), view.positives
         indptr, items, real, used = kernels.draw_samples(
             key,
             view.users,
@@ -123,7 +120,7 @@ class FedRec(Method):
         made_up = real == 0
         residuals = np.zeros(len(items), np.float32)
         residuals[~made_up] = view.values.values - np.repeat(mean_ratings(view), rated.lengths)
-        if c.fill == "hybrid" and round_number >= c.predict_from:
+        if c.fill == "hybrid" and now.number >= c.predict_from:
             predicted = (vectors[owner[made_up]] * table[items[made_up]]).sum(1)
             residuals[made_up] = predicted
         samples = neural.Samples(indptr, items, residuals, 1)

@@ -26,7 +26,7 @@ from hushrec.clients import TrainView
 from hushrec.methods.base import Between, Fitted, OneOf, Private, SearchSpace, Shared
 from hushrec.methods.fedmf import FedMF, FedMFConfig
 from hushrec.methods.inner_product import deltas, first_vector, kept_rows, train_at
-from hushrec.rng import Streams
+from hushrec.rng import Round
 
 
 class FedReconConfig(FedMFConfig):
@@ -53,12 +53,10 @@ class FedRecon(FedMF):
             "recon_lr": Between(0.1, 5.0),
         }
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Reconstruct the vectors, then train the rows; upload the rows' deltas."""
         config, table = self.config, shared["items"]
-        first = first_vector(config.d, config.init_std, streams)
+        first = first_vector(config.d, config.init_std, now.streams)
         vectors = np.repeat(first[None], len(view), axis=0)
         reconstruction = config.model_copy(update={"epochs": config.recon_epochs})
         train_at(
@@ -68,8 +66,7 @@ class FedRecon(FedMF):
             table,
             vectors,
             None,
-            streams,
-            round_number,
+            now,
             two_steps=False,
         )
         rates = config.lr if config.dual else 0.0, config.lr * view.n_items * config.item_rate
@@ -80,8 +77,7 @@ class FedRecon(FedMF):
             table,
             vectors,
             None,
-            streams,
-            round_number,
+            now,
             two_steps=config.dual,
         )
         update = Update(len(view), rows={"items": deltas(trained, table)})

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import kernels
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
     Between,
@@ -52,7 +52,7 @@ from hushrec.methods.inner_product import (
     train_at,
     with_rows,
 )
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 
@@ -128,9 +128,7 @@ class FedRKG(Method):
             **{name: PerClient(array) for name, array in network.items()},
         }
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Commit the guidance, if there is any, then train alone; upload in guidance rounds."""
         config = self.config
         has_bias, tables = config.backbone == "pfedrec", np.asarray(private["table"])
@@ -139,15 +137,11 @@ class FedRKG(Method):
         network, guided = _network(private), "guidance" in shared
         if guided:
             if network and config.guidance == "adaptive" and config.gate_epochs:
-                gates, gate_biases = self._gates_of_networks(
-                    shared["guidance"], private, view, streams, round_number
-                )
+                gates, gate_biases = self._gates_of_networks(shared["guidance"], private, view, now)
             frozen = tables, vectors, biases
-            tables = self._guided(
-                shared["guidance"], frozen, gates, gate_biases, view, streams, round_number
-            )
+            tables = self._guided(shared["guidance"], frozen, gates, gate_biases, view, now)
             tables.flags.writeable = False
-        decayed = config.round_decay ** max(0, round_number - 1)
+        decayed = config.round_decay ** max(0, now.number - 1)
         rates = config.lr * decayed, config.lr * view.n_items * config.item_rate * decayed
         if network:
             trained, rows, losses = _tensors().train(
@@ -156,8 +150,7 @@ class FedRKG(Method):
                 view,
                 tables,
                 {"vector": vectors, **network},
-                streams,
-                round_number,
+                now,
                 two_steps=False,
                 clip=config.clip,
             )
@@ -170,15 +163,14 @@ class FedRKG(Method):
                 np.zeros(tables.shape[1:], np.float32),
                 vectors,
                 biases if has_bias else None,
-                streams,
-                round_number,
+                now,
                 own_tables=tables,
                 two_steps=has_bias,
                 clip=config.clip,
             )
-        uploads = config.guidance != "none" and round_number % config.interval == 0
+        uploads = config.guidance != "none" and now.number % config.interval == 0
         update = Update(len(view))
-        table: Array | RowStack = rows
+        table: Array | ClientRows = rows
         if guided or uploads:
             table = with_rows(tables, rows)
         if uploads:
@@ -200,15 +192,14 @@ class FedRKG(Method):
         gates: Array,
         gate_biases: Array,
         view: TrainView,
-        streams: Streams,
-        round_number: int,
+        now: Round,
     ) -> Array:
         """Train the gates, in place, and return the fused tables (eq. 7 to 9)."""
         config, excluded = self.config, view.excluded()
         tables, vectors, biases = frozen
         in_tensors = config.backbone == "fedncf"  # whose gates are trained before
         return kernels.guide(
-            streams.key(GUIDE_PURPOSE, round_number),
+            now.key(GUIDE_PURPOSE),
             view.users,
             view.positives.indptr,
             view.positives.values,
@@ -233,8 +224,7 @@ class FedRKG(Method):
         guidance: Array,
         private: Private,
         view: TrainView,
-        streams: Streams,
-        round_number: int,
+        now: Round,
     ) -> tuple[Array, Array]:
         """Train the gates of a backbone in tensors (eq. 7 and 8)."""
         from hushrec import neural
@@ -251,8 +241,7 @@ class FedRKG(Method):
                 view,
                 config.negatives,
                 config.gate_epochs,
-                streams,
-                round_number,
+                now,
                 purpose=GUIDE_PURPOSE,
             ),
             config.batch,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import neural
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.kernels.networks import Descent
 from hushrec.methods.base import Fitted, Method, Private, Shared
@@ -30,7 +30,7 @@ from hushrec.methods.feature_network import (
 )
 from hushrec.methods.inner_product import apply_mean, initial_table
 from hushrec.neural import torch
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class FOFLSelfConfig(NetworkConfig):
@@ -58,12 +58,10 @@ class FOFLSelf(Method):
         table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
         return {"items": table, "theta": self._network().initial(streams)}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train each client's copy; upload the differences."""
         config = self.config
-        samples = draw_samples(config, view, config.epochs, streams, round_number)
+        samples = draw_samples(config, view, config.epochs, now)
         theta, rows, losses = self._trained(shared, samples, config.lr, config.item_lr)
         update = Update(
             len(view),
@@ -87,7 +85,7 @@ class FOFLSelf(Method):
         config = self.config
         if not config.adapt_epochs:
             return {}
-        samples = draw_samples(config, view, config.adapt_epochs, streams, 0)
+        samples = draw_samples(config, view, config.adapt_epochs, Round(0, streams))
         item_lr = config.item_lr * config.adapt_rate / config.lr
         theta, rows, _ = self._trained(shared, samples, config.adapt_rate, item_lr)
         return {"theta": theta, "items": rows}
@@ -102,7 +100,7 @@ class FOFLSelf(Method):
         with torch.no_grad():
             for clients, real in neural.in_groups(len(history)):
                 items = np.broadcast_to(table, (neural.GROUP, *table.shape)).copy()
-                if isinstance(own, RowStack):
+                if isinstance(own, ClientRows):
                     for place, client in enumerate(clients):
                         mine = slice(own.indptr[client], own.indptr[client + 1])
                         items[place, own.ids[mine]] = own.rows[mine]
@@ -118,7 +116,7 @@ class FOFLSelf(Method):
 
     def _trained(
         self, shared: Shared, samples: neural.Samples, lr: float, item_lr: float
-    ) -> tuple[NDArray[np.float32], RowStack, NDArray[np.float64]]:
+    ) -> tuple[NDArray[np.float32], ClientRows, NDArray[np.float64]]:
         """Return each client's copy of the network and of its rows, and its mean loss."""
         return train_copies(
             self._network(),

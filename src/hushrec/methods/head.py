@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import Ragged, TrainView
 from hushrec.methods.base import Shared
 from hushrec.methods.popularity import distinct_items
@@ -26,7 +26,7 @@ def count_items(view: TrainView) -> Update:
     """Upload each client's items, scaled to norm 1."""
     items = distinct_items(view.positives)
     each = np.repeat(np.maximum(items.lengths, 1) ** -0.5, items.lengths)
-    stack = RowStack(items.indptr, items.values, each[:, None].astype(np.float32))
+    stack = ClientRows(items.indptr, items.values, each[:, None].astype(np.float32))
     return Update(len(view), rows={COUNTS: stack})
 
 

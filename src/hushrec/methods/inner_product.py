@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import kernels
-from hushrec.aggregate import RowStack, Total
+from hushrec.aggregate import ClientRows, Total
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.memory import require_memory
@@ -24,7 +24,7 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.negatives import PURPOSE
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 NO_TABLE = np.zeros((0, 0, 0), np.float32)
@@ -113,12 +113,11 @@ def train(
     table: Array,
     vectors: Array,
     biases: Array | None,
-    streams: Streams,
-    round_number: int,
+    now: Round,
     *,
     two_steps: bool,
     **options: Any,
-) -> tuple[RowStack, NDArray[np.float64]]:
+) -> tuple[ClientRows, NDArray[np.float64]]:
     """Train a stack of clients at the rates of `InnerProductConfig`; see `train_at`."""
     rates = config.lr, config.lr * view.n_items * config.item_rate
     return train_at(
@@ -128,8 +127,7 @@ def train(
         table,
         vectors,
         biases,
-        streams,
-        round_number,
+        now,
         two_steps=two_steps,
         **options,
     )
@@ -142,15 +140,14 @@ def train_at(
     table: Array,
     vectors: Array,
     biases: Array | None,
-    streams: Streams,
-    round_number: int,
+    now: Round,
     *,
     two_steps: bool,
     own_tables: Array | None = None,
     additive: tuple[Any, ...] | None = None,
     rate_decay: float | None = None,
     clip: float | None = None,
-) -> tuple[RowStack, NDArray[np.float64]]:
+) -> tuple[ClientRows, NDArray[np.float64]]:
     """Train a stack of clients at the given (vector, item) rates.
 
     They start from ``table``, or each from its own one. ``vectors`` and ``biases`` change in place.
@@ -164,7 +161,7 @@ def train_at(
     number = table.dtype.type
     excluded = view.excluded()
     indptr, ids, rows, losses = kernels.fit_inner_product(
-        streams.key(PURPOSE, round_number),
+        now.key(PURPOSE),
         view.users,
         view.positives.indptr,
         view.positives.values,
@@ -186,10 +183,10 @@ def train_at(
         None if rate_decay is None else number(rate_decay),
         None if clip is None else number(clip),
     )
-    return RowStack(indptr, ids, rows), losses
+    return ClientRows(indptr, ids, rows), losses
 
 
-def deltas(trained: RowStack, table: Array) -> RowStack:
+def deltas(trained: ClientRows, table: Array) -> ClientRows:
     """Return the trained rows as differences from the received table."""
     return replace(trained, base=table)
 
@@ -214,20 +211,20 @@ def own_rows(config: SampledConfig, view: TrainView) -> PerClientRows:
     return PerClientRows(np.minimum(n_samples, view.n_items), config.d)
 
 
-def kept_rows(trained: RowStack, received: Array, share: float) -> RowStack:
+def kept_rows(trained: ClientRows, received: Array, share: float) -> ClientRows:
     """Return the rows a device keeps to score with: a share of the way from the received ones."""
     if share == 1:
         return trained
     steps = kernels.row_differences(trained.rows, trained.ids, received)
     rows = received[trained.ids] + np.float32(share) * steps
-    return RowStack(trained.indptr, trained.ids, rows)
+    return ClientRows(trained.indptr, trained.ids, rows)
 
 
 def score_own_rows(
-    received: Array, own: Array | RowStack, vectors: Array, biases: Array
+    received: Array, own: Array | ClientRows, vectors: Array, biases: Array
 ) -> NDArray[np.float32]:
     """Score with the received table, each device's own rows in place (dual personalization)."""
-    assert isinstance(own, RowStack)
+    assert isinstance(own, ClientRows)
     scores = kernels.inner_products(received, vectors, biases)
     kernels.rescore_own_rows(scores, own.indptr, own.ids, own.rows, vectors, biases)
     return scores
@@ -235,7 +232,7 @@ def score_own_rows(
 
 def without_own_rows(shared: Shared, private: Private) -> tuple[Shared, Private]:
     """Return parameters with the newest mean in place of every own table (dual personalization)."""
-    nobody = RowStack(
+    nobody = ClientRows(
         np.zeros(len(np.asarray(private["vector"])) + 1, np.int64),
         np.zeros(0, np.int32),
         np.zeros((0, shared["items"].shape[1]), np.float32),
@@ -252,7 +249,7 @@ def score_own_tables(tables: Array, vectors: Array, biases: Array) -> NDArray[np
     return scores
 
 
-def with_rows(tables: Array, rows: RowStack) -> Array:
+def with_rows(tables: Array, rows: ClientRows) -> Array:
     """Return whole tables with the trained rows in place."""
     out, everybody = tables.copy(), np.arange(len(tables))
     kernels.put_rows(out, everybody, everybody, rows.indptr, rows.ids, rows.rows)

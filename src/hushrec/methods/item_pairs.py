@@ -32,13 +32,13 @@ import scipy.linalg
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.errors import DivergedError
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 TABLE = "pairs"
 TABLE_ENTRIES = 2**24
@@ -135,15 +135,13 @@ class ItemPairs(Method):
 class ExactPairs(ItemPairs):
     """Base of the members without noise: clients count once, all pairs that they have."""
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload the counts in the first round, and nothing in the others."""
-        rows = {TABLE: self.count(view)} if round_number == 1 else {}
+        rows = {TABLE: self.count(view)} if now.number == 1 else {}
         return Fitted(Update(len(view), rows=rows), {})
 
     @abstractmethod
-    def count(self, view: TrainView) -> RowStack:
+    def count(self, view: TrainView) -> ClientRows:
         """Return what each client counts over pairs of its items; (i, j) is the key i · m + j."""
 
     def apply(self, shared: Shared, total: Total) -> Shared:

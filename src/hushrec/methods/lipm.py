@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import silo_networks as networks
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
     Fitted,
@@ -48,8 +48,7 @@ from hushrec.methods.base import (
 )
 from hushrec.neural import GROUP, Params, Tensor, torch
 from hushrec.privacy.kernels import add_scattered
-from hushrec.privacy.noise import own_noise
-from hushrec.rng import Streams
+from hushrec.rng import PastNoise, Round, Streams
 
 BLOCK = 64
 """Users of a client whose interests are worked out in one product."""
@@ -167,13 +166,11 @@ class LIPM(Method):
 
     # ------------------------------------------------------------ a round
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Tune, train, gate and weigh; upload deltas."""
         c: LIPMConfig = self.config
         table, n_clients = shared["items"], len(view.clients)
-        samples = networks.draw_samples(view, c.negatives, c.epochs, streams, round_number)
+        samples = networks.draw_samples(view, c.negatives, c.epochs, now)
         received = np.repeat(shared["network"][None], n_clients, 0)
         users, items = _rows(private, "users", view), table[samples.touched.values]
         fixed: dict[str, NDArray[Any]] = {}
@@ -199,12 +196,12 @@ class LIPM(Method):
             kept["tuned"] = start - received
         trained = networks.train(problem, start, users, items, networks.Adam(c.lr))
         network, deltas = trained.network, trained.items - items
-        own = RowStack(view.client_indptr, view.users, trained.users)
+        own = ClientRows(view.client_indptr, view.users, trained.users)
         private_after: dict[str, Any] = {"users": own, **kept}
         dense: dict[str, NDArray[Any]] = {}
         if c.lipm:
             interests = self._interests(network, fixed, view)
-            private_after["interests"] = RowStack(view.client_indptr, view.users, interests)
+            private_after["interests"] = ClientRows(view.client_indptr, view.users, interests)
             mean = client_means(interests, view)
             network = self._train_gate(problem, network, trained.users, items, deltas, mean, view)
             gates = networks.unpack(torch.from_numpy(network), self.shapes)["gate"].numpy()
@@ -217,12 +214,12 @@ class LIPM(Method):
             dense["network"] = weights[:, None] * (network - received)
         else:
             dense["network"] = network - received
-        rows = RowStack(samples.touched.indptr, samples.touched.values, deltas)
+        rows = ClientRows(samples.touched.indptr, samples.touched.values, deltas)
         update = Update(n_clients, {"items": rows}, dense)
         if c.guidance:
-            private_after["last_round"] = np.full(n_clients, round_number, np.int32)
+            private_after["last_round"] = np.full(n_clients, now.number, np.int32)
             last = np.asarray(private["last_round"])
-            update = self._guided(update, last, view, streams, table.shape)
+            update = self._guided(update, last, view, now.past_noise, table.shape)
         return Fitted(update, private_after, trained.losses)
 
     def _guided(
@@ -230,7 +227,7 @@ class LIPM(Method):
         update: Update,
         last_round: NDArray[np.int32],
         view: TrainView,
-        streams: Streams,
+        past_noise: PastNoise | None,
         table: tuple[int, ...],
     ) -> Update:
         """Take back a share of each client's last noise (section 3.2, gradient - gamma * noise).
@@ -238,23 +235,23 @@ class LIPM(Method):
         A round's delta stands for its gradients. Corrected here, and not step by step, Adam cannot
         scale the correction away; and what is clipped afterwards holds it, so the account stands.
         """
-        if view.noise is None:
+        if past_noise is None:
             return update
         n_items, width = table
         rows, dense = np.zeros((update.clients, n_items, width), np.float32), dict(update.dense)
         given = update.rows["items"]
         add_scattered(rows, given.indptr, given.ids, given.rows)
-        for number in np.unique(last_round[last_round > 0]):
+        for number in np.unique(last_round[last_round > 0]).tolist():
             who = np.flatnonzero(last_round == number)
-            known = view.clients[who], view.noise[who], streams, int(number)
+            mine = view.take_clients(who)
             gamma = np.float32(self.config.guidance)
-            rows[who] -= gamma * own_noise("items", (n_items, width), *known)
+            rows[who] -= gamma * past_noise("items", (n_items, width), mine, number)
             network = dense["network"].copy()
-            network[who] -= gamma * own_noise("network", network.shape[1:], *known)
+            network[who] -= gamma * past_noise("network", network.shape[1:], mine, number)
             dense["network"] = network
         ids = np.tile(np.arange(n_items, dtype=np.int32), update.clients)
         indptr = np.arange(update.clients + 1) * n_items
-        whole = RowStack(indptr, ids, rows.reshape(-1, width))
+        whole = ClientRows(indptr, ids, rows.reshape(-1, width))
         return Update(update.clients, {"items": whole}, dense)
 
     def _train_gate(
@@ -439,7 +436,7 @@ def client_means(rows: NDArray[np.float32], view: TrainView) -> NDArray[np.float
 
 def _rows(private: Private, name: str, view: TrainView) -> NDArray[np.float32]:
     kept = private[name]
-    assert isinstance(kept, RowStack)
+    assert isinstance(kept, ClientRows)
     return networks.rows_of_users(kept, view)
 
 

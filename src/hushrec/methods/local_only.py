@@ -27,7 +27,7 @@ from hushrec.methods.inner_product import (
     score_own_tables,
     train,
 )
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class LocalOnly(Method):
@@ -51,9 +51,7 @@ class LocalOnly(Method):
             "bias": PerClient(np.asarray(drawn[-1], np.float32)),
         }
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train the own table and score function."""
         tables = np.asarray(private["table"])
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
@@ -63,8 +61,7 @@ class LocalOnly(Method):
             np.zeros(tables.shape[1:], np.float32),
             vectors,
             biases,
-            streams,
-            round_number,
+            now,
             own_tables=tables,
             two_steps=True,
         )

@@ -26,7 +26,7 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.negatives import draw_negatives
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class NegativeCounterConfig(MethodConfig):
@@ -51,12 +51,10 @@ class NegativeCounter(Method):
         """Keep a count per item on the device."""
         return {"drawn": PerClient(np.zeros(view.n_items, np.float32))}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Draw this round's negatives and count them."""
         before = np.asarray(private["drawn"])
-        negatives = draw_negatives(view, self.config.negatives, streams, round_number)
+        negatives = draw_negatives(view, self.config.negatives, now)
         client = np.repeat(np.arange(len(view)), negatives.lengths)
         cell = client * view.n_items + negatives.values
         drawn = np.bincount(cell, minlength=before.size).reshape(before.shape)

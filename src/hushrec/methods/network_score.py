@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels, neural
-from hushrec.aggregate import RowStack
+from hushrec.aggregate import ClientRows
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels.scores import Rates, Shape, train_clients
 from hushrec.methods.inner_product import SampledConfig
 from hushrec.neural import Tensor, torch
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 
@@ -56,13 +56,12 @@ def train(
     view: TrainView,
     table: Array,
     params: neural.Arrays,
-    streams: Streams,
-    round_number: int,
+    now: Round,
     *,
     two_steps: bool,
     vector_rate: float = 1.0,
     clip: float | None = None,
-) -> tuple[dict[str, Array], RowStack, NDArray[np.float64]]:
+) -> tuple[dict[str, Array], ClientRows, NDArray[np.float64]]:
     """Train a stack of clients at the given (parameter, item) rates.
 
     They start from ``table``, or each from its own one, [clients, items, d]. A batch takes one
@@ -74,7 +73,7 @@ def train(
         raise ConfigError(
             f"an item rate of {rates[1]:g} is too large: use a smaller lr or item_rate"
         )
-    samples = neural.draw_samples(view, config.negatives, config.epochs, streams, round_number)
+    samples = neural.draw_samples(view, config.negatives, config.epochs, now)
     indptr, ids, place = kernels.places(samples.indptr, samples.items, view.n_items)
     owner = np.repeat(np.arange(len(view)), np.diff(indptr))
     rows = np.ascontiguousarray(table[ids] if table.ndim == 2 else table[owner, ids])
@@ -101,11 +100,11 @@ def train(
     trained = {
         name: part.reshape(params[name].shape) for name, part in zip(order, parts, strict=True)
     }
-    return trained, RowStack(indptr, ids, rows), losses
+    return trained, ClientRows(indptr, ids, rows), losses
 
 
 def score(
-    params: neural.Arrays, table: Array, own: Array | RowStack | None = None
+    params: neural.Arrays, table: Array, own: Array | ClientRows | None = None
 ) -> NDArray[np.float32]:
     """Score every item for every client: [clients, items].
 
@@ -117,7 +116,7 @@ def score(
         state = {name: torch.from_numpy(array[clients]) for name, array in params.items()}
         shape = (neural.GROUP, *table.shape[-2:])
         tables = np.array(np.broadcast_to(table, shape) if table.ndim == 2 else table[clients])
-        if isinstance(own, RowStack):
+        if isinstance(own, ClientRows):
             slots = np.arange(neural.GROUP)
             kernels.put_rows(tables, slots, clients, own.indptr, own.ids, own.rows)
         for first in range(0, n_items, ITEM_BLOCK):

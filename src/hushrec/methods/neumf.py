@@ -34,7 +34,7 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.central import CentralMFConfig
 from hushrec.neural import Tensor, torch
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 
@@ -87,14 +87,12 @@ class NeuMF(Method):
         drawn = streams.generator("init/vector").standard_normal(2 * self.config.d, np.float32)
         return {"vector": PerClient(drawn * np.float32(self.config.init_std))}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Pass once over all samples in random order."""
         config = self.config
-        samples = neural.draw_samples(view, config.negatives, 1, streams, round_number)
+        samples = neural.draw_samples(view, config.negatives, 1, now)
         clients = np.repeat(np.arange(len(view)), samples.lengths)
-        order = streams.generator("order", round_number).permutation(len(clients))
+        order = now.generator("order").permutation(len(clients))
         users, items = np.array(private["vector"]), shared["items"].copy()
         final = shared["final/weight"][:, 0]
         products = final[: config.d].copy()

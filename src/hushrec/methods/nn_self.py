@@ -25,7 +25,7 @@ from hushrec.methods.base import Fitted, Private, Shared
 from hushrec.methods.feature_network import draw_samples, network_of
 from hushrec.methods.privrec import PrivRec, PrivRecConfig
 from hushrec.neural import Samples, Tensor, torch
-from hushrec.rng import Streams
+from hushrec.rng import Round
 
 
 class NNSelfConfig(PrivRecConfig):
@@ -47,12 +47,10 @@ class NNSelf(PrivRec):
     default_rounds = 300
     stack_interactions = None
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload minus the meta-gradient of each client; `apply` follows its mean (equation 5)."""
         config = self.config
-        samples = draw_samples(config, view, 1, streams, round_number)
+        samples = draw_samples(config, view, 1, now)
         support, query = halves(samples, config.epochs)
         received = torch.from_numpy(shared["theta"])
         network = network_of(config, view, self.name)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import silo_networks as networks
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
     Fitted,
@@ -36,7 +36,7 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.lipm import LIPM, LIPMConfig, PerceptronConfig, score_user
 from hushrec.neural import torch
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class PFedMeConfig(PerceptronConfig):
@@ -85,17 +85,15 @@ class PFedMe(Method):
             "rows": PerClientRows(touched, c.d),
         }
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train theta and let w follow (algorithm 1)."""
         c: PFedMeConfig = self.config
         perceptron = self.perceptron
-        samples = networks.draw_samples(view, c.negatives, c.epochs, streams, round_number)
+        samples = networks.draw_samples(view, c.negatives, c.epochs, now)
         received = np.repeat(shared["network"][None], len(view.clients), 0)
         items = shared["items"][samples.touched.values]
         kept = private["users"]
-        assert isinstance(kept, RowStack)
+        assert isinstance(kept, ClientRows)
         trained = networks.train(
             networks.Problem(
                 perceptron.shapes,
@@ -115,13 +113,13 @@ class PFedMe(Method):
         touched = samples.touched
         update = Update(
             len(view.clients),
-            {"items": RowStack(touched.indptr, touched.values, rows - items)},
+            {"items": ClientRows(touched.indptr, touched.values, rows - items)},
             {"network": network - received},
         )
         own: Private = {
-            "users": RowStack(view.client_indptr, view.users, trained.users),
+            "users": ClientRows(view.client_indptr, view.users, trained.users),
             "network": trained.network,
-            "rows": RowStack(touched.indptr, touched.values, trained.items),
+            "rows": ClientRows(touched.indptr, touched.values, trained.items),
         }
         return Fitted(update, own, trained.losses)
 
@@ -138,8 +136,8 @@ class PFedMe(Method):
         """Score with the client's own model."""
         scores = np.zeros((len(history), history.n_items), np.float32)
         kept, rows, indptr = private["users"], private["rows"], history.client_indptr
-        assert isinstance(kept, RowStack)
-        assert isinstance(rows, RowStack)
+        assert isinstance(kept, ClientRows)
+        assert isinstance(rows, ClientRows)
         users, flats = networks.rows_of_users(kept, history), np.asarray(private["network"])
         for client in range(len(indptr) - 1):
             own = slice(rows.indptr[client], rows.indptr[client + 1])

@@ -46,7 +46,7 @@ from hushrec.methods.inner_product import (
     train,
     without_own_rows,
 )
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class PFedRecConfig(DualConfig):
@@ -91,9 +91,7 @@ class PFedRec(Method):
             "rows": own_rows(self.config, view),
         }
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Tune the score function, then the rows (algorithm 1, ClientUpdate)."""
         config, table = self.config, shared["items"]
         if config.score_function == "mlp":
@@ -103,17 +101,14 @@ class PFedRec(Method):
                 view,
                 table,
                 _network(private),
-                streams,
-                round_number,
+                now,
                 two_steps=True,
             )
             update = Update(len(view), rows={"items": deltas(trained, table)})
             rows = kept_rows(trained, table, config.own_share)
             return Fitted(update, {**network, "rows": rows}, losses)
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
-        trained, losses = train(
-            config, view, table, vectors, biases, streams, round_number, two_steps=True
-        )
+        trained, losses = train(config, view, table, vectors, biases, now, two_steps=True)
         update = Update(len(view), rows={"items": deltas(trained, table)})
         rows = kept_rows(trained, table, config.own_share)
         return Fitted(update, {"vector": vectors, "bias": biases, "rows": rows}, losses)

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import Ragged, TrainView
 from hushrec.methods.base import Fitted, Method, Private, Shared
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 def distinct_items(positives: Ragged) -> Ragged:
@@ -33,13 +33,11 @@ class Popularity(Method):
         """Start from zero counts."""
         return {"counts": np.zeros(view.n_items, np.float32)}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload a one for every item of the client."""
         touched = distinct_items(view.positives)
         ones = np.ones((len(touched.values), 1), np.float32)
-        stack = RowStack(touched.indptr, touched.values, ones)
+        stack = ClientRows(touched.indptr, touched.values, ones)
         return Fitted(Update(len(view), rows={"counts": stack}), {})
 
     def apply(self, shared: Shared, total: Total) -> Shared:

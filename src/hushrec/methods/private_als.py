@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import kernels
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
 from hushrec.methods.head import COUNTS, count_items, find_head, only
 from hushrec.methods.popularity import distinct_items
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 
@@ -81,11 +81,9 @@ class PrivateFedALS(Method):
         """Send the head and its vectors."""
         return {"items": shared["items"], "head": shared["head"]}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload items in the first round; later, the client's vector for each of its items."""
-        if round_number == 1:
+        if now.number == 1:
             return Fitted(count_items(view), {})
         items = distinct_items(only(view.positives, shared["head"]))
         ones = np.ones(max(1, int(items.lengths.max(initial=1))))
@@ -93,7 +91,7 @@ class PrivateFedALS(Method):
         lengths = np.sqrt((vectors**2).sum(axis=1)) * np.sqrt(items.lengths)
         each = vectors / np.maximum(lengths, 1e-30)[:, None]
         rows = np.repeat(each, items.lengths, axis=0).astype(np.float32)
-        stack = RowStack(items.indptr, items.values, rows)
+        stack = ClientRows(items.indptr, items.values, rows)
         return Fitted(Update(len(view), rows={"items": stack}), {})
 
     def apply(self, shared: Shared, total: Total) -> Shared:

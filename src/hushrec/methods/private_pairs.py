@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import RowStack, Total, Update
+from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.memory import require_memory
@@ -36,7 +36,7 @@ from hushrec.methods.base import Fitted, Private, Shared
 from hushrec.methods.head import COUNTS, count_items, find_head, only
 from hushrec.methods.item_pairs import TABLE, Block, ItemPairs, ItemPairsConfig, Vector
 from hushrec.privacy.denoise import expected_powers
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 RARELY = 2e-5
 """Share of the pairs in the topmost of the groups by chance meetings."""
@@ -94,17 +94,15 @@ class PrivatePairs(ItemPairs):
         """Send the head."""
         return {"head": shared["head"]}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload items in the first round, pairs of the head in the second; all of norm 1."""
-        if round_number == 1:
+        if now.number == 1:
             return Fitted(count_items(view), {})
         size = int(shared["head"].sum())
         place = np.cumsum(shared["head"]) - 1
         past = only(view.positives, shared["head"])
         pairs = self.pairs(Ragged(past.indptr, place[past.values]), size)
-        stack = RowStack(*pair_kernels.of_norm_one(*pairs), space=size**2)
+        stack = ClientRows(*pair_kernels.of_norm_one(*pairs), space=size**2)
         return Fitted(Update(len(view), rows={TABLE: stack}), {})
 
     @abstractmethod

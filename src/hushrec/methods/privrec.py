@@ -40,7 +40,7 @@ from hushrec.methods.feature_network import (
     train_copies,
 )
 from hushrec.neural import Tensor, torch
-from hushrec.rng import Streams
+from hushrec.rng import Round, Streams
 
 
 class PrivRecConfig(NetworkConfig):
@@ -65,12 +65,10 @@ class PrivRec(Method):
         """Draw all parameters."""
         return {"theta": network_of(self.config, view, self.name).initial(streams)}
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train each client's copy; upload the differences."""
         config = self.config
-        samples = draw_samples(config, view, config.epochs, streams, round_number)
+        samples = draw_samples(config, view, config.epochs, now)
         trained, losses = self._trained(shared["theta"], view, samples, config.lr)
         return Fitted(Update(len(view), dense={"theta": trained - shared["theta"]}), {}, losses)
 
@@ -84,7 +82,7 @@ class PrivRec(Method):
         config = self.config
         if not config.adapt_epochs:
             return {}
-        samples = draw_samples(config, view, config.adapt_epochs, streams, 0)
+        samples = draw_samples(config, view, config.adapt_epochs, Round(0, streams))
         return {"theta": self._trained(shared["theta"], view, samples, config.adapt_rate)[0]}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ from hushrec.kernels.networks import Descent, train_clients
 from hushrec.methods.base import Fitted, Private, Shared
 from hushrec.methods.feature_network import draw_samples, network_of
 from hushrec.methods.privrec import PrivRec, PrivRecConfig, features
-from hushrec.rng import Streams
+from hushrec.rng import Round
 
 
 class PrivRecCENConfig(PrivRecConfig):
@@ -37,14 +37,12 @@ class PrivRecCEN(PrivRec):
     default_rounds = 20
     pooled = True
 
-    def fit(
-        self, shared: Shared, private: Private, view: TrainView, streams: Streams, round_number: int
-    ) -> Fitted:
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Pass once over all samples in random order."""
         config, network = self.config, network_of(self.config, view, self.name)
-        samples = draw_samples(config, view, 1, streams, round_number)
+        samples = draw_samples(config, view, 1, now)
         owner = np.repeat(np.arange(len(view)), samples.lengths)
-        order = streams.generator("fit/order", round_number).permutation(len(owner))
+        order = now.generator("fit/order").permutation(len(owner))
         theta = shared["theta"][None].copy()
         users, items = features(view)
         loss = train_clients(

@@ -32,7 +32,7 @@ from hushrec.data.interactions import Features, Numeric
 from hushrec.errors import ConfigError, nearest
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of, noise_for
 from hushrec.privacy.noise import LocalNoise
-from hushrec.rng import Streams
+from hushrec.rng import SecretRound
 
 LEVELS = 64
 WEIGHT = "privacy/weight"
@@ -166,42 +166,41 @@ class Budgets:
 
 @dataclass(frozen=True, eq=False)
 class PersonalNoise(LocalNoise):
-    """Local Gaussian noise with a deviation for each client, and the weights that follow."""
+    """Local Gaussian noise with a deviation for each client, and the weights that follow.
+
+    A client finds its own deviation in its view; the server knows everybody's.
+    """
 
     deviations: Values
 
-    def protect(
-        self, update: Update, view: TrainView, streams: Streams, round_number: int
-    ) -> Update:
-        """Add each client's own noise; then weigh the upload, as the server would on arrival."""
-        sent = super().protect(update, view, streams, round_number)
-        weights = _weights(self.deviations)[view.clients]
+    def receive(self, update: Update, clients: NDArray[np.int32]) -> Update:
+        """Weigh uploads as they arrive, by the budgets, which the server knows."""
+        weights = _weights(self.deviations)[clients]
         dense = {
             name: array * weights.astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
-            for name, array in sent.dense.items()
+            for name, array in update.dense.items()
         }
-        return Update(sent.clients, dense={**dense, WEIGHT: weights}, sent_bytes=sent.nbytes)
+        return Update(update.clients, dense={**dense, WEIGHT: weights}, sent_bytes=update.nbytes)
 
-    def finish(
-        self, total: Total, streams: Streams, round_number: int
-    ) -> tuple[Total, PersonalNoise]:
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, PersonalNoise]:
         """Return the number of uploads times their weighted mean."""
         dense = dict(total.dense)
         summed = float(dense.pop(WEIGHT, np.zeros(())))
         if summed:
             dense = {name: array * (total.clients / summed) for name, array in dense.items()}
-        return super().finish(replace(total, dense=dense), streams, round_number)[0], self
+        return super().finish(replace(total, dense=dense), secret)[0], self
 
-    def _noise(
+    def drawn(
         self,
         name: str,
         shape: tuple[int, ...],
         view: TrainView,
-        streams: Streams,
-        round_number: int,
+        secret: SecretRound,
     ) -> NDArray[np.float32]:
-        drawn = super()._noise(name, shape, view, streams, round_number)
-        own = self.deviations[view.clients].astype(np.float32)
+        """Return the noise of the clients' own deviations."""
+        drawn = super().drawn(name, shape, view, secret)
+        assert view.noise is not None, "a client knows the deviation of its own noise"
+        own = view.noise.astype(np.float32)
         return drawn * own.reshape(-1, *[1] * len(shape))
 
 

@@ -8,6 +8,7 @@ follows a quantile of the clients' norms (Andrew et al. 2021).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,33 +18,29 @@ from numpy.typing import NDArray
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.privacy.kernels import add_powers
-from hushrec.privacy.stack import UploadShape
-from hushrec.rng import Streams
+from hushrec.privacy.protection import Mechanism, UploadShape
+from hushrec.rng import SecretRound
 
 Power = Literal[1, 2]
 BIT = "privacy/within-bound"
 """Name of the bit that adaptive clipping adds to an upload."""
+BOUND = "clip_bound"
+"""Name of the bound in the state."""
 ROUNDING = 1 - 2.0**-22
 """Clipped values are rounded to float32; this much less keeps their norm within the bound."""
 
 
 @dataclass(frozen=True)
-class FlatClip:
+class FlatClip(Mechanism):
     """Scale a client's whole upload down to ``bound`` where its norm is larger."""
 
     bound: float
     power: Power = 2
     """The norm: 1 for Laplace noise, 2 for Gaussian."""
 
-    def protect(
-        self, update: Update, view: TrainView, streams: Streams, round_number: int
-    ) -> Update:
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Clip each client's upload."""
         return _scaled(update, _factors(client_norms(update, self.power), self.bound))
-
-    def finish(self, total: Total, streams: Streams, round_number: int) -> tuple[Total, FlatClip]:
-        """Change nothing."""
-        return total, self
 
     def whole_bound(self, shape: UploadShape) -> float:
         """Return what the norm of a whole upload cannot exceed."""
@@ -54,15 +51,13 @@ class FlatClip:
 
 
 @dataclass(frozen=True)
-class RowClip:
+class RowClip(Mechanism):
     """Scale every row, and every dense array, of a client down to ``bound``."""
 
     bound: float
     power: Power = 2
 
-    def protect(
-        self, update: Update, view: TrainView, streams: Streams, round_number: int
-    ) -> Update:
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Clip each row."""
         rows = {}
         for name, stack in update.rows.items():
@@ -78,10 +73,6 @@ class RowClip:
             dense[name] = _scaled(alone, factors).dense[name]
         return replace(update, rows=rows, dense=dense)
 
-    def finish(self, total: Total, streams: Streams, round_number: int) -> tuple[Total, RowClip]:
-        """Change nothing."""
-        return total, self
-
     def whole_bound(self, shape: UploadShape) -> float:
         """Return what the norm of a whole upload cannot exceed: all rows may be at the bound."""
         return float(self.bound * shape.parts ** (1 / self.power))
@@ -91,7 +82,7 @@ class RowClip:
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Mechanism):
     """Flat clipping whose bound moves towards a quantile of the clients' norms.
 
     A device adds one bit to its upload, as plus or minus a half: whether its norm was within the
@@ -110,21 +101,17 @@ class AdaptiveClip:
     arithmetic: bool = False
     """Whether the bound moves by differences, not by factors."""
 
-    def protect(
-        self, update: Update, view: TrainView, streams: Streams, round_number: int
-    ) -> Update:
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Clip each client's upload, and add its bit."""
         norms = client_norms(update, self.power)
         bits = (norms <= self.bound) - np.float32(0.5)
         clipped = _scaled(update, _factors(norms, self.bound))
         return replace(clipped, dense={**clipped.dense, BIT: bits})
 
-    def finish(
-        self, total: Total, streams: Streams, round_number: int
-    ) -> tuple[Total, AdaptiveClip]:
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, AdaptiveClip]:
         """Take the bits out of the sum, noise them, and move the bound."""
         dense = dict(total.dense)
-        generator = streams.generator("privacy/bits", round_number)
+        generator = secret.generator("privacy/bits")
         bits = dense.pop(BIT, 0.0) + self.bit_noise * generator.standard_normal()
         share = 0.5 + float(bits) / total.clients
         step = self.rate * (share - self.quantile)
@@ -133,6 +120,15 @@ class AdaptiveClip:
         else:
             moved = self.bound * math.exp(-step)
         return replace(total, dense=dense), replace(self, bound=moved)
+
+    @property
+    def state(self) -> Mapping[str, float]:
+        """The bound that it has come to."""
+        return {BOUND: self.bound}
+
+    def with_state(self, state: Mapping[str, float]) -> AdaptiveClip:
+        """Go on from a bound."""
+        return replace(self, bound=state.get(BOUND, self.bound))
 
     def whole_bound(self, shape: UploadShape) -> float:
         """Return what the norm of a whole upload cannot exceed in this round."""

@@ -8,6 +8,7 @@ streams: this is a simulation. A deployment has to draw it from a cryptographic 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,12 +20,12 @@ from hushrec.clients import TrainView
 from hushrec.privacy.accountant import Neighbours, sensitivity
 from hushrec.privacy.clip import Clip
 from hushrec.privacy.kernels import add_scattered, gaussian_noise, laplace_noise
-from hushrec.privacy.stack import UploadShape
-from hushrec.rng import Streams
+from hushrec.privacy.protection import Mechanism, UploadShape
+from hushrec.rng import PastNoise, SecretRound, SecretStreams
 
 
 @dataclass(frozen=True)
-class CentralGaussian:
+class CentralGaussian(Mechanism):
     """Clip on the devices; add Gaussian noise to the sum, once, on the server."""
 
     clip: Clip
@@ -39,33 +40,42 @@ class CentralGaussian:
     """Share of the budget that each round spends, of a multiplier for all rounds together; with
     none, the multiplier is that of every round."""
 
-    def protect(
-        self, update: Update, view: TrainView, streams: Streams, round_number: int
-    ) -> Update:
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Clip; the upload travels whole, with every row of every table.
 
         Here only its rows that are not zero are written out: a sum of whole numbers is the same.
         """
         self.shape.check(update)
-        clipped = self.clip.protect(update, view, streams, round_number)
+        clipped = self.clip.protect(update, view, secret)
         bits = 4 * (len(clipped.dense) - len(update.dense))
         return replace(clipped, sent_bytes=update.clients * (self.shape.nbytes + bits))
+
+    def for_layout(self, layout: UploadShape) -> CentralGaussian:
+        """Cover another layout."""
+        return replace(self, shape=layout)
+
+    @property
+    def state(self) -> Mapping[str, float]:
+        """That of the clipping."""
+        return self.clip.state
+
+    def with_state(self, state: Mapping[str, float]) -> CentralGaussian:
+        """Clip as in this state."""
+        return replace(self, clip=self.clip.with_state(state))
 
     def noise_std(self, round_number: int = 1) -> float:
         """Return the standard deviation of this round's noise."""
         apart = sensitivity(self.clip.whole_bound(self.shape), self.neighbours)
         return round_multiplier(self.multiplier, self.shares, round_number) * apart
 
-    def finish(
-        self, total: Total, streams: Streams, round_number: int
-    ) -> tuple[Total, CentralGaussian]:
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, CentralGaussian]:
         """Add noise to every entry with this round's bound; only then let the bound move."""
-        total, clip = self.clip.finish(replace(total, clients=self.clients), streams, round_number)
-        std = self.noise_std(round_number)
+        total, clip = self.clip.finish(replace(total, clients=self.clients), secret)
+        std = self.noise_std(secret.number)
         tables = {name: (self.shape.n_rows, width) for name, width in self.shape.tables.items()}
         rows = {}
         for name, (count, width) in {**tables, **self.shape.spaces}.items():
-            generator = streams.generator(f"privacy/sum/{name}", round_number)
+            generator = secret.generator(f"privacy/sum/{name}")
             noisy = std * generator.standard_normal((count, width))
             if name in total.rows:
                 ids, summed = total.rows[name]
@@ -73,7 +83,7 @@ class CentralGaussian:
             rows[name] = np.arange(count), noisy
         dense: dict[str, NDArray[np.float64]] = {}
         for name, shape in self.shape.dense.items():
-            generator = streams.generator(f"privacy/sum/{name}", round_number)
+            generator = secret.generator(f"privacy/sum/{name}")
             dense[name] = total.dense.get(name, 0.0) + std * generator.standard_normal(shape)
         return Total(self.clients, rows, dense, std), replace(self, clip=clip)
 
@@ -84,7 +94,7 @@ def round_multiplier(multiplier: float, shares: tuple[float, ...], round_number:
 
 
 @dataclass(frozen=True)
-class LocalNoise:
+class LocalNoise(Mechanism):
     """Add noise to every entry of every client's upload, on the device."""
 
     kind: Literal["laplace", "gaussian"]
@@ -92,23 +102,21 @@ class LocalNoise:
     """Standard deviation of Gaussian noise; b of Laplace noise, whose deviation is sqrt(2) b."""
     shape: UploadShape
 
-    def protect(
-        self, update: Update, view: TrainView, streams: Streams, round_number: int
-    ) -> Update:
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Write the upload out whole and add noise to it."""
         self.shape.check(update)
         dense: dict[str, NDArray[Any]] = {}
         for name, width in self.shape.tables.items():
-            table = self._noise(name, (self.shape.n_rows, width), view, streams, round_number)
+            table = self.drawn(name, (self.shape.n_rows, width), view, secret)
             stack = update.rows[name]
             add_scattered(table, stack.indptr, stack.ids, stack.rows)
             dense[name] = table
         for name, shape in self.shape.dense.items():
-            noise = self._noise(name, shape, view, streams, round_number)
+            noise = self.drawn(name, shape, view, secret)
             dense[name] = update.dense[name] + noise
         return Update(update.clients, dense=dense)
 
-    def finish(self, total: Total, streams: Streams, round_number: int) -> tuple[Total, LocalNoise]:
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, LocalNoise]:
         """Hand the whole tables to the method as rows, which it expects."""
         every_row = np.arange(self.shape.n_rows)
         rows = {
@@ -119,37 +127,21 @@ class LocalNoise:
         dense = {name: summed for name, summed in total.dense.items() if name not in rows}
         return Total(total.clients, rows, dense), self
 
-    def _noise(
+    def past_noise(self, streams: SecretStreams) -> PastNoise | None:
+        """Draw the noise of a past round again: a device that keeps its key need not keep more."""
+        return lambda name, shape, view, number: self.drawn(
+            name, shape, view, SecretRound(number, streams)
+        )
+
+    def drawn(
         self,
         name: str,
         shape: tuple[int, ...],
         view: TrainView,
-        streams: Streams,
-        round_number: int,
+        secret: SecretRound,
     ) -> NDArray[np.float32]:
+        """Return the noise that these clients add to an array of their upload in a round."""
         draw = laplace_noise if self.kind == "laplace" else gaussian_noise
-        key = streams.key(upload_purpose(name), round_number)
+        key = secret.key(f"privacy/upload/{name}")
         drawn: NDArray[np.float32] = draw(key, view.clients, int(np.prod(shape)), self.scale)
         return drawn.reshape(-1, *shape)
-
-
-def upload_purpose(name: str) -> str:
-    """Name the stream of the noise on an array of a client's upload."""
-    return f"privacy/upload/{name}"
-
-
-def own_noise(
-    name: str,
-    shape: tuple[int, ...],
-    clients: NDArray[np.int32],
-    deviations: NDArray[np.float64],
-    streams: Streams,
-    round_number: int,
-) -> NDArray[np.float32]:
-    """Return the Gaussian noise that these clients added to an array of their upload in a round.
-
-    A device remembers it; a simulation draws it again.
-    """
-    key = streams.key(upload_purpose(name), round_number)
-    drawn = gaussian_noise(key, clients, int(np.prod(shape)), 1.0).reshape(-1, *shape)
-    return np.asarray(drawn * deviations.astype(np.float32).reshape(-1, *[1] * len(shape)))

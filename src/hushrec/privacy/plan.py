@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.aggregate import Update
 from hushrec.clients import CohortConfig, TrainView
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import (
@@ -48,7 +49,8 @@ from hushrec.privacy.guarantee import (
     no_guarantee,
 )
 from hushrec.privacy.noise import CentralGaussian, LocalNoise, round_multiplier
-from hushrec.privacy.stack import Silence, Stack, UploadShape
+from hushrec.privacy.protection import Mechanism, Protection, Silence, UploadShape
+from hushrec.rng import SecretRound
 
 FIRST_BOUND = 1.0
 """Where adaptive clipping starts unless told."""
@@ -60,7 +62,7 @@ SUM_COPIES = 7
 class Plan:
     """The stack of a run, what each round adds to the account, and what is said of it."""
 
-    stack: Stack
+    stack: Protection
     event: Event | None = None
     """None where nothing is promised, or nothing uploaded."""
     delta: float = 0.0
@@ -76,8 +78,8 @@ class Plan:
     """Rounds that were planned."""
     silent: frozenset[int] = frozenset()
     """Those of them in which nothing is uploaded; they cost nothing."""
-    deviations: NDArray[np.float64] | float | None = None
-    """Of the Gaussian noise that clients add to their uploads, where they do."""
+    deviations: NDArray[np.float64] | None = None
+    """Of the noise that each client adds to its uploads, where they differ."""
     unit: str = "user"
     """Whose data a client holds: a user's, or a silo's."""
     budgets: Budgets | None = None
@@ -177,7 +179,7 @@ def make_plan(
     if upload_norm is not None and config.clipping is None and config.clip is None:
         config = config.model_copy(update={"clipping": "flat", "clip": upload_norm})
     plan = Plan(
-        Stack(),
+        Protection(),
         delta=config.delta or population**-1.1,
         asked=config.epsilon,
         rounds=rounds,
@@ -187,7 +189,7 @@ def make_plan(
     if not shape.entries:
         return replace(
             plan,
-            stack=Stack((NothingUploaded(shape),)),
+            stack=Protection((NothingUploaded(shape),)),
             mechanism="nothing is uploaded, so the server learns nothing",
         )
     uploading = rounds - len(silent)
@@ -235,49 +237,15 @@ def _check_shares(
 
 
 @dataclass(frozen=True)
-class NothingUploaded:
+class NothingUploaded(Mechanism):
     """Holds a method that uploads nothing to it."""
 
     shape: UploadShape
 
-    def protect(self, update: Any, view: Any, streams: Any, round_number: int) -> Any:
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Refuse any upload."""
         self.shape.check(update)
         return update
-
-    def finish(self, total: Any, streams: Any, round_number: int) -> tuple[Any, NothingUploaded]:
-        """Change nothing."""
-        return total, self
-
-
-def carried_bound(stack: Stack) -> float | None:
-    """Return the adaptive bound, the one thing a stack carries from round to round."""
-    for mechanism in stack.mechanisms:
-        if isinstance(mechanism, CentralGaussian) and isinstance(mechanism.clip, AdaptiveClip):
-            return mechanism.clip.bound
-    return None
-
-
-def with_bound(stack: Stack, bound: float | None) -> Stack:
-    """Return the stack as it was when it carried this bound."""
-    if bound is None:
-        return stack
-    mechanisms = tuple(
-        replace(mechanism, clip=replace(mechanism.clip, bound=bound))
-        if isinstance(mechanism, CentralGaussian) and isinstance(mechanism.clip, AdaptiveClip)
-        else mechanism
-        for mechanism in stack.mechanisms
-    )
-    return replace(stack, mechanisms=mechanisms)
-
-
-def with_shape(stack: Stack, shape: UploadShape) -> Stack:
-    """Return the stack for uploads of this shape, which was found from public things alone."""
-    mechanisms = tuple(
-        replace(mechanism, shape=shape) if isinstance(mechanism, CentralGaussian) else mechanism
-        for mechanism in stack.mechanisms
-    )
-    return replace(stack, mechanisms=mechanisms)
 
 
 def _central(
@@ -311,7 +279,7 @@ def _central(
     together = f" for all rounds together{each})" if plan.shares else ""
     return replace(
         plan,
-        stack=Stack((noise,)),
+        stack=Protection((noise,)),
         event=event,
         neighbours=neighbours,
         sampling=sampling,
@@ -375,11 +343,10 @@ def _local(config: PrivacyConfig, shape: UploadShape, rounds: int, plan: Plan) -
     words = f"{kind.capitalize()} noise of scale {scale:.4g} on every entry of every upload"
     return replace(
         plan,
-        stack=Stack(
+        stack=Protection(
             (noise,) if clip is None else (clip, noise),
             SUM_COPIES * shape.nbytes,
         ),
-        deviations=scale if kind == "gaussian" else None,
         event=event,
         mechanism=f"{clip}; {words}",
         why_none=None
@@ -428,7 +395,7 @@ def _personal(
     noise = PersonalNoise("gaussian", 1.0, shape, deviations)
     return replace(
         plan,
-        stack=Stack((clip, noise), SUM_COPIES * shape.nbytes),
+        stack=Protection((clip, noise), SUM_COPIES * shape.nbytes),
         deviations=deviations,
         budgets=budgets,
         mechanism=f"{clip}; {words(budgets, apart)}",

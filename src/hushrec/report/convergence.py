@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hushrec.errors import ConfigError
 from hushrec.report.plots import Curve, curves, curves_height, standalone
-from hushrec.report.run_dir import RunFolder, writing
+from hushrec.run_folder import RunFolder, writing
 
 
 def write_convergence(

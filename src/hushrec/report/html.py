@@ -30,8 +30,8 @@ from hushrec.methods.base import Method
 from hushrec.methods.popularity import Popularity
 from hushrec.report import plots
 from hushrec.report.plots import Bar, Dot, signed
-from hushrec.report.run_dir import AUDIT_FILE, RunFolder
 from hushrec.report.units import human_duration, human_size
+from hushrec.run_folder import AUDIT_FILE, RunFolder
 
 if TYPE_CHECKING:
     from hushrec.run import Run

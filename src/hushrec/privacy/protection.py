@@ -1,36 +1,56 @@
-"""Privacy as a two-sided stack around the update, independent of the method.
+"""Privacy as two-sided layers around the update, independent of the method.
 
 Mechanisms act on the devices in order, each on its own client's upload, and on the server in
-reverse order, on the sum. `Stack(())` changes nothing and claims nothing.
+reverse order, on the sum. `Protection(())` changes nothing and claims nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.privacy.kernels import ascending_keys, distinct_rows
-from hushrec.rng import Streams
+from hushrec.rng import PastNoise, SecretRound, SecretStreams
 
 
-class Mechanism(Protocol):
-    """One layer of the stack: a value, never changed in place."""
+class Mechanism:
+    """One layer of the protection: a value, never changed in place. By default it does nothing."""
 
-    def protect(
-        self, update: Update, view: TrainView, streams: Streams, round_number: int
-    ) -> Update:
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Act on the devices: transform each client's upload, from that client's data alone."""
-        ...
+        return update
 
-    def finish(self, total: Total, streams: Streams, round_number: int) -> tuple[Total, Self]:
+    def receive(self, update: Update, clients: NDArray[np.int32]) -> Update:
+        """Act on the server as uploads arrive: it may weigh them by what it knows of a client."""
+        return update
+
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Self]:
         """Act on the server: transform the sum, and return the mechanism of the next round."""
-        ...
+        return total, self
+
+    def for_layout(self, layout: UploadShape) -> Self:
+        """Return the mechanism for uploads of this layout, which follows from public things."""
+        return self
+
+    @property
+    def state(self) -> Mapping[str, float]:
+        """What changes from round to round; it is saved, and sent to the clients."""
+        return {}
+
+    def with_state(self, state: Mapping[str, float]) -> Self:
+        """Return the mechanism as it was in this state."""
+        return self
+
+    def past_noise(self, streams: SecretStreams) -> PastNoise | None:
+        """Return what clients remember of the noise they added, if they do."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -55,7 +75,7 @@ class Silence:
 
 
 @dataclass(frozen=True)
-class Stack:
+class Protection:
     """Mechanisms, outermost on the device last."""
 
     mechanisms: tuple[Mechanism, ...] = ()
@@ -64,27 +84,51 @@ class Stack:
     silence: Silence | None = None
     """The rounds in which nothing is uploaded, if there are any: no mechanism acts in them."""
 
-    def protect(
-        self, update: Update, view: TrainView, streams: Streams, round_number: int
-    ) -> Update:
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Apply the device sides in order, to the numbers that will travel."""
-        if self.silence is not None and round_number in self.silence.rounds:
+        if self.silence is not None and secret.number in self.silence.rounds:
             self.silence.check(update)
             return update
         if self.mechanisms:
             written = {name: stack.differences() for name, stack in update.rows.items()}
             update = replace(update, rows=written)
         for mechanism in self.mechanisms:
-            update = mechanism.protect(update, view, streams, round_number)
+            update = mechanism.protect(update, view, secret)
         return update
 
-    def finish(self, total: Total, streams: Streams, round_number: int) -> tuple[Total, Stack]:
+    def receive(self, update: Update, clients: NDArray[np.int32], number: int) -> Update:
+        """Take in the uploads of these clients as they arrive."""
+        if self.silence is None or number not in self.silence.rounds:
+            for mechanism in reversed(self.mechanisms):
+                update = mechanism.receive(update, clients)
+        return update
+
+    def for_layout(self, layout: UploadShape) -> Protection:
+        """Return the protection of uploads of this layout."""
+        laid_out = tuple(mechanism.for_layout(layout) for mechanism in self.mechanisms)
+        return replace(self, mechanisms=laid_out)
+
+    @property
+    def state(self) -> Mapping[str, float]:
+        """What changes from round to round."""
+        return {name: v for mechanism in self.mechanisms for name, v in mechanism.state.items()}
+
+    def with_state(self, state: Mapping[str, float]) -> Protection:
+        """Return the protection as it was in this state."""
+        return replace(self, mechanisms=tuple(m.with_state(state) for m in self.mechanisms))
+
+    def past_noise(self, streams: SecretStreams) -> PastNoise | None:
+        """Return what clients remember of the noise they added, if they do."""
+        remembered = (mechanism.past_noise(streams) for mechanism in self.mechanisms)
+        return next((noise for noise in remembered if noise is not None), None)
+
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Protection]:
         """Apply the server sides in reverse order; return the stack of the next round too."""
-        if self.silence is not None and round_number in self.silence.rounds:
+        if self.silence is not None and secret.number in self.silence.rounds:
             return self.silence.finish(total), self
         following: list[Mechanism] = []
         for mechanism in reversed(self.mechanisms):
-            total, after = mechanism.finish(total, streams, round_number)
+            total, after = mechanism.finish(total, secret)
             following.insert(0, after)
         return total, replace(self, mechanisms=tuple(following))
 

@@ -1,95 +1,23 @@
-"""What clients upload, and its exact sum.
+"""The exact sum.
 
 Sums are kept in fixed point: every entry becomes a whole multiple of 2^-32 and whole numbers add
 exactly, in any order. So a sum does not depend on threads, chunks or silos, and it is the form
 that secure aggregation needs. The step is a thousandth of what a float32 near 1 can resolve.
-
-Rows with 32-bit ids are rows of a table of the catalogue's length, and so is their sum. Rows with
-64-bit ids are keys of a space too large for a table, pairs of items for one; their sum holds the
-keys that came, sorted, and takes memory for the distinct ones only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
+from hushrec.aggregate.update import Total, Update
 from hushrec.errors import DivergedError
 from hushrec.kernels import pairs as pair_kernels
 
 STEPS_PER_UNIT = 2.0**32
-
-
-@dataclass(frozen=True)
-class RowStack:
-    """Rows of a table, ragged by client: client c owns entries ``indptr[c]`` to ``indptr[c+1]``."""
-
-    indptr: NDArray[np.int64]
-    ids: NDArray[np.int32] | NDArray[np.int64]
-    """Row numbers of a table as int32, or keys of an open space as int64."""
-    rows: NDArray[np.float32]
-    """[entries, width]"""
-    base: NDArray[np.float32] | None = None
-    """Where given, the stack stands for the rows' differences from this table's. The sum takes
-    them as it goes; `differences` writes them out."""
-    space: int | None = None
-    """Number of keys that exist, where keys are of a closed space, which noise can cover."""
-
-    def differences(self) -> RowStack:
-        """Return the stack with its differences written out, as they travel."""
-        if self.base is None:
-            return self
-        written = kernels.row_differences(self.rows, self.ids, self.base)
-        return RowStack(self.indptr, self.ids, written)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of ids and rows on the wire."""
-        return self.ids.nbytes + self.rows.nbytes
-
-    @property
-    def keyed(self) -> bool:
-        """True if the ids are keys and not the rows of a table."""
-        return self.ids.dtype == np.int64
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a stack of clients uploads: sparse table deltas and dense deltas, [clients, …]."""
-
-    clients: int
-    rows: Mapping[str, RowStack] = field(default_factory=dict)
-    dense: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    sent_bytes: int | None = None
-    """Bytes of the messages where they are not those of the arrays: a protected upload travels
-    whole, though only its rows that are not zero are written out here."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all the clients' messages together."""
-        if self.sent_bytes is not None:
-            return self.sent_bytes
-        sparse = sum(stack.nbytes for stack in self.rows.values())
-        return sparse + sum(array.nbytes for array in self.dense.values())
-
-
-@dataclass(frozen=True)
-class Total:
-    """The sum over the clients of a round, as numbers."""
-
-    clients: float
-    """What a mean divides by: the number of uploads or, where that number could tell that somebody
-    was there, the expected one."""
-    rows: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
-    """For each table: the touched row ids, ascending, and the sum of their deltas."""
-    dense: Mapping[str, NDArray[np.float64]]
-    noise_std: float = 0.0
-    """Standard deviation of the Gaussian noise that every entry carries; public."""
 
 
 class _KeyedSum:

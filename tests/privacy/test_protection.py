@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hushrec.aggregate import ExactSum, RowStack, Total, Update
+from hushrec.aggregate import ClientRows, ExactSum, Total, Update
 from hushrec.backends.inprocess import InProcess
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.guarantee import unprotected
-from hushrec.privacy.stack import Stack
-from hushrec.rng import Streams
+from hushrec.privacy.protection import Protection
+from hushrec.rng import SecretRound, SecretStreams, Streams
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
 
@@ -36,15 +36,15 @@ class Scale:
 
 def test_in_order_on_the_device_and_reversed_on_the_server(tiny):
     log = []
-    stack = Stack((Scale("clip", 2.0, log), Scale("noise", 8.0, log)))
+    stack = Protection((Scale("clip", 2.0, log), Scale("noise", 8.0, log)))
     view = make_split(tiny, SplitConfig(), Streams(0)).train.take(np.array([1, 2, 3]))
     update = Update(3, dense={"head": np.full((3, 2), 0.25)})
-    protected = stack.protect(update, view, Streams(0), 4)
+    protected = stack.protect(update, view, SecretRound(4, SecretStreams(0)))
     np.testing.assert_array_equal(protected.dense["head"], np.full((3, 2), 4.0))
     np.testing.assert_array_equal(update.dense["head"], np.full((3, 2), 0.25))
     summed = ExactSum(view.n_items)
     summed.add(protected)
-    total, following = stack.finish(summed.total(), Streams(0), 4)
+    total, following = stack.finish(summed.total(), SecretRound(4, SecretStreams(0)))
     assert following == stack
     np.testing.assert_array_equal(total.dense["head"], [0.75, 0.75])
     assert log == [
@@ -60,7 +60,7 @@ def test_the_backend_protects_every_upload_before_it_is_summed(tiny):
     class Silence:
         def protect(self, update, view, streams, round_number):
             stack = update.rows["items"]
-            quiet = RowStack(stack.indptr, stack.ids, np.zeros_like(stack.rows))
+            quiet = ClientRows(stack.indptr, stack.ids, np.zeros_like(stack.rows))
             return Update(update.clients, rows={"items": quiet})
 
         def finish(self, total, streams, round_number):
@@ -70,7 +70,7 @@ def test_the_backend_protects_every_upload_before_it_is_summed(tiny):
     method, streams = FedMF(), Streams(0)
     shared = method.init(view, streams)
     sums = {}
-    for name, stack in {"bare": Stack(), "silent": Stack((Silence(),))}.items():
+    for name, stack in {"bare": Protection(), "silent": Protection((Silence(),))}.items():
         store = PrivateStore(method.private_fields(view, shared, streams), len(view))
         backend = InProcess(view, store, threads=2, chunk=4)
         outcome = backend.run_clients(method, shared, stack, np.arange(len(view)), streams, 1)
@@ -97,7 +97,7 @@ def test_mechanisms_see_the_numbers_that_travel(tiny):
     shared = method.init(view, streams)
     store = PrivateStore(method.private_fields(view, shared, streams), len(view))
     InProcess(view, store, threads=1, chunk=100).run_clients(
-        method, shared, Stack((Look(),)), np.arange(len(view)), streams, 1
+        method, shared, Protection((Look(),)), np.arange(len(view)), streams, 1
     )
     (stack,), own = seen, store.read(np.arange(len(view)))["rows"]
     np.testing.assert_array_equal(stack.ids, own.ids)

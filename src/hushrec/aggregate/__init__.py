@@ -1,0 +1,7 @@
+"""What clients upload, and its sum."""
+
+from hushrec.aggregate.base import Aggregate
+from hushrec.aggregate.exact import ExactSum
+from hushrec.aggregate.update import ClientRows, Total, Update
+
+__all__ = ["Aggregate", "ClientRows", "ExactSum", "Total", "Update"]
