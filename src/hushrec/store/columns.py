@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
