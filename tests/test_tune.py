@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import hushrec
-from hushrec.cli import main
+from hushrec.commands import main
 from hushrec.config import read_preset
 from hushrec.errors import ConfigError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator

@@ -26,9 +26,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from hushrec.analyse.compare import compare_runs
 from hushrec.config import preset_names
 from hushrec.errors import HushrecError
-from hushrec.evaluate.compare import compare_runs
 from hushrec.methods.base import method_names
 from hushrec.report import plots
 from hushrec.report.units import human_size

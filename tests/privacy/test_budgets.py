@@ -14,7 +14,7 @@ from test_runs import FIXED, LOCAL, POISSON, go, plan
 from test_schedule import GUIDED
 
 from hushrec.aggregate import ExactSum, Update
-from hushrec.cli import main
+from hushrec.commands import main
 from hushrec.config import Experiment, make_experiment
 from hushrec.data.interactions import Numeric
 from hushrec.errors import ConfigError, StoppedError

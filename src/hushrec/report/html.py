@@ -17,10 +17,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from hushrec import silos
+from hushrec.analyse.one_run import guidance_effects
 from hushrec.backends.inprocess import usable_cores
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.errors import RunError
-from hushrec.evaluate.analyse import guidance_effects
 from hushrec.evaluate.groups import AWAY
 from hushrec.evaluate.metrics import per_user, summarise
 from hushrec.evaluate.ranking import Ranks, top_k

@@ -10,8 +10,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from hushrec.evaluate.analyse import GuidanceEffect
-from hushrec.evaluate.compare import ComparedRun
+from hushrec.analyse.compare import ComparedRun
+from hushrec.analyse.one_run import GuidanceEffect
 from hushrec.evaluate.groups import Spread
 from hushrec.report.units import human_duration, human_size
 from hushrec.tune import Search

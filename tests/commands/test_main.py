@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from hushrec.cli import main
+from hushrec.commands import main
 from hushrec.device.recommender import Recommender
 from hushrec.run import Run, train
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from hushrec.audit.auditor import Progress, audit
-from hushrec.cli_options import json_option, run_argument
+from hushrec.commands.options import json_option, print_json, run_argument
 from hushrec.report.html import write_report
 from hushrec.run import Run
 
@@ -61,7 +60,7 @@ def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: boo
         found = audit(run, users=users, trials=trials, seed=seed, on_progress=on_progress)
     report = write_report(run)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found)
     else:
         console = Console()
         for table in _tables(found):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hushrec.cli_options import json_option, run_argument
+from hushrec.commands.options import json_option, print_json, run_argument
 from hushrec.data.files import read_history
 from hushrec.device.bundle import export
 from hushrec.errors import ConfigError
@@ -66,7 +65,7 @@ def recommend_command(
         click.echo(f"nothing is left to recommend to '{user}'", err=True)
     if as_json:
         lines = [{"item": r.item, "title": r.title, "score": r.score} for r in found]
-        click.echo(json.dumps({"user": user, "recommendations": lines}, indent=2))
+        print_json({"user": user, "recommendations": lines})
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("", justify="right")
@@ -107,7 +106,7 @@ def export_command(
     path = export(Run.open(folder), bundle, neighbours=neighbours, precision=precision)
     sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
     if as_json:
-        click.echo(json.dumps({"bundle": str(path), "bytes": sizes}, indent=2))
+        print_json({"bundle": str(path), "bytes": sizes})
         return
     text = ", ".join(f"{name} {human_size(size)}" for name, size in sizes.items())
     click.echo(f"{path}: {text}")

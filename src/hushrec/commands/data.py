@@ -12,14 +12,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hushrec.cli_options import json_option
+from hushrec.commands.options import gather, json_option
 from hushrec.data.catalog import fetch, import_file, load, names
-from hushrec.data.datasets import CATALOG, DataSet, cache_dir
+from hushrec.data.datasets import CATALOG, DataSet
+from hushrec.data.files import FeatureFiles
+from hushrec.data.folders import cache_dir
 from hushrec.data.interactions import Categorical, Column, Interactions, MultiCategorical
+from hushrec.data.tables import Columns
 
 
-@click.group()
-def data() -> None:
+@click.group("data")
+def data_commands() -> None:
     """List, describe, fetch and import data sets.
 
     \b
@@ -30,7 +33,7 @@ def data() -> None:
     """
 
 
-@data.command("list")
+@data_commands.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
     """List the data sets that can be named, and where they are.
@@ -57,7 +60,7 @@ def list_command(as_json: bool) -> None:
     _console().print(table)
 
 
-@data.command("info")
+@data_commands.command("info")
 @click.argument("source", metavar="NAME|FILE")
 @json_option
 def info_command(source: str, as_json: bool) -> None:
@@ -78,13 +81,10 @@ def info_command(source: str, as_json: bool) -> None:
             "where": str(folder.path) if folder else "built in",
             "files": dataset.states(folder),
         }
-    if as_json:
-        _print_json(summary)
-    else:
-        _print_pairs(summary)
+    _show(summary, as_json)
 
 
-@data.command("fetch")
+@data_commands.command("fetch")
 @click.argument("name")
 @json_option
 def fetch_command(name: str, as_json: bool) -> None:
@@ -115,32 +115,44 @@ def fetch_command(name: str, as_json: bool) -> None:
         "licence": CATALOG[name].licence,
         "files": CATALOG[name].states(folder),
     }
-    if as_json:
-        _print_json(result)
-    else:
-        _print_pairs(result)
+    _show(result, as_json)
 
 
-@data.command("import")
+@data_commands.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--name", required=True, help="What to call it from now on, as in --data NAME.")
-@click.option("--user", help="Column of the users, by name or number from 0.")
-@click.option("--item", help="Column of the items.")
-@click.option("--value", help="Column of ratings, weights or counts.")
-@click.option("--time", help="Column of times: numbers or ISO dates.")
-@click.option("--title", help="Column of what to print for an item.")
-@click.option("--delimiter", help="What separates the fields, if it is not recognised.")
-@click.option("--users", type=click.Path(path_type=Path), help="File of user features.")
-@click.option("--items", type=click.Path(path_type=Path), help="File of item features.")
-@click.option(
-    "--user-feature", "user_features", multiple=True, metavar="COLUMN", help="Repeatable."
+@gather(
+    "columns",
+    Columns,
+    click.option("--user", help="Column of the users, by name or number from 0."),
+    click.option("--item", help="Column of the items."),
+    click.option("--value", help="Column of ratings, weights or counts."),
+    click.option("--time", help="Column of times: numbers or ISO dates."),
+    click.option("--title", help="Column of what to print for an item."),
+    click.option("--delimiter", help="What separates the fields, if it is not recognised."),
 )
-@click.option(
-    "--item-feature", "item_features", multiple=True, metavar="COLUMN", help="Repeatable."
+@gather(
+    "features",
+    FeatureFiles,
+    click.option("--users", type=click.Path(path_type=Path), help="File of user features."),
+    click.option("--items", type=click.Path(path_type=Path), help="File of item features."),
+    click.option(
+        "--user-feature", "user_features", multiple=True, metavar="COLUMN", help="Repeatable."
+    ),
+    click.option(
+        "--item-feature", "item_features", multiple=True, metavar="COLUMN", help="Repeatable."
+    ),
 )
 @click.option("--overwrite", is_flag=True, help="Replace an older import of that name.")
 @json_option
-def import_command(file: Path, name: str, overwrite: bool, as_json: bool, **columns: Any) -> None:
+def import_command(
+    file: Path,
+    name: str,
+    columns: Columns,
+    features: FeatureFiles,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
     """Read a file once and keep it under a name.
 
     CSV, TSV, other delimiters, JSON lines and Parquet are read, gzip or not. Features come from
@@ -154,11 +166,8 @@ def import_command(file: Path, name: str, overwrite: bool, as_json: bool, **colu
     hushrec data import ratings.csv --name mine --items films.csv --item-feature genres:set
         --users people.csv --user-feature gender --user-feature age:number:0:100
     """
-    summary = summarise(import_file(file, name, overwrite=overwrite, **columns))
-    if as_json:
-        _print_json(summary)
-    else:
-        _print_pairs(summary)
+    summary = summarise(import_file(file, name, columns, features, overwrite=overwrite))
+    _show(summary, as_json)
 
 
 def summarise(data: Interactions) -> dict[str, Any]:
@@ -241,7 +250,10 @@ def _print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _print_pairs(summary: dict[str, Any]) -> None:
+def _show(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(summary)
+        return
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in summary.items():
         if value not in ({}, [], None):
