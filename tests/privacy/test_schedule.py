@@ -15,7 +15,7 @@ from hushrec.aggregate import Total, Update
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.methods.fedmf import FedMF
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
-from hushrec.rng import SecretRound, SecretStreams, Streams
+from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.round import Machine
 from hushrec.run import train
 from hushrec.run_folder import FINAL, RunFolder
