@@ -29,7 +29,6 @@ from hushrec.aggregate import ClientRows, ExactSum, Total, Update
 from hushrec.backends.inprocess import InProcess
 from hushrec.clients import Ragged, TrainView
 from hushrec.data.interactions import Categorical, Features, Interactions, Numeric
-from hushrec.device.fold_in import fold_in
 from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
 from hushrec.methods.base import (
     Fitted,
@@ -44,6 +43,7 @@ from hushrec.methods.base import (
 )
 from hushrec.privacy.protection import Mechanism, Protection, UploadShape
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams
+from hushrec.serve.fold_in import fold_in
 from hushrec.split import Split, SplitConfig, make_split
 from hushrec.store import PrivateStore
 

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from hushrec.commands.options import json_option, print_json, run_argument
 from hushrec.data.files import read_history
-from hushrec.device.bundle import export
 from hushrec.errors import ConfigError
 from hushrec.report.units import human_size
 from hushrec.run import Run
+from hushrec.serve.bundle import export
 
 
 @click.command("recommend")
@@ -98,10 +98,10 @@ def export_command(
 
     \b
     hushrec export runs/fednext bundle
-    python -c "from hushrec.device.recommender import Recommender as R
+    python -c "from hushrec.serve.recommender import Recommender as R
     print(R.load('bundle', history=['1193', '661']).recommend(5))"
 
-    `hushrec/device/recommender.py` stands alone: copy it to the device.
+    `hushrec/serve/recommender.py` stands alone: copy it to the device.
     """
     path = export(Run.open(folder), bundle, neighbours=neighbours, precision=precision)
     sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}

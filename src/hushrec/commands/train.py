@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
+from hushrec.backends.inprocess import Machine
 from hushrec.clients import Protocol
 from hushrec.commands.display import load_aloud, polite_stop, training_display
 from hushrec.commands.options import (
@@ -25,8 +26,7 @@ from hushrec.config import parse_settings
 from hushrec.errors import ConfigError
 from hushrec.report.html import write_report
 from hushrec.report.tables import facts, result_table
-from hushrec.round import Machine
-from hushrec.run import Run, train, train_seeds
+from hushrec.run import Run, TrainOptions, train, train_seeds
 from hushrec.run_folder import RunFolder, require_free
 
 
@@ -159,40 +159,24 @@ def train_command(
     settings = parse_settings(pairs) | protected.settings()
     data = load_aloud(asked.data, quiet=as_json)
     with training_display(as_json) as on_round, polite_stop() as should_stop:
+        options: TrainOptions = {
+            "preset": asked.preset,
+            "protocol": asked.protocol,
+            "rounds": asked.rounds,
+            "seed": asked.seed,
+            "settings": settings,
+            "overwrite": place.overwrite,
+            "resume": place.resume,
+            "machine": Machine(threads),
+            "on_round": on_round,
+            "should_stop": should_stop,
+        }
         if asked.seeds > 1:
-            summary = train_seeds(
-                data,
-                asked.method,
-                asked.chosen_seeds,
-                out,
-                overwrite=place.overwrite,
-                resume=place.resume,
-                preset=asked.preset,
-                settings=settings,
-                protocol=asked.protocol,
-                rounds=asked.rounds,
-                machine=Machine(threads),
-                on_round=on_round,
-                should_stop=should_stop,
-            )
+            summary = train_seeds(data, asked.method, asked.chosen_seeds, out, **options)
             runs = [Run.open(out / name, data) for name in summary["runs"]]
         else:
-            run = train(
-                data,
-                asked.method,
-                preset=asked.preset,
-                protocol=asked.protocol,
-                rounds=asked.rounds,
-                seed=asked.seed,
-                settings=settings,
-                out=out,
-                overwrite=place.overwrite,
-                resume=place.resume,
-                machine=Machine(threads),
-                on_round=on_round,
-                should_stop=should_stop,
-            )
-            summary, runs = dict(run.summary), [run]
+            runs = [train(data, asked.method, out=out, **options)]
+            summary = dict(runs[0].summary)
     reports = [write_report(run) for run in runs]
     if as_json:
         print_json(summary)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from hushrec.backends.inprocess import Machine
 from hushrec.commands.display import load_aloud, polite_stop, training_display
 from hushrec.commands.options import (
     data_option,
@@ -20,7 +21,6 @@ from hushrec.commands.options import (
 )
 from hushrec.config import parse_settings
 from hushrec.report.tables import trials_table
-from hushrec.round import Machine
 from hushrec.tune import PRESET, tune
 
 

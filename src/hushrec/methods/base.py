@@ -167,6 +167,14 @@ class Method(ABC):
         """Return what is sent to a client that takes part in a round."""
         return shared
 
+    def download_own(self, shared: Shared, clients: NDArray[np.int64]) -> Shared:
+        """Return what is sent to each of these clients besides, with a leading axis of clients."""
+        return {}
+
+    def serving(self, shared: Shared) -> Shared:
+        """Return what a device needs to score and adapt."""
+        return shared
+
     # ------------------------------------------------------------ for analyses, all optional
 
     @property
