@@ -21,7 +21,7 @@ import hushrec
 from hushrec.data import load
 from hushrec.data.interactions import Interactions
 from hushrec.data.synthetic import demo
-from hushrec.report.plots import Trend, standalone_trends, trends
+from hushrec.report.standalone import Trend, standalone_trends, trends
 from hushrec.round import Machine
 
 HERE = Path(__file__).parent

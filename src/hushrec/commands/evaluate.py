@@ -26,7 +26,8 @@ from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.metrics import parse_metric, summarise
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.report.convergence import write_convergence
-from hushrec.report.html import ADAPTATION, write_report
+from hushrec.report.course import ADAPTATION
+from hushrec.report.html import write_report
 from hushrec.report.tables import (
     adaptation_table,
     comparison_tables,

@@ -24,7 +24,8 @@ from hushrec.privacy.accountant import (
     noise_for,
 )
 from hushrec.privacy.tables import DELTAS, ROUNDS, cells
-from hushrec.report.plots import line, standalone
+from hushrec.report.plots import line
+from hushrec.report.standalone import standalone
 
 CURVE_POINTS = 16
 
