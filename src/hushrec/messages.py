@@ -268,7 +268,8 @@ class Evaluation:
                 raise MessageError("a metric lies between 0 and 1: the evaluation's does not")
             if places.shape != (PLACES,) or places.dtype != np.int64 or places.sum() != users:
                 raise MessageError("the evaluation's places do not fit its users")
-            tallies[candidates] = Tally(users, {name: sums[name] for name in metrics}, places)
+            own = {name: sums[name] for name in metrics if users}
+            tallies[candidates] = Tally(users, own, places)
         return cls(tallies)
 
 
@@ -352,9 +353,9 @@ def _read_update(arrays: Arrays, expected: Expected) -> Update:
     dense = {name: (clients, *own) for name, own in shape.dense.items()}
     tables = {name: (shape.n_rows, width) for name, width in shape.tables.items()}
     sparse: dict[str, tuple[int | None, int]] = {**tables, **shape.spaces}
+    tables_sent = {name: (clients, count or 0, width) for name, (count, width) in sparse.items()}
     if expected.whole:
-        dense |= {name: (clients, count or 0, width) for name, (count, width) in sparse.items()}
-        sparse = {}
+        dense, sparse = {**dense, **tables_sent}, {}
     parts = ("ids", "rows") if clients == 1 else ("ids", "rows", "indptr")
     names = {f"dense/{name}" for name in dense}
     names |= {f"{part}/{name}" for name in sparse for part in parts}
@@ -371,7 +372,17 @@ def _read_update(arrays: Arrays, expected: Expected) -> Update:
         name: _read_rows(arrays, name, count, width, expected)
         for name, (count, width) in sparse.items()
     }
-    return Update(clients, rows, {name: arrays[f"dense/{name}"] for name in dense})
+    if expected.whole:
+        keyed = shape.spaces.keys()
+        rows = {n: _whole_rows(arrays[f"dense/{n}"], n in keyed) for n in tables_sent}
+    return Update(clients, rows, {name: arrays[f"dense/{name}"] for name in shape.dense})
+
+
+def _whole_rows(table: Array, keyed: bool) -> ClientRows:
+    clients, count, width = table.shape
+    ids = np.tile(np.arange(count, dtype=np.int64 if keyed else np.int32), clients)
+    indptr = np.arange(clients + 1) * count
+    return ClientRows(indptr, ids, table.reshape(-1, width), space=count if keyed else None)
 
 
 def _read_rows(

@@ -118,7 +118,7 @@ class Split:
         trains = np.isin(users, self.training_users)
         return replace(
             self,
-            data=self.data.select(np.zeros(len(self.data), bool)),
+            data=self.data.select(np.isin(self.data.user, users)),
             train=self.train.take(users),
             valid=self.valid.take(users),
             test=self.test.take(users),

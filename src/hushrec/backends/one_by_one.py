@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from hushrec.aggregate import ExactSum
 from hushrec.backends.base import Collected
 from hushrec.client import Task, take_part
-from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
+from hushrec.config import Experiment
+from hushrec.evaluate.evaluator import Evaluator
 from hushrec.messages import Arrays, Download, Evaluation, Expected, LossSum, Upload, payload
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
@@ -30,13 +31,16 @@ ALONE = np.zeros(1, np.int64)
 class Device:
     """One client: a device, or a silo of several users."""
 
-    def __init__(self, task: Task, split: Split, published: bool, config: EvaluationConfig) -> None:
+    def __init__(
+        self, task: Task, split: Split, experiment: Experiment, noise: NDArray[np.float64] | None
+    ) -> None:
         self.task = task
-        self.view = split.train_view("published" if published else "honest").prepared()
+        view = split.train_view(experiment.protocol)
+        self.view = replace(view, noise=noise).prepared()
         fields = task.method.private_fields(self.view, task.initial, task.streams)
         self.store = PrivateStore(fields, 1)
         self.selected: PrivateStore | None = None
-        self.evaluator = Evaluator(split, config, task.streams, threads=1)
+        self.evaluator = Evaluator(split, experiment.evaluation, task.streams, threads=1)
 
     def take_part(self, message: bytes) -> bytes:
         """Answer a download with an upload."""
@@ -61,20 +65,22 @@ class OneByOne:
     """Every client of a split by itself."""
 
     def __init__(
-        self, task: Task, split: Split, config: EvaluationConfig, *, published: bool = False
+        self,
+        task: Task,
+        split: Split,
+        experiment: Experiment,
+        deviations: NDArray[np.float64] | None = None,
     ) -> None:
+        """``deviations`` are of the noise that each client adds, where they differ."""
         self.task = task
-        view, holders = split.train, split.holders
-        owner = view.users if holders is None else holders
-        self.devices = {
-            int(client): Device(
-                replace(task, protection=task.protection.on_device()),
-                split.take(np.flatnonzero(owner == client)),
-                published,
-                config,
-            )
-            for client in np.unique(owner)
-        }
+        agreed = replace(task, protection=task.protection.on_device())
+        owner = split.train.users if split.holders is None else split.holders
+        self.devices = {}
+        for client in np.unique(owner).tolist():
+            own = split.take(np.flatnonzero(owner == client))
+            noise = None if deviations is None else deviations[client : client + 1]
+            self.devices[client] = Device(agreed, own, experiment, noise)
+        config = experiment.evaluation
         self.metrics = {name: config.metric_names() for name in ("full", config.sampled_name)}
 
     def train(
