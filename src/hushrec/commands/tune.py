@@ -21,7 +21,7 @@ from hushrec.commands.options import (
 )
 from hushrec.config import parse_settings
 from hushrec.report.tables import trials_table
-from hushrec.tune import PRESET, tune
+from hushrec.tune import PRESET, Start, tune
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Asked:
     rounds: int | None
     seed: int
     pairs: tuple[str, ...]
+
+    def start(self) -> Start:
+        """Return where the search begins."""
+        settings = parse_settings(self.pairs)
+        return Start(self.method, self.preset, self.rounds, self.seed, settings)
 
     def words(self) -> str:
         """Return the command that asks for it, for the preset to say where it is from."""
@@ -78,13 +83,9 @@ def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: b
     with training_display(as_json) as show, polite_stop() as should_stop:
         search = tune(
             data,
-            asked.method,
+            asked.start(),
             out,
             trials=asked.trials,
-            preset=asked.preset,
-            rounds=asked.rounds,
-            seed=asked.seed,
-            settings=parse_settings(asked.pairs),
             machine=Machine(threads),
             command=asked.words(),
             on_round=lambda number, report: show(report, f"trial {number + 1} of {asked.trials}"),
