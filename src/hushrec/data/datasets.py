@@ -24,10 +24,11 @@ class DataSet:
     items: int
     rows: int
     loader: Callable[[Folder], Interactions]
-    folder: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     """Names and SHA-256 of the unpacked content."""
     url: str | None = None
+    shared_folder: str | None = None
+    """Where it lies with others of the same archive; else in a folder of its name."""
 
     def find(self, data_dir: str | Path | None = None) -> Folder | None:
         """Return where the data set is, or None."""
@@ -45,6 +46,11 @@ class DataSet:
             name: folder.state(name, sha256) if folder else "missing"
             for name, sha256 in self.files.items()
         }
+
+    @property
+    def folder(self) -> str:
+        """The folder of its files, below a root."""
+        return self.shared_folder or self.name
 
     @property
     def interactions_file(self) -> str:
@@ -87,7 +93,6 @@ CATALOG: Mapping[str, DataSet] = {
             items=1_682,
             rows=100_000,
             loader=loaders.ml_100k,
-            folder="ml-100k",
             files={
                 "u.data": "06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490",
                 "u.item": "553841ebc7de3a0fd0d6b62a204ea30c1e651aacfb2814c7a6584ac52f2c5701",
@@ -105,7 +110,6 @@ CATALOG: Mapping[str, DataSet] = {
             items=3_706,
             rows=1_000_209,
             loader=loaders.ml_1m,
-            folder="ml-1m",
             files={
                 "ratings.dat": "506d64ca44484487c11dc2d9a28de5c54948213e6b96285e298afe28d6ea4e0f",
                 "movies.dat": "0140fc2356357c1a851d0f52e893a1e4d3696df632c4141cea8d5bc3d621f0b9",
@@ -122,7 +126,7 @@ CATALOG: Mapping[str, DataSet] = {
             items=17_632,
             rows=92_834,
             loader=loaders.lastfm_listens,
-            folder="lastfm-2k",
+            shared_folder="lastfm-2k",
             files=_LISTEN_FILES,
             url=_LASTFM_URL,
         ),
@@ -135,7 +139,7 @@ CATALOG: Mapping[str, DataSet] = {
             items=12_454,
             rows=185_650,
             loader=partial(loaders.lastfm_tags, at_least=5),
-            folder="lastfm-2k",
+            shared_folder="lastfm-2k",
             files=_TAG_FILES,
             url=_LASTFM_URL,
         ),
@@ -148,7 +152,7 @@ CATALOG: Mapping[str, DataSet] = {
             items=12_322,
             rows=183_415,
             loader=partial(loaders.lastfm_tags, at_least=10),
-            folder="lastfm-2k",
+            shared_folder="lastfm-2k",
             files=_TAG_FILES,
             url=_LASTFM_URL,
         ),
@@ -161,7 +165,6 @@ CATALOG: Mapping[str, DataSet] = {
             items=11_830,
             rows=63_836,
             loader=loaders.ratings_dat,
-            folder="amazon-video/pfedrec",
             files={
                 "ratings.dat": "a1292e4a4dba6c37be6ae5dc83d4404af96bf3eace4c8954e2f4e8360a3cdd76",
             },
@@ -175,7 +178,6 @@ CATALOG: Mapping[str, DataSet] = {
             items=7_957,
             rows=23_181,
             loader=loaders.ratings_dat,
-            folder="amazon-video/fedrkg",
             files={
                 "ratings.dat": "82eb5856b173e8f52a93521b33a402429f81aa92645fdbb7bae6b78316738ba0",
             },
@@ -190,7 +192,6 @@ CATALOG: Mapping[str, DataSet] = {
             items=2_042,
             rows=33_372,
             loader=loaders.filmtrust,
-            folder="filmtrust",
             files={
                 "ratings.txt": "dac8ad6cefc94ec9be782c0de4659d7ca2fa9189991df72353042f5dfeadf1b1",
             },
@@ -207,7 +208,6 @@ CATALOG: Mapping[str, DataSet] = {
             items=4_082,
             rows=96_203,
             loader=loaders.frappe,
-            folder="frappe",
             files={
                 "frappe.csv": "409edc12f4e2153c5dd58ae171938735911d9b0f70961d5f1086b241656b2cb5",
                 "meta.csv": "de87f6b2e7cd0428f9179167e2e7826b5dd3bf490d5af680261b685763ac214f",

@@ -140,15 +140,9 @@ def _feature(
     table: Table, column: int, words: str, kind: list[str], entries: list[str], ours: list[str]
 ) -> Column:
     if not kind or kind == ["category"]:
-        names = sorted(set(ours) - {""})
-        code = {entry: number for number, entry in enumerate(names)} | {"": -1}
-        codes = np.array([code[entry] for entry in ours], np.int32)
-        return Categorical(codes, np.array(names, np.str_))
+        return Categorical.of(ours)
     if kind == ["set"]:
-        members = [set(entry.split("|")) - {""} for entry in ours]
-        names = sorted(set().union(*members))
-        flags = np.array([[name in some for name in names] for some in members], bool)
-        return MultiCategorical(flags.reshape(len(ours), len(names)), np.array(names, np.str_))
+        return MultiCategorical.of(entry.split("|") for entry in ours)
     limits = [float(limit) for limit in kind[1:] if is_number(limit)]
     if kind[0] == "number" and len(limits) == len(kind) - 1 and len(limits) in (0, 2):
         for row, entry in enumerate(entries):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hushrec.data.interactions import StrArray
 from hushrec.data.text import read_rows
 
 FileState = Literal["ok", "differs", "missing"]
@@ -43,6 +44,13 @@ class Folder:
             return {}
         rows = read_rows(path, delimiter, encoding=encoding, header=header)
         return {row[0]: row for row in rows}
+
+    def lines_of(
+        self, ids: StrArray, name: str, delimiter: str, encoding: str = "utf-8"
+    ) -> list[list[str]]:
+        """Return the line of each id, nothing if the file is absent."""
+        rows = self.rows(name, delimiter, encoding=encoding)
+        return [rows[one] for one in ids] if rows else []
 
     def state(self, name: str, sha256: str) -> FileState:
         """Return whether a file is there and has this checksum, unpacked."""

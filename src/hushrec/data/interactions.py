@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,15 @@ class Categorical:
     codes: IntArray
     names: StrArray
 
+    @classmethod
+    def of(cls, entries: Iterable[str], names: Iterable[str] | None = None) -> Categorical:
+        """Code a column of text; categories are sorted unless given, an empty text is unknown."""
+        entries = list(entries)
+        known = sorted(set(entries) - {""}) if names is None else list(names)
+        code = {"": -1} | {name: number for number, name in enumerate(known)}
+        codes = np.array([code[entry] for entry in entries], np.int32)
+        return cls(codes, np.array(known, np.str_))
+
 
 @dataclass(frozen=True)
 class MultiCategorical:
@@ -29,6 +38,14 @@ class MultiCategorical:
 
     flags: NDArray[np.bool_]
     names: StrArray
+
+    @classmethod
+    def of(cls, entries: Iterable[Iterable[str]]) -> MultiCategorical:
+        """Code sets of categories, which are sorted."""
+        sets = [set(entry) - {""} for entry in entries]
+        known = sorted(set().union(*sets))
+        flags = np.array([[name in some for name in known] for some in sets], np.bool_)
+        return cls(flags.reshape(len(sets), len(known)), np.array(known, np.str_))
 
 
 @dataclass(frozen=True)

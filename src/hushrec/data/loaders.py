@@ -50,23 +50,6 @@ def _read(folder: Folder, name: str) -> Interactions:
     return _ordered(read_interactions(_required(folder, name)))
 
 
-def _categorical(entries: Iterable[str], names: Iterable[str] | None = None) -> Categorical:
-    """Code a column of text; categories are sorted unless their order is given."""
-    entries = list(entries)
-    known = list(names) if names is not None else sorted(set(entries))
-    code = {name: k for k, name in enumerate(known)}
-    return Categorical(
-        np.array([code[entry] for entry in entries], dtype=np.int32), np.array(known)
-    )
-
-
-def _multi(entries: Iterable[Iterable[str]]) -> MultiCategorical:
-    entries = [set(entry) for entry in entries]
-    known = sorted(set().union(*entries))
-    flags = np.array([[name in entry for name in known] for entry in entries], dtype=np.bool_)
-    return MultiCategorical(flags, np.array(known))
-
-
 def _numbers(entries: Iterable[str], low: float, high: float) -> Numeric:
     """Read numbers; the median stands in where there is none, so that no NaN goes on."""
     known = np.array(
@@ -78,35 +61,28 @@ def _numbers(entries: Iterable[str], low: float, high: float) -> Numeric:
 
 def _years(entries: Iterable[str]) -> Categorical:
     """Code years; a film without one has none."""
-    known = [entry if entry.isdecimal() else None for entry in entries]
-    names = sorted({year for year in known if year is not None})
-    codes = [-1 if year is None else names.index(year) for year in known]
-    return Categorical(np.array(codes, np.int32), np.array(names))
+    return Categorical.of(entry if entry.isdecimal() else "" for entry in entries)
 
 
 def ml_100k(folder: Folder) -> Interactions:
     """Read MovieLens 100K: ages, genders and occupations, years and genres."""
     data = _read(folder, "u.data")
-    people = folder.rows("u.user", "|")
-    films = folder.rows("u.item", "|", encoding="latin-1")
+    people = folder.lines_of(data.users, "u.user", "|")
+    films = folder.lines_of(data.items, "u.item", "|", encoding="latin-1")
     genres = list(folder.rows("u.genre", "|"))
     if people:
-        rows = [people[user] for user in data.users]
         features: dict[str, Column] = {
-            "age": Numeric(np.array([row[1] for row in rows], dtype=np.float32), 0.0, 100.0),
-            "gender": _categorical(row[2] for row in rows),
-            "occupation": _categorical(row[3] for row in rows),
+            "age": Numeric(np.array([row[1] for row in people], dtype=np.float32), 0.0, 100.0),
+            "gender": Categorical.of(row[2] for row in people),
+            "occupation": Categorical.of(row[3] for row in people),
         }
         data = replace(data, user_features=features)
     if films:
-        rows = [films[item] for item in data.items]
-        described: dict[str, Column] = {
-            "year": _years(row[2][-4:] for row in rows)  # 01-Jan-1995
-        }
+        described: dict[str, Column] = {"year": _years(row[2][-4:] for row in films)}  # 01-Jan-1995
         if genres:
-            flags = np.array([row[5 : 5 + 19] for row in rows]) == "1"
+            flags = np.array([row[5 : 5 + 19] for row in films]) == "1"
             described["genres"] = MultiCategorical(flags, np.array([g for g in genres if g]))
-        data = replace(data, titles=np.array([row[1] for row in rows]), item_features=described)
+        data = replace(data, titles=np.array([row[1] for row in films]), item_features=described)
     return data
 
 
@@ -125,24 +101,24 @@ _ML_1M_OCCUPATIONS = (
 def ml_1m(folder: Folder) -> Interactions:
     """Read MovieLens 1M: age groups, genders and occupations, years and genres."""
     data = _read(folder, "ratings.dat")
-    people = folder.rows("users.dat", "::")
-    films = folder.rows("movies.dat", "::", encoding="latin-1")
+    people = folder.lines_of(data.users, "users.dat", "::")
+    films = folder.lines_of(data.items, "movies.dat", "::", encoding="latin-1")
     if people:
-        rows = [people[user] for user in data.users]
         features: dict[str, Column] = {
-            "gender": _categorical(row[1] for row in rows),
-            "age group": _categorical((_ML_1M_AGES[row[2]] for row in rows), _ML_1M_AGES.values()),
-            "occupation": _categorical(
-                (_ML_1M_OCCUPATIONS[int(row[3])] for row in rows), _ML_1M_OCCUPATIONS
+            "gender": Categorical.of(row[1] for row in people),
+            "age group": Categorical.of(
+                (_ML_1M_AGES[row[2]] for row in people), _ML_1M_AGES.values()
+            ),
+            "occupation": Categorical.of(
+                (_ML_1M_OCCUPATIONS[int(row[3])] for row in people), _ML_1M_OCCUPATIONS
             ),
         }
         data = replace(data, user_features=features)
     if films:
-        rows = [films[item] for item in data.items]
-        titles = [row[1] for row in rows]
+        titles = [row[1] for row in films]
         described: dict[str, Column] = {
             "year": _years(title[-5:-1] for title in titles),  # Toy Story (1995)
-            "genres": _multi(row[2].split("|") for row in rows),
+            "genres": MultiCategorical.of(row[2].split("|") for row in films),
         }
         data = replace(data, titles=np.array(titles), item_features=described)
     return data
@@ -193,7 +169,7 @@ def frappe(folder: Folder) -> Interactions:
     path = _required(folder, "frappe.csv")
     head, *rows = read_rows(path, "\t")
     context: dict[str, Column] = {
-        head[k]: _categorical(row[k] for row in rows) for k in range(3, len(head))
+        head[k]: Categorical.of(row[k] for row in rows) for k in range(3, len(head))
     }
     data = replace(data, context=context)
     apps = folder.rows("meta.csv", "\t", header=True)
@@ -206,11 +182,11 @@ def frappe(folder: Folder) -> Interactions:
     )
     found = [apps[item] for item in data.items]
     described: dict[str, Column] = {
-        "category": _categorical(row[category] for row in found),
-        "price": _categorical(_price_kind(row[price]) for row in found),
+        "category": Categorical.of(row[category] for row in found),
+        "price": Categorical.of(_price_kind(row[price]) for row in found),
         # The shop's own figures: classes of installations all over the world, and its stars.
-        "downloads": _categorical(row[downloads] for row in found),
-        "language": _categorical(row[language] for row in found),
+        "downloads": Categorical.of(row[downloads] for row in found),
+        "language": Categorical.of(row[language] for row in found),
         "rating": _numbers((row[rating] for row in found), 0.0, 5.0),
     }
     titles = [
