@@ -142,15 +142,13 @@ def test_frappe_details(data_dir):
 
 
 def test_share_of_users_with_ties(data_dir):
-    from hushrec.commands.data import summarise
-
     key = "share_of_users_tied_at_latest_time"
     for name, share in (
         ("ml-100k", 0.440),
         ("amazon-video/pfedrec", 0.275),
         ("amazon-video/fedrkg", 0.257),
     ):
-        assert summarise(load(name, data_dir=data_dir))[key] == pytest.approx(share, abs=6e-4)
+        assert load(name, data_dir=data_dir).facts()[key] == pytest.approx(share, abs=6e-4)
 
 
 # ---------------------------------------------------------------------------- finding the files

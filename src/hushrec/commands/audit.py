@@ -17,6 +17,7 @@ from rich.table import Table
 from hushrec.audit.auditor import Progress, audit
 from hushrec.commands.options import json_option, print_json, run_argument
 from hushrec.report.html import write_report
+from hushrec.report.tables import plain_table
 from hushrec.run import Run
 
 
@@ -151,14 +152,7 @@ def _canary_table(found: list[Mapping[str, Any]], claim: Mapping[str, Any]) -> T
 
 
 def _new_table(title: str, skipped: str | None) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        caption_justify="left",
-        box=None,
-        pad_edge=False,
-    )
+    table = plain_table(title, title_style="bold")
     if skipped:
         table.add_column("")
         table.add_row(skipped)

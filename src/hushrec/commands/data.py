@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from hushrec.commands.options import gather, json_option
 from hushrec.data.catalog import fetch, import_file, load, names
 from hushrec.data.datasets import CATALOG, DataSet
 from hushrec.data.files import FeatureFiles
 from hushrec.data.folders import cache_dir
-from hushrec.data.interactions import Categorical, Column, Interactions, MultiCategorical
 from hushrec.data.tables import Columns
+from hushrec.report.tables import add_figures, plain_table
 
 
 @click.group("data")
@@ -46,10 +44,9 @@ def list_command(as_json: bool) -> None:
     if as_json:
         _print_json(entries)
         return
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     table.add_column("name", no_wrap=True)
-    for count in ("users", "items", "rows"):
-        table.add_column(count, justify="right", no_wrap=True)
+    add_figures(table, ("users", "items", "rows"))
     table.add_column("where", overflow="fold")
     table.add_column("licence")
     for entry in entries:
@@ -70,7 +67,7 @@ def info_command(source: str, as_json: bool) -> None:
     hushrec data info ml-100k
     hushrec data info ratings.csv.gz --json
     """
-    summary = summarise(load(source))
+    summary = load(source).facts()
     if source in CATALOG:
         dataset = CATALOG[source]
         folder = dataset.find() if dataset.files else None
@@ -166,56 +163,8 @@ def import_command(
     hushrec data import ratings.csv --name mine --items films.csv --item-feature genres:set
         --users people.csv --user-feature gender --user-feature age:number:0:100
     """
-    summary = summarise(import_file(file, name, columns, features, overwrite=overwrite))
+    summary = import_file(file, name, columns, features, overwrite=overwrite).facts()
     _show(summary, as_json)
-
-
-def summarise(data: Interactions) -> dict[str, Any]:
-    """Return the facts that `info` shows."""
-    pair = data.user.astype(np.int64) * data.n_items + data.item
-    pairs = len(np.unique(pair))
-    per_user = np.bincount(data.user, minlength=data.n_users)
-    return {
-        "name": data.name,
-        "users": data.n_users,
-        "items": data.n_items,
-        "rows": len(data),
-        "pairs": pairs,
-        "repeats": len(data) - pairs,
-        "density": pairs / (data.n_users * data.n_items),
-        "rows_per_user": {
-            "min": int(per_user.min()),
-            "median": float(np.median(per_user)),
-            "max": int(per_user.max()),
-        },
-        "has_time": data.has_time,
-        "share_of_users_tied_at_latest_time": _share_tied(data) if data.has_time else None,
-        "features": {
-            where: {name: _describe(column) for name, column in columns.items()}
-            for where, columns in (
-                ("user", data.user_features),
-                ("item", data.item_features),
-                ("context", data.context),
-            )
-            if columns
-        },
-        "notes": list(data.notes),
-    }
-
-
-def _share_tied(data: Interactions) -> float:
-    latest = np.full(data.n_users, np.iinfo(np.int64).min)
-    np.maximum.at(latest, data.user, data.time)
-    at_latest = np.bincount(data.user[data.time == latest[data.user]], minlength=data.n_users)
-    return float(np.mean(at_latest > 1))
-
-
-def _describe(column: Column) -> str:
-    if isinstance(column, Categorical):
-        return f"{len(column.names)} categories"
-    if isinstance(column, MultiCategorical):
-        return f"any of {len(column.names)} categories"
-    return f"{np.nanmin(column.values):g} to {np.nanmax(column.values):g}"
 
 
 def _entry(dataset: DataSet) -> dict[str, Any]:
@@ -254,7 +203,7 @@ def _show(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
         _print_json(summary)
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
+    table = plain_table(show_header=False)
     for key, value in summary.items():
         if value not in ({}, [], None):
             table.add_row(key.replace("_", " "), _text(value))

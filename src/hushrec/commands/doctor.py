@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from hushrec.backends.inprocess import usable_cores
 from hushrec.commands.options import json_option, print_json
 from hushrec.data.folders import cache_dir
 from hushrec.methods.base import method_names
+from hushrec.report.tables import plain_table
 
 EXTRAS = {
     "neural": "torch",
@@ -53,7 +53,7 @@ def doctor_command(as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = plain_table(show_header=False)
     table.add_column("", style="bold", no_wrap=True)
     table.add_column("", overflow="fold")
     table.add_row("python", f"{found['python']} on {found['platform']}")

@@ -159,13 +159,8 @@ def analyse_command(
                 refused.append(f"{name}: {error}")
     heading = _heading(run)
     if as_json:
-        plain = dict(found)
-        if "groups" in found:
-            plain["groups"] = {name: said.as_dict() for name, said in found["groups"].items()}
-        if "guidance" in found:
-            plain["guidance"] = [effect.as_dict() for effect in found["guidance"]]
         model = run.method.facts(run.shared)
-        print_json({**heading, "part": part, "model": model, **plain})
+        print_json({**heading, "part": part, "model": model, **found})
         return
     console = Console()
     mark = f" [bold red]{heading['protocol_mark']}[/]" if heading["protocol_mark"] else ""
@@ -219,6 +214,6 @@ def compare_command(
     if plot is not None:
         write_convergence(folders, plot, metrics, candidates)
     if as_json:
-        print_json([row.as_dict() for row in rows])
+        print_json(rows)
         return
     Console().print(*comparison_tables(rows), cost_table(rows), sep="\n")

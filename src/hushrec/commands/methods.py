@@ -7,12 +7,12 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from hushrec.commands.options import json_option, print_json
 from hushrec.config import preset_names
 from hushrec.errors import MissingExtraError
 from hushrec.methods.base import method_class, method_names
+from hushrec.report.tables import plain_table
 
 
 @click.command("methods")
@@ -28,7 +28,7 @@ def methods_command(as_json: bool) -> None:
     if as_json:
         print_json(entries)
         return
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     for name in ("method", "options and defaults", "presets", "what it is"):
         table.add_column(name, overflow="fold")
     for entry in entries:

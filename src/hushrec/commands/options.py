@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ def gather(name: str, kind: type[Any], *options: Decorator) -> Decorator:
 
 
 def print_json(value: object) -> None:
-    """Print a result for programs."""
-    click.echo(json.dumps(value, indent=2))
+    """Print a result for programs; a dataclass is its fields."""
+    click.echo(json.dumps(value, indent=2, default=asdict))
 
 
 def default_name(data: str, method: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import click
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from hushrec.commands.options import gather, json_option, print_json
 from hushrec.errors import ConfigError
@@ -26,6 +25,7 @@ from hushrec.privacy.accountant import (
 from hushrec.privacy.tables import DELTAS, ROUNDS, cells
 from hushrec.report.plots import line
 from hushrec.report.standalone import standalone
+from hushrec.report.tables import add_figures, plain_table
 
 CURVE_POINTS = 16
 
@@ -151,15 +151,14 @@ def tables_command(as_json: bool) -> None:
     """
     found = cells()
     if as_json:
-        print_json([asdict(cell) for cell in found])
+        print_json(found)
         return
     console = Console()
     for name in dict.fromkeys(cell.table for cell in found):
-        table = Table(title=f"{name}: epsilon", title_justify="left", box=None, pad_edge=False)
+        table = plain_table(f"{name}: epsilon")
         table.add_column("M / N", no_wrap=True)
         table.add_column("", no_wrap=True)
-        for delta in DELTAS:
-            table.add_column(f"delta {delta:.0e}", justify="right", no_wrap=True)
+        add_figures(table, (f"delta {delta:.0e}" for delta in DELTAS))
         here = [cell for cell in found if cell.table == name]
         for cohort in dict.fromkeys(cell.cohort for cell in here):
             row = [cell for cell in here if cell.cohort == cohort]

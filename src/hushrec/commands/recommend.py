@@ -8,11 +8,11 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from hushrec.commands.options import json_option, print_json, run_argument
 from hushrec.data.files import read_history
 from hushrec.errors import ConfigError
+from hushrec.report.tables import plain_table
 from hushrec.report.units import human_size
 from hushrec.run import Run
 from hushrec.serve.bundle import export
@@ -64,10 +64,9 @@ def recommend_command(
     if not found:
         click.echo(f"nothing is left to recommend to '{user}'", err=True)
     if as_json:
-        lines = [{"item": r.item, "title": r.title, "score": r.score} for r in found]
-        print_json({"user": user, "recommendations": lines})
+        print_json({"user": user, "recommendations": found})
         return
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     table.add_column("", justify="right")
     table.add_column("title", overflow="fold")
     table.add_column("item", overflow="fold")

@@ -12,16 +12,8 @@ from rich.console import Console
 
 from hushrec.backends.inprocess import Machine
 from hushrec.clients import Protocol
+from hushrec.commands import options
 from hushrec.commands.display import load_aloud, polite_stop, training_display
-from hushrec.commands.options import (
-    data_option,
-    default_name,
-    gather,
-    json_option,
-    method_option,
-    print_json,
-    threads_option,
-)
 from hushrec.config import parse_settings
 from hushrec.errors import ConfigError
 from hushrec.report.html import write_report
@@ -77,11 +69,11 @@ class Place:
 
 
 @click.command("train")
-@gather(
+@options.gather(
     "asked",
     Asked,
-    data_option,
-    method_option,
+    options.data_option,
+    options.method_option,
     click.option(
         "--preset", metavar="NAME", help="A set of options that ships, for example 'paper'."
     ),
@@ -96,8 +88,8 @@ class Place:
         "--seeds", type=click.IntRange(min=1), default=1, metavar="N", help="How many seeds."
     ),
 )
-@threads_option
-@gather(
+@options.threads_option
+@options.gather(
     "protected",
     Protected,
     click.option(
@@ -119,14 +111,14 @@ class Place:
     click.option("--epsilon-max", type=float, metavar="E", help="Of the most active client."),
 )
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable.")
-@gather(
+@options.gather(
     "place",
     Place,
     click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The run folder."),
     click.option("--resume", is_flag=True, help="Go on with an interrupted run in --out."),
     click.option("--overwrite", is_flag=True, help="Replace the run in --out."),
 )
-@json_option
+@options.json_option
 def train_command(
     asked: Asked,
     threads: int | None,
@@ -159,7 +151,7 @@ def train_command(
     settings = parse_settings(pairs) | protected.settings()
     data = load_aloud(asked.data, quiet=as_json)
     with training_display(as_json) as on_round, polite_stop() as should_stop:
-        options: TrainOptions = {
+        said: TrainOptions = {
             "preset": asked.preset,
             "protocol": asked.protocol,
             "rounds": asked.rounds,
@@ -172,14 +164,14 @@ def train_command(
             "should_stop": should_stop,
         }
         if asked.seeds > 1:
-            summary = train_seeds(data, asked.method, asked.chosen_seeds, out, **options)
+            summary = train_seeds(data, asked.method, asked.chosen_seeds, out, **said)
             runs = [Run.open(out / name, data) for name in summary["runs"]]
         else:
-            runs = [train(data, asked.method, out=out, **options)]
+            runs = [train(data, asked.method, out=out, **said)]
             summary = dict(runs[0].summary)
     reports = [write_report(run) for run in runs]
     if as_json:
-        print_json(summary)
+        options.print_json(summary)
         return
     console = Console()
     console.print(result_table(summary))
@@ -206,4 +198,4 @@ def _asked_before(asked: Asked, place: Place) -> Asked:
 
 def _default_out(asked: Asked) -> Path:
     mark = "-published" if asked.protocol == "published" else ""
-    return Path("runs") / (default_name(asked.data, asked.method) + mark)
+    return Path("runs") / (options.default_name(asked.data, asked.method) + mark)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
 
 from hushrec.backends.inprocess import Machine
+from hushrec.commands import options
 from hushrec.commands.display import load_aloud, polite_stop, training_display
-from hushrec.commands.options import (
-    data_option,
-    default_name,
-    gather,
-    json_option,
-    method_option,
-    print_json,
-    threads_option,
-)
 from hushrec.config import parse_settings
 from hushrec.report.tables import trials_table
 from hushrec.tune import PRESET, Start, tune
@@ -51,11 +43,11 @@ class Asked:
 
 
 @click.command("tune")
-@gather(
+@options.gather(
     "asked",
     Asked,
-    data_option,
-    method_option,
+    options.data_option,
+    options.method_option,
     click.option("--preset", metavar="NAME", help="What trial 0 and the fixed options come from."),
     click.option(
         "--trials", type=click.IntRange(min=1), default=20, show_default=True, metavar="N"
@@ -65,8 +57,8 @@ class Asked:
     click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option."),
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The search's folder.")
-@threads_option
-@json_option
+@options.threads_option
+@options.json_option
 def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: bool) -> None:
     """Search for a method's options on the validation items, and write them as a preset.
 
@@ -78,7 +70,7 @@ def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: b
     The protocol is honest and test items are never scored. The same command goes on with a search
     that was interrupted, or with more --trials; the result is the same as without the stop.
     """
-    out = out or Path("tunes") / default_name(asked.data, asked.method)
+    out = out or Path("tunes") / options.default_name(asked.data, asked.method)
     data = load_aloud(asked.data, quiet=as_json)
     with training_display(as_json) as show, polite_stop() as should_stop:
         search = tune(
@@ -93,8 +85,7 @@ def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: b
         )
     best = search.best
     if as_json:
-        trials = [asdict(trial) for trial in search.trials]
-        print_json({**search.about, "best": best.number, "trials": trials})
+        options.print_json({**search.about, "best": best.number, "trials": search.trials})
         return
     console = Console()
     console.print(trials_table(search))

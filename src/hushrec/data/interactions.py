@@ -118,6 +118,40 @@ class Interactions:
         found = np.flatnonzero(self.users == user)
         return int(found[0]) if len(found) else None
 
+    def facts(self) -> dict[str, Any]:
+        """Return what there is to say of the data: counts, density, ties, features, notes."""
+        pairs = len(np.unique(self.user.astype(np.int64) * self.n_items + self.item))
+        per_user = np.bincount(self.user, minlength=self.n_users)
+        features = {"user": self.user_features, "item": self.item_features, "context": self.context}
+        return {
+            "name": self.name,
+            "users": self.n_users,
+            "items": self.n_items,
+            "rows": len(self),
+            "pairs": pairs,
+            "repeats": len(self) - pairs,
+            "density": pairs / (self.n_users * self.n_items),
+            "rows_per_user": {
+                "min": int(per_user.min()),
+                "median": float(np.median(per_user)),
+                "max": int(per_user.max()),
+            },
+            "has_time": self.has_time,
+            "share_of_users_tied_at_latest_time": self._share_tied() if self.has_time else None,
+            "features": {
+                owner: {name: _describe(column) for name, column in columns.items()}
+                for owner, columns in features.items()
+                if columns
+            },
+            "notes": list(self.notes),
+        }
+
+    def _share_tied(self) -> float:
+        latest = np.full(self.n_users, np.iinfo(np.int64).min)
+        np.maximum.at(latest, self.user, self.time)
+        at_latest = np.bincount(self.user[self.time == latest[self.user]], minlength=self.n_users)
+        return float(np.mean(at_latest > 1))
+
     def merged(self) -> Interactions:
         """Keep the latest row of every (user, item) pair, in file order, and note how many went."""
         pair = self.user.astype(np.int64) * self.n_items + self.item
@@ -168,3 +202,11 @@ def _select(column: Column, rows: NDArray[Any]) -> Column:
     if isinstance(column, MultiCategorical):
         return replace(column, flags=column.flags[rows])
     return replace(column, values=column.values[rows])
+
+
+def _describe(column: Column) -> str:
+    if isinstance(column, Categorical):
+        return f"{len(column.names)} categories"
+    if isinstance(column, MultiCategorical):
+        return f"any of {len(column.names)} categories"
+    return f"{np.nanmin(column.values):g} to {np.nanmax(column.values):g}"
