@@ -62,16 +62,27 @@ class DataSet:
         return PurePosixPath(self.url or self.folder).name.removesuffix(".zip")
 
 
-_GROUPLENS = "research use, acknowledge; no redistribution, no commercial use without permission"
 _NO_TERMS = "no licence text came with it; terms not established"
-_MOVIELENS = (
-    "F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and Context. "
-    "ACM TiiS 5, 4, Article 19."
+_movielens = partial(
+    DataSet,
+    licence="research use, acknowledge; no redistribution, no commercial use without permission",
+    citation="F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and "
+    "Context. ACM TiiS 5, 4, Article 19.",
 )
-_LASTFM_LICENCE = "non-commercial use; cite Last.fm"
-_LASTFM = "Last.fm, http://www.lastfm.com; Cantador, Brusilovsky, Kuflik: HetRec 2011, RecSys."
-_LASTFM_URL = "https://files.grouplens.org/datasets/hetrec2011/hetrec2011-lastfm-2k.zip"
-_AMAZON = "J. McAuley et al. 2015. Image-based Recommendations on Styles and Substitutes. SIGIR."
+_lastfm = partial(
+    DataSet,
+    licence="non-commercial use; cite Last.fm",
+    citation="Last.fm, http://www.lastfm.com; Cantador, Brusilovsky, Kuflik: HetRec 2011, RecSys.",
+    url="https://files.grouplens.org/datasets/hetrec2011/hetrec2011-lastfm-2k.zip",
+    shared_folder="lastfm-2k",
+)
+_amazon_video = partial(
+    DataSet,
+    licence=_NO_TERMS,
+    citation="J. McAuley et al. 2015. Image-based Recommendations on Styles and Substitutes. "
+    "SIGIR.",
+    loader=loaders.ratings_dat,
+)
 _ARTISTS = {"artists.dat": "c173881362c6b28551368fecb3c0be5a6a30a6cd859e1f5775413dfe46d48648"}
 _LISTEN_FILES = {
     "user_artists.dat": "001400dc3c7d2667fca6e4ea6dc6acc31a9dd28ad5cd0f74cea988c019934d3b",
@@ -84,11 +95,9 @@ _TAG_FILES = {
 CATALOG: Mapping[str, DataSet] = {
     dataset.name: dataset
     for dataset in (
-        DataSet(
+        _movielens(
             name="ml-100k",
             title="MovieLens 100K: film ratings, 1997-1998",
-            licence=_GROUPLENS,
-            citation=_MOVIELENS,
             users=943,
             items=1_682,
             rows=100_000,
@@ -101,11 +110,9 @@ CATALOG: Mapping[str, DataSet] = {
             },
             url="https://files.grouplens.org/datasets/movielens/ml-100k.zip",
         ),
-        DataSet(
+        _movielens(
             name="ml-1m",
             title="MovieLens 1M: film ratings, 2000-2003",
-            licence=_GROUPLENS,
-            citation=_MOVIELENS,
             users=6_040,
             items=3_706,
             rows=1_000_209,
@@ -117,67 +124,49 @@ CATALOG: Mapping[str, DataSet] = {
             },
             url="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
         ),
-        DataSet(
+        _lastfm(
             name="lastfm-2k/listens",
             title="Last.fm (HetRec 2011): play counts of artists",
-            licence=_LASTFM_LICENCE,
-            citation=_LASTFM,
             users=1_892,
             items=17_632,
             rows=92_834,
             loader=loaders.lastfm_listens,
-            shared_folder="lastfm-2k",
             files=_LISTEN_FILES,
-            url=_LASTFM_URL,
         ),
-        DataSet(
+        _lastfm(
             name="lastfm-2k/tags-5",
             title="Last.fm (HetRec 2011): tags of users with at least 5, as PFedRec",
-            licence=_LASTFM_LICENCE,
-            citation=_LASTFM,
             users=1_600,
             items=12_454,
             rows=185_650,
             loader=partial(loaders.lastfm_tags, at_least=5),
-            shared_folder="lastfm-2k",
             files=_TAG_FILES,
-            url=_LASTFM_URL,
         ),
-        DataSet(
+        _lastfm(
             name="lastfm-2k/tags-10",
             title="Last.fm (HetRec 2011): tags of users with at least 10, as FedRKG",
-            licence=_LASTFM_LICENCE,
-            citation=_LASTFM,
             users=1_269,
             items=12_322,
             rows=183_415,
             loader=partial(loaders.lastfm_tags, at_least=10),
-            shared_folder="lastfm-2k",
             files=_TAG_FILES,
-            url=_LASTFM_URL,
         ),
-        DataSet(
+        _amazon_video(
             name="amazon-video/pfedrec",
             title="Amazon Instant Video: ratings of users with at least 5, as PFedRec",
-            licence=_NO_TERMS,
-            citation=_AMAZON,
             users=8_072,
             items=11_830,
             rows=63_836,
-            loader=loaders.ratings_dat,
             files={
                 "ratings.dat": "a1292e4a4dba6c37be6ae5dc83d4404af96bf3eace4c8954e2f4e8360a3cdd76",
             },
         ),
-        DataSet(
+        _amazon_video(
             name="amazon-video/fedrkg",
             title="Amazon Instant Video: ratings of users with at least 10, as FedRKG",
-            licence=_NO_TERMS,
-            citation=_AMAZON,
             users=1_372,
             items=7_957,
             rows=23_181,
-            loader=loaders.ratings_dat,
             files={
                 "ratings.dat": "82eb5856b173e8f52a93521b33a402429f81aa92645fdbb7bae6b78316738ba0",
             },

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import islice
 
 # Normalised names (lower case, only letters and digits), the most telling first.
 _NAMES = {
@@ -113,19 +114,5 @@ def _normal(name: str) -> str:
 
 def head_of(text: str, lines: int = 10) -> list[str]:
     """Return the first lines that are not blank, without what is quoted."""
-    found: list[str] = []
-    for line in _lines(text):
-        if line.strip():
-            found.append(re.sub(r'"[^"]*"', "", line))
-        if len(found) == lines:
-            break
-    return found
-
-
-def _lines(text: str) -> Iterator[str]:
-    start = 0
-    while start <= len(text):
-        end = text.find("\n", start)
-        end = len(text) if end < 0 else end
-        yield text[start:end]
-        start = end + 1
+    found = islice(re.finditer(r"^.*\S.*$", text, re.MULTILINE), lines)
+    return [re.sub(r'"[^"]*"', "", line.group()) for line in found]

@@ -91,20 +91,18 @@ def headline(field: Field, name: str) -> dict[str, Any]:
     values = {c.name: per_user(c.ranks["full"], name) for c in field.contenders}
     rows = [_dot(contender, values[contender.name]) for contender in field.contenders]
     label = metric_name(name)
+    others = values.get("popularity") if field.popularity else None
     return {
         "name": label,
         "explained": EXPLAINED[name],
         "method": rows[0],
         "times_chance": rows[0].value / rows[-1].value if rows[-1].value else None,
-        "against": _against(values[field.method.name], values.get("popularity"))
-        if field.popularity
-        else None,
+        "against": None if others is None else _against(values[field.method.name], others),
         "plot": plots.dots(rows, marked(field.run, f"{label} at full ranking")),
     }
 
 
-def _against(mine: NDArray[np.float64], theirs: NDArray[np.float64] | None) -> dict[str, Any]:
-    assert theirs is not None
+def _against(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> dict[str, Any]:
     low, high = _interval(mine - theirs)
     verdict = "above" if low > 0 else "below" if high < 0 else "not clearly different from"
     return {
@@ -117,8 +115,8 @@ def _against(mine: NDArray[np.float64], theirs: NDArray[np.float64] | None) -> d
 def metric_tables(field: Field) -> list[dict[str, Any]]:
     """Return a table for each candidate set, full ranking first."""
     cuts = field.run.experiment.evaluation.k
-    kinds = ["hr", "ndcg", "mrr", "precision"] if field.one_target else None
-    kinds = kinds or ["hr", "recall", "ndcg", "mrr", "precision"]
+    # Of one target recall is the hit rate.
+    kinds = ["hr", *([] if field.one_target else ["recall"]), "ndcg", "mrr", "precision"]
     tables = []
     for candidates in sorted(field.method.ranks, key=lambda name: name != "full"):
         names = [*(f"{kind}@{k}" for kind in kinds for k in cuts), "auc"]
