@@ -13,46 +13,31 @@ from rich.markup import escape
 from hushrec.analyse.compare import compare_runs
 from hushrec.analyse.one_run import groups_of, guidance_effects, whose_table
 from hushrec.backends.inprocess import usable_cores
-from hushrec.commands.options import (
-    json_option,
-    part_option,
-    print_json,
-    run_argument,
-    threads_option,
-)
+from hushrec.commands import options
 from hushrec.errors import ConfigError
 from hushrec.evaluate.adaptation import adaptation_curve
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.metrics import parse_metric, summarise
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
+from hushrec.report import tables
 from hushrec.report.convergence import write_convergence
 from hushrec.report.course import ADAPTATION
 from hushrec.report.html import write_report
-from hushrec.report.tables import (
-    adaptation_table,
-    comparison_tables,
-    cost_table,
-    groups_table,
-    guidance_table,
-    model_lines,
-    own_table_table,
-    result_table,
-)
 from hushrec.run import Run
 from hushrec.split import Part
 
 
 @click.command("evaluate")
-@run_argument
-@part_option
+@options.run_argument
+@options.part_option
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME", help="Such as hr@50; repeatable."
 )
 @click.option(
     "--adaptation", is_flag=True, help="Unseen users after 0, 1, 2, 5, 10, 20 interactions instead."
 )
-@threads_option
-@json_option
+@options.threads_option
+@options.json_option
 def evaluate_command(
     folder: Path,
     part: Part,
@@ -91,9 +76,9 @@ def evaluate_command(
         },
     }
     if as_json:
-        print_json(result)
+        options.print_json(result)
         return
-    Console().print(result_table(result, metrics, part))
+    Console().print(tables.result_table(result, metrics, part))
 
 
 def _adapt(
@@ -106,9 +91,9 @@ def _adapt(
         run.folder.write_json(ADAPTATION, curve)
         write_report(run)
     if as_json:
-        print_json(curve)
+        options.print_json(curve)
     else:
-        Console().print(adaptation_table(curve))
+        Console().print(tables.adaptation_table(curve))
 
 
 def _heading(run: Run) -> dict[str, Any]:
@@ -118,15 +103,15 @@ def _heading(run: Run) -> dict[str, Any]:
 
 
 @click.command("analyse")
-@run_argument
-@part_option
+@options.run_argument
+@options.part_option
 @click.option(
     "--only",
     type=click.Choice(["tables", "groups", "guidance"]),
     help="One analysis; refused where the method has nothing to say.  [all it has]",
 )
-@threads_option
-@json_option
+@options.threads_option
+@options.json_option
 def analyse_command(
     folder: Path, part: Part, only: str | None, threads: int | None, as_json: bool
 ) -> None:
@@ -160,20 +145,20 @@ def analyse_command(
     heading = _heading(run)
     if as_json:
         model = run.method.facts(run.shared)
-        print_json({**heading, "part": part, "model": model, **found})
+        options.print_json({**heading, "part": part, "model": model, **found})
         return
     console = Console()
     mark = f" [bold red]{heading['protocol_mark']}[/]" if heading["protocol_mark"] else ""
     console.print(f"[bold]{escape(heading['method'])} on {escape(heading['data'])}[/]{mark}")
     if "tables" in found:
-        console.print(own_table_table(found["tables"], part))
+        console.print(tables.own_table_table(found["tables"], part))
     if "groups" in found:
-        console.print(groups_table(found["groups"], part))
+        console.print(tables.groups_table(found["groups"], part))
     if found.get("guidance"):
-        console.print(guidance_table(found["guidance"]))
+        console.print(tables.guidance_table(found["guidance"]))
     elif "guidance" in found:
         refused.append("guidance: no guidance was committed in this run")
-    for line in [*model_lines(run.method.facts(run.shared)), *refused]:
+    for line in [*tables.model_lines(run.method.facts(run.shared)), *refused]:
         console.print(line, style="dim", highlight=False)
 
 
@@ -194,7 +179,7 @@ def analyse_command(
     metavar="FILE.svg",
     help="Draw the runs' validation curves in one picture.",
 )
-@json_option
+@options.json_option
 def compare_command(
     folders: tuple[Path, ...],
     metrics: tuple[str, ...],
@@ -214,6 +199,6 @@ def compare_command(
     if plot is not None:
         write_convergence(folders, plot, metrics, candidates)
     if as_json:
-        print_json(rows)
+        options.print_json(rows)
         return
-    Console().print(*comparison_tables(rows), cost_table(rows), sep="\n")
+    Console().print(*tables.comparison_tables(rows), tables.cost_table(rows), sep="\n")

@@ -164,12 +164,13 @@ def train_command(
             "should_stop": should_stop,
         }
         if asked.seeds > 1:
-            summary = train_seeds(data, asked.method, asked.chosen_seeds, out, **said)
-            runs = [Run.open(out / name, data) for name in summary["runs"]]
+            run, summary = None, train_seeds(data, asked.method, asked.chosen_seeds, out, **said)
         else:
-            runs = [train(data, asked.method, out=out, **said)]
-            summary = dict(runs[0].summary)
-    reports = [write_report(run) for run in runs]
+            run = train(data, asked.method, out=out, **said)
+            summary = dict(run.summary)
+    # Of several seeds only one is in memory at a time.
+    runs = [run] if run else (Run.open(out / name, data) for name in summary["runs"])
+    reports = [write_report(each) for each in runs]
     if as_json:
         options.print_json(summary)
         return

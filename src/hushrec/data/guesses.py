@@ -63,7 +63,7 @@ def role_of(name: str) -> str | None:
     return next((role for role, names in _NAMES.items() if _normal(name) in names), None)
 
 
-def guess_delimiter(text: str) -> str | None:
+def delimiter_of(text: str) -> str | None:
     """Return what splits the first lines most evenly, known column names weighing most."""
     head = head_of(text)
     counts = {d: [line.count(d) for line in head] for d in _DELIMITERS}
@@ -80,7 +80,7 @@ def guess_delimiter(text: str) -> str | None:
 
 def delimiter_hint(text: str, asked: str | None) -> str:
     """Return the end of a sentence about a file that has one column only."""
-    guess = guess_delimiter(text)
+    guess = delimiter_of(text)
     if guess is not None and guess != asked:
         return f" with delimiter {asked!r}; {guess!r} looks right: {IMPORT} --delimiter {guess!r}"
     marks = Counter(re.findall(r"[^\w\s.\-\"']", head_of(text)[0]))
@@ -98,7 +98,7 @@ def is_item_header(line: str) -> bool:
 
 def looks_like_a_table(lines: list[str]) -> bool:
     """Tell a table from one id per line, where an id may well contain a comma."""
-    delimiter = guess_delimiter("\n".join(lines[:10]))
+    delimiter = delimiter_of("\n".join(lines[:10]))
     if delimiter is None or delimiter == " ":
         return False
     first = [entry.strip().strip('"') for entry in lines[0].split(delimiter)]

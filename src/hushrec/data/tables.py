@@ -16,16 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hushrec.data.guesses import (
-    IMPORT,
-    POSITIONS,
-    columns_by_name,
-    delimiter_hint,
-    guess_delimiter,
-    head_of,
-    is_header,
-    role_of,
-)
+from hushrec.data import guesses
 from hushrec.data.text import open_file, read_bytes, read_text
 from hushrec.errors import DataError, MissingExtraError, nearest
 
@@ -97,17 +88,17 @@ def read_table(path: Path, columns: Columns = RECOGNISED) -> Table:
 
 def _delimited_table(path: Path, text: str, notes: list[str], columns: Columns) -> Table:
     asked = columns.delimiter
-    delimiter = guess_delimiter(text) if asked is None else _SPELT_OUT.get(asked, asked)
-    if delimiter is None or delimiter not in head_of(text)[0]:
-        raise DataError(f"{path}: only one column found{delimiter_hint(text, asked)}")
+    delimiter = guesses.delimiter_of(text) if asked is None else _SPELT_OUT.get(asked, asked)
+    if delimiter is None or delimiter not in guesses.head_of(text)[0]:
+        raise DataError(f"{path}: only one column found{guesses.delimiter_hint(text, asked)}")
     # Only one-character delimiters know quoting; a plain split is several times faster.
     split = _split_quoted if '"' in text and len(delimiter) == 1 else _split_plain
     flat, width, lines, blank = split(path, text, delimiter)
     if blank:
         notes.append(_blank_note(blank))
     first = [name.strip() for name in flat[:width]]
-    known = any(role_of(name) for name in first)
-    header = is_header(first) and (known or not columns.by_number)
+    known = any(guesses.role_of(name) for name in first)
+    header = guesses.is_header(first) and (known or not columns.by_number)
     if not header:
         notes.append("no header line: columns taken by position")
     skip = int(header)
@@ -266,16 +257,16 @@ def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) ->
     asked = {role: find_asked(table, role, at) for role, at in columns.asked().items()}
     free = [k for k in range(table.width) if k not in asked.values()]
     if table.names is None:
-        found = {role: k for k, role in enumerate(POSITIONS) if k in free}
+        found = {role: k for k, role in enumerate(guesses.POSITIONS) if k in free}
     else:
-        found = columns_by_name({k: table.names[k] for k in free})
+        found = guesses.columns_by_name({k: table.names[k] for k in free})
     chosen = found | asked
     for role in required:
         if role not in chosen:
             headerless = "; if there is no header line, --user 0 --item 1"
             raise DataError(
                 f"{table.path}: no {role} column among {_quoted(table.names or [])}; "
-                f"name it: {IMPORT} --{role} COLUMN{headerless if table.text_only else ''}"
+                f"name it: {guesses.IMPORT} --{role} COLUMN{headerless if table.text_only else ''}"
             )
     return chosen
 
