@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 import hushrec
+from hushrec.backends.inprocess import Machine
 from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.significance import bootstrap_interval, holm, paired_test
 from hushrec.methods.base import method_class, method_names
 from hushrec.report import plots, standalone
-from hushrec.round import Machine
 from hushrec.run import read_ranks, train
 from hushrec.run_folder import RunFolder
 

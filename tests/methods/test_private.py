@@ -17,7 +17,6 @@ from hushrec.aggregate import ClientRows, ExactSum, Total, Update
 from hushrec.clients import CohortConfig
 from hushrec.commands import main
 from hushrec.config import Experiment, make_experiment
-from hushrec.serve.bundle import export
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.fedals import FedALS
@@ -35,6 +34,7 @@ from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.round import Machine, plan_privacy
 from hushrec.run import train
 from hushrec.run_folder import RunFolder
+from hushrec.serve.bundle import export
 from hushrec.split import SplitConfig, make_split
 from hushrec.testing import MethodContract, clients_of, taste_world
 from test_run import StopAfter, bits

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ExactSum
+from hushrec.aggregate.statistics import LossSum
 from hushrec.backends.base import Collected
 from hushrec.client import Task, take_part
 from hushrec.clients import TrainView, balanced_chunks, chunks
 from hushrec.errors import ConfigError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
-from hushrec.messages import Arrays, Download, Evaluation, LossSum
+from hushrec.messages import Arrays, Download, Evaluation
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 from hushrec.split import Part
@@ -39,6 +40,8 @@ class Machine:
     threads: int | None = None
     chunk: int | None = None
     checkpoint_seconds: float = 20.0
+    backend: str = "in-process"
+    """Where the clients of a simulation are: a name of the entry points ``hushrec.backends``."""
 
     def __post_init__(self) -> None:
         for name, value in (("threads", self.threads), ("chunk", self.chunk)):
