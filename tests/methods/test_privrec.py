@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushrec import train
-from hushrec.cli import main
 from hushrec.clients import Ragged
+from hushrec.commands import main
 from hushrec.data.features import encode
 from hushrec.errors import ConfigError
 from hushrec.evaluate.adaptation import adaptation_curve, first_rows
