@@ -118,6 +118,11 @@ class Run:
         return cls(experiment, split, method, shared, store, summary, read_ranks(folder), folder)
 
     @property
+    def data(self) -> Interactions:
+        """What it was trained on."""
+        return self.split.data
+
+    @property
     def metrics(self) -> Mapping[str, Any]:
         """Test metrics: ``metrics["full"]["hr@10"]``."""
         return dict(self.summary["test"])

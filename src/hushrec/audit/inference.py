@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,7 @@ def item_inference(
     if number is None:
         return {"skipped": "nothing to attack: this method uploads nothing"}
     view = run.split.train_view(run.experiment.protocol).prepared()
+    view = replace(view, noise=plan.deviations)
     clients = run.split.training_users
     drawn = clients[run.experiment.cohort.draw(len(clients), run_streams(run), number)]
     cohort = drawn if len(drawn) else clients

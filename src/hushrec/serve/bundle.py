@@ -9,21 +9,34 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from hushrec.data.interactions import Interactions
 from hushrec.errors import ConfigError, RunError
+from hushrec.methods.base import Method, Shared
 from hushrec.methods.item_pairs import ItemPairs
 from hushrec.methods.private_pairs import PrivatePairs
-from hushrec.run import Run
 from hushrec.serve.recommender import FORMAT, MANIFEST, MODEL
 
 
+class Trained(Protocol):
+    """What is exported: a run, or anything that has its model and its catalogue."""
+
+    method: Method
+    shared: Shared
+
+    @property
+    def data(self) -> Interactions:
+        """The catalogue."""
+        ...
+
+
 def export(
-    run: Run,
+    run: Trained,
     path: str | Path,
     *,
     neighbours: int | None = 600,
@@ -62,7 +75,7 @@ def export(
     }
     content = save(tensors)
     config = run.method.config
-    data = run.split.data
+    data = run.data
     manifest = {
         "format": FORMAT,
         "method": run.method.name,
