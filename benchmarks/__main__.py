@@ -39,11 +39,11 @@ from hushrec.data.synthetic import population
 from hushrec.errors import DataError
 from hushrec.memory import peak_rss_bytes
 from hushrec.methods.base import Method
-from hushrec.negatives import draw_negatives
 from hushrec.privacy.protection import Protection
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.split import make_split
 from hushrec.store import PrivateStore, StoreConfig
+from hushrec.training.samples import draw_negatives
 
 Json = dict[str, Any]
 LATEST = Path(__file__).parent / "latest.json"

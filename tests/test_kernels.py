@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hushrec.methods.inner_product import NO_TABLE, apply_mean, deltas
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -12,7 +13,6 @@ import reference
 from hushrec import kernels
 from hushrec.aggregate import ClientRows, ExactSum, Update
 from hushrec.clients import Ragged, TrainView
-from hushrec.methods.inner_product import NO_TABLE, apply_mean, deltas
 from hushrec.rng import Round, Streams
 
 N_ITEMS, D = 25, 6

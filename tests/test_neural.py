@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hushrec.methods.inner_product import InnerProductConfig
+from hushrec.methods.inner_product import train as train_in_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushrec import kernels
 from hushrec.clients import Ragged, TrainView
-from hushrec.methods.inner_product import InnerProductConfig
-from hushrec.methods.inner_product import train as train_in_kernel
 from hushrec.rng import Round, Streams
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")

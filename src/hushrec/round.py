@@ -17,6 +17,7 @@ from hushrec.config import Experiment
 from hushrec.errors import ConfigError, DivergedError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.methods.base import Method, Private, Shared
+from hushrec.methods.capabilities import SharesBudget, is_marked
 from hushrec.privacy.accountant import Accountant
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.config import check_privacy
@@ -142,7 +143,7 @@ def run_rounds(
     """
     streams = Streams(experiment.seed)
     method = experiment.make_method()
-    if method.pooled and experiment.cohort.kind != "all":
+    if method.traits.pooled and experiment.cohort.kind != "all":
         raise ConfigError(f"{method.name} pools all data: cohort.kind must be 'all'")
     view = split.train_view(experiment.protocol)
     evaluator = Evaluator(split, experiment.evaluation, streams, machine.n_threads)
@@ -187,7 +188,7 @@ def run_rounds(
             for charged in plan.uploads([number]):
                 accountant.record(plan.event_of(charged))
         state.account, state.protection = accountant.history(), stack.state
-        if not method.pooled:
+        if not method.traits.pooled:
             state.up_bytes += outcome.summed.up_bytes
             state.down_bytes += outcome.down_bytes
         state.round = number
@@ -195,7 +196,7 @@ def run_rounds(
         # 8. Look at the validation items; the best look selects the round.
         valid = groups = None
         regular = number % experiment.evaluation.every == 0 or number == experiment.rounds
-        if regular or method.marks(number) or method.marks(number + 1):
+        if regular or is_marked(method, number) or is_marked(method, number + 1):
             ranks = evaluator.rank(method, state.shared, store, "valid")
             valid, groups = evaluator.summarise(ranks), evaluator.group_means(ranks)
             _select(state, evaluator.selection_value(ranks), regular)
@@ -211,7 +212,7 @@ def run_rounds(
                     "valid": valid,
                     "groups": groups,
                     "gates": evaluator.watch_gates(method, state.shared, store)
-                    if method.marks(number)
+                    if is_marked(method, number)
                     else None,
                     "up_bytes": state.up_bytes,
                     "down_bytes": state.down_bytes,
@@ -235,10 +236,11 @@ def run_rounds(
     if folder:
         files = chain(_tensors("selected", *chosen[1:]), _ledger(state))
         folder.save_checkpoint(FINAL, _numbers(state), files)
+    traits = method.traits
     privacy = (
         plan.statement(state.account, state.round, state.ledger)
         if plan
-        else unprotected(pooled=method.pooled, up_bytes=state.up_bytes, reveals=method.reveals)
+        else unprotected(pooled=traits.pooled, up_bytes=state.up_bytes, reveals=traits.reveals)
     )
     return Outcome(*chosen, evaluator, ranks_by_part, state, privacy)
 
@@ -266,7 +268,11 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
         number: upload_shape(method, shared, private, view, streams, number)
         for number in range(1, experiment.rounds + 1)
     }
-    shares = method.budget_shares()
+    shares, upload_norm = (
+        (method.budget_shares(), method.upload_norm)
+        if isinstance(method, SharesBudget)
+        else ((), None)
+    )
     # Rounds that share a budget out say themselves that they upload, and each its own shape.
     speaking = {number: shape for number, shape in shapes.items() if shape.entries or shares}
     first = next(iter(speaking.values()), shapes[1])
@@ -284,7 +290,7 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan | None:
         silent=frozenset(shapes.keys() - speaking.keys()) if speaking else frozenset(),
         own=personal_budgets(config, view, split.data.users, split.training_clients),
         shares=shares,
-        upload_norm=method.upload_norm,
+        upload_norm=upload_norm,
     )
     return plan if split.holders is None else replace(plan, unit=SILO)
 

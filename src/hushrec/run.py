@@ -24,6 +24,7 @@ from hushrec.evaluate.ranking import Ranks, top_k
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.memory import peak_rss_bytes
 from hushrec.methods.base import Method, Shared
+from hushrec.methods.capabilities import facts_of
 from hushrec.rng import Streams
 from hushrec.round import (
     THIS_MACHINE,
@@ -391,7 +392,7 @@ def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[st
             "popularity": evaluator.summarise(popularity),
             "chance": evaluator.summarise(chance_ranks(popularity)),
         },
-        "model": dict(outcome.method.facts(outcome.shared)),
+        "model": dict(facts_of(outcome.method, outcome.shared)),
         "lists": {
             "coverage@10": coverage(top, split.data.n_items),
             "popularity_bias@10": popularity_bias(top, counts),

@@ -1,6 +1,6 @@
 """`tune`: a small search for a method's options, on validation items, under the honest protocol.
 
-The space stands beside the method (`Method.search`). Trial 0 is what the base says, the method's
+The space stands beside the method (`Tunable.search`). Trial 0 is what the base says, the method's
 defaults or a preset; the others are proposed by optuna's tree-structured Parzen estimator. A trial
 trains like `hushrec train` and is worth its best look at the validation items; one whose best look
 so far is in the last quarter at its round is stopped. Test items are never scored.
@@ -25,7 +25,7 @@ import tomli_w
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
-from hushrec.methods.base import Between, OneOf, SearchSpace
+from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
 from hushrec.rng import Streams
 from hushrec.round import THIS_MACHINE, Machine, RoundReport, run_rounds
 from hushrec.run_folder import writing
@@ -92,13 +92,14 @@ def tune(
     base = make_experiment(
         interactions.name, method, preset=preset, settings=settings, rounds=rounds, seed=seed
     )
+    tuned = base.make_method()
     space = {
         name: where
-        for name, where in base.make_method().search.items()
+        for name, where in (tuned.search if isinstance(tuned, Tunable) else {}).items()
         if name not in (settings or {})
     }
     if not space:
-        raise ConfigError(f"{method} declares no options to search for (Method.search)")
+        raise ConfigError(f"{method} declares no options to search for (Tunable.search)")
     if base.protocol != "honest":
         raise ConfigError("a search under the published protocol would tune the leak: use honest")
     folder = Path(out)

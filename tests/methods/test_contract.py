@@ -14,7 +14,6 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.rng import Round
 from hushrec.testing import MethodContract
 
 BUILT_IN = (

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from hushrec.methods.inner_product import NO_TABLE
 
 import hushrec
 import reference
 from hushrec import kernels
 from hushrec.aggregate import ExactSum
 from hushrec.methods.fedrkg import FedRKG
-from hushrec.methods.inner_product import NO_TABLE
 from hushrec.methods.local_only import LocalOnly
 from hushrec.rng import Round, Streams
 from hushrec.store import PrivateStore

@@ -17,9 +17,10 @@ from hushrec.rng import Round, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
+from hushrec.neural import GROUP  # noqa: E402
+
 from hushrec import silo_networks as networks  # noqa: E402
 from hushrec.methods.lipm import LIPM, LIPMConfig, gru  # noqa: E402
-from hushrec.neural import GROUP  # noqa: E402
 
 SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 2, "interest": 4, "lr": 0.02}
 

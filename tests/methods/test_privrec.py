@@ -25,9 +25,10 @@ from hushrec.store import PrivateStore
 from hushrec.testing import clients_of, taste_world
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec import neural  # noqa: E402
 from hushrec.kernels.networks import Descent, train_clients  # noqa: E402
 from hushrec.methods.feature_network import Network, network_of, proximal  # noqa: E402
+
+from hushrec import neural  # noqa: E402
 from hushrec.methods.fofl_self import FOFLSelf  # noqa: E402
 from hushrec.methods.nn_self import NNSelf, halves  # noqa: E402
 from hushrec.methods.privrec import PrivRec  # noqa: E402

@@ -97,7 +97,7 @@ class InProcess:
     def _stacks(
         self, method: Method, stack: Protection, cohort: NDArray[np.int64]
     ) -> list[NDArray[np.int64]]:
-        if method.pooled:
+        if method.traits.pooled:
             return [cohort]
         if self.chunk is not None:
             return list(chunks(cohort, self.chunk))
@@ -107,7 +107,7 @@ class InProcess:
             # Silos of about the same size keep each other company in a batched product.
             by_size = cohort[np.argsort(work, kind="stable")[::-1]]
             return list(chunks(by_size, min(most, STACK_SILOS)))
-        per_stack = method.stack_interactions or STACK_INTERACTIONS
+        per_stack = method.traits.stack_interactions or STACK_INTERACTIONS
         return list(balanced_chunks(cohort, work, per_stack, most))
 
 

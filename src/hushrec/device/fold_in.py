@@ -22,7 +22,7 @@ def fold_in(
     if fields:
         received = method.download(shared)
         # A pooled method would train the newcomers on each other; each stands alone here.
-        for clients in chunks(everybody, 1 if method.pooled else max(1, len(view))):
+        for clients in chunks(everybody, 1 if method.traits.pooled else max(1, len(view))):
             own = view.take(clients)
             for number in range(passes):
                 fitted = method.fit(received, store.read(clients), own, Round(number, streams))

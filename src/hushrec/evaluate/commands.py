@@ -19,6 +19,7 @@ from hushrec.evaluate.analyse import groups_of, guidance_effects, whose_table
 from hushrec.evaluate.compare import compare_runs
 from hushrec.evaluate.metrics import parse_metric, summarise
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
+from hushrec.methods.capabilities import facts_of
 from hushrec.report.convergence import write_convergence
 from hushrec.report.html import ADAPTATION, write_report
 from hushrec.report.tables import (
@@ -147,7 +148,7 @@ def analyse_command(
             plain["groups"] = {name: said.as_dict() for name, said in found["groups"].items()}
         if "guidance" in found:
             plain["guidance"] = [effect.as_dict() for effect in found["guidance"]]
-        model = run.method.facts(run.shared)
+        model = facts_of(run.method, run.shared)
         click.echo(json.dumps({**heading, "part": part, "model": model, **plain}, indent=2))
         return
     console = Console()
@@ -161,7 +162,7 @@ def analyse_command(
         console.print(guidance_table(found["guidance"]))
     elif "guidance" in found:
         refused.append("guidance: no guidance was committed in this run")
-    for line in [*model_lines(run.method.facts(run.shared)), *refused]:
+    for line in [*model_lines(facts_of(run.method, run.shared)), *refused]:
         console.print(line, style="dim", highlight=False)
 
 

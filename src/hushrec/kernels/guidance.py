@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hushrec.kernels.draws import below, draw, nth_outside
+from hushrec.kernels.draws import Pace, Stack, below, draw, nth_outside
 from hushrec.kernels.inner_product import ANY_ORDER, dot, sigmoid
 
 Array = NDArray[Any]
 
 
+class Frozen(NamedTuple):
+    """What guidance reads: own tables [clients, items, d], their mean, vectors and biases."""
+
+    tables: Array
+    guidance: Array
+    vectors: Array
+    biases: Array
+
+
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def gate(weights: Array, bias: Any, row: Array, guidance: Array) -> Any:
+def open_gate(weights: Array, bias: Any, row: Array, guidance: Array) -> Any:
     """Return FedRKG's gate, sigmoid(<weights, [row, guidance, row - guidance]> + bias)."""
     d = len(row)
     total = bias
@@ -26,22 +35,13 @@ def gate(weights: Array, bias: Any, row: Array, guidance: Array) -> Any:
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def guide(
+def commit_guidance(
     key: Array,
-    users: Array,
-    indptr: Array,
-    items: Array,
-    excluded_indptr: Array,
-    excluded: Array,
-    tables: Array,
-    guidance: Array,
-    vectors: Array,
-    biases: Array,
+    stack: Stack,
+    frozen: Frozen,
     gate_weights: Array,
     gate_biases: Array,
-    negatives: int,
-    epochs: int,
-    batch: int,
+    pace: Pace,
     rate: Any,
     beta: Any,
     clip: Any,
@@ -53,6 +53,9 @@ def guide(
     drawn for the purpose, with gradients of norm ``clip`` at most. Weights and biases of the gates
     change in place; zero epochs leave them alone.
     """
+    users, indptr, items, excluded_indptr, excluded = stack
+    tables, guidance, vectors, biases = frozen
+    negatives, epochs, batch = pace
     clients, n_items, d = tables.shape
     one = guidance.dtype.type(1)
     pull = 2 * (one - beta)
@@ -86,7 +89,7 @@ def guide(
                 bias_gradient = guidance.dtype.type(0)
                 for s in range(first, first + size):
                     row, mean = own[sample[s] >> 1], guidance[sample[s] >> 1]
-                    opened = gate(weights, gate_biases[c], row, mean)
+                    opened = open_gate(weights, gate_biases[c], row, mean)
                     reach = pull * dot(mean, vector)
                     logit = beta * dot(row, vector) + opened * reach + biases[c]
                     error = guidance.dtype.type(sigmoid(logit)[0]) - (sample[s] & 1)
@@ -102,17 +105,17 @@ def guide(
                     weights[k] -= scaled * gradient[k]
                 gate_biases[c] -= scaled * bias_gradient
         for item in range(n_items):
-            opened = gate(weights, gate_biases[c], own[item], guidance[item])
+            opened = open_gate(weights, gate_biases[c], own[item], guidance[item])
             for k in range(d):
                 fused[c, item, k] = beta * own[item, k] + pull * opened * guidance[item, k]
     return fused
 
 
 @njit(cache=True, nogil=True)
-def gates(weights: Array, biases: Array, tables: Array, guidance: Array) -> Array:
+def open_gates(weights: Array, biases: Array, tables: Array, guidance: Array) -> Array:
     """Return every client's gate of every item: [clients, items]."""
     out = np.empty((len(tables), len(guidance)), guidance.dtype)
     for c in range(len(tables)):
         for item in range(len(guidance)):
-            out[c, item] = gate(weights[c], biases[c], tables[c, item], guidance[item])
+            out[c, item] = open_gate(weights[c], biases[c], tables[c, item], guidance[item])
     return out

@@ -76,6 +76,7 @@ class PrivateFedNext(PrivatePairs):
 
     name = "fednext"
     Config = PrivateFedNextConfig
+    config: PrivateFedNextConfig
 
     def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
         """Count what followed what."""
@@ -94,6 +95,7 @@ class FedNext(ExactPairs):
 
     name = "fednext"
     Config = FedNextConfig
+    config: FedNextConfig
     under_noise = PrivateFedNext
 
     def count(self, view: TrainView) -> ClientRows:

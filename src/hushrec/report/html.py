@@ -26,7 +26,7 @@ from hushrec.evaluate.metrics import per_user, summarise
 from hushrec.evaluate.ranking import Ranks, top_k
 from hushrec.evaluate.significance import bootstrap_interval
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
-from hushrec.methods.base import Method
+from hushrec.methods.capabilities import Guided
 from hushrec.methods.popularity import Popularity
 from hushrec.report import plots
 from hushrec.report.plots import Bar, Dot, signed
@@ -376,7 +376,7 @@ def _groups(field: _Field, shown: Sequence[_Contender]) -> list[dict[str, Any]]:
 
 def _guidance(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Show what guidance did to each group, and the gates; None for methods without guidance."""
-    if type(run.method).marks is Method.marks:
+    if not isinstance(run.method, Guided):
         return None
     effects = guidance_effects(run, lines=lines)
     if not effects:
@@ -444,7 +444,7 @@ def _costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ]
     return {
         "traffic": traffic,
-        "pooled": run.method.pooled,
+        "pooled": run.method.traits.pooled,
         "travels": any(total for *_, total in traffic),
         "cohort": words[cohort.kind],
         "clients": n_clients,
