@@ -38,7 +38,7 @@ from hushrec.data import load
 from hushrec.data.synthetic import population
 from hushrec.errors import DataError
 from hushrec.memory import peak_rss_bytes
-from hushrec.methods.base import Method
+from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.protection import Protection
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.split import make_split
@@ -111,7 +111,12 @@ class Federation:
     """A method, its clients and their store: rounds as `hushrec.round` runs them, no evaluation."""
 
     def __init__(
-        self, method: Method, view: TrainView, store: StoreConfig, folder: Path, threads: int | None
+        self,
+        method: PFedRec,
+        view: TrainView,
+        store: StoreConfig,
+        folder: Path,
+        threads: int | None,
     ) -> None:
         self.streams = Streams(0)
         self.method = method
@@ -143,9 +148,11 @@ class Federation:
         return seconds, float(outcome.losses.mean())
 
 
-def pfedrec() -> Method:
+def pfedrec() -> PFedRec:
     """Return PFedRec with the options of the paper."""
-    return make_experiment("benchmark", "pfedrec", preset="paper").make_method()
+    return PFedRec(
+        PFedRec.Config(**make_experiment("benchmark", "pfedrec", preset="paper").options)
+    )
 
 
 def synthetic_view(n_users: int, n_items: int) -> TrainView:
@@ -181,7 +188,7 @@ def speed(sizes: Sizes, show: Progress) -> Json:
     if sizes.devices is not None:
         view = view.take(np.arange(sizes.devices))
 
-    method = experiment.make_method()
+    method = pfedrec()
     with TemporaryDirectory(prefix="hushrec-benchmark-") as folder:
         ours = Federation(method, view, IN_MEMORY, Path(folder), 1)
         table, first = ours.shared["items"], ours.first
@@ -231,7 +238,7 @@ def speed(sizes: Sizes, show: Progress) -> Json:
     }
 
 
-def _sampling_seconds(view: TrainView, method: Method, number: int) -> float:
+def _sampling_seconds(view: TrainView, method: PFedRec, number: int) -> float:
     began = time.perf_counter()
     draw_negatives(view, method.config.negatives, Round(number, Streams(0)))
     return time.perf_counter() - began
@@ -239,7 +246,7 @@ def _sampling_seconds(view: TrainView, method: Method, number: int) -> float:
 
 def _plain_rounds(
     view: TrainView,
-    method: Method,
+    method: PFedRec,
     table: NDArray[Any],
     first: Mapping[str, NDArray[Any] | None],
     n_rounds: int,

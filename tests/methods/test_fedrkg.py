@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hushrec.methods.inner_product import NO_TABLE
 
 import hushrec
 import reference
@@ -13,6 +12,7 @@ from hushrec.methods.local_only import LocalOnly
 from hushrec.rng import Round, Streams
 from hushrec.store import PrivateStore
 from hushrec.testing import MethodContract, clients_of
+from hushrec.training.samples import stack_of
 
 N_ITEMS = 25
 
@@ -193,24 +193,15 @@ def test_a_newcomer_starts_from_the_last_guidance_table():
 
 
 def test_clipping_that_never_acts_changes_no_bit():
-    view, streams = devices(), Streams(6)
-    excluded, rng = view.excluded(), np.random.default_rng(0)
-    table = rng.standard_normal((N_ITEMS, 6)).astype(np.float32)
+    view, key = devices(), Streams(6).key("fit", 1)
+    table = np.random.default_rng(0).standard_normal((N_ITEMS, 6)).astype(np.float32)
+    rates = kernels.Rates(np.float32(0.1), np.float32(1), np.float32(1))
     out = []
     for clip in (None, np.float32(1e9)):
         vectors, biases = np.ones((len(view), 6), np.float32), np.zeros(len(view), np.float32)
+        model, pace = kernels.Model(table, vectors, biases, True), kernels.Pace(4, 2, 8)
         trained = kernels.fit_inner_product(
-            streams.key("fit", 1),
-            view.users,
-            view.positives.indptr,
-            view.positives.values,
-            excluded.indptr,
-            excluded.values,
-            table,
-            NO_TABLE,
-            vectors,
-            biases,
-            *(4, 2, 8, np.float32(0.1), np.float32(1), True, True, None, None, None, clip),
+            key, stack_of(view), model, pace, rates, True, None, None, clip
         )
         out.append([*trained, vectors, biases])
     for one, other in zip(*out, strict=True):

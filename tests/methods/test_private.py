@@ -96,12 +96,12 @@ def test_no_upload_has_a_norm_above_one(rows, head, kind, number):
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=12), max_size=4)
 )
-def test_of_norm_one_is_a_sum_by_key(clients):
+def test_scaled_to_norm_one_is_a_sum_by_key(clients):
     indptr = np.cumsum([0, *map(len, clients)])
     entries = [entry for client in clients for entry in client]
     keys = np.array([key for key, _ in entries], np.int64)
     weights = np.array([[weight] for _, weight in entries], np.float32).reshape(-1, 1)
-    out_indptr, out_keys, out = pair_kernels.of_norm_one(indptr, keys, weights)
+    out_indptr, out_keys, out = pair_kernels.scaled_to_norm_one(indptr, keys, weights)
     for user, client in enumerate(clients):
         sums = {}
         for key, weight in client:
@@ -117,14 +117,11 @@ def test_of_norm_one_is_a_sum_by_key(clients):
 
 def trained(method, view, chunk=None):
     shared = method.init(view, Streams(0))
-    for number in range(1, method.default_rounds + 1):
+    for number in range(1, method.traits.rounds + 1):
         summed = ExactSum(view.n_items)
         for clients in np.array_split(np.arange(len(view)), chunk or 1):
-            summed.add(
-                method.fit(
-                    method.download(shared), {}, view.take(clients), Streams(0), number
-                ).update
-            )
+            now = Round(number, Streams(0))
+            summed.add(method.fit(method.download(shared), {}, view.take(clients), now).update)
         shared = method.apply(shared, summed.total())
     return shared
 

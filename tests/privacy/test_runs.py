@@ -12,6 +12,7 @@ from hushrec.backends.inprocess import InProcess
 from hushrec.cli import main
 from hushrec.config import Experiment, make_experiment
 from hushrec.errors import ConfigError, StoppedError
+from hushrec.methods.base import Traits
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
@@ -314,7 +315,7 @@ class Weighted(FedMF):
     """Weighs clients by their data."""
 
     name = "weighted"
-    data_weighted = True
+    traits = Traits(data_weighted=True)
 
 
 MODE = {"privacy.mode": "central"}

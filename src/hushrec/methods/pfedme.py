@@ -133,6 +133,10 @@ class PFedMe(Method):
         network = shared["network"] + rate * total.dense["network"]
         return {"items": items.astype(np.float32), "network": network.astype(np.float32)}
 
+    def serving(self, shared: Shared) -> Shared:
+        """Send the item table: the network is the client's own."""
+        return {"items": shared["items"]}
+
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the client's own model."""
         scores = np.zeros((len(history), history.n_items), np.float32)
