@@ -7,18 +7,13 @@ import pytest
 
 from hushrec.clients import Ragged
 from hushrec.rng import Round, Streams
-from hushrec.testing import MethodContract, clients_of
+from hushrec.testing import clients_of
 
 pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.backends.inprocess import InProcess
 from hushrec.methods.fedrec import FedRec, FedRecConfig, mean_ratings
 from hushrec.privacy.protection import Protection
 from hushrec.store import PrivateStore
-
-
-class TestFedRec(MethodContract):
-    method = FedRec
-    beats_chance = False  # all ratings of that world are equal, and ratings are all it looks at
 
 
 def rated():

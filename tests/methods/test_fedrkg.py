@@ -151,14 +151,15 @@ def test_the_gate_starts_at_one_half_and_is_then_the_plain_mix():
     rng = np.random.default_rng(0)
     table, mean = rng.standard_normal((2, N_ITEMS, 6)).astype(np.float32)
     one = view.take(np.array([4]))
-    out = untrained._guided(
-        mean,
-        (table[None], np.ones((1, 6), np.float32), np.zeros(1, np.float32)),
+    nothing = np.zeros(1, np.float32)
+    out = kernels.commit_guidance(
+        streams.key("guide", 1),
+        stack_of(one),
+        kernels.Frozen(table[None], mean, np.ones((1, 6), np.float32), nothing),
         np.zeros((1, 18), np.float32),
         np.zeros(1, np.float32),
-        one,
-        streams,
-        1,
+        untrained.config.gate_pace,
+        *(np.float32(value) for value in (0.1, 0.7, 1.0)),
     )
     np.testing.assert_allclose(out[0], 0.7 * table + 0.3 * mean, rtol=1e-5, atol=1e-6)
 

@@ -34,12 +34,6 @@ class TestBaseline(MethodContract):
     options = {**LEARNS, "lipm": False}  # noqa: RUF012
 
 
-class TestLIPM(MethodContract):
-    method = LIPM
-    rounds = 12
-    options = LEARNS
-
-
 class TestGuided(MethodContract):
     method = LIPM
     options = {**SMALL, "guidance": 0.5}  # noqa: RUF012

@@ -1,10 +1,10 @@
-"""pFedMe: the contract, and the Moreau envelope against one written out in torch."""
+"""pFedMe: the Moreau envelope against one written out in torch."""
 
 import numpy as np
 import pytest
 
 from hushrec.rng import Round, Streams
-from hushrec.testing import MethodContract, clients_of
+from hushrec.testing import clients_of
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.methods.pfedme import PFedMe, PFedMeConfig  # noqa: E402
@@ -13,12 +13,6 @@ from hushrec.training.samples import draw_silo_samples  # noqa: E402
 from hushrec.training.silo_network import unpack_flat  # noqa: E402
 
 SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 6, "lr": 0.05}
-
-
-class TestPFedMe(MethodContract):
-    method = PFedMe
-    options = SMALL
-    beats_chance = False  # single users learn slowly here; silos are tested on demo data
 
 
 def test_theta_and_w_move_as_in_the_paper():
