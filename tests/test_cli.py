@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hushrec.cli import main
-from hushrec.device.recommender import Recommender
+from hushrec.serve.recommender import Recommender
 from hushrec.run import Run, train
 
 QUICK = ["--set", "d=4", "--rounds", "2"]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 import hushrec
-from hushrec.device import recommender as device
-from hushrec.device.bundle import export
-from hushrec.device.recommender import BundleError, Recommender
+from hushrec.serve import recommender as device
+from hushrec.serve.bundle import export
+from hushrec.serve.recommender import BundleError, Recommender
 from hushrec.errors import ConfigError, RunError
 from hushrec.testing import taste_world
 

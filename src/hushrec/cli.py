@@ -29,13 +29,12 @@ from rich.progress import (
 from rich.table import Table
 
 from hushrec.audit.commands import audit_command
-from hushrec.backends.inprocess import usable_cores
+from hushrec.backends.inprocess import Machine, usable_cores
 from hushrec.cli_options import json_option, run_argument, threads_option
 from hushrec.config import parse_settings, preset_names
 from hushrec.data import load
 from hushrec.data.commands import data as data_group
 from hushrec.data.datasets import cache_dir
-from hushrec.device.commands import export_command, recommend_command
 from hushrec.errors import (
     ConfigError,
     DivergedError,
@@ -53,9 +52,10 @@ from hushrec.report.tables import (
     shown_metrics,
     trials_table,
 )
-from hushrec.round import Machine, RoundReport
+from hushrec.round import RoundReport
 from hushrec.run import Run, train, train_seeds
 from hushrec.run_folder import RunFolder, require_free
+from hushrec.serve.commands import export_command, recommend_command
 from hushrec.tune import PRESET, tune
 
 

@@ -1,43 +1,68 @@
 """What a client does in a round: the only place where fit, protect and keep meet.
 
-A client is a device or a silo. Several of them are one stack, trained at once and exact for one.
+A client is a device or a silo. Several of them are a stack, which is trained at once; whatever a
+stack does is exact for one, so that a simulation of thousands and a device run the same lines.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hushrec.aggregate import Update
+from hushrec.aggregate import UploadShape
 from hushrec.clients import TrainView
+from hushrec.messages import Download, LossSum, Upload
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.protection import Protection
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams
+from hushrec.store import PrivateStore
 
 
 @dataclass(frozen=True)
-class Part:
-    """What clients made of a round: what leaves them, what stays, and how they fared."""
+class Task:
+    """What clients and server agree on before the first round."""
 
-    upload: Update
-    private: Private
-    losses: NDArray[np.float64]
+    method: Method
+    protection: Protection
+    streams: Streams
+    secret: SecretStreams
+    """On a device its own; a simulation has one for all clients, addressed by their numbers."""
+    nobody: TrainView
+    """What is public of the data: the catalogue and its features, and no client."""
+
+    @cached_property
+    def initial(self) -> Shared:
+        """The shared parameters before the first round, which everybody can work out."""
+        return self.method.init(self.nobody, self.streams)
+
+    @cached_property
+    def nobodys(self) -> Private:
+        """The private parameters of no clients."""
+        fields = self.method.private_fields(self.nobody, self.initial, self.streams)
+        return PrivateStore(fields, 0).read(np.zeros(0, np.int64))
+
+    def upload_shape(self, download: Download) -> UploadShape:
+        """Return what everybody uploads in this round: it follows from what everybody receives."""
+        now = Round(download.round, self.streams)
+        fitted = self.method.fit(download.received, self.nobodys, self.nobody, now)
+        return UploadShape.of(fitted.update, self.nobody.n_items)
+
+    def protection_of(self, download: Download) -> Protection:
+        """Return the protection of this round's uploads."""
+        protection = self.protection.with_state(download.protection)
+        if not protection.reshapes:
+            return protection
+        return protection.for_shape(self.upload_shape(download).require_closed())
 
 
 def take_part(
-    method: Method,
-    protection: Protection,
-    received: Shared,
-    private: Private,
-    view: TrainView,
-    number: int,
-    streams: Streams,
-    secret: SecretStreams,
-) -> Part:
-    """Train a stack of clients on what they received and what they keep; protect their uploads."""
-    now = Round(number, streams, protection.past_noise(secret))
-    fitted = method.fit(received, private, view, now)
-    upload = protection.protect(fitted.update, view, SecretRound(number, secret))
-    return Part(upload, fitted.private, fitted.losses)
+    task: Task, protection: Protection, download: Download, view: TrainView, private: Private
+) -> tuple[Upload, Private]:
+    """Train a stack of clients on what they received and keep: (what leaves them, what stays)."""
+    number = download.round
+    now = Round(number, task.streams, protection.past_noise(task.secret))
+    fitted = task.method.fit(download.received, private, view, now)
+    update = protection.protect(fitted.update, view, SecretRound(number, task.secret))
+    return Upload(number, update, LossSum.of(fitted.losses)), fitted.private

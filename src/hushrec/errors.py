@@ -8,6 +8,7 @@
     │   ├── ConfigError       a key, a value or a name that does not exist
     │   └── RunError          a run folder: exists already, damaged, or not a run
     ├── DivergedError         training left the numbers (NaN, infinity, overflow of the exact sums)
+    ├── MessageError          what another party sent cannot be used, and counts for nothing
     ├── StoppedError          the user asked to stop; what is done is saved
     └── MissingExtraError     an optional dependency; the message carries the pip line
 
@@ -44,6 +45,10 @@ class RunError(InputError):
 
 class DivergedError(HushrecError):
     """Training produced numbers that are not numbers."""
+
+
+class MessageError(HushrecError):
+    """A message that is damaged, forged, late or larger than agreed."""
 
 
 class StoppedError(HushrecError):

@@ -6,40 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import silos
+from hushrec.backends.inprocess import THIS_MACHINE, Machine
+from hushrec.checkpoint import SELECTED, Diary, load_model, restore
 from hushrec.clients import Protocol, Ragged, TrainView
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
 from hushrec.data.features import with_newcomer
-from hushrec.device.fold_in import fold_in
-from hushrec.errors import ConfigError, RunError
+from hushrec.errors import ConfigError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
-from hushrec.evaluate.metrics import coverage, popularity_bias
 from hushrec.evaluate.ranking import Ranks, top_k
-from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
-from hushrec.memory import peak_rss_bytes
 from hushrec.methods.base import Method, Shared
-from hushrec.methods.capabilities import facts_of
+from hushrec.prepare import Prepared, plan_privacy, prepare
 from hushrec.rng import Streams
-from hushrec.round import (
-    THIS_MACHINE,
-    Machine,
-    Outcome,
-    RoundReport,
-    load_model,
-    plan_privacy,
-    run_rounds,
-)
+from hushrec.round import NoJournal, RoundReport, State, run_rounds
 from hushrec.run_folder import FINAL, RunFolder, replacing
-from hushrec.split import Split, make_split
+from hushrec.serve.fold_in import fold_in
+from hushrec.split import Part, Split, make_split
 from hushrec.store import PrivateStore
-
-PUBLISHED_MARK = "published protocol (leaks the held-out item)"
+from hushrec.summary import mean_summary, summarise
 
 
 @dataclass(frozen=True)
@@ -76,6 +65,21 @@ class Run:
         self._streams = Streams(experiment.seed)
 
     @classmethod
+    def of(
+        cls,
+        server: Prepared,
+        split: Split,
+        state: State,
+        summary: Mapping[str, Any],
+        folder: RunFolder | None,
+    ) -> Run:
+        """Return the run that has just been trained."""
+        store, ranks = server.backend.selected, server.backend.ranks
+        assert store is not None, "the last round is always looked at"
+        method, shared = server.task.method, state.selected_shared
+        return cls(server.experiment, split, method, shared, store, summary, ranks, folder)
+
+    @classmethod
     def open(cls, path: str | Path, data: Interactions | None = None) -> Run:
         """Read a finished run; its data is loaded by name unless given."""
         folder = RunFolder.open(Path(path))
@@ -102,7 +106,9 @@ class Run:
         shared_shapes = method.init(view, streams)
         fields = method.private_fields(view, shared_shapes, streams)
         store = PrivateStore.create(fields, len(view.clients), experiment.store, None)
-        shared = load_model(folder, FINAL, "selected", state["files"], store)
+        shared, parts = load_model(folder, FINAL, SELECTED, state["files"])
+        for part in parts:
+            store.restore(part)
         for name, array in shared_shapes.items():
             if name not in shared or shared[name].shape != array.shape:
                 raise RunError(
@@ -185,68 +191,66 @@ class Run:
         return _one_client(newcomer, np.array(latest_first[::-1], np.int32), liked)
 
 
+class Conduct(TypedDict, total=False):
+    """How a run is conducted, which does not change its result."""
+
+    machine: Machine
+    on_round: Callable[[RoundReport], None]
+    """Called after every round."""
+    should_stop: Callable[[], bool]
+    """Asked after every round; the run is saved before it stops."""
+
+
+class TrainOptions(Conduct, total=False):
+    """What `train` may be told besides data and method."""
+
+    preset: str | None
+    protocol: Protocol | None
+    rounds: int | None
+    seed: int | None
+    settings: Mapping[str, Any] | None
+    """The method's options and dotted keys of the other sections, for example
+    ``{"lr": 0.05, "cohort.kind": "fixed", "cohort.size": 200}``."""
+    overwrite: bool
+    resume: bool
+
+
+WISHES = ("preset", "protocol", "rounds", "seed", "settings")
+
+
 def train(
     data: Interactions | str,
     method: str = "pfedrec",
     *,
-    preset: str | None = None,
-    protocol: Protocol | None = None,
-    rounds: int | None = None,
-    seed: int | None = None,
-    settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
-    machine: Machine = THIS_MACHINE,
-    on_round: Callable[[RoundReport], None] = lambda report: None,
-    should_stop: Callable[[], bool] = lambda: False,
+    **options: Unpack[TrainOptions],
 ) -> Run:
     """Train a method and evaluate it; with ``out``, leave a run folder behind.
 
-    ``settings`` are the method's options and dotted keys of the other sections, for example
-    ``{"lr": 0.05, "cohort.kind": "fixed", "cohort.size": 200}``.
+    `TrainOptions` lists what else may be said.
     """
     interactions = load(data) if isinstance(data, str) else data
+    place, resume = None if out is None else Path(out), options.get("resume", False)
     if resume:
-        if out is None:
+        if place is None:
             raise ConfigError("resume needs the run folder in 'out'")
-        given = {"preset": preset, "protocol": protocol, "rounds": rounds, "seed": seed}
-        for key, value in {**given, "settings": settings or None}.items():
-            if value is not None:
+        for key in WISHES:
+            if options.get(key):
                 raise ConfigError(f"resume goes on with the run's own settings: leave out '{key}'")
-        experiment = RunFolder.open(Path(out)).experiment()
+        experiment = RunFolder.open(place).experiment()
     else:
-        experiment = make_experiment(
-            interactions.name,
-            method,
-            preset=preset,
-            settings=settings,
-            protocol=protocol,
-            rounds=rounds,
-            seed=seed,
-        )
-    place = None if out is None else Path(out)
+        experiment = _asked_for(interactions, method, options)
+    overwrite = options.get("overwrite", False)
     with replacing(place, overwrite=overwrite) if place and not resume else nullcontext():
-        return train_experiment(
-            experiment,
-            interactions,
-            out=place,
-            resume=resume,
-            machine=machine,
-            on_round=on_round,
-            should_stop=should_stop,
-        )
+        return train_experiment(experiment, interactions, place, resume, **_conduct(options))
 
 
 def train_experiment(
     experiment: Experiment,
     interactions: Interactions,
-    *,
     out: Path | None = None,
     resume: bool = False,
-    machine: Machine = THIS_MACHINE,
-    on_round: Callable[[RoundReport], None] = lambda report: None,
-    should_stop: Callable[[], bool] = lambda: False,
+    **conduct: Unpack[Conduct],
 ) -> Run:
     """Train and evaluate what a complete experiment says; `train` makes one from its arguments."""
     folder = RunFolder.open(out) if resume and out is not None else None
@@ -258,31 +262,29 @@ def train_experiment(
     plan = plan_privacy(experiment, split)
     if out is not None and folder is None:
         folder = RunFolder.create(out, experiment)
+    machine = conduct.get("machine", THIS_MACHINE)
     with folder.locked() if folder else nullcontext():
-        outcome = run_rounds(
-            experiment,
-            split,
-            plan,
-            machine=machine,
-            folder=folder,
-            resume=resume,
-            on_round=on_round,
-            should_stop=should_stop,
-        )
-        summary = summarise(experiment, split, outcome)
+        server, state = prepare(experiment, split, plan, machine, folder.path if folder else None)
+        if folder and resume:
+            restore(state, server.backend, folder)
+        journal = Diary(folder, server.backend, machine.checkpoint_seconds) if folder else None
+        told, stop = conduct.get("on_round", _say_nothing), conduct.get("should_stop", _go_on)
+        try:
+            run_rounds(server, state, journal or NoJournal(), told, stop)
+        except StoppedError as stopped:
+            where = f"; go on with: --resume --out {folder.path}" if folder else ""
+            raise StoppedError(f"{stopped}{where}") from None
+        parts: tuple[Part, ...] = ("valid", "test")
+        for part in parts:
+            serving = server.serving(state.selected_shared)
+            server.backend.evaluate(serving, part, selected=True)
+        if journal:
+            journal.finish(state)
+        summary = summarise(server, split, state)
         if folder:
-            folder.write_arrays("users.npz", ranks_to_arrays(outcome.ranks))
+            folder.write_arrays("users.npz", ranks_to_arrays(server.backend.ranks))
             folder.write_json("summary.json", summary)
-    return Run(
-        experiment,
-        split,
-        outcome.method,
-        outcome.shared,
-        outcome.store,
-        summary,
-        outcome.ranks,
-        folder,
-    )
+    return Run.of(server, split, state, summary, folder)
 
 
 def train_seeds(
@@ -290,23 +292,19 @@ def train_seeds(
     method: str,
     seeds: Sequence[int],
     out: str | Path,
-    *,
-    overwrite: bool = False,
-    resume: bool = False,
     on_seed: Callable[[int], None] = lambda seed: None,
-    **options: Any,
+    **options: Unpack[TrainOptions],
 ) -> dict[str, Any]:
     """Train once per seed, each in ``out/seed-N``; return and store the mean over the seeds."""
-    top = Path(out)
+    top, resume = Path(out), options.get("resume", False)
     interactions = load(data) if isinstance(data, str) else data
     if resume:
         folder = RunFolder.open(top)
         seeds, first = folder.read_json("seeds.json")["seeds"], folder.experiment()
     else:
-        names = ("preset", "settings", "protocol", "rounds")
-        given = {name: options.get(name) for name in names}
-        first = make_experiment(interactions.name, method, seed=seeds[0], **given)
-    how = {k: options[k] for k in ("machine", "on_round", "should_stop") if k in options}
+        options["seed"] = seeds[0]
+        first = _asked_for(interactions, method, options)
+    overwrite = options.get("overwrite", False)
     with nullcontext() if resume else replacing(top, overwrite=overwrite):
         if not resume:
             folder = RunFolder.create(top, first)
@@ -320,91 +318,43 @@ def train_seeds(
                 continue
             started = (part / "config.toml").exists()
             experiment = first.model_copy(update={"seed": seed})
-            run = train_experiment(experiment, interactions, out=part, resume=started, **how)
+            run = train_experiment(experiment, interactions, part, started, **_conduct(options))
             summaries.append(dict(run.summary))
         summary = mean_summary(summaries)
         folder.write_json("summary.json", summary)
     return summary
 
 
-def mean_summary(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the summary of several seeds: means under the same names, and their spread."""
-
-    def table(part: str, reduce: Callable[[list[float]], Any]) -> dict[str, dict[str, float]]:
-        first = summaries[0][part]
-        return {
-            candidates: {
-                name: float(reduce([summary[part][candidates][name] for summary in summaries]))
-                for name in first[candidates]
-            }
-            for candidates in first
-        }
-
-    def mean(*path: str) -> float:
-        values: list[Any] = list(summaries)
-        for key in path:
-            values = [value[key] for value in values]
-        return float(np.mean(values))
-
-    return {
-        **summaries[0],
-        "seed": [summary["seed"] for summary in summaries],
-        "runs": [f"seed-{summary['seed']}" for summary in summaries],
-        "rounds": [summary["rounds"] for summary in summaries],
-        "selected_round": [summary["selected_round"] for summary in summaries],
-        "test": table("test", np.mean),
-        "valid": table("valid", np.mean),
-        "test_sd": table("test", lambda values: np.std(values, ddof=1) if len(values) > 1 else 0),
-        "lists": {name: mean("lists", name) for name in summaries[0]["lists"]},
-        "communication": {
-            key: round(mean("communication", key)) for key in ("up_bytes", "down_bytes")
-        },
-        "time": {key: mean("time", key) for key in ("total_s", "per_round_s")},
-        "peak_rss_bytes": max(summary["peak_rss_bytes"] for summary in summaries),
-        # Of one run; the weakest, where seeds stopped at different rounds.
-        "privacy": max(
-            (summary["privacy"] for summary in summaries), key=lambda said: said["epsilon"] or 0
-        ),
-    }
+def _say_nothing(report: RoundReport) -> None:
+    """Report to nobody."""
 
 
-def summarise(experiment: Experiment, split: Split, outcome: Outcome) -> dict[str, Any]:
-    """Return what summary.json holds; these names are a contract."""
-    evaluator, state = outcome.evaluator, outcome.state
-    chosen = (outcome.method, outcome.shared, outcome.store)
-    top = evaluator.top_items(*chosen, "test", 10)
-    counts = np.bincount(split.train.positives.values, minlength=split.data.n_items)
-    n_test = len(evaluator.evaluated_users("test"))
-    popularity = popularity_ranks(evaluator, "test")
-    return {
-        "method": experiment.method,
-        "data": experiment.data,
-        "protocol": experiment.protocol,
-        "protocol_mark": PUBLISHED_MARK if experiment.protocol == "published" else None,
-        "preset": experiment.preset,
-        "options": experiment.options,
-        "rounds": state.round,
-        "selected_round": state.selected_round,
-        "seed": experiment.seed,
-        "test": evaluator.summarise(outcome.ranks["test"]),
-        "valid": evaluator.summarise(outcome.ranks["valid"]),
-        "yardsticks": {
-            "popularity": evaluator.summarise(popularity),
-            "chance": evaluator.summarise(chance_ranks(popularity)),
-        },
-        "model": dict(facts_of(outcome.method, outcome.shared)),
-        "lists": {
-            "coverage@10": coverage(top, split.data.n_items),
-            "popularity_bias@10": popularity_bias(top, counts),
-        },
-        "users": {**split.facts(), "looked_at": n_test},
-        "silos": None if split.holders is None else silos.facts(split.train, split.holders),
-        "notes": list(split.data.notes),
-        "communication": {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes},
-        "time": {"total_s": state.seconds, "per_round_s": state.seconds / max(1, state.round)},
-        "peak_rss_bytes": peak_rss_bytes(),
-        "privacy": dict(outcome.privacy),
-    }
+def _go_on() -> bool:
+    """Never stop early."""
+    return False
+
+
+def _asked_for(data: Interactions, method: str, options: TrainOptions) -> Experiment:
+    return make_experiment(
+        data.name,
+        method,
+        preset=options.get("preset"),
+        settings=options.get("settings"),
+        protocol=options.get("protocol"),
+        rounds=options.get("rounds"),
+        seed=options.get("seed"),
+    )
+
+
+def _conduct(options: TrainOptions) -> Conduct:
+    conduct: Conduct = {}
+    if "machine" in options:
+        conduct["machine"] = options["machine"]
+    if "on_round" in options:
+        conduct["on_round"] = options["on_round"]
+    if "should_stop" in options:
+        conduct["should_stop"] = options["should_stop"]
+    return conduct
 
 
 def ranks_to_arrays(ranks: Mapping[str, PartRanks]) -> dict[str, NDArray[Any]]:

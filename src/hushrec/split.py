@@ -113,6 +113,20 @@ class Split:
             values=_join(self.train.values, Ragged(shape, np.ones(shape[-1], np.float32))),
         )
 
+    def take(self, users: NDArray[np.int64]) -> Split:
+        """Return the share of some users, as a node that holds only them would have it."""
+        trains = np.isin(users, self.training_users)
+        return replace(
+            self,
+            data=self.data.select(np.isin(self.data.user, users)),
+            train=self.train.take(users),
+            valid=self.valid.take(users),
+            test=self.test.take(users),
+            training_users=np.flatnonzero(trains),
+            disliked=self.disliked.take(users),
+            holders=None if self.holders is None else self.holders[users],
+        )
+
     def digest(self) -> str:
         """Identify what trains and what is held out: a model of other data does not fit."""
         hashed = hashlib.blake2b(str(self.data.n_items).encode(), digest_size=16)

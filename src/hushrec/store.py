@@ -71,7 +71,7 @@ class PrivateStore:
         self.workspace: TemporaryDirectory[str] | None = None
         self.visited = np.zeros(n_users, bool)
         size = store_bytes(fields, n_users)
-        self.bytes_per_user = max(1, size // n_users)
+        self.bytes_per_user = max(1, size // max(1, n_users))
         share = 1.0
         if folder is not None and size:
             share = min(1.0, (memory_bytes or 0) / size)

@@ -22,12 +22,16 @@ from typing import Any, Literal
 
 import tomli_w
 
+from hushrec.backends.inprocess import THIS_MACHINE, Machine
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
 from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
+from hushrec.prepare import prepare
+from hushrec.privacy.plan import NoPlan
+from hushrec.privacy.protection import Protection
 from hushrec.rng import Streams
-from hushrec.round import THIS_MACHINE, Machine, RoundReport, run_rounds
+from hushrec.round import NoJournal, RoundReport, run_rounds
 from hushrec.run_folder import writing
 from hushrec.split import make_split
 
@@ -112,9 +116,10 @@ def tune(
         proposal = _Proposal(search.trials, space, base, seed)
         watch = _Watch(proposal, partial(on_round, number))
         state: Literal["done", "stopped", "diverged"] = "done"
-        how: dict[str, Any] = {"machine": machine, "on_round": watch, "should_stop": should_stop}
+        asked = _with_options(base, proposal.options)
+        server, start = prepare(asked, split, NoPlan(Protection()), machine)
         try:
-            run_rounds(_with_options(base, proposal.options), split, None, parts=(), **how)
+            run_rounds(server, start, NoJournal(), watch, should_stop)
         except _HopelessError:
             state = "stopped"
         except DivergedError:

@@ -17,7 +17,7 @@ from hushrec.aggregate import ClientRows, ExactSum, Total, Update
 from hushrec.cli import main
 from hushrec.clients import CohortConfig
 from hushrec.config import Experiment, make_experiment
-from hushrec.device.bundle import export
+from hushrec.serve.bundle import export
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.fedals import FedALS

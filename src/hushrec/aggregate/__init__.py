@@ -2,6 +2,7 @@
 
 from hushrec.aggregate.base import Aggregate
 from hushrec.aggregate.exact import ExactSum
+from hushrec.aggregate.shape import UploadShape
 from hushrec.aggregate.update import ClientRows, Total, Update
 
-__all__ = ["Aggregate", "ClientRows", "ExactSum", "Total", "Update"]
+__all__ = ["Aggregate", "ClientRows", "ExactSum", "Total", "Update", "UploadShape"]

@@ -17,8 +17,6 @@ class Aggregate(Protocol):
 
     clients: int
     """Uploads that counted."""
-    up_bytes: int
-    """Bytes of the messages they came in."""
 
     def add(self, update: Update) -> None:
         """Take in the uploads of a stack of clients."""

@@ -65,7 +65,6 @@ class ExactSum:
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows
         self.clients = 0
-        self.up_bytes = 0
         self._rows: dict[str, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
         self._keyed: dict[str, _KeyedSum] = {}
         self._dense: dict[str, NDArray[np.int64]] = {}
@@ -73,7 +72,6 @@ class ExactSum:
     def add(self, update: Update) -> None:
         """Fold in the uploads of a stack of clients."""
         self.clients += update.clients
-        self.up_bytes += update.nbytes
         for name, stack in update.rows.items():
             if stack.keyed:
                 assert stack.base is None, "keys have no table to differ from"
@@ -94,7 +92,6 @@ class ExactSum:
     def merge(self, other: ExactSum) -> None:
         """Fold in another running sum, which is used up."""
         self.clients += other.clients
-        self.up_bytes += other.up_bytes
         for name, (total, touched) in other._rows.items():
             if name not in self._rows:
                 self._rows[name] = total, touched

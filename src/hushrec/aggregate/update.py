@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
+from hushrec.aggregate.shape import UploadShape
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,16 @@ class Update:
     clients: int
     rows: Mapping[str, ClientRows] = field(default_factory=dict)
     dense: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    sent_bytes: int | None = None
-    """Bytes of the messages where they are not those of the arrays: a protected upload travels
-    whole, though only its rows that are not zero are written out here."""
+    whole: UploadShape | None = None
+    """Where given, each upload travels whole, in this shape, though only its rows that are not zero
+    are written out here: a sum of whole numbers is the same, and what is sent tells nothing by its
+    size."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all the clients' messages together."""
-        if self.sent_bytes is not None:
-            return self.sent_bytes
+        if self.whole is not None:
+            return self.clients * self.whole.nbytes
         sparse = sum(stack.nbytes for stack in self.rows.values())
         return sparse + sum(array.nbytes for array in self.dense.values())
 

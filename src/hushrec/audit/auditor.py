@@ -10,8 +10,9 @@ from hushrec.audit.canary import canaries
 from hushrec.audit.inference import item_inference
 from hushrec.audit.membership import membership
 from hushrec.errors import RunError
+from hushrec.prepare import plan_privacy
+from hushrec.privacy.plan import NoPlan
 from hushrec.rng import Streams
-from hushrec.round import plan_privacy
 from hushrec.run import Run
 from hushrec.run_folder import AUDIT_FILE, FINAL
 
@@ -48,10 +49,10 @@ def audit(
         )
     streams = Streams(seed)
     plan = plan_privacy(run.experiment, run.split)
-    if plan is not None:
+    if not isinstance(plan, NoPlan):
         # Uploads are replayed with the clipping bound that the run ended with.
         state = run.folder.read_checkpoint(FINAL)["protection"]
-        plan = replace(plan, stack=plan.stack.with_state(state))
+        plan = replace(plan, protection=plan.protection.with_state(state))
     said = run.summary["privacy"]
     found: dict[str, Any] = {
         "method": run.experiment.method,
@@ -70,7 +71,7 @@ def audit(
         "canaries": [],
     }
     verdict: Verdict = "no claim" if said["epsilon"] is None else "not tested"
-    if plan is not None and said["epsilon"]:
+    if not isinstance(plan, NoPlan) and said["epsilon"]:
         found["canaries"] = canaries(
             plan,
             said["epsilon"],

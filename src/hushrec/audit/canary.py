@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta, norm
 
-from hushrec.aggregate import ClientRows, ExactSum, Update
+from hushrec.aggregate import ClientRows, ExactSum, Update, UploadShape
 from hushrec.clients import Ragged, TrainView
 from hushrec.privacy.accountant import (
     Everybody,
@@ -49,7 +49,7 @@ from hushrec.privacy.budgets import PersonalNoise
 from hushrec.privacy.clip import FlatClip, RowClip
 from hushrec.privacy.noise import CentralGaussian, LocalNoise, round_multiplier
 from hushrec.privacy.plan import Plan
-from hushrec.privacy.protection import Protection, UploadShape
+from hushrec.privacy.protection import Protection
 from hushrec.rng import SecretRound, SecretStreams, Streams
 
 CONFIDENCE = 0.95
@@ -79,7 +79,7 @@ def canaries(
 ) -> list[dict[str, Any]]:
     """Audit the mechanism of a plan with a guarantee; one result for each claim it makes."""
     uploads = plan.uploads(range(1, plan.rounds + 1))
-    noise = plan.stack.mechanisms[-1]
+    noise = plan.protection.mechanisms[-1]
     if isinstance(noise, CentralGaussian):
         found = central_trials(plan, noise, uploads, trials, streams, on_round)
         unsampled = isinstance(plan.sampling, Everybody)
@@ -186,7 +186,10 @@ def local_trials(
     on_round: Callable[[int, int], None],
 ) -> Trials:
     """Let canaries upload one thing or its opposite; the server sees each upload by itself."""
-    layers = (*plan.stack.mechanisms[:-1], replace(noise, shape=UploadShape(1, {}, {ENTRY: (1,)})))
+    layers = (
+        *plan.protection.mechanisms[:-1],
+        replace(noise, shape=UploadShape(1, {}, {ENTRY: (1,)})),
+    )
     stack, bound = Protection(layers), _local_clip(plan).bound
     there = streams.generator("audit/canaries").permutation(trials) < trials // 2
     view, evidence = _clients(np.arange(trials), 1), np.zeros(trials)
@@ -287,7 +290,7 @@ def _participation(sampling: Sampling) -> float:
 
 def _local_clip(plan: Plan) -> FlatClip | RowClip:
     """Return the clipping under local noise, without which there is no claim to audit."""
-    clip = plan.stack.mechanisms[0]
+    clip = plan.protection.mechanisms[0]
     assert isinstance(clip, FlatClip | RowClip)
     return clip
 

@@ -24,13 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ClientRows, ExactSum, Total, Update
+from hushrec.client import take_part
 from hushrec.clients import TrainView, chunks
 from hushrec.evaluate.significance import bootstrap_interval
+from hushrec.messages import Download
 from hushrec.methods.base import Shared
+from hushrec.prepare import make_task
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
-from hushrec.rng import Round, SecretRound, SecretStreams, Streams
-from hushrec.round import upload_shape
+from hushrec.rng import SecretRound, Streams
 from hushrec.run import Run
 
 STACK_CLIENTS = 256
@@ -71,7 +73,7 @@ class Tally:
 
 def item_inference(
     run: Run,
-    plan: Plan | None,
+    plan: Plan,
     users: int,
     streams: Streams,
     on_client: Callable[[int, int], None],
@@ -91,30 +93,26 @@ def item_inference(
     counts = np.bincount(view.take(clients).positives.values, minlength=view.n_items)
     by_popularity = np.argsort(-counts, kind="stable")
 
-    stack = plan.stack if plan else Protection()
-    if plan is not None and plan.shares:  # each round has an upload of its own shape
-        nobody = run.store.read(np.zeros(0, np.int64))
-        shape = upload_shape(run.method, run.shared, nobody, view, run_streams(run), number)
-        stack = stack.for_layout(shape)
+    task = make_task(run.experiment, run.split, plan.protection)
+    state = plan.protection.state
+    download = Download(number, run.method.download(run.shared), protection=state)
+    protection = task.protection_of(download)
     tallies = {RAW: Tally("the server, in privacy mode none")}
-    if stack.mechanisms:
-        aggregator = plan is not None and plan.trust == "aggregator"
+    if protection.mechanisms:
+        aggregator = plan.trust == "aggregator"
         who = "the party that sums, which is trusted, or sums under encryption"
         tallies[SENT] = Tally(who if aggregator else "the server")
     tallies[SUMMED] = Tally("whoever sees the model before and after")
     summed, chance, popular = ExactSum(view.n_items), [], []
     truths: list[NDArray[Any]] = []
-    received, done = run.method.download(run.shared), 0
-    secret = SecretRound(number, SecretStreams(run.experiment.seed))
-    most = STACK_BYTES // (run.store.bytes_per_user + stack.client_bytes)
+    done, most = 0, STACK_BYTES // (run.store.bytes_per_user + protection.client_bytes)
     for part in chunks(cohort, max(1, min(most, STACK_CLIENTS))):
         here = view.take(part)
-        fitted = run.method.fit(
-            received, run.store.read(part), here, Round(number, run_streams(run))
+        raw, sent = (
+            take_part(task, side, download, here, run.store.read(part))[0].update
+            for side in (Protection(), protection)
         )
-        raw = Protection().protect(fitted.update, here, secret)
-        sent = stack.protect(fitted.update, here, secret)
-        summed.add(stack.receive(sent, here.clients, number))
+        summed.add(protection.receive(sent, here.clients, number))
         for place, user in enumerate(part.tolist()):
             if user not in sample:
                 continue
@@ -129,10 +127,10 @@ def item_inference(
             popular.append(np.isin(by_popularity[: len(truth)], truth).mean())
         done += len(part)
         on_client(done, len(cohort))
-    total = stack.finish(summed.total(), secret)[0]
+    total = protection.finish(summed.total(), SecretRound(number, task.secret))[0]
     pairs = {
         name: _pair_items(rows, run.shared, view.n_items)
-        for name, rows in fitted.update.rows.items()
+        for name, rows in raw.rows.items()
         if rows.keyed
     }
     moved = np.linalg.norm(_of_total(total, pairs, view.n_items), axis=1)
@@ -157,12 +155,10 @@ def run_streams(run: Run) -> Streams:
 
 def attacked_round(run: Run) -> int | None:
     """Return the first round after the selected one that uploads, else the last one that does."""
-    nobody = np.zeros(0, np.int64)
-    view, store = run.split.train.take(nobody), run.store.read(nobody)
-    received, last = run.method.download(run.shared), None
+    task, last = make_task(run.experiment, run.split), None
+    received = run.method.download(run.shared)
     for number in range(1, run.experiment.rounds + 1):
-        update = run.method.fit(received, store, view, Round(number, run_streams(run))).update
-        if update.rows or update.dense:
+        if task.upload_shape(Download(number, received)).entries:
             last = number
             if number > run.summary["selected_round"]:
                 break

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from hushrec.clients import Ragged, TrainView, chunks
-from hushrec.device.fold_in import fold_in
 from hushrec.rng import Streams
 from hushrec.run import Run
+from hushrec.serve.fold_in import fold_in
 from hushrec.split import Split
 from hushrec.store import store_bytes
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ExactSum
-from hushrec.client import take_part
+from hushrec.backends.base import Collected
+from hushrec.client import Task, take_part
 from hushrec.clients import TrainView, balanced_chunks, chunks
-from hushrec.methods.base import Method, Shared
+from hushrec.errors import ConfigError
+from hushrec.evaluate.evaluator import Evaluator, PartRanks
+from hushrec.messages import Arrays, Download, Evaluation, LossSum
+from hushrec.methods.base import Shared
+from hushrec.methods.capabilities import is_marked
 from hushrec.privacy.protection import Protection
-from hushrec.rng import SecretStreams, Streams
+from hushrec.split import Part
 from hushrec.store import PrivateStore
 
 STACK_INTERACTIONS = 3072
@@ -27,81 +34,84 @@ STACK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class RoundOutcome:
-    """What the server has after a round of uploads."""
+class Machine:
+    """What does not change a result: how many threads, how large the stacks, how often to save."""
 
-    summed: ExactSum
-    losses: NDArray[np.float64]
-    down_bytes: int
+    threads: int | None = None
+    chunk: int | None = None
+    checkpoint_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("threads", self.threads), ("chunk", self.chunk)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} = {value}: must be at least 1")
+
+    @property
+    def n_threads(self) -> int:
+        """Number of threads to use."""
+        return self.threads or usable_cores()
+
+
+THIS_MACHINE = Machine()
 
 
 class InProcess:
-    """Runs the clients' side of a round on this machine."""
+    """Everybody in this process: one big node that holds all data and private parameters."""
 
     def __init__(
         self,
+        task: Task,
         view: TrainView,
         store: PrivateStore,
-        threads: int | None = None,
-        chunk: int | None = None,
+        evaluator: Evaluator | None = None,
+        machine: Machine = THIS_MACHINE,
     ) -> None:
+        self.task = task
         self.view = view.prepared()
         indptr = self.view.positives.indptr
         self.rows_before = indptr if view.holders is None else indptr[view.client_indptr]
         self.store = store
-        self.threads = threads or usable_cores()
-        self.chunk = chunk
+        self.selected: PrivateStore | None = None
+        self.evaluator = evaluator
+        self.machine = machine
+        self.ranks: dict[str, PartRanks] = {}
+        """Where everybody's items landed at the last look at a part: only a simulation knows."""
 
-    def run_clients(
-        self,
-        method: Method,
-        shared: Shared,
-        stack: Protection,
-        cohort: NDArray[np.int64],
-        streams: Streams,
-        round_number: int,
-    ) -> RoundOutcome:
-        """Send the shared parameters to the cohort, train it, protect and sum what comes back."""
-        received = method.download(shared)
-        secret = SecretStreams(streams.seed)
-        stacks = self._stacks(method, stack, cohort)
-        order = np.concatenate([*stacks, np.zeros(0, np.int64)])
+    def train(
+        self, download: Download, protection: Protection, cohort: NDArray[np.int64]
+    ) -> Collected:
+        """Train the cohort stack by stack; protect and sum what comes back."""
+        threads, number = self.machine.n_threads, download.round
+        stacks = self._stacks(protection, cohort)
 
-        def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, list[NDArray[np.float64]]]:
-            summed, losses = ExactSum(self.view.n_items), []
+        def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, LossSum, int]:
+            summed, loss, sent = ExactSum(self.view.n_items), LossSum(), 0
             for clients in mine:
                 view = self.view.take_clients(clients)
-                private = self.store.read(clients)
-                part = take_part(
-                    method, stack, received, private, view, round_number, streams, secret
-                )
-                summed.add(stack.receive(part.upload, view.clients, round_number))
-                self.store.write(clients, part.private)
-                losses.append(part.losses)
-            return summed, losses
+                own = download.to(np.searchsorted(cohort, clients))
+                upload, kept = take_part(self.task, protection, own, view, self.store.read(clients))
+                summed.add(protection.receive(upload.update, view.clients, number))
+                self.store.write(clients, kept)
+                loss, sent = loss.merge(upload.loss), sent + upload.update.nbytes
+            return summed, loss, sent
 
-        with ThreadPoolExecutor(self.threads) as pool:
-            results = list(pool.map(work, [stacks[t :: self.threads] for t in range(self.threads)]))
+        with ThreadPoolExecutor(threads) as pool:
+            results = list(pool.map(work, [stacks[t::threads] for t in range(threads)]))
         self.store.release()
-        total = ExactSum(self.view.n_items)
-        losses: list[NDArray[np.float64]] = [np.zeros(0)] * len(stacks)
-        for t, (summed, part) in enumerate(results):
+        total, loss = ExactSum(self.view.n_items), LossSum()
+        for summed, more, _ in results:
             total.merge(summed)
-            losses[t :: self.threads] = part
-        download = sum(array.nbytes for array in received.values())
-        said = np.concatenate([*losses, np.zeros(0)])
-        if len(said) == len(order):
-            said = said[np.argsort(order, kind="stable")]
-        return RoundOutcome(total, said, download * len(cohort))
+            loss = loss.merge(more)
+        up_bytes = sum(sent for _, _, sent in results)
+        return Collected(total, loss, up_bytes, download.nbytes(len(cohort)))
 
-    def _stacks(
-        self, method: Method, stack: Protection, cohort: NDArray[np.int64]
-    ) -> list[NDArray[np.int64]]:
+    def _stacks(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        method = self.task.method
         if method.traits.pooled:
             return [cohort]
-        if self.chunk is not None:
-            return list(chunks(cohort, self.chunk))
-        most = max(1, STACK_BYTES // (self.store.bytes_per_user + stack.client_bytes))
+        if self.machine.chunk is not None:
+            return list(chunks(cohort, self.machine.chunk))
+        most = max(1, STACK_BYTES // (self.store.bytes_per_user + protection.client_bytes))
         work = self.rows_before[cohort + 1] - self.rows_before[cohort]
         if self.view.holders is not None:
             # Silos of about the same size keep each other company in a batched product.
@@ -109,6 +119,39 @@ class InProcess:
             return list(chunks(by_size, min(most, STACK_SILOS)))
         per_stack = method.traits.stack_interactions or STACK_INTERACTIONS
         return list(balanced_chunks(cohort, work, per_stack, most))
+
+    def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
+        """Rank everybody's held-out items."""
+        assert self.evaluator is not None, "who evaluates has held-out items"
+        store = self.selected if selected else self.store
+        assert store is not None, "a round was selected"
+        self.ranks[part] = self.evaluator.rank(self.task.method, serving, store, part)
+        return self.evaluator.tally(self.ranks[part])
+
+    def keep_selected(self) -> None:
+        """Copy the private parameters of everybody that was trained."""
+        self.selected = self.store.snapshot(self.selected)
+
+    def describe(self, shared: Shared, number: int) -> Mapping[str, Any]:
+        """Return the metrics of groups of users, and what FedRKG's gates look like."""
+        assert self.evaluator is not None, "who describes has looked"
+        method = self.task.method
+        gates = None
+        if is_marked(method, number):
+            gates = self.evaluator.watch_gates(method, shared, self.store)
+        return {"groups": self.evaluator.group_means(self.ranks["valid"]), "gates": gates}
+
+    def save(self, *, selected: bool) -> Iterator[Arrays]:
+        """Yield the private parameters of everybody that was trained."""
+        store = self.selected if selected else self.store
+        return iter(()) if store is None else store.tensors()
+
+    def load(self, parts: Iterable[Arrays], *, selected: bool) -> None:
+        """Put private parameters back."""
+        if selected:
+            self.selected = PrivateStore.beside(self.store)
+        for part in parts:
+            (self.selected if selected and self.selected else self.store).restore(part)
 
 
 def usable_cores() -> int:

@@ -2,7 +2,6 @@
 
 from hushrec.evaluate.metrics import (
     Metric,
-    MetricSum,
     coverage,
     parse_metric,
     per_user,
@@ -14,7 +13,6 @@ from hushrec.evaluate.significance import PairedTest, bootstrap_interval, holm, 
 
 __all__ = [
     "Metric",
-    "MetricSum",
     "PairedTest",
     "Ranks",
     "bootstrap_interval",

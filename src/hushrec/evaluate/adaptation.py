@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.clients import Ragged, TrainView, chunks
-from hushrec.device.fold_in import fold_in
 from hushrec.errors import ConfigError
 from hushrec.evaluate.evaluator import Evaluator
 from hushrec.evaluate.metrics import summarise
 from hushrec.evaluate.ranking import Ranks, rank_full
 from hushrec.methods.base import Method, Shared
+from hushrec.serve.fold_in import fold_in
 from hushrec.split import Part
 
 COUNTS = (0, 1, 2, 5, 10, 20)
@@ -70,7 +70,7 @@ def _ranks_after(
         view = first_rows(whole, count)
         private = fold_in(method, shared, view, evaluator.streams)
         scores = method.score(shared, method.adapt(shared, private, view, evaluator.streams), view)
-        aim, seen = evaluator.split.heldout(part).take(mine), evaluator.seen(whole)
+        aim, seen = evaluator.split.heldout(part).take(mine), evaluator.seen(mine, whole)
         parts.append(
             rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values)
         )

@@ -13,13 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hushrec import kernels
 from hushrec.clients import Ragged, TrainView, chunks
-from hushrec.device.fold_in import fold_in
 from hushrec.evaluate.groups import GateSums, Groups, group_means, popular_items, user_groups
-from hushrec.evaluate.metrics import parse_metric, summarise
+from hushrec.evaluate.metrics import parse_metric, summarise, tally
 from hushrec.evaluate.ranking import Ranks, rank_full, rank_sampled, top_k
+from hushrec.messages import Evaluation
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.methods.capabilities import Guided
 from hushrec.rng import Streams
+from hushrec.serve.fold_in import fold_in
 from hushrec.split import Part, Split
 from hushrec.store import PrivateStore
 
@@ -55,6 +56,11 @@ class EvaluationConfig(BaseModel):
         parse_metric(name)
         return name
 
+    @property
+    def sampled_name(self) -> str:
+        """Name of the sampled candidate set."""
+        return f"sampled{self.sampled}"
+
     def metric_names(self) -> list[str]:
         """Return the reported metrics."""
         kinds = ("hr", "ndcg", "recall", "precision", "mrr")
@@ -85,15 +91,14 @@ class Evaluator:
         self.threads = threads
         self.trains = np.zeros(split.n_users, bool)
         self.trains[split.training_users] = True
+        clients = np.arange(split.n_users)
+        if split.holders is not None:
+            clients = np.unique(split.holders, return_inverse=True)[1]
+        self._client = clients  # where each user's client lies in the store
         self._users = {part: self._choose_users(part) for part in ("valid", "test")}
         self._history = {part: split.history(part) for part in ("valid", "test")}
         self._samples: dict[Part, Ragged] = {}
         self._groups: dict[Part, Groups] = {}
-
-    @property
-    def sampled_name(self) -> str:
-        """Name of the sampled candidate set."""
-        return f"sampled{self.config.sampled}"
 
     def rank(
         self,
@@ -115,7 +120,7 @@ class Evaluator:
             users = self._users[part][positions]
             view = self._history[part].take(users)
             scores = self.scores(method, shared, store, users, view, score)
-            aim, seen, drawn = targets.take(users), self.seen(view), samples.take(positions)
+            aim, seen, drawn = targets.take(users), self.seen(users, view), samples.take(positions)
             return (
                 rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values),
                 rank_sampled(
@@ -130,8 +135,13 @@ class Evaluator:
         store.release()
         return {
             "full": Ranks.concat([full for full, _ in parts]),
-            self.sampled_name: Ranks.concat([sampled for _, sampled in parts]),
+            self.config.sampled_name: Ranks.concat([sampled for _, sampled in parts]),
         }
+
+    def tally(self, ranks: PartRanks) -> Evaluation:
+        """Return what may leave this node of its users' ranks: sums and histograms."""
+        names = self.config.metric_names()
+        return Evaluation({candidates: tally(r, names) for candidates, r in ranks.items()})
 
     def summarise(self, ranks: PartRanks) -> dict[str, dict[str, float]]:
         """Return the mean of every metric for each candidate set."""
@@ -162,7 +172,7 @@ class Evaluator:
 
     def selection_value(self, ranks: PartRanks) -> float:
         """Return the value by which rounds are compared."""
-        chosen = "full" if self.config.select_on == "full" else self.sampled_name
+        chosen = "full" if self.config.select_on == "full" else self.config.sampled_name
         return summarise(ranks[chosen], [self.config.select])[self.config.select]
 
     def top_items(
@@ -210,7 +220,8 @@ class Evaluator:
         order = np.argsort(holders[users], kind="stable")
         together = replace(view.take(order), holders=holders[users[order]])
         scores = np.empty((len(users), view.n_items), np.float32)
-        scores[order] = score(shared, store.read(together.clients), together)
+        clients = self._client[users[order]][together.client_indptr[:-1]]
+        scores[order] = score(shared, store.read(clients), together)
         return scores
 
     def private_of(
@@ -233,12 +244,12 @@ class Evaluator:
         adapted.write(new, fold_in(method, shared, view, self.streams))
         return adapted.read(users)
 
-    def seen(self, view: TrainView) -> Ragged:
+    def seen(self, users: NDArray[np.int64], view: TrainView) -> Ragged:
         """Return what is no candidate: the history, and held-out items that are not to be found."""
         disliked = self.split.disliked
         if not len(disliked.values):
             return view.positives
-        other = disliked.take(view.users)
+        other = disliked.take(users)
         past = view.positives
         return Ragged(*kernels.sorted_union(past.indptr, past.values, other.indptr, other.values))
 
@@ -260,6 +271,6 @@ class Evaluator:
         n_items = self.split.train.n_items
         return Ragged(
             *kernels.draw_distinct_outside(
-                key, users.astype(np.int32), *touched, n_items, self.config.sampled
+                key, self.split.train.users[users], *touched, n_items, self.config.sampled
             )
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from scipy.stats import rankdata
 
 from hushrec.errors import ConfigError, InputError, nearest
 from hushrec.evaluate.ranking import Ranks
+from hushrec.messages import PLACES, Tally, exact_steps
 
 Values = NDArray[np.float64]
 
@@ -71,36 +72,22 @@ def per_user(ranks: Ranks, name: str) -> Values:
     return hits / n_targets if kind == "recall" else hits / k
 
 
-@dataclass(frozen=True)
-class MetricSum:
-    """A mean in the making: merge the sums of devices or chunks, then ask for `mean`.
-
-    ``MetricSum()`` is the identity of `merge`.
-    """
-
-    count: int = 0
-    total: float = 0.0
-
-    @classmethod
-    def of(cls, values: Values) -> MetricSum:
-        """Sum up one value per user."""
-        return cls(len(values), float(values.sum()))
-
-    def merge(self, other: MetricSum) -> MetricSum:
-        """Return the sum over both groups of users."""
-        return MetricSum(self.count + other.count, self.total + other.total)
-
-    @property
-    def mean(self) -> float:
-        """The mean over all users so far; there must be at least one."""
-        if self.count == 0:
-            raise InputError("no user could be evaluated: nobody has a held-out item")
-        return self.total / self.count
+def tally(ranks: Ranks, names: Iterable[str]) -> Tally:
+    """Sum each named metric up over users, and count users by the place of their best target."""
+    users = len(ranks.users)
+    sums = {name: sum(exact_steps(per_user(ranks, name)).tolist()) for name in names if users}
+    places = np.zeros(PLACES, np.int64)
+    if users:
+        best = np.minimum.reduceat(ranks.ahead, ranks.indptr[:-1]).astype(np.int64) + 1
+        places += np.bincount(np.log2(best).astype(np.int64), minlength=PLACES)
+    return Tally(users, sums, places)
 
 
 def summarise(ranks: Ranks, names: Iterable[str]) -> dict[str, float]:
     """Return the mean over users of each named metric."""
-    return {name: MetricSum.of(per_user(ranks, name)).mean for name in names}
+    if not len(ranks.users):
+        raise InputError("no user could be evaluated: nobody has a held-out item")
+    return tally(ranks, names).means()
 
 
 def coverage(top_items: NDArray[np.int32], n_items: int) -> float:

@@ -173,6 +173,10 @@ class PersonalNoise(LocalNoise):
 
     deviations: Values
 
+    def on_device(self) -> PersonalNoise:
+        """Leave the others' deviations out."""
+        return replace(self, deviations=np.zeros(0))
+
     def receive(self, update: Update, clients: NDArray[np.int32]) -> Update:
         """Weigh uploads as they arrive, by the budgets, which the server knows."""
         weights = _weights(self.deviations)[clients]
@@ -180,7 +184,7 @@ class PersonalNoise(LocalNoise):
             name: array * weights.astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
             for name, array in update.dense.items()
         }
-        return Update(update.clients, dense={**dense, WEIGHT: weights}, sent_bytes=update.nbytes)
+        return Update(update.clients, dense={**dense, WEIGHT: weights})
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, PersonalNoise]:
         """Return the number of uploads times their weighted mean."""

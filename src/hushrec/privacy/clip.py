@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import Total, Update
+from hushrec.aggregate import Total, Update, UploadShape
 from hushrec.clients import TrainView
 from hushrec.privacy.kernels import add_powers
-from hushrec.privacy.protection import Mechanism, UploadShape
+from hushrec.privacy.protection import Mechanism
 from hushrec.rng import SecretRound
 
 Power = Literal[1, 2]
@@ -44,6 +44,10 @@ class FlatClip(Mechanism):
 
     def whole_bound(self, shape: UploadShape) -> float:
         """Return what the norm of a whole upload cannot exceed."""
+        return self.bound
+
+    def bound_of(self, norm: float | None) -> float | None:
+        """Keep to the bound; an L1 bound is one of the L2 norm too."""
         return self.bound
 
     def __str__(self) -> str:
@@ -133,6 +137,14 @@ class AdaptiveClip(Mechanism):
     def whole_bound(self, shape: UploadShape) -> float:
         """Return what the norm of a whole upload cannot exceed in this round."""
         return self.bound
+
+    def bound_of(self, norm: float | None) -> float | None:
+        """Keep to this round's bound."""
+        return self.bound
+
+    def sent_shape(self, shape: UploadShape) -> UploadShape:
+        """Add the bit."""
+        return replace(shape, dense={**shape.dense, BIT: ()})
 
     def __str__(self) -> str:
         return (

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import Total, Update
+from hushrec.aggregate import Total, Update, UploadShape
 from hushrec.clients import TrainView
 from hushrec.privacy.accountant import Neighbours, sensitivity
 from hushrec.privacy.clip import Clip
 from hushrec.privacy.kernels import add_scattered, gaussian_noise, laplace_noise
-from hushrec.privacy.protection import Mechanism, UploadShape
+from hushrec.privacy.protection import Mechanism, check_shape
 from hushrec.rng import PastNoise, SecretRound, SecretStreams
 
 
@@ -45,14 +45,21 @@ class CentralGaussian(Mechanism):
 
         Here only its rows that are not zero are written out: a sum of whole numbers is the same.
         """
-        self.shape.check(update)
+        check_shape(update, self.shape)
         clipped = self.clip.protect(update, view, secret)
-        bits = 4 * (len(clipped.dense) - len(update.dense))
-        return replace(clipped, sent_bytes=update.clients * (self.shape.nbytes + bits))
+        return replace(clipped, whole=self.sent_shape(self.shape))
 
-    def for_layout(self, layout: UploadShape) -> CentralGaussian:
-        """Cover another layout."""
-        return replace(self, shape=layout)
+    def sent_shape(self, shape: UploadShape) -> UploadShape:
+        """Send what clipping leaves."""
+        return self.clip.sent_shape(shape)
+
+    def bound_of(self, norm: float | None) -> float | None:
+        """Keep to the bound of the clipping."""
+        return self.clip.whole_bound(self.shape)
+
+    def for_shape(self, shape: UploadShape) -> CentralGaussian:
+        """Cover another shape."""
+        return replace(self, shape=shape)
 
     @property
     def state(self) -> Mapping[str, float]:
@@ -75,6 +82,7 @@ class CentralGaussian(Mechanism):
         tables = {name: (self.shape.n_rows, width) for name, width in self.shape.tables.items()}
         rows = {}
         for name, (count, width) in {**tables, **self.shape.spaces}.items():
+            assert count is not None, "an open space was refused"
             generator = secret.generator(f"privacy/sum/{name}")
             noisy = std * generator.standard_normal((count, width))
             if name in total.rows:
@@ -104,7 +112,7 @@ class LocalNoise(Mechanism):
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Write the upload out whole and add noise to it."""
-        self.shape.check(update)
+        check_shape(update, self.shape)
         dense: dict[str, NDArray[Any]] = {}
         for name, width in self.shape.tables.items():
             table = self.drawn(name, (self.shape.n_rows, width), view, secret)
@@ -115,6 +123,15 @@ class LocalNoise(Mechanism):
             noise = self.drawn(name, shape, view, secret)
             dense[name] = update.dense[name] + noise
         return Update(update.clients, dense=dense)
+
+    def sent_shape(self, shape: UploadShape) -> UploadShape:
+        """Send whole tables as dense arrays."""
+        tables = {name: (shape.n_rows, width) for name, width in shape.tables.items()}
+        return UploadShape(shape.n_rows, {}, {**tables, **shape.dense})
+
+    def bound_of(self, norm: float | None) -> float | None:
+        """Keep to nothing: noise has no bound."""
+        return None
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, LocalNoise]:
         """Hand the whole tables to the method as rows, which it expects."""

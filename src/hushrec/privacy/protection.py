@@ -7,13 +7,13 @@ reverse order, on the sum. `Protection(())` changes nothing and claims nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import Total, Update
+from hushrec.aggregate import Total, Update, UploadShape
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.privacy.kernels import ascending_keys, distinct_rows
@@ -35,8 +35,8 @@ class Mechanism:
         """Act on the server: transform the sum, and return the mechanism of the next round."""
         return total, self
 
-    def for_layout(self, layout: UploadShape) -> Self:
-        """Return the mechanism for uploads of this layout, which follows from public things."""
+    def for_shape(self, shape: UploadShape) -> Self:
+        """Return the mechanism for uploads of this shape, which follows from public things."""
         return self
 
     @property
@@ -51,6 +51,18 @@ class Mechanism:
     def past_noise(self, streams: SecretStreams) -> PastNoise | None:
         """Return what clients remember of the noise they added, if they do."""
         return None
+
+    def on_device(self) -> Self:
+        """Return the mechanism as a device has it, without what only the server knows."""
+        return self
+
+    def sent_shape(self, shape: UploadShape) -> UploadShape:
+        """Return the shape of what `protect` makes of uploads of a shape."""
+        return shape
+
+    def bound_of(self, norm: float | None) -> float | None:
+        """Return the L2 norm that `protect` keeps to, where its input kept to ``norm``."""
+        return norm
 
 
 @dataclass(frozen=True)
@@ -83,10 +95,37 @@ class Protection:
     """Memory that one client's upload takes here, where a mechanism writes it out whole."""
     silence: Silence | None = None
     """The rounds in which nothing is uploaded, if there are any: no mechanism acts in them."""
+    reshapes: bool = False
+    """Whether the shape of an upload differs from round to round, by what was released before."""
+
+    def acts(self, number: int) -> bool:
+        """Say whether the mechanisms act in a round."""
+        return self.silence is None or number not in self.silence.rounds
+
+    def sends_whole(self, number: int) -> bool:
+        """Say whether uploads of a round travel with every row of every table."""
+        return bool(self.mechanisms) and self.acts(number)
+
+    def on_device(self) -> Protection:
+        """Return what a device has of it."""
+        return replace(self, mechanisms=tuple(m.on_device() for m in self.mechanisms))
+
+    def sent_shape(self, shape: UploadShape, number: int) -> UploadShape:
+        """Return the shape of what is sent in a round."""
+        for mechanism in self.mechanisms if self.acts(number) else ():
+            shape = mechanism.sent_shape(shape)
+        return shape
+
+    def norm_of(self, number: int) -> float | None:
+        """Return the L2 norm that uploads of a round keep to, where they keep to one."""
+        norm = None
+        for mechanism in self.mechanisms if self.acts(number) else ():
+            norm = mechanism.bound_of(norm)
+        return norm
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Apply the device sides in order, to the numbers that will travel."""
-        if self.silence is not None and secret.number in self.silence.rounds:
+        if self.silence is not None and not self.acts(secret.number):
             self.silence.check(update)
             return update
         if self.mechanisms:
@@ -98,15 +137,13 @@ class Protection:
 
     def receive(self, update: Update, clients: NDArray[np.int32], number: int) -> Update:
         """Take in the uploads of these clients as they arrive."""
-        if self.silence is None or number not in self.silence.rounds:
-            for mechanism in reversed(self.mechanisms):
-                update = mechanism.receive(update, clients)
+        for mechanism in reversed(self.mechanisms) if self.acts(number) else ():
+            update = mechanism.receive(update, clients)
         return update
 
-    def for_layout(self, layout: UploadShape) -> Protection:
-        """Return the protection of uploads of this layout."""
-        laid_out = tuple(mechanism.for_layout(layout) for mechanism in self.mechanisms)
-        return replace(self, mechanisms=laid_out)
+    def for_shape(self, shape: UploadShape) -> Protection:
+        """Return the protection of uploads of this shape."""
+        return replace(self, mechanisms=tuple(m.for_shape(shape) for m in self.mechanisms))
 
     @property
     def state(self) -> Mapping[str, float]:
@@ -124,7 +161,7 @@ class Protection:
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Protection]:
         """Apply the server sides in reverse order; return the stack of the next round too."""
-        if self.silence is not None and secret.number in self.silence.rounds:
+        if self.silence is not None and not self.acts(secret.number):
             return self.silence.finish(total), self
         following: list[Mechanism] = []
         for mechanism in reversed(self.mechanisms):
@@ -133,74 +170,22 @@ class Protection:
         return total, replace(self, mechanisms=tuple(following))
 
 
-@dataclass(frozen=True)
-class UploadShape:
-    """What every client of a method uploads, written out whole; the same for all data."""
-
-    n_rows: int
-    tables: Mapping[str, int]
-    """Width of each table of ``n_rows`` rows."""
-    dense: Mapping[str, tuple[int, ...]]
-    spaces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Number of keys, and width, of each closed space of keys."""
-
-    @classmethod
-    def of(cls, nobody: Update, n_rows: int) -> UploadShape:
-        """Read the shape from the update of a stack of no clients."""
-        for name, stack in nobody.rows.items():
-            if stack.keyed and stack.space is None:
-                raise ConfigError(
-                    f"'{name}' has no row for every item but keys of an open space, and noise "
-                    "cannot cover every key: use another method, or privacy.mode = none"
-                )
-        if nobody.rows.keys() & nobody.dense.keys():
-            raise ConfigError("a table and a dense array of an upload need different names")
-        return cls(
-            n_rows,
-            {name: s.rows.shape[1] for name, s in nobody.rows.items() if not s.keyed},
-            {name: array.shape[1:] for name, array in nobody.dense.items()},
-            {
-                name: (stack.space, stack.rows.shape[1])
-                for name, stack in nobody.rows.items()
-                if stack.space is not None
-            },
+def check_shape(update: Update, shape: UploadShape) -> None:
+    """Refuse an upload of another shape: nothing else is clipped, noised and counted."""
+    if UploadShape.of(update, shape.n_rows).require_closed() != shape:
+        raise ConfigError(
+            "the method's upload changes its shape with the data, so no guarantee can be given: it "
+            "must upload the same names and widths as for a stack of no clients"
         )
-
-    @property
-    def entries(self) -> int:
-        """Count the numbers of one upload."""
-        sizes = [int(np.prod(shape)) for shape in self.dense.values()]
-        sizes += [keys * width for keys, width in self.spaces.values()]
-        return self.n_rows * sum(self.tables.values()) + sum(sizes)
-
-    @property
-    def parts(self) -> int:
-        """Count what `RowClip` bounds one by one: rows of tables and spaces, and dense arrays."""
-        keys = sum(keys for keys, _ in self.spaces.values())
-        return self.n_rows * len(self.tables) + len(self.dense) + keys
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one upload written out whole, as float32: its size tells nothing."""
-        return 4 * self.entries
-
-    def check(self, update: Update) -> None:
-        """Refuse an upload of another shape: nothing else is clipped, noised and counted."""
-        found = UploadShape.of(update, self.n_rows)
-        if found != self:
+    for name, rows in update.rows.items():
+        once = (
+            distinct_rows(rows.indptr, rows.ids, shape.n_rows)
+            if rows.space is None
+            else ascending_keys(rows.indptr, rows.ids, rows.space)
+        )
+        if not once:
             raise ConfigError(
-                "the method's upload changes its shape with the data, so no guarantee can be "
-                "given: it must upload the same names and widths as for a stack of no clients"
+                f"'{name}': a client uploads a row twice, or one that does not exist, so its norm "
+                "cannot be bounded: sum a client's rows before uploading them, in the order of "
+                "their keys"
             )
-        for name, stack in update.rows.items():
-            once = (
-                distinct_rows(stack.indptr, stack.ids, self.n_rows)
-                if stack.space is None
-                else ascending_keys(stack.indptr, stack.ids, stack.space)
-            )
-            if not once:
-                raise ConfigError(
-                    f"'{name}': a client uploads a row twice, or one that does not exist, so its "
-                    "norm cannot be bounded: sum a client's rows before uploading them, in the "
-                    "order of their keys"
-                )

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from hushrec.cli_options import json_option, run_argument
 from hushrec.data.files import read_history
-from hushrec.device.bundle import export
 from hushrec.errors import ConfigError
 from hushrec.report.units import human_size
 from hushrec.run import Run
+from hushrec.serve.bundle import export
 
 
 @click.command("recommend")
@@ -99,7 +99,7 @@ def export_command(
 
     \b
     hushrec export runs/fednext bundle
-    python -c "from hushrec.device.recommender import Recommender as R
+    python -c "from hushrec.serve.recommender import Recommender as R
     print(R.load('bundle', history=['1193', '661']).recommend(5))"
 
     `hushrec/device/recommender.py` stands alone: copy it to the device.

@@ -1,4 +1,4 @@
-"""Write what a device needs to recommend, and nothing else: `hushrec.device.recommender` reads it.
+"""Write what a device needs to recommend, and nothing else: `hushrec.serve.recommender` reads it.
 
 A bundle holds the shared item-to-item weights, half precision by default, the catalogue's names and
 the options that score from a history. No user is in it.
@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from hushrec.device.recommender import FORMAT, MANIFEST, MODEL
 from hushrec.errors import ConfigError, RunError
 from hushrec.methods.item_pairs import ItemPairs
 from hushrec.methods.private_pairs import PrivatePairs
 from hushrec.run import Run
+from hushrec.serve.recommender import FORMAT, MANIFEST, MODEL
 
 
 def export(

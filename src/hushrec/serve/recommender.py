@@ -1,7 +1,7 @@
 """Recommend on a device: a bundle, a history, no training, no network.
 
 This file needs numpy and the standard library only and imports nothing of hushrec, so it can be
-copied to a device as it is. `hushrec.device.bundle` writes what it reads.
+copied to a device as it is. `hushrec.serve.bundle` writes what it reads.
 
 ::
 

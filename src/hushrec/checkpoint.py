@@ -1,0 +1,97 @@
+"""A run's state on disk: written from time to time, read back to go on or to serve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from hushrec.backends.base import Backend
+from hushrec.errors import RunError
+from hushrec.messages import Arrays
+from hushrec.methods.base import Shared
+from hushrec.privacy.budgets import Ledger
+from hushrec.round import State
+from hushrec.run_folder import FINAL, RunFolder
+
+LEDGER = "ledger"
+"""File of a checkpoint with what each client spent."""
+CURRENT, SELECTED = "current", "selected"
+NUMBERS = (
+    *("data", "round", "selected_round", "selected_value", "stale_looks", "up_bytes"),
+    *("down_bytes", "seconds", "account", "protection"),
+)
+"""What of the state are numbers and words."""
+
+
+class Diary:
+    """The journal of a run that has a folder."""
+
+    def __init__(self, folder: RunFolder, backend: Backend, seconds: float) -> None:
+        self.folder, self.backend, self.seconds = folder, backend, seconds
+        self.saved_at = time.monotonic()
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl."""
+        self.folder.append_metrics(line)
+
+    def save(self, state: State, *, now: bool) -> None:
+        """Write a checkpoint now, or if the last one is old."""
+        if now or time.monotonic() - self.saved_at > self.seconds:
+            files = _files(state, self.backend, (CURRENT, SELECTED))
+            self.folder.save_checkpoint(f"round-{state.round:06d}", _numbers(state), files)
+            self.saved_at = time.monotonic()
+
+    def finish(self, state: State) -> None:
+        """Write what the run came to: the selected round alone."""
+        files = _files(state, self.backend, (SELECTED,))
+        self.folder.save_checkpoint(FINAL, _numbers(state), files)
+
+
+def restore(state: State, backend: Backend, folder: RunFolder) -> None:
+    """Go back to the newest checkpoint, or to the start if there is none."""
+    name = folder.checkpoint_name()
+    if name == FINAL and (folder.path / "summary.json").exists():
+        raise RunError(f"{folder.path} is finished; there is nothing to resume")
+    if name is None:
+        folder.rewind_metrics(0)
+        return
+    numbers = folder.read_checkpoint(name)
+    if numbers.get("data") != state.data:
+        raise RunError(f"{folder.path} was trained on other data than is given now")
+    for key in NUMBERS:
+        setattr(state, key, numbers[key])
+    if state.ledger is not None:
+        state.ledger = Ledger(**folder.read_tensors(name, f"{LEDGER}.safetensors"))
+    if name != FINAL:  # else it died just before its summary: only the test is left to do
+        state.shared, parts = load_model(folder, name, CURRENT, numbers["files"])
+        backend.load(parts, selected=False)
+    if state.selected_round:
+        state.selected_shared, parts = load_model(folder, name, SELECTED, numbers["files"])
+        backend.load(parts, selected=True)
+    folder.rewind_metrics(state.round)
+
+
+def load_model(
+    folder: RunFolder, name: str, role: str, files: Iterable[str]
+) -> tuple[Shared, Iterator[Arrays]]:
+    """Read the shared parameters of a checkpoint, and the private ones part by part."""
+    private = [file for file in sorted(files) if file.startswith(f"{role}-private-")]
+    parts = (folder.read_tensors(name, file) for file in private)
+    return folder.read_tensors(name, f"{role}-shared.safetensors"), parts
+
+
+def _files(state: State, backend: Backend, roles: Iterable[str]) -> Iterator[tuple[str, Arrays]]:
+    for role in roles:
+        selected = role == SELECTED
+        if selected and not state.selected_round:
+            continue
+        yield f"{role}-shared", state.selected_shared if selected else state.shared
+        for number, part in enumerate(backend.save(selected=selected)):
+            yield f"{role}-private-{number:05d}", part
+    if state.ledger is not None:
+        yield LEDGER, vars(state.ledger)
+
+
+def _numbers(state: State) -> dict[str, Any]:
+    return {key: getattr(state, key) for key in NUMBERS}

@@ -1,0 +1,423 @@
+"""What travels between server and clients: values with a bytes form, validated on arrival.
+
+`Download` goes to the clients, `Upload` and `Evaluation` come back. A message is a safetensors
+file: arrays, and a header with their names and a few facts. The byte counter of a run counts the
+arrays, as `nbytes`; the header, some hundred bytes, is not counted.
+
+Whoever reads a message says what it must be (`Expected`): kind, round, names, shapes, dtypes,
+finite numbers, norm, and how large it may be before it is even looked at. Anything else is a
+`MessageError`, which names what is wrong and leaves the reader as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from hushrec.aggregate import ClientRows, Update, UploadShape
+from hushrec.errors import MessageError
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+
+FORMAT = "hushrec-1"
+HEADER_BYTES = 2**16
+"""Largest header: names and shapes of the arrays, and the facts."""
+LARGEST = 2**30
+"""Largest message where nothing tighter is known."""
+STEPS = 2**40
+"""Metrics and losses are summed in whole steps of 1 / STEPS, so in any order."""
+PLACES = 32
+"""Bins of the histogram of places: bin b counts places from 2^b on."""
+LARGEST_LOSS = 2.0**22
+"""A larger loss is no loss any more."""
+SLACK = 1 + 1e-6
+"""A norm is worked out again on arrival, and may round up."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """What is sent to clients that take part in a round."""
+
+    round: int
+    common: Arrays
+    """The same for everybody."""
+    own: Arrays = field(default_factory=dict)
+    """Each client's own, with a leading axis of clients."""
+    protection: Mapping[str, float] = field(default_factory=dict)
+    """The state of the mechanisms that act on the clients."""
+
+    @property
+    def received(self) -> Arrays:
+        """What a method trains from."""
+        return {**self.common, **self.own}
+
+    def to(self, places: NDArray[np.int64]) -> Download:
+        """Return what is sent to these of the clients."""
+        if not self.own:
+            return self
+        return replace(self, own={name: array[places] for name, array in self.own.items()})
+
+    def nbytes(self, clients: int) -> int:
+        """Bytes of the messages to so many clients."""
+        common = sum(array.nbytes for array in self.common.values())
+        return clients * common + sum(array.nbytes for array in self.own.values())
+
+    def to_bytes(self) -> bytes:
+        """Write the message to one client."""
+        arrays = {f"common/{name}": array for name, array in self.common.items()}
+        arrays |= {f"own/{name}": array for name, array in self.own.items()}
+        facts = {"round": self.round, "protection": dict(self.protection)}
+        return _pack("download", facts, arrays)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, most: int = LARGEST) -> Download:
+        """Read it on the client."""
+        facts, arrays = _unpack("download", data, most)
+        parts: dict[str, dict[str, Array]] = {"common": {}, "own": {}}
+        for name, array in arrays.items():
+            part, _, rest = name.partition("/")
+            if part not in parts or not rest:
+                raise MessageError(f"the download holds an array '{name}' that is not known")
+            _check_finite(array, name)
+            parts[part][rest] = array
+        state = facts.get("protection")
+        if not isinstance(state, dict) or not all(isinstance(v, float) for v in state.values()):
+            raise MessageError("the download holds no state of the protection")
+        return cls(_count(facts, "round"), **parts, protection=state)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an upload must be to count."""
+
+    round: int
+    shape: UploadShape
+    """Names and shapes that follow from public things."""
+    whole: bool = False
+    """Whether every row must be there, as in protected uploads."""
+    clients: int = 1
+    norm: float | None = None
+    """Largest L2 norm of the method's own arrays, where clipping promises one."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Size above which a message is not looked at."""
+        if any(keys is None for keys, _ in self.shape.spaces.values()):
+            return LARGEST
+        ids = 8 * (self.shape.n_rows * len(self.shape.tables) + self.clients + 1)
+        return self.clients * (2 * self.shape.nbytes + ids) + HEADER_BYTES
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client sends back: its part of the round's sum, and how training went."""
+
+    round: int
+    update: Update
+    loss: LossSum
+
+    def to_bytes(self) -> bytes:
+        """Write the message; what travels whole is written out whole."""
+        update = self.update if self.update.whole is None else _written_out(self.update)
+        arrays = {f"dense/{name}": array for name, array in update.dense.items()}
+        for name, rows in update.rows.items():
+            sent = rows.differences()
+            arrays |= {f"ids/{name}": sent.ids, f"rows/{name}": sent.rows}
+            if update.clients != 1:
+                arrays[f"indptr/{name}"] = sent.indptr
+        facts = {"round": self.round, "clients": update.clients, "loss": self.loss.steps}
+        facts |= {"trained": self.loss.clients, "lost": self.loss.lost}
+        return _pack("upload", facts, arrays)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, expected: Expected) -> Upload:
+        """Read it on the server; refuse whatever is not as expected."""
+        facts, arrays = _unpack("upload", data, expected.most_bytes)
+        number, clients = _count(facts, "round"), _count(facts, "clients")
+        if number != expected.round:
+            raise MessageError(f"the upload is of round {number}, not of round {expected.round}")
+        if clients != expected.clients:
+            raise MessageError(f"the upload is of {clients} clients, not of {expected.clients}")
+        loss = LossSum(_whole(facts, "loss"), _count(facts, "trained"), _count(facts, "lost"))
+        if loss.clients > clients or loss.lost > loss.clients:
+            raise MessageError("the upload counts more losses than clients")
+        update = _read_update(arrays, expected)
+        if expected.norm is not None:
+            for norm in _norms(update):
+                if not norm <= expected.norm * SLACK:
+                    raise MessageError(
+                        f"the upload has norm {norm:.6g}, more than the {expected.norm:.6g} agreed"
+                    )
+        return cls(number, update, loss)
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """Mean losses of clients, summed exactly."""
+
+    steps: int = 0
+    clients: int = 0
+    lost: int = 0
+    """Clients whose loss is no number, or beyond all sums."""
+
+    @classmethod
+    def of(cls, losses: NDArray[np.float64]) -> LossSum:
+        """Sum up each client's mean loss."""
+        told = losses[np.abs(losses) < LARGEST_LOSS]
+        steps = sum(exact_steps(told).tolist())
+        return cls(steps, len(losses), len(losses) - len(told))
+
+    def merge(self, other: LossSum) -> LossSum:
+        """Return the sum over both groups of clients."""
+        clients, lost = self.clients + other.clients, self.lost + other.lost
+        return LossSum(self.steps + other.steps, clients, lost)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean loss; None if no client told one."""
+        told = self.clients - self.lost
+        return self.steps / STEPS / told if told else None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What one candidate set gave the users of a node: sums and a histogram, nobody's own."""
+
+    users: int
+    sums: Mapping[str, int]
+    """Of each metric, in steps."""
+    places: NDArray[np.int64]
+    """Users by the place of their best held-out item: bin b from 2^b on."""
+
+    def merge(self, other: Tally) -> Tally:
+        """Return the tally over both groups of users."""
+        if not self.users or not other.users:
+            return self if self.users else other
+        sums = {name: total + other.sums[name] for name, total in self.sums.items()}
+        return Tally(self.users + other.users, sums, self.places + other.places)
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a metric."""
+        return self.sums[name] / STEPS / self.users
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of every metric."""
+        return {name: self.mean(name) for name in self.sums}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a node says of a look at its users' held-out items."""
+
+    tallies: Mapping[str, Tally]
+    """By candidate set."""
+
+    def merge(self, other: Evaluation) -> Evaluation:
+        """Return what both nodes say together."""
+        names = {**self.tallies, **other.tallies}
+        nothing = Tally(0, {}, np.zeros(PLACES, np.int64))
+        return Evaluation(
+            {
+                name: self.tallies.get(name, nothing).merge(other.tallies.get(name, nothing))
+                for name in names
+            }
+        )
+
+    @property
+    def users(self) -> int:
+        """How many users were looked at."""
+        return max((tally.users for tally in self.tallies.values()), default=0)
+
+    def means(self) -> dict[str, dict[str, float]]:
+        """Return the mean of every metric for each candidate set."""
+        return {name: tally.means() for name, tally in self.tallies.items()}
+
+    def to_bytes(self) -> bytes:
+        """Write the message."""
+        facts = {
+            name: {"users": tally.users, "sums": dict(tally.sums)}
+            for name, tally in self.tallies.items()
+        }
+        places = {f"places/{name}": tally.places for name, tally in self.tallies.items()}
+        return _pack("evaluation", {"tallies": facts}, places)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, names: Mapping[str, list[str]]) -> Evaluation:
+        """Read it; ``names`` are the metrics of each candidate set."""
+        facts, arrays = _unpack("evaluation", data, 4 * HEADER_BYTES)
+        said = facts.get("tallies")
+        if not isinstance(said, dict) or said.keys() != names.keys():
+            raise MessageError("the evaluation is not of the candidate sets that were asked for")
+        if arrays.keys() != {f"places/{name}" for name in names}:
+            raise MessageError("the evaluation holds other arrays than places")
+        tallies = {}
+        for candidates, metrics in names.items():
+            tally, places = said[candidates], arrays[f"places/{candidates}"]
+            users, sums = _count(tally, "users"), tally.get("sums")
+            if not isinstance(sums, dict) or sorted(sums) != sorted(metrics if users else []):
+                raise MessageError("the evaluation is not of the metrics that were asked for")
+            if not all(isinstance(s, int) and 0 <= s <= users * STEPS for s in sums.values()):
+                raise MessageError("a metric lies between 0 and 1: the evaluation's does not")
+            if places.shape != (PLACES,) or places.dtype != np.int64 or places.sum() != users:
+                raise MessageError("the evaluation's places do not fit its users")
+            own = {name: sums[name] for name in metrics if users}
+            tallies[candidates] = Tally(users, own, places)
+        return cls(tallies)
+
+
+def exact_steps(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return numbers in whole steps, which add up the same in any order."""
+    return np.rint(values * STEPS).astype(np.int64)
+
+
+# ------------------------------------------------------------ the frame
+
+
+def payload(data: bytes) -> int:
+    """Return the bytes of a message's arrays, its header left out."""
+    return len(data) - 8 - int.from_bytes(data[:8], "little")
+
+
+def _pack(kind: str, facts: Mapping[str, Any], arrays: Arrays) -> bytes:
+    said = {"format": FORMAT, "kind": kind, "facts": json.dumps(facts)}
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return bytes(save(whole, metadata=said))
+
+
+def _unpack(kind: str, data: bytes, most: int) -> tuple[dict[str, Any], dict[str, Array]]:
+    if len(data) > most:
+        raise MessageError(f"the {kind} has {len(data):,} bytes, more than the {most:,} allowed")
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(HEADER_BYTES, len(data) - 8):
+        raise MessageError(f"the {kind} is no message of hushrec: it has no header")
+    try:
+        said = json.loads(data[8 : 8 + size])["__metadata__"]
+        if said["format"] != FORMAT or said["kind"] != kind:
+            raise MessageError(f"the message is no {kind} of this version of hushrec")
+        facts, arrays = json.loads(said["facts"]), load(data)
+    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise MessageError(f"the {kind} is damaged: {type(error).__name__}") from None
+    if not isinstance(facts, dict):
+        raise MessageError(f"the {kind} is damaged: its facts are no table")
+    return facts, arrays
+
+
+def _whole(facts: Mapping[str, Any], name: str) -> int:
+    value = facts.get(name) if isinstance(facts, Mapping) else None
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**62:
+        raise MessageError(f"the message says no whole number for '{name}'")
+    return value
+
+
+def _count(facts: Mapping[str, Any], name: str) -> int:
+    value = _whole(facts, name)
+    if value < 0:
+        raise MessageError(f"the message counts {value} for '{name}'")
+    return value
+
+
+def _check_finite(array: Array, name: str) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise MessageError(f"'{name}' holds numbers that are not finite")
+
+
+# ------------------------------------------------------------ updates as arrays
+
+
+def _written_out(update: Update) -> Update:
+    """Write every row of every table and space of an upload out."""
+    shape = update.whole
+    assert shape is not None
+    dense: dict[str, Array] = {}
+    for name, rows in update.rows.items():
+        count = shape.spaces[name][0] if rows.keyed else shape.n_rows
+        assert count is not None, "what travels whole is closed"
+        table = np.zeros((update.clients, count, rows.rows.shape[1]), np.float32)
+        owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
+        table[owner, rows.ids] = rows.differences().rows
+        dense[name] = table
+    dense |= {name: array.astype(np.float32) for name, array in update.dense.items()}
+    return Update(update.clients, dense=dense)
+
+
+def _read_update(arrays: Arrays, expected: Expected) -> Update:
+    shape, clients = expected.shape, expected.clients
+    dense = {name: (clients, *own) for name, own in shape.dense.items()}
+    tables = {name: (shape.n_rows, width) for name, width in shape.tables.items()}
+    sparse: dict[str, tuple[int | None, int]] = {**tables, **shape.spaces}
+    tables_sent = {name: (clients, count or 0, width) for name, (count, width) in sparse.items()}
+    if expected.whole:
+        dense, sparse = {**dense, **tables_sent}, {}
+    parts = ("ids", "rows") if clients == 1 else ("ids", "rows", "indptr")
+    names = {f"dense/{name}" for name in dense}
+    names |= {f"{part}/{name}" for name in sparse for part in parts}
+    for name in sorted(names ^ arrays.keys()):
+        what = "lacks" if name in names else "holds an array that nobody asked for:"
+        raise MessageError(f"the upload {what} '{name}'")
+    for name, array in arrays.items():
+        _check_finite(array, name)
+    for name, own in dense.items():
+        array = arrays[f"dense/{name}"]
+        if array.shape != own or array.dtype not in (np.float32, np.float64):
+            raise MessageError(f"'{name}' is {array.dtype}{array.shape}, not numbers of {own}")
+    rows = {
+        name: _read_rows(arrays, name, count, width, expected)
+        for name, (count, width) in sparse.items()
+    }
+    if expected.whole:
+        keyed = shape.spaces.keys()
+        rows = {n: _whole_rows(arrays[f"dense/{n}"], n in keyed) for n in tables_sent}
+    return Update(clients, rows, {name: arrays[f"dense/{name}"] for name in shape.dense})
+
+
+def _whole_rows(table: Array, keyed: bool) -> ClientRows:
+    clients, count, width = table.shape
+    ids = np.tile(np.arange(count, dtype=np.int64 if keyed else np.int32), clients)
+    indptr = np.arange(clients + 1) * count
+    return ClientRows(indptr, ids, table.reshape(-1, width), space=count if keyed else None)
+
+
+def _read_rows(
+    arrays: Arrays, name: str, count: int | None, width: int, expected: Expected
+) -> ClientRows:
+    ids, rows = arrays[f"ids/{name}"], arrays[f"rows/{name}"]
+    keyed = name in expected.shape.spaces
+    kind = np.int64 if keyed else np.int32
+    if ids.ndim != 1 or ids.dtype != kind or rows.shape != (len(ids), width):
+        raise MessageError(f"'{name}' has ids {ids.dtype}{ids.shape} for rows {rows.shape}")
+    if rows.dtype != np.float32:
+        raise MessageError(f"'{name}' is {rows.dtype}, not float32")
+    most = count if count is not None else expected.shape.n_rows**2
+    if len(ids) and (ids.min() < 0 or ids.max() >= most):
+        raise MessageError(f"'{name}' has rows that do not exist")
+    indptr = arrays.get(f"indptr/{name}", np.array([0, len(ids)]))
+    fits = indptr.shape == (expected.clients + 1,) and indptr.dtype == np.int64
+    if not fits or indptr[0] != 0 or indptr[-1] != len(ids) or (np.diff(indptr) < 0).any():
+        raise MessageError(f"'{name}' does not say whose rows are whose")
+    for client in range(expected.clients):
+        mine = ids[indptr[client] : indptr[client + 1]]
+        if len(np.unique(mine)) != len(mine):
+            raise MessageError(f"'{name}' has a row twice")
+    return ClientRows(indptr, ids, rows, space=count if keyed else None)
+
+
+def _norms(update: Update) -> NDArray[np.float64]:
+    """Return the L2 norm of each client's upload, without what a mechanism added."""
+    squares = np.zeros(update.clients)
+    for name, array in update.dense.items():
+        if not name.startswith("privacy/"):
+            flat = array.reshape(update.clients, -1).astype(np.float64)
+            squares += np.einsum("ce,ce->c", flat, flat)
+    for rows in update.rows.values():
+        each = np.einsum("rw,rw->r", rows.rows, rows.rows, dtype=np.float64)
+        owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
+        squares += np.bincount(owner, each, minlength=update.clients)
+    return np.sqrt(squares)

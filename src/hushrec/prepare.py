@@ -1,0 +1,113 @@
+"""Everything a run needs before its first round: the task, the plan, the clients, the state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hushrec.backends.inprocess import InProcess, Machine
+from hushrec.client import Task
+from hushrec.config import Experiment
+from hushrec.errors import ConfigError
+from hushrec.evaluate.evaluator import Evaluator
+from hushrec.messages import Download
+from hushrec.methods.base import Method
+from hushrec.methods.capabilities import SharesBudget
+from hushrec.privacy.calibrate import Schedule, make_plan, personal_budgets
+from hushrec.privacy.config import check_privacy
+from hushrec.privacy.guarantee import SILO
+from hushrec.privacy.plan import NoPlan, Plan
+from hushrec.privacy.protection import Protection
+from hushrec.rng import SecretStreams, Streams
+from hushrec.round import Server, State
+from hushrec.split import Split
+from hushrec.store import PrivateStore
+
+
+@dataclass(frozen=True)
+class Prepared(Server):
+    """A server whose clients are all in this process."""
+
+    backend: InProcess
+
+
+def make_task(
+    experiment: Experiment,
+    split: Split,
+    protection: Protection = Protection(),  # noqa: B008
+) -> Task:
+    """Return what clients and server agree on."""
+    nobody = split.train_view(experiment.protocol).take(np.zeros(0, np.int64))
+    seed = experiment.seed
+    method = experiment.make_method()
+    return Task(method, protection, Streams(seed), SecretStreams(seed), nobody)
+
+
+def prepare(
+    experiment: Experiment, split: Split, plan: Plan, machine: Machine, place: Path | None = None
+) -> tuple[Prepared, State]:
+    """Return a server with everybody in this process, and its state before the first round.
+
+    ``place`` is a folder for private parameters that outgrow the memory.
+    """
+    task = make_task(experiment, split, plan.protection)
+    method, streams = task.method, task.streams
+    if method.traits.pooled and experiment.cohort.kind != "all":
+        raise ConfigError(f"{method.name} pools all data: cohort.kind must be 'all'")
+    view = split.train_view(experiment.protocol)
+    shared = method.init(view, streams)
+    fields = method.private_fields(view, shared, streams)
+    store = PrivateStore.create(fields, len(view.clients), experiment.store, place)
+    evaluator = Evaluator(split, experiment.evaluation, streams, machine.n_threads)
+    backend = InProcess(task, replace(view, noise=plan.deviations), store, evaluator, machine)
+    newcomers = len(split.training_users) < split.n_users
+    server = Prepared(experiment, task, plan, split.training_clients, backend, newcomers)
+    protection, ledger = plan.protection.state, plan.first_ledger(len(view.clients))
+    return server, State(shared, split.digest(), protection=protection, ledger=ledger)
+
+
+def plan_privacy(experiment: Experiment, split: Split) -> Plan:
+    """Find how the run gives the privacy that is asked for, or refuse it."""
+    config, cohort, method = experiment.privacy, experiment.cohort, experiment.make_method()
+    population = len(split.training_clients)
+    check_privacy(config, cohort, type(method), population)
+    if config.mode == "none":
+        return NoPlan(Protection(), pooled=method.traits.pooled, reveals=method.traits.reveals)
+    view = split.train_view(experiment.protocol)
+    task = make_task(experiment, split)
+    shared = method.init(view, task.streams)
+    if any(not np.array_equal(array, task.initial[name]) for name, array in shared.items()):
+        raise ConfigError(
+            f"{method.name} starts from shared parameters that depend on the users' data, which no "
+            "noise covers: use another method, or privacy.mode = none"
+        )
+    schedule = upload_schedule(method, task, experiment.rounds)
+    own = personal_budgets(config, view, split.data.users, split.training_clients)
+    plan = make_plan(config, cohort, schedule, population, own)
+    return plan if split.holders is None else replace(plan, unit=SILO)
+
+
+def upload_schedule(method: Method, task: Task, rounds: int) -> Schedule:
+    """Return what is uploaded when: nobody's data decides it, so it is asked of no clients."""
+    received = method.download(task.initial)
+    shapes = {
+        number: task.upload_shape(Download(number, received)).require_closed()
+        for number in range(1, rounds + 1)
+    }
+    shares, norm = (
+        (method.budget_shares(), method.upload_norm)
+        if isinstance(method, SharesBudget)
+        else ((), None)
+    )
+    # Rounds that share a budget out say themselves that they upload, and each its own shape.
+    speaking = {number: shape for number, shape in shapes.items() if shape.entries or shares}
+    first = next(iter(speaking.values()), shapes[1])
+    if not shares and any(shape != first for shape in speaking.values()):
+        raise ConfigError(
+            f"{method.name} uploads something else in some rounds than in others, which is not "
+            "accounted for: use another method, or privacy.mode = none"
+        )
+    silent = frozenset(shapes.keys() - speaking.keys()) if speaking else frozenset()
+    return Schedule(first, rounds, silent, shares, norm)

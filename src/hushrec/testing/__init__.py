@@ -1,0 +1,26 @@
+"""Contracts: what every method, mechanism and backend must do, ours and yours, as tests to inherit.
+
+::
+
+    from hushrec.testing import MethodContract
+
+    class TestMine(MethodContract):
+        method = MyMethod
+
+Run it with pytest. Needs no data and no network; the world it trains on has three groups of users,
+each of which touches its own third of the items.
+"""
+
+from hushrec.testing.backend import BackendContract
+from hushrec.testing.mechanism import MechanismContract
+from hushrec.testing.method import MethodContract
+from hushrec.testing.worlds import Federation, clients_of, taste_world
+
+__all__ = [
+    "BackendContract",
+    "Federation",
+    "MechanismContract",
+    "MethodContract",
+    "clients_of",
+    "taste_world",
+]

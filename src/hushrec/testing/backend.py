@@ -1,0 +1,143 @@
+"""`BackendContract`: every backend gives the bits of `one_by_one`, every client alone, in bytes.
+
+::
+
+    from hushrec.testing import BackendContract
+
+    class TestMine(BackendContract):
+        def make(self, server, split):
+            return MyBackend(...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from hushrec.backends.base import Backend
+from hushrec.backends.inprocess import THIS_MACHINE
+from hushrec.backends.one_by_one import OneByOne
+from hushrec.config import make_experiment
+from hushrec.errors import ConfigError
+from hushrec.messages import Evaluation
+from hushrec.methods.base import method_class, method_names
+from hushrec.methods.capabilities import SharesBudget
+from hushrec.prepare import make_task, plan_privacy, prepare
+from hushrec.rng import Streams
+from hushrec.round import NoJournal, RoundReport, Server, State, run_rounds
+from hushrec.split import Split, make_split
+from hushrec.testing.checks import check_same
+from hushrec.testing.worlds import taste_world
+
+CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0}
+ADAPTIVE = {**CENTRAL, "cohort.kind": "poisson", "cohort.probability": 0.5}
+GAUSSIAN = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
+LAPLACE = {**GAUSSIAN, "privacy.mode": "local-laplace"}
+BUDGETS = {
+    **{"privacy.mode": "local-gaussian", "privacy.clip": 1.0, "privacy.budgets": "activity"},
+    **{"privacy.epsilon_min": 1.0, "privacy.epsilon_max": 8.0},
+}
+SILOS = {"silos.kind": "dirichlet", "silos.count": 7}
+SMALLER: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"d": 8, "hidden": [8], "epochs": 1} for name in ("lipm", "pfedme")},
+    **{name: {"d": 4, "hidden": [4]} for name in ("privrec", "nn-self", "fofl-self")},
+    "fedncf": {"d": 4, "hidden": [4]},
+    "fedrkg": {"interval": 1, "d": 4},
+}
+"""Options that keep the contract quick, and let guidance happen within its rounds."""
+PRIVACY = {"plain": {}, "central": CENTRAL, "gaussian": GAUSSIAN}
+FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "fedmf adaptive, Poisson": ("fedmf", ADAPTIVE),
+    "fedmf laplace": ("fedmf", LAPLACE),
+    "fedmf budgets": ("fedmf", {**BUDGETS, "privacy.budget_uploads": 2}),
+    "fedmf dual, fixed": ("fedmf", {"dual": True, "cohort.kind": "fixed", "cohort.size": 20}),
+    "fedrecon dual": ("fedrecon", {"dual": True}),
+    "pfedrec mlp": ("pfedrec", {"score_function": "mlp", "d": 4}),
+    "fedncf dual": ("fedncf", {"dual": True, **SMALLER["fedncf"]}),
+    "fedrkg with silent rounds": ("fedrkg", {**SMALLER["fedrkg"], **CENTRAL, "interval": 2}),
+    "fedrkg fedncf": ("fedrkg", {**SMALLER["fedrkg"], "backbone": "fedncf", "hidden": [4]}),
+    "lipm silos": ("lipm", {**SMALLER["lipm"], **SILOS}),
+    "lipm DPPS": ("lipm", {**SMALLER["lipm"], **SILOS, **BUDGETS, "guidance": 0.5}),
+    "pfedme silos": ("pfedme", {**SMALLER["pfedme"], **SILOS}),
+    "privrec unseen users": ("privrec", {**SMALLER["privrec"], "split.kind": "unseen-users"}),
+    "negative-counter published": ("negative-counter", {"protocol": "published"}),
+}
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a run came to."""
+
+    state: State
+    reports: list[RoundReport]
+    test: Evaluation
+
+
+class BackendContract:
+    """Inherit, return a backend from `make`, run pytest."""
+
+    rounds: ClassVar[int] = 3
+
+    def make(self, server: Server, split: Split) -> Backend:
+        """Return the backend for a server's clients; the server's own one is the reference."""
+        raise NotImplementedError
+
+    @pytest.mark.parametrize("mode", PRIVACY)
+    @pytest.mark.parametrize("method", method_names())
+    def test_every_method(self, method: str, mode: str) -> None:
+        """Every federated method, with and without privacy."""
+        if method_class(method).traits.pooled:
+            pytest.skip("a pooled yardstick has no clients")
+        self.compare(method, {**SMALLER.get(method, {}), **PRIVACY[mode]})
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_every_form(self, form: str) -> None:
+        """Noise forms, guidance, budgets, silos, cohorts, own tables, protocols."""
+        self.compare(*FORMS[form])
+
+    def compare(self, method: str, settings: Mapping[str, Any]) -> None:
+        """Play a run on the backend and on the reference, and hold them equal."""
+        try:
+            split, server = self._reference(method, settings)
+        except ConfigError as refused:
+            pytest.skip(f"refused: {refused}")
+        ours = play(replace(server, backend=self.make(server, split)), split)
+        theirs = play(server, split)
+        check_same(ours.state.shared, theirs.state.shared, "the shared parameters")
+        check_same(ours.state.selected_shared, theirs.state.selected_shared, "the selected ones")
+        for name in ("account", "protection", "selected_round", "up_bytes", "down_bytes"):
+            assert getattr(ours.state, name) == getattr(theirs.state, name), f"another {name}"
+        for one, other in zip(ours.reports, theirs.reports, strict=True):
+            assert (one.loss, one.valid) == (other.loss, other.valid), f"round {one.round} differs"
+        assert ours.test.means() == theirs.test.means(), "the test differs"
+        for name, tally in ours.test.tallies.items():
+            places = theirs.test.tallies[name].places
+            assert np.array_equal(tally.places, places), "the histogram of places differs"
+
+    def _reference(self, method: str, settings: Mapping[str, Any]) -> tuple[Split, Server]:
+        rest = dict(settings)
+        experiment = make_experiment(
+            "tastes", method, settings=rest, protocol=rest.pop("protocol", None)
+        )
+        if not isinstance(
+            experiment.make_method(), SharesBudget
+        ):  # else its rounds are what they are
+            experiment = experiment.model_copy(update={"rounds": self.rounds})
+        split = make_split(taste_world(), experiment.split, Streams(0), experiment.silos)
+        plan = plan_privacy(experiment, split)
+        task = make_task(experiment, split, plan.protection)
+        devices = OneByOne(task, split, experiment, plan.deviations)
+        return split, Server(experiment, task, plan, split.training_clients, devices)
+
+
+def play(server: Server, split: Split) -> Played:
+    """Run all rounds and look at the test items."""
+    reports: list[RoundReport] = []
+    _, state = prepare(server.experiment, split, server.plan, THIS_MACHINE)
+    run_rounds(server, state, NoJournal(), reports.append)
+    serving = server.serving(state.selected_shared)
+    return Played(state, reports, server.backend.evaluate(serving, "test", selected=True))

@@ -1,0 +1,158 @@
+"""What the contracts check arrays and parameters with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.aggregate import ClientRows
+from hushrec.clients import TrainView
+from hushrec.methods.base import (
+    PerClient,
+    PerClientTable,
+    Private,
+    PrivateFields,
+    Shared,
+)
+from hushrec.store import PrivateStore
+
+Array = NDArray[Any]
+
+
+def materialised(declared: PrivateFields, clients: int) -> Private:
+    """Read every field of a fresh store once, as plain arrays."""
+    return dict(PrivateStore(declared, clients).read(np.arange(clients)))
+
+
+def kept_after(before: Private, given_back: Private) -> Private:
+    """Put the changed rows of whole tables in place, as the store does."""
+    out = dict(given_back)
+    for name, rows in given_back.items():
+        table = before.get(name)
+        if isinstance(rows, ClientRows) and isinstance(table, np.ndarray):
+            new = table.copy()
+            for client in range(len(new)):
+                mine = slice(rows.indptr[client], rows.indptr[client + 1])
+                new[client, rows.ids[mine]] = rows.rows[mine]
+            new.flags.writeable = table.flags.writeable
+            out[name] = new
+    return out
+
+
+def one_client(private: Private, client: int) -> Private:
+    """Take one client out of a stack."""
+    out: dict[str, Array | ClientRows] = {}
+    for name, value in private.items():
+        if isinstance(value, ClientRows):
+            mine = slice(value.indptr[client], value.indptr[client + 1])
+            indptr = np.array([0, mine.stop - mine.start])
+            out[name] = ClientRows(indptr, value.ids[mine].copy(), value.rows[mine].copy())
+        else:
+            mine_alone = value[client : client + 1].copy()
+            mine_alone.flags.writeable = value.flags.writeable
+            out[name] = mine_alone
+    return out
+
+
+def check_numbers(array: Array, name: str) -> None:
+    """Hold an array to be finite numbers."""
+    assert array.dtype.kind in "fiub", f"'{name}' holds {array.dtype}, not numbers"
+    assert np.isfinite(array).all(), f"'{name}' is not finite"
+
+
+def check_shared(shared: Shared) -> None:
+    """Hold shared parameters to be named arrays."""
+    for name, array in shared.items():
+        assert isinstance(name, str), "shared parameters have names"
+        assert isinstance(array, np.ndarray), f"'{name}' is not an array"
+        check_numbers(array, name)
+
+
+def check_rows(stack: Any, clients: int, name: str) -> None:
+    """Hold rows to fit their clients."""
+    assert isinstance(stack, ClientRows), f"'{name}' is not a ClientRows"
+    assert stack.indptr.shape == (clients + 1,), f"'{name}': indptr has one entry more than clients"
+    assert stack.indptr[0] == 0, f"'{name}': indptr starts at 0"
+    assert (np.diff(stack.indptr) >= 0).all(), f"'{name}': indptr ascends"
+    assert stack.indptr[-1] == len(stack.ids) == len(stack.rows), f"'{name}': lengths differ"
+    assert stack.rows.ndim == 2, f"'{name}': rows are [entries, width]"
+    check_numbers(stack.rows, name)
+
+
+def check_private(private: Private, declared: PrivateFields, clients: int) -> None:
+    """Hold private parameters to what was declared."""
+    assert private.keys() == declared.keys(), "fit returns exactly the declared private fields"
+    for name, spec in declared.items():
+        value = private[name]
+        if isinstance(spec, PerClientTable) and isinstance(value, ClientRows):
+            check_rows(value, clients, name)
+            assert value.rows.shape[1] == spec.initial.shape[1], f"'{name}' has another width"
+        elif isinstance(spec, PerClient):
+            assert isinstance(value, np.ndarray), f"'{name}' is not an array"
+            shape = (clients, *spec.initial.shape)
+            assert value.shape == shape, f"'{name}' has shape {value.shape}, declared {shape}"
+            assert value.dtype == spec.initial.dtype, f"'{name}' has another dtype than declared"
+            check_numbers(value, name)
+        else:
+            check_rows(value, clients, name)
+            assert isinstance(value, ClientRows)
+            assert value.rows.shape[1] == spec.width, f"'{name}' has another width than declared"
+            fits = (np.diff(value.indptr) <= spec.capacity).all()
+            assert fits, f"'{name}' exceeds its declared capacity"
+
+
+def check_scores(scores: Array, view: TrainView) -> None:
+    """Hold scores to be a finite float32 for every client and item."""
+    shape = (len(view), view.n_items)
+    assert scores.shape == shape, f"scores are {scores.shape}, not [clients, items] = {shape}"
+    assert scores.dtype == np.float32, f"scores are {scores.dtype}, not float32"
+    assert np.isfinite(scores).all(), "scores are finite"
+
+
+def check_same(first: Mapping[str, Any], second: Mapping[str, Any], what: str) -> None:
+    """Hold two mappings equal to the bit."""
+    assert first.keys() == second.keys(), f"{what}: names differ"
+    for name in first:
+        assert digest(first[name]) == digest(second[name]), f"{what}: '{name}' differs"
+
+
+def arrays_in(value: Any) -> Iterator[Array]:
+    """Yield every array in a value, however deep."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, Mapping):
+        for key in sorted(value):
+            yield from arrays_in(value[key])
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from arrays_in(part)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from arrays_in(getattr(value, field.name))
+
+
+def digest(value: Any) -> str:
+    """Return one digest of all arrays in a value."""
+    hashed = hashlib.blake2b()
+    for array in arrays_in(value):
+        hashed.update(f"{array.dtype}{array.shape}".encode())
+        hashed.update(np.ascontiguousarray(array).tobytes())
+    return hashed.hexdigest()
+
+
+def private_arrays(private: Private) -> Iterator[tuple[str, Array]]:
+    """Yield the values that must not travel; which items a client trained on is another matter."""
+    for name, value in private.items():
+        yield name, value.rows if isinstance(value, ClientRows) else np.asarray(value)
+
+
+def secrets_in(values: Array) -> Iterator[bytes]:
+    """Yield each client's block and all blocks together, if they are no coincidence."""
+    for block in (*values, values):
+        if np.size(block) >= 3 and len(np.unique(block)) >= 3:
+            yield np.ascontiguousarray(block).tobytes()

@@ -1,0 +1,367 @@
+"""`MethodContract`: what every method must do."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import tomli_w
+from pydantic import ValidationError
+
+from hushrec.aggregate import ExactSum, Update
+from hushrec.backends.inprocess import Machine
+from hushrec.clients import TrainView
+from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    MethodConfig,
+    PerClient,
+    PerClientRows,
+    Private,
+    PrivateFields,
+    Shared,
+)
+from hushrec.rng import Round, Streams
+from hushrec.serve.fold_in import fold_in
+from hushrec.split import Split, SplitConfig, make_split
+from hushrec.store import PrivateStore
+from hushrec.testing.checks import (
+    check_numbers,
+    check_private,
+    check_rows,
+    check_same,
+    check_scores,
+    check_shared,
+    digest,
+    kept_after,
+    materialised,
+    one_client,
+    private_arrays,
+    secrets_in,
+)
+from hushrec.testing.worlds import N_ITEMS, Federation, clients_of, taste_world
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A method on a stack of clients, before and after one round."""
+
+    view: TrainView
+    shared: Shared
+    fields: PrivateFields
+    private: Private
+    fitted: Fitted
+    kept: Private
+    """What the clients hold after the round, whole."""
+    after: Shared
+
+
+class MethodContract:
+    """Inherit, set ``method``, run pytest."""
+
+    method: ClassVar[type[Method]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Options of the method for all these tests; its defaults otherwise."""
+    rounds: ClassVar[int] = 100
+    """Rounds of the test that it learns; methods with fewer `planned_rounds` get those."""
+    beats_chance: ClassVar[bool] = True
+    """False for methods that cannot tell unseen items apart, and say so."""
+
+    # ------------------------------------------------------------ the class and its options
+
+    def test_it_is_a_method(self) -> None:
+        """The class has a name, options, and a number of rounds."""
+        method = self.method
+        assert issubclass(method, Method), "a method inherits hushrec.Method"
+        assert isinstance(method.name, str), "a method has a name"
+        assert method.name, "a method has a name"
+        assert issubclass(method.Config, MethodConfig), "Config inherits MethodConfig"
+        assert self._make().planned_rounds >= 1, "planned_rounds is at least 1"
+        assert isinstance(method().config, method.Config), "a method works with its defaults"
+
+    def test_the_config_is_frozen(self) -> None:
+        """Nobody changes the options of a run while it runs."""
+        config = self._make().config
+        assert type(config).model_config.get("frozen"), "Config is frozen"
+        for name in type(config).model_fields:
+            with pytest.raises(ValidationError):
+                setattr(config, name, getattr(config, name))
+
+    def test_an_unknown_option_is_refused(self) -> None:
+        """A misspelt option is an error, not a default."""
+        with pytest.raises(ValidationError):
+            self.method.Config.model_validate({**self.options, "no_such_option": 1})
+
+    def test_the_config_survives_toml(self) -> None:
+        """A run folder can hold the options and give them back."""
+        config = self._make().config
+        text = tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+        assert type(config).model_validate(tomllib.loads(text)) == config, (
+            "TOML changed the options"
+        )
+
+    # ------------------------------------------------------------ types, shapes, dtypes
+
+    def test_init_returns_named_arrays(self) -> None:
+        """Shared parameters are a mapping from names to finite arrays."""
+        method, view = self._make(), self._view()
+        shared = method.init(view, Streams(0))
+        check_shared(shared)
+        check_same(shared, method.init(view, Streams(0)), "init of the same seed")
+        check_shared(method.download(shared))
+
+    def test_private_fields_are_declared(self) -> None:
+        """What stays on a client has a shape before the first round."""
+        method, view = self._make(), self._view()
+        declared = method.private_fields(view, method.init(view, Streams(0)), Streams(0))
+        for name, spec in declared.items():
+            assert isinstance(name, str), "private fields have names"
+            if isinstance(spec, PerClient):
+                assert isinstance(spec.initial, np.ndarray), f"'{name}': initial is an array"
+                check_numbers(spec.initial, name)
+            else:
+                assert isinstance(spec, PerClientRows), f"'{name}' is PerClient or PerClientRows"
+                assert spec.capacity.shape == (len(view),), f"'{name}': one capacity per client"
+                assert (spec.capacity >= 0).all(), f"'{name}': capacities are not negative"
+                assert spec.width >= 1, f"'{name}': rows have a width"
+
+    def test_fit_returns_what_it_declares(self) -> None:
+        """Uploads fit the exact sum; private parameters fit the store."""
+        for view in (self._view(), self._odd_view()):
+            done = self._round(view)
+            assert isinstance(done.fitted, Fitted), "fit returns Fitted"
+            self._check_update(done.fitted.update, len(view))
+            check_private(done.fitted.private, done.fields, len(view))
+            losses = done.fitted.losses
+            assert losses.shape in ((0,), (len(view),)), "losses: one per client, or none"
+            assert np.isfinite(losses).all(), "losses are finite"
+
+    def test_apply_keeps_names_shapes_and_dtypes(self) -> None:
+        """A round changes the values of the shared parameters only."""
+        done = self._round(self._view())
+        check_shared(done.after)
+        assert done.after.keys() == done.shared.keys(), "apply keeps the names"
+        for name, array in done.shared.items():
+            new = done.after[name]
+            assert (new.shape, new.dtype) == (array.shape, array.dtype), f"apply reshaped '{name}'"
+
+    def test_scores_are_finite_float32(self) -> None:
+        """Every client scores every item, before the first round and after it."""
+        for view in (self._view(), self._odd_view()):
+            done = self._round(view)
+            for shared, private in (
+                (done.shared, done.private),
+                (done.after, done.kept),
+            ):
+                check_scores(self._make().score(shared, private, view), view)
+
+    # ------------------------------------------------------------ state in, state out
+
+    def test_inputs_are_left_alone(self) -> None:
+        """State in, state out: what a method is given, it does not write to."""
+        method, view, streams = self._make(), self._view(), Streams(0)
+        shared = method.init(view, streams)
+        private = materialised(method.private_fields(view, shared, streams), len(view))
+        given = (shared, private, view)
+        before = digest(given)
+        fitted = method.fit(method.download(shared), private, view, Round(1, streams))
+        assert digest(given) == before, "fit changed what it was given"
+        summed = ExactSum(view.n_items)
+        summed.add(fitted.update)
+        total = summed.total()
+        uploaded = digest((total.rows, total.dense))
+        after = method.apply(shared, total)
+        assert digest(given) == before, "apply changed what it was given"
+        assert digest((total.rows, total.dense)) == uploaded, "apply changed the sum"
+        kept = kept_after(private, fitted.private)
+        state = digest((after, kept, view))
+        method.score(after, kept, view)
+        method.private_fields(view, after, streams)
+        method.download(after)
+        assert digest((after, kept, view)) == state, "score changed what it was given"
+        assert digest(given) == before, "an output shares memory with an input"
+
+    def test_the_same_seed_gives_the_same_bits(self) -> None:
+        """No hidden generator, no hidden state: two rounds from the same state are the same."""
+        first, second = self._round(self._view()), self._round(self._view())
+        check_same(first.after, second.after, "two identical rounds")
+        check_same(first.fitted.private, second.fitted.private, "two identical rounds")
+        again = self._make()
+        one, two = (self._round(self._view(), again) for _ in range(2))
+        check_same(one.after, two.after, "two rounds of one method object")
+        check_same(one.fitted.private, two.fitted.private, "two rounds of one method object")
+
+    def test_a_stack_of_clients_equals_one_client_at_a_time(self) -> None:
+        """Results do not depend on how clients are stacked, on threads or on silos."""
+        method, view, streams = self._make(), self._odd_view(), Streams(0)
+        if method.traits.pooled:
+            pytest.skip("a pooled yardstick sees all clients at once")
+        done = self._round(view)
+        received = method.download(done.shared)
+        stacked, single = ExactSum(view.n_items), ExactSum(view.n_items)
+        stacked.add(done.fitted.update)
+        scores = method.score(done.after, done.kept, view)
+        for client in reversed(range(len(view))):
+            alone = view.take(np.array([client]))
+            mine = one_client(done.private, client)
+            fitted = method.fit(received, mine, alone, Round(1, streams))
+            single.add(fitted.update)
+            check_same(
+                fitted.private, one_client(done.fitted.private, client), f"client {client} alone"
+            )
+            score = method.score(done.after, kept_after(mine, fitted.private), alone)
+            assert np.array_equal(score[0], scores[client]), f"client {client} scores otherwise"
+        assert stacked.clients == single.clients, "the number of uploads depends on the stack"
+        one, other = stacked.total(), single.total()
+        assert digest((one.rows, one.dense)) == digest((other.rows, other.dense)), (
+            "the sum of the uploads depends on the stack"
+        )
+
+    def test_a_pooled_method_says_so(self) -> None:
+        """A pooled yardstick is one stack of everybody, and one upload."""
+        method = self._make()
+        if not method.traits.pooled:
+            pytest.skip("not pooled: clients are trained on their own")
+        done = self._round(self._view())
+        assert done.fitted.update.clients == 1, "a pooled method is one upload"
+
+    # ------------------------------------------------------------ privacy
+
+    def test_private_never_travels(self) -> None:
+        """No upload and no download holds a private parameter, or how far one moved.
+
+        What a method `reveals` by its own word may be in an upload, never in a download.
+        """
+        method, view = self._make(), self._view()
+        done = self._round(view)
+        update, private = done.fitted.update, done.kept
+        # What travels are the differences, where a stack stands for those.
+        uploads = [stack.differences().rows for stack in update.rows.values()]
+        uploads += update.dense.values()
+        downloads = [*method.download(done.shared).values(), *method.download(done.after).values()]
+        for name, values in private_arrays(private):
+            sent_to_anybody = downloads if name in method.traits.reveals else uploads + downloads
+            for sent in sent_to_anybody:
+                assert not np.shares_memory(values, sent), f"'{name}' travels: memory is shared"
+        before = dict(private_arrays(done.private))
+        for name, values in private_arrays(private):
+            secrets = list(secrets_in(values))
+            if name in before and before[name].shape == values.shape:
+                secrets += secrets_in(values - before[name])
+            for sent in [] if name in method.traits.reveals else uploads:
+                content = np.ascontiguousarray(sent, values.dtype).tobytes()
+                leaked = any(secret in content for secret in secrets)
+                assert not leaked, f"'{name}' travels: it is in an upload"
+        for name, values in private_arrays(private):
+            if isinstance(done.fields[name], PerClient):
+                for sent in method.download(done.after).values():
+                    content = np.ascontiguousarray(sent, values.dtype).tobytes()
+                    leaked = any(secret in content for secret in secrets_in(values))
+                    assert not leaked, f"'{name}' travels: it is in a download"
+
+    # ------------------------------------------------------------ odd clients and new users
+
+    def test_nobody(self) -> None:
+        """An empty stack uploads nothing and fails nowhere."""
+        method, streams = self._make(), Streams(0)
+        if method.traits.pooled:
+            pytest.skip("a pooled yardstick always has everybody")
+        whole = self._view()
+        shared = method.init(whole, streams)
+        nobody = whole.take(np.zeros(0, np.int64))
+        declared = method.private_fields(whole, shared, streams)
+        private = PrivateStore(declared, len(whole)).read(np.zeros(0, np.int64))
+        fitted = method.fit(method.download(shared), private, nobody, Round(1, streams))
+        self._check_update(fitted.update, 0)
+        kept = kept_after(private, fitted.private)
+        check_scores(method.score(shared, kept, nobody), nobody)
+
+    def test_fold_in_leaves_the_shared_part_alone(self) -> None:
+        """A new user trains what is private, on one device, from shared parameters as they are."""
+        method, streams = self._make(), Streams(0)
+        done = self._round(self._view())
+        before = digest(done.after)
+        for items in ([3], [1, 2, 5, 8], list(range(N_ITEMS))):
+            view = clients_of([items])
+            private = fold_in(method, done.after, view, streams, passes=3)
+            declared = method.private_fields(view, done.after, streams)
+            check_private(private, declared, 1)
+            check_scores(method.score(done.after, private, view), view)
+        assert digest(done.after) == before, "fold-in changed the shared parameters"
+
+    # ------------------------------------------------------------ does it learn
+
+    def test_it_learns_or_says_that_it_does_not(self) -> None:
+        """On users with tastes the held-out item is found far more often than by chance."""
+        method = self._make()
+        if not (method.traits.learns and self.beats_chance):
+            pytest.skip("declared: learns = False or beats_chance = False")
+        hits, chance = self._hits_and_chance(method)
+        # 60 users: the standard deviation of chance is about 0.05, so twice chance is 4 of them.
+        assert hits > 2 * chance, f"HR@10 {hits:.2f} is not clearly above chance ({chance:.2f})"
+
+    # ------------------------------------------------------------ what the tests share
+
+    def _make(self) -> Method:
+        return self.method(self.method.Config.model_validate(dict(self.options)))
+
+    def _split(self) -> Split:
+        return make_split(taste_world(), SplitConfig(), Streams(0))
+
+    def _view(self) -> TrainView:
+        return self._split().train_view("honest")
+
+    def _odd_view(self) -> TrainView:
+        """One item, every item, all but one, and ordinary clients."""
+        everything = list(range(N_ITEMS))
+        return clients_of([[7], everything, everything[:-1], [5, 3, 9], [4, 40, 8, 2, 20], [59]])
+
+    def _round(self, view: TrainView, method: Method | None = None) -> _Round:
+        method, streams = method or self._make(), Streams(0)
+        shared = method.init(view, streams)
+        declared = method.private_fields(view, shared, streams)
+        private = materialised(declared, len(view))
+        fitted = method.fit(method.download(shared), private, view, Round(1, streams))
+        summed = ExactSum(view.n_items)
+        self._check_update(fitted.update, len(view))
+        summed.add(fitted.update)
+        after = method.apply(shared, summed.total())
+        kept = kept_after(private, fitted.private)
+        return _Round(view, shared, declared, private, fitted, kept, after)
+
+    def _check_update(self, update: Update, clients: int) -> None:
+        expected = 1 if self.method.traits.pooled else clients
+        assert update.clients == expected, f"{update.clients} uploads of {expected} clients"
+        for name, stack in update.rows.items():
+            check_rows(stack, expected, name)
+            if len(stack.ids):
+                assert stack.ids.min() >= 0, f"'{name}': row ids start at 0"
+                if stack.keyed:
+                    assert stack.ids.max() < N_ITEMS**2, f"'{name}': keys are pairs of items"
+                else:
+                    assert stack.ids.max() < N_ITEMS, f"'{name}': row ids are item numbers"
+        for name, array in update.dense.items():
+            assert array.shape[:1] == (expected,), f"'{name}': one block per client"
+            check_numbers(array, name)
+
+    def _hits_and_chance(self, method: Method) -> tuple[float, float]:
+        split = self._split()
+        federation = Federation(method, split.train_view("honest"), machine=Machine(threads=1))
+        evaluator = Evaluator(split, EvaluationConfig(), Streams(0), 1)
+        rounds = min(self.rounds, method.planned_rounds)
+        best, value = (federation.shared, federation.store), -np.inf
+        for number in range(1, rounds + 1):
+            federation.round()
+            if number % max(1, rounds // 10) == 0 or number == rounds:
+                now = federation.shared, federation.store
+                found = evaluator.selection_value(evaluator.rank(method, *now, "valid"))
+                if found > value:  # validation items select the round, as in a run
+                    best, value = (now[0], now[1].snapshot(None)), found
+        ranks = evaluator.rank(method, *best, "test")
+        hits = evaluator.summarise(ranks)["full"]["hr@10"]
+        return hits, float(np.mean(10 / ranks["full"].candidates))

@@ -1,0 +1,109 @@
+"""Small worlds whose answer is known, and a federation to play rounds in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.backends.base import Collected
+from hushrec.backends.inprocess import THIS_MACHINE, InProcess, Machine
+from hushrec.client import Task
+from hushrec.clients import Ragged, TrainView
+from hushrec.data.interactions import Categorical, Features, Interactions, Numeric
+from hushrec.messages import Download
+from hushrec.methods.base import Method
+from hushrec.privacy.protection import Protection
+from hushrec.rng import SecretRound, SecretStreams, Streams
+from hushrec.store import PrivateStore
+
+N_USERS, N_ITEMS, N_GROUPS = 60, 60, 3
+_GROUPS = np.array(["low", "middle", "high"])
+
+
+def taste_world(seed: int = 0) -> Interactions:
+    """Make users who each touch items of one third of the catalogue only, equally popular."""
+    generator = np.random.default_rng(seed)
+    size = N_ITEMS // N_GROUPS
+    user, item, time = [], [], []
+    for number in range(N_USERS):
+        liked = number % N_GROUPS * size + generator.permutation(size)[: 9 + number % 4]
+        user += [number] * len(liked)
+        item += liked.tolist()
+        time += list(range(len(liked)))
+    return Interactions(
+        name="tastes",
+        user=np.array(user, np.int32),
+        item=np.array(item, np.int32),
+        value=np.ones(len(user), np.float32),
+        time=np.array(time, np.int64),
+        users=np.array([f"user-{k}" for k in range(N_USERS)]),
+        items=np.array([f"item-{k}" for k in range(N_ITEMS)]),
+        user_features=_group_of_users(N_USERS),
+        item_features=_group_of_items(N_ITEMS),
+    )
+
+
+def _group_of_users(count: int) -> Features:
+    """Say which third of the catalogue each user likes."""
+    return {"taste": Categorical(np.arange(count, dtype=np.int32) % N_GROUPS, _GROUPS)}
+
+
+def _group_of_items(count: int) -> Features:
+    """Say which third of the catalogue each item is in, and give it a number besides."""
+    place = np.arange(count, dtype=np.int32)
+    third = Categorical(np.minimum(place // (N_ITEMS // N_GROUPS), N_GROUPS - 1), _GROUPS)
+    return {"third": third, "place": Numeric((place % 7).astype(np.float32), 0.0, 7.0)}
+
+
+def clients_of(rows: list[list[int]], n_items: int = N_ITEMS) -> TrainView:
+    """Make a stack of clients from their training items, oldest first."""
+    indptr = np.cumsum([0, *(len(row) for row in rows)])
+    items = np.array([item for row in rows for item in row], np.int32)
+    return TrainView(
+        users=np.arange(len(rows), dtype=np.int32),
+        n_items=n_items,
+        positives=Ragged(indptr, items),
+        times=Ragged(indptr, np.arange(len(items))),
+        values=Ragged(indptr, np.ones(len(items), np.float32)),
+        user_features=_group_of_users(len(rows)),
+        item_features=_group_of_items(n_items),
+    )
+
+
+class Federation:
+    """A method and its clients: rounds as `hushrec.round` plays them, and nothing around them."""
+
+    def __init__(
+        self,
+        method: Method,
+        view: TrainView,
+        *,
+        store: PrivateStore | None = None,
+        protection: Protection = Protection(),  # noqa: B008 - a frozen value
+        machine: Machine = THIS_MACHINE,
+        seed: int = 0,
+    ) -> None:
+        streams, nobody = Streams(seed), view.take(np.zeros(0, np.int64))
+        self.task = Task(method, protection, streams, SecretStreams(seed), nobody)
+        self.shared = method.init(view, streams)
+        fields = method.private_fields(view, self.shared, streams)
+        self.store = store or PrivateStore(fields, len(view.clients))
+        self.backend = InProcess(self.task, view, self.store, machine=machine)
+        self.state: Mapping[str, float] = protection.state
+        self.number = 0
+
+    def round(self, cohort: NDArray[np.int64] | None = None) -> Collected:
+        """Play a round; without a cohort, everybody takes part."""
+        method, self.number = self.task.method, self.number + 1
+        if cohort is None:
+            cohort = np.arange(len(self.backend.view.clients))
+        own = method.download_own(self.shared, cohort)
+        download = Download(self.number, method.download(self.shared), own, self.state)
+        protection = self.task.protection_of(download.to(cohort[:0]))
+        collected = self.backend.train(download, protection, cohort)
+        secret = SecretRound(self.number, self.task.secret)
+        total, following = protection.finish(collected.summed.total(), secret)
+        self.shared, self.state = method.apply(self.shared, total), following.state
+        return collected
