@@ -9,14 +9,14 @@ import pytest
 
 import hushrec
 from hushrec.aggregate import ExactSum
-from hushrec.backends.inprocess import InProcess
+from hushrec.backends.inprocess import Machine
 from hushrec.methods.fedrkg import FedRKG
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.privacy.protection import Protection
 from hushrec.rng import Round, Streams
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
 from hushrec.testing import MethodContract, clients_of
+from hushrec.testing.worlds import Federation
 from hushrec.training.samples import draw_device_samples
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
@@ -272,15 +272,11 @@ def test_threads_and_chunks_change_no_bit(method, tiny):
     everybody = np.arange(len(view))
     results = []
     for threads, chunk in ((1, None), (2, None), (2, 1), (1, 11)):
-        shared = method.init(view, STREAMS)
-        store = PrivateStore(method.private_fields(view, shared, STREAMS), len(view))
-        backend = InProcess(view, store, threads, chunk)
-        for number in (1, 2):
-            done = backend.run_clients(method, shared, Protection(), everybody, STREAMS, number)
-            shared = method.apply(shared, done.summed.total())
-        private = store.read(everybody)
-        scores = method.score(shared, private, view)
-        results.append([*shared.values(), done.losses, scores])
+        federation = Federation(method, view, machine=Machine(threads, chunk), seed=STREAMS.seed)
+        losses = [federation.round().loss for _ in range(2)]
+        shared, store = federation.shared, federation.store
+        scores = method.score(shared, store.read(everybody), view)
+        results.append([*shared.values(), losses, scores])
     for other in results[1:]:
         for ours, theirs in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(ours, theirs)

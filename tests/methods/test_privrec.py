@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushrec import train
+from hushrec.backends.inprocess import Machine
 from hushrec.cli import main
 from hushrec.clients import Ragged
 from hushrec.data.features import encode
@@ -19,7 +20,6 @@ from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
 from hushrec.methods.base import method_class
 from hushrec.methods.fcf import FCF
 from hushrec.rng import Round, Streams
-from hushrec.round import Machine
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
 from hushrec.testing import clients_of, taste_world
