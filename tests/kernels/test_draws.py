@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 import reference
 from hushrec import kernels
 from hushrec.clients import Ragged
+from hushrec.kernels import draws
 from hushrec.rng import Streams
 from odd_clients import ragged
 
@@ -23,7 +24,7 @@ def test_draw_is_the_published_formula(key, user, position):
 
 @given(words, st.integers(1, 2**31 - 1))
 def test_below_stays_below(word, bound):
-    value = kernels.below(np.uint64(word), bound)
+    value = draws.below(np.uint64(word), bound)
     assert 0 <= value < bound
     assert value == reference.below(word, bound)
 
@@ -32,10 +33,10 @@ def test_below_stays_below(word, bound):
 def test_nth_outside(n_items, data):
     excluded = sorted(data.draw(st.sets(st.integers(0, n_items - 1))))
     outside = np.setdiff1d(np.arange(n_items), excluded)
-    got = [kernels.nth_outside(np.array(excluded, np.int32), n) for n in range(len(outside))]
+    got = [draws.nth_outside(np.array(excluded, np.int32), n) for n in range(len(outside))]
     assert got == outside.tolist()
     listed = np.full(n_items, -1, np.int32)
-    kernels.list_outside(np.array(excluded, np.int32), n_items, listed)
+    draws.list_outside(np.array(excluded, np.int32), n_items, listed)
     assert listed[: len(outside)].tolist() == got
 
 

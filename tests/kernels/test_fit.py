@@ -6,6 +6,8 @@ import pytest
 import reference
 from hushrec import kernels
 from hushrec.aggregate import ClientRows, ExactSum, Update
+from hushrec.kernels.draws import Pace
+from hushrec.kernels.inner_product import Model, Rates, sigmoid
 from hushrec.kernels.pooled import fit_pooled
 from hushrec.rng import Streams
 from hushrec.training.inner_product import apply_mean, deltas, with_rows
@@ -41,9 +43,9 @@ def three_rounds(view, dtype, own_tables=False, with_bias=True, rounds=3, **opti
         indptr, ids, rows, losses = kernels.fit_inner_product(
             key,
             stack_of(view),
-            kernels.Model(table, vectors, biases, with_bias),
-            kernels.Pace(*(options[name] for name in ("negatives", "epochs", "batch"))),
-            kernels.Rates(rates["rate"], rates["item_rate"], dtype(1)),
+            Model(table, vectors, biases, with_bias),
+            Pace(*(options[name] for name in ("negatives", "epochs", "batch"))),
+            Rates(rates["rate"], rates["item_rate"], dtype(1)),
             options["two_steps"],
             own,
         )
@@ -152,9 +154,9 @@ def test_fit_of_nobody():
     indptr, ids, rows, losses = kernels.fit_inner_product(
         Streams(0).key("fit", 1),
         stack_of(view),
-        kernels.Model(table, np.ones((0, D), np.float32), np.ones(0, np.float32), True),
-        kernels.Pace(4, 1, 256),
-        kernels.Rates(np.float32(0.1), np.float32(1), np.float32(1)),
+        Model(table, np.ones((0, D), np.float32), np.ones(0, np.float32), True),
+        Pace(4, 1, 256),
+        Rates(np.float32(0.1), np.float32(1), np.float32(1)),
         True,
     )
     assert indptr.tolist() == [0]
@@ -223,6 +225,6 @@ def test_a_score_does_not_depend_on_its_neighbours():
 
 @pytest.mark.parametrize("logit", [-1e4, -100.0, -1.0, 0.0, 1e-8, 3.0, 200.0, 1e4])
 def test_sigmoid_never_overflows(logit):
-    probability, grown = kernels.sigmoid(logit)
+    probability, grown = sigmoid(logit)
     assert probability == pytest.approx(np.exp(-np.logaddexp(0, -logit)), rel=1e-12, abs=1e-300)
     assert np.log(grown) == pytest.approx(np.logaddexp(0, -abs(logit)), rel=1e-12, abs=1e-15)

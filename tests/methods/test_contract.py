@@ -5,14 +5,7 @@ import pytest
 from pydantic import ConfigDict, field_serializer
 
 from hushrec.aggregate import ClientRows, Update
-from hushrec.methods.base import (
-    Fitted,
-    Method,
-    PerClient,
-    Traits,
-    method_class,
-    method_names,
-)
+from hushrec.methods.base import Fitted, Method, PerClient, Traits, method_class, method_names
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.testing import MethodContract

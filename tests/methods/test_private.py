@@ -342,12 +342,7 @@ def test_threads_chunks_and_interruptions_change_nothing(method, small, tmp_path
     stop = StopAfter(1)
     with pytest.raises(StoppedError):
         train(
-            small,
-            method,
-            settings=CENTRAL,
-            out=stopped,
-            on_round=stop.on_round,
-            should_stop=stop,
+            small, method, settings=CENTRAL, out=stopped, on_round=stop.on_round, should_stop=stop
         )
     train(small, out=stopped, resume=True)
     for folder in (other, stopped):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import hushrec
 from hushrec.aggregate import ExactSum
 from hushrec.methods.base import Method, method_class, method_names
 from hushrec.methods.fcf import FCF
@@ -67,3 +68,10 @@ def test_what_only_the_server_needs_stays_there():
 def test_whether_a_method_adapts_is_whether_it_says_how():
     adapting = {kind.name for kind in KINDS if kind().adapts}
     assert adapting == {"fofl-self", "nn-self", "privrec", "privrec-cen"}
+
+
+@pytest.mark.parametrize("method", ["pfedrec", "fedrkg", "fcf"])
+def test_newcomers_fold_themselves_in_with_all_that_is_shared(method, small):
+    settings = {"split.kind": "unseen-users"}
+    run = hushrec.train(small, method, rounds=1, settings=settings)
+    assert 0 < run.metrics["full"]["auc"] < 1

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushrec import kernels
-from hushrec.kernels import Pace
+from hushrec.kernels.draws import Pace
+from hushrec.kernels.guidance import Frozen, fit_gates
+from hushrec.kernels.row_networks import RowSamples
 from hushrec.rng import Round, Streams
 from hushrec.testing import clients_of
 from hushrec.training.inner_product import Descent
-from hushrec.training.samples import draw_device_samples, stack_of
+from hushrec.training.samples import draw_device_samples
 
 pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.training import tensors
@@ -72,14 +73,13 @@ def test_the_gate_over_a_linear_loss_is_the_one_of_the_kernel():
     vectors = rng.standard_normal((n, 6)).astype(np.float32)
     biases = rng.standard_normal(n).astype(np.float32)
     gates, gate_biases = np.zeros((n, 18), np.float32), np.zeros(n, np.float32)
-    now, pace = Round(1, STREAMS), Pace(4, 5, 7)
-    kernels.commit_guidance(
-        now.key("guide"),
-        stack_of(view),
-        kernels.Frozen(tables, mean, vectors, biases),
+    samples = draw_device_samples(view, 4, 5, Round(1, STREAMS), purpose="guide")
+    fit_gates(
+        RowSamples(samples.indptr, samples.items, samples.labels, samples.epochs),
+        Frozen(tables, mean, vectors, biases),
         gates,
         gate_biases,
-        pace,
+        7,
         *(np.float32(value) for value in (0.5, 0.7, 0.1)),
     )
     trained, _, _ = tensors.train_tensors(
@@ -92,7 +92,7 @@ def test_the_gate_over_a_linear_loss_is_the_one_of_the_kernel():
         {"items": tables, "guidance": mean},
         gated_loss(row_loss, 0.7),
         [tensors.Phase({"gate": 0.5, "gate_bias": 0.5}, 0.1)],
-        draw_device_samples(view, 4, 5, now, purpose="guide"),
+        samples,
         7,
         25,
     )

@@ -7,12 +7,7 @@ import numpy as np
 from hushrec.clients import Ragged
 from hushrec.rng import Round, Streams
 from hushrec.testing import clients_of
-from hushrec.training.samples import (
-    draw_device_samples,
-    draw_negatives,
-    draw_silo_samples,
-    halves,
-)
+from hushrec.training.samples import draw_device_samples, draw_negatives, draw_silo_samples, halves
 from odd_clients import population, ragged
 
 STREAMS = Streams(3)

@@ -5,34 +5,24 @@ Everything here is a pure function of its arguments, written twice: here for spe
 release the interpreter lock, so the backend runs several of them at once, one chunk of clients
 each; nothing in a chunk depends on another chunk.
 
-The loops that most methods share are taken from here; those of one family from its own module.
+The loops that most methods share are taken from here; those of one family, and the values that
+loops take, from their own modules.
 
 Client stacks are ragged arrays: client c owns ``values[indptr[c]:indptr[c + 1]]``.
 """
 
 from hushrec.kernels.draws import (
-    Pace,
-    Stack,
-    below,
     draw,
     draw_distinct_outside,
     draw_outside,
-    list_outside,
     list_samples,
-    nth_outside,
     samples_of_epochs,
     shuffled_epochs,
 )
-from hushrec.kernels.guidance import Frozen, commit_guidance, open_gates
 from hushrec.kernels.inner_product import (
-    ANY_ORDER,
-    Additive,
-    Model,
-    Rates,
     fit_inner_product,
     inner_products,
     rescore_own_rows,
-    sigmoid,
 )
 from hushrec.kernels.ragged import (
     add_dense,
@@ -49,37 +39,24 @@ from hushrec.kernels.ragged import (
 )
 
 __all__ = [
-    "ANY_ORDER",
-    "Additive",
-    "Frozen",
-    "Model",
-    "Pace",
-    "Rates",
-    "Stack",
     "add_dense",
     "add_mean",
     "add_rows",
-    "below",
     "changed_rows",
-    "commit_guidance",
     "copy_ragged",
     "draw",
     "draw_distinct_outside",
     "draw_outside",
     "fit_inner_product",
     "inner_products",
-    "list_outside",
     "list_samples",
-    "nth_outside",
     "number_by_first_use",
-    "open_gates",
     "put_rows",
     "rescore_own_rows",
     "row_differences",
     "rows_as_numbers",
     "samples_of_epochs",
     "shuffled_epochs",
-    "sigmoid",
     "sorted_union",
     "take_ragged",
 ]

@@ -253,12 +253,7 @@ def keep_strongest(
 
 @njit(cache=True, nogil=True)
 def add_from_history(
-    scores: Array,
-    indptr: Array,
-    items: Array,
-    neighbours: Array,
-    weights: Array,
-    by_place: Array,
+    scores: Array, indptr: Array, items: Array, neighbours: Array, weights: Array, by_place: Array
 ) -> None:
     """Add the neighbours of each client's last items, the g-th last times ``by_place[g - 1]``."""
     for c in range(len(indptr) - 1):

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hushrec.kernels.draws import Stack, below, draw, nth_outside
+from hushrec.kernels.draws import Stack, below, draw, list_samples
 from hushrec.kernels.inner_product import ANY_ORDER, dot, sigmoid
 from hushrec.kernels.layers import cross_entropy_errors
 from hushrec.kernels.row_networks import (
@@ -24,34 +24,14 @@ Array = NDArray[Any]
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def fit_pooled(
-    key: Array,
-    stack: Stack,
-    table: Array,
-    vectors: Array,
-    negatives: int,
-    rate: Any,
-    decay: Any,
+    key: Array, stack: Stack, table: Array, vectors: Array, negatives: int, rate: Any, decay: Any
 ) -> float:
     """One pass of sample-by-sample SGD over everybody's data; both tables change in place."""
-    users, indptr, items, excluded_indptr, excluded = stack
-    n_items, d = table.shape
-    samples = len(items) * (1 + negatives)
-    client = np.empty(samples, np.int32)
-    item = np.empty(samples, np.int32)
-    n = 0
-    for c in range(len(users)):
-        outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
-        pool = n_items - len(outside)
-        position = 0
-        for p in range(indptr[c], indptr[c + 1]):
-            client[n], item[n] = c, items[p]
-            n += 1
-            if pool > 0:
-                for _ in range(negatives):
-                    drawn = nth_outside(outside, below(draw(key, users[c], position), pool))
-                    client[n], item[n] = c, -1 - drawn  # below zero marks a negative
-                    position += 1
-                    n += 1
+    d = table.shape[1]
+    sampled, items, labels, _ = list_samples(key, stack, len(table), negatives)
+    n = len(items)
+    client = np.repeat(np.arange(len(sampled) - 1), np.diff(sampled))
+    item = np.where(labels > 0, items, -1 - items)  # below zero marks a negative
     server = -1
     for last in range(n - 1, 0, -1):
         other = below(draw(key, server, last), last + 1)
@@ -114,14 +94,7 @@ def fit_neumf(
     for a in range(0, len(labels), batch):
         b = min(a + batch, len(labels))
         mean = step_neumf(
-            model,
-            sample_user[a:b],
-            sample_item[a:b],
-            labels[a:b],
-            shape,
-            rates,
-            room,
-            before,
+            model, sample_user[a:b], sample_item[a:b], labels[a:b], shape, rates, room, before
         )
         total += mean * (b - a)
     return total / max(1, len(labels))

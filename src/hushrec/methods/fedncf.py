@@ -29,18 +29,8 @@ from hushrec.methods.dual import DualSwitch, kept_rows, own_rows, shared_after
 from hushrec.methods.fedmf import FedMFConfig
 from hushrec.rng import Round, Streams
 from hushrec.training import tensors
-from hushrec.training.inner_product import (
-    Descent,
-    apply_mean,
-    deltas,
-    first_vector,
-    initial_table,
-)
-from hushrec.training.row_network import (
-    initial_row_network,
-    score_row_networks,
-    train_row_networks,
-)
+from hushrec.training.inner_product import Descent, apply_mean, deltas, first_vector, initial_table
+from hushrec.training.row_network import initial_row_network, score_row_networks, train_row_networks
 
 
 class FedNCFConfig(FedMFConfig):

@@ -35,13 +35,7 @@ from hushrec.aggregate import ClientRows
 from hushrec.clients import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods import fedease
-from hushrec.methods.item_pairs import (
-    Block,
-    ExactPairs,
-    ItemPairsConfig,
-    Vector,
-    solve_symmetric,
-)
+from hushrec.methods.item_pairs import Block, ExactPairs, ItemPairsConfig, Vector, solve_symmetric
 from hushrec.methods.private_pairs import PrivatePairs, PrivatePairsConfig
 
 

@@ -38,7 +38,7 @@ from pydantic import Field, model_validator
 from hushrec import kernels
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
-from hushrec.kernels import Additive
+from hushrec.kernels.inner_product import Additive
 from hushrec.methods.base import (
     Fitted,
     Method,
@@ -48,14 +48,7 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.methods.capabilities import (
-    Between,
-    Described,
-    OneOf,
-    OwnTable,
-    SearchSpace,
-    Tunable,
-)
+from hushrec.methods.capabilities import Between, Described, OneOf, OwnTable, SearchSpace, Tunable
 from hushrec.methods.options import SampledConfig
 from hushrec.rng import Round, Streams
 from hushrec.training.inner_product import (

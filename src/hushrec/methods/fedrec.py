@@ -99,11 +99,7 @@ class FedRec(Method):
         return Fitted(update, {"vector": params["vector"]}, losses)
 
     def samples(
-        self,
-        table: NDArray[np.float32],
-        vectors: NDArray[np.float32],
-        view: TrainView,
-        now: Round,
+        self, table: NDArray[np.float32], vectors: NDArray[np.float32], view: TrainView, now: Round
     ) -> DeviceSamples:
         """Return each device's residual ratings, real and made up, in the order of its steps."""
         c = self.config

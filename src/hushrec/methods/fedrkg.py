@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
-from hushrec.kernels import Frozen, Pace
+from hushrec.kernels.guidance import Frozen, fit_gates, fused_tables, open_gates
+from hushrec.kernels.row_networks import RowSamples
 from hushrec.methods.base import (
     Fitted,
     Method,
@@ -54,7 +54,7 @@ from hushrec.training.inner_product import (
     train_inner_product,
     with_rows,
 )
-from hushrec.training.samples import draw_device_samples, stack_of
+from hushrec.training.samples import draw_device_samples
 
 Array = NDArray[Any]
 
@@ -84,12 +84,6 @@ class FedRKGConfig(InnerProductConfig):
     """Largest norm of a gradient, of recommender and gate alike; none with None."""
     round_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Rates of vector and table shrink by this factor from one round to the next."""
-
-    @property
-    def gate_pace(self) -> Pace:
-        """How a client goes through the samples of its gate; no epochs leave it alone."""
-        trains = self.guidance == "adaptive"
-        return Pace(self.negatives, self.gate_epochs if trains else 0, self.batch)
 
 
 class FedRKG(Method, Tunable, OwnTable, Guided):
@@ -138,22 +132,15 @@ class FedRKG(Method, Tunable, OwnTable, Guided):
         config = self.config
         has_bias, tables = config.backbone == "pfedrec", np.asarray(private["table"])
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
-        gates, gate_biases = np.array(private["gate"]), np.array(private["gate_bias"])
+        gates = {name: np.array(private[name]) for name in ("gate", "gate_bias")}
         network, guided = _network(private), "guidance" in shared
         if guided:
             frozen = Frozen(tables, shared["guidance"], vectors, biases)
-            if network and config.gate_pace.epochs:
-                gates, gate_biases = self._train_gates(frozen, network, private, view, now)
-            tables = kernels.commit_guidance(
-                now.key(GUIDE_PURPOSE),
-                stack_of(view),
-                frozen,
-                gates,
-                gate_biases,
-                config.gate_pace._replace(epochs=0) if network else config.gate_pace,
-                np.float32(config.gate_lr),
-                np.float32(0 if config.guidance == "replace" else config.beta),
-                np.float32(np.inf if config.clip is None else config.clip),
+            if config.guidance == "adaptive" and config.gate_epochs:
+                gates = self._trained_gates(gates, frozen, network, view, now)
+            beta = np.float32(0 if config.guidance == "replace" else config.beta)
+            tables = fused_tables(
+                tables, shared["guidance"], gates["gate"], gates["gate_bias"], beta
             )
             tables.flags.writeable = False
         decayed = config.round_decay ** max(0, now.number - 1)
@@ -175,39 +162,46 @@ class FedRKG(Method, Tunable, OwnTable, Guided):
             table = with_rows(tables, rows)
         if uploads:
             update = Update(len(view), dense={"table": np.asarray(table)})
-        kept = {
-            "table": table,
-            "vector": vectors,
-            "bias": biases,
-            "gate": gates,
-            "gate_bias": gate_biases,
-            **network,
-        }
+        kept = {"table": table, "vector": vectors, "bias": biases, **gates, **network}
         return Fitted(update, kept, losses)
 
-    def _train_gates(
+    def _trained_gates(
         self,
+        gates: dict[str, Array],
         frozen: Frozen,
         network: dict[str, Array],
-        private: Private,
         view: TrainView,
         now: Round,
-    ) -> tuple[Array, Array]:
-        """Train the gates of a backbone in tensors, all else frozen (eq. 7 and 8)."""
+    ) -> dict[str, Array]:
+        """Train the gates, all else frozen (eq. 7 and 8)."""
+        config = self.config
+        samples = draw_device_samples(
+            view, config.negatives, config.gate_epochs, now, purpose=GUIDE_PURPOSE
+        )
+        if not network:
+            fit_gates(
+                RowSamples(samples.indptr, samples.items, samples.labels, samples.epochs),
+                frozen,
+                gates["gate"],
+                gates["gate_bias"],
+                config.batch,
+                np.float32(config.gate_lr),
+                np.float32(config.beta),
+                np.float32(np.inf if config.clip is None else config.clip),
+            )
+            return gates
         from hushrec.training import tensors
 
-        config, pace, rows = self.config, self.config.gate_pace, _tensors()
-        gates = {name: np.asarray(private[name]) for name in ("gate", "gate_bias")}
         trained, _, _ = tensors.train_tensors(
             {"vector": frozen.vectors, **network, **gates},
             {"items": frozen.tables, "guidance": frozen.guidance},
-            rows.gated_loss(rows.row_loss, config.beta),
+            _tensors().gated_loss(_tensors().row_loss, config.beta),
             [tensors.Phase(dict.fromkeys(gates, config.gate_lr), config.clip)],
-            draw_device_samples(view, pace.negatives, pace.epochs, now, purpose=GUIDE_PURPOSE),
-            pace.batch,
+            samples,
+            config.batch,
             view.n_items,
         )
-        return trained["gate"], np.asarray(trained["gate_bias"])
+        return {name: trained[name] for name in gates}
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Take the mean of the tables, if they came (algorithm 1, line 11)."""
@@ -248,7 +242,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided):
 
     def gates(self, shared: Shared, private: Private) -> NDArray[np.float32]:
         """Return every client's gate of every item, for the last guidance table (eq. 5)."""
-        return kernels.open_gates(
+        return open_gates(
             np.asarray(private["gate"]),
             np.asarray(private["gate_bias"]),
             np.asarray(private["table"]),

@@ -51,12 +51,7 @@ from hushrec.rng import PastNoise, Round, Streams
 from hushrec.training.perceptron import Perceptron, score_user
 from hushrec.training.rules import Adam, PlainDescent
 from hushrec.training.samples import draw_silo_samples
-from hushrec.training.silo_network import (
-    SiloModel,
-    SiloProblem,
-    rows_of_users,
-    train_silo_networks,
-)
+from hushrec.training.silo_network import SiloModel, SiloProblem, rows_of_users, train_silo_networks
 from hushrec.training.tensors import torch
 
 NETWORK = frozenset({"network"})
@@ -238,11 +233,7 @@ class LIPM(Method):
         ids, summed = total.rows["items"]
         items[ids] += summed / weights
         network = shared["network"] + total.dense["network"] / weights
-        return {
-            **shared,
-            "items": items.astype(np.float32),
-            "network": network.astype(np.float32),
-        }
+        return {**shared, "items": items.astype(np.float32), "network": network.astype(np.float32)}
 
     def interest_scores(
         self, query: NDArray[np.float32], interests: NDArray[np.float32]

@@ -21,15 +21,7 @@ from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.kernels.pooled import NeuMFModel, NeuMFRates, fit_neumf
 from hushrec.memory import require_memory
-from hushrec.methods.base import (
-    Fitted,
-    Method,
-    PerClient,
-    Private,
-    PrivateFields,
-    Shared,
-    Traits,
-)
+from hushrec.methods.base import Fitted, Method, PerClient, Private, PrivateFields, Shared, Traits
 from hushrec.methods.capabilities import Between, SearchSpace, Tunable
 from hushrec.methods.central import CentralMFConfig
 from hushrec.rng import Round, Streams

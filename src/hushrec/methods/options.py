@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hushrec.kernels import Pace
+from hushrec.kernels.draws import Pace
 from hushrec.methods.base import MethodConfig
 from hushrec.methods.capabilities import Between, SearchSpace
 

@@ -39,12 +39,7 @@ from hushrec.rng import Round, Streams
 from hushrec.training.perceptron import Perceptron, score_user
 from hushrec.training.rules import Moreau
 from hushrec.training.samples import draw_silo_samples
-from hushrec.training.silo_network import (
-    SiloModel,
-    SiloProblem,
-    rows_of_users,
-    train_silo_networks,
-)
+from hushrec.training.silo_network import SiloModel, SiloProblem, rows_of_users, train_silo_networks
 from hushrec.training.tensors import torch
 
 

@@ -64,11 +64,6 @@ class FeatureNetwork:
             **tensors.mlp_shapes((*self.hidden, 1)),
         }
 
-    @property
-    def size(self) -> int:
-        """Number of parameters."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
-
     def initial(self, streams: Streams) -> NDArray[np.float32]:
         """Draw embeddings from N(0, 1), weights for layers of ReLUs (He et al. 2015), biases 0."""
         generator = streams.generator("init/network")
@@ -136,10 +131,6 @@ class FeatureNetwork:
         """
         from_user = torch.bmm(users, self.first_layer(params, "user"))
         from_item = torch.bmm(items, self.first_layer(params, "item"))
-        return self.rest(params, from_user, from_item)
-
-    def rest(self, params: tensors.Params, from_user: Tensor, from_item: Tensor) -> Tensor:
-        """Go on from what users and items contribute to the first layer."""
         first = torch.relu(from_item + (from_user + params["first/bias"][:, None]))
         return tensors.mlp(params, first)[..., 0]
 

@@ -12,7 +12,8 @@ from hushrec import kernels
 from hushrec.aggregate import ClientRows, Total
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
-from hushrec.kernels import Additive, Model, Pace, Rates
+from hushrec.kernels.draws import Pace
+from hushrec.kernels.inner_product import Additive, Model, Rates
 from hushrec.memory import require_memory
 from hushrec.rng import Round, Streams
 from hushrec.training.samples import PURPOSE, stack_of

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hushrec import kernels
 from hushrec.aggregate import ClientRows
 from hushrec.clients import TrainView
-from hushrec.kernels import Pace
+from hushrec.kernels.draws import Pace
 from hushrec.kernels.row_networks import NetworkRates, RowSamples, Shape, fit_row_networks
 from hushrec.rng import Round, Streams
 from hushrec.training import tensors

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hushrec import kernels
 from hushrec.clients import Ragged, TrainView
-from hushrec.kernels import Stack
+from hushrec.kernels.draws import Stack
 from hushrec.rng import Round
 
 PURPOSE = "fit"

@@ -208,8 +208,7 @@ class _Group:
             at = samples.order.values[np.where(valid, at, 0)]
             weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0)
             step = Step(
-                torch.from_numpy(samples.labels[at]),
-                torch.from_numpy(weights.astype(np.float32)),
+                torch.from_numpy(samples.labels[at]), torch.from_numpy(weights.astype(np.float32))
             )
             yield (
                 step,
