@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hushrec.backends.inprocess import InProcess, usable_cores
+from hushrec.backends.inprocess import Machine, usable_cores
 from hushrec.clients import CohortConfig, Ragged, TrainView
 from hushrec.config import make_experiment
 from hushrec.data import load
@@ -39,10 +39,10 @@ from hushrec.data.synthetic import population
 from hushrec.errors import DataError
 from hushrec.memory import peak_rss_bytes
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.privacy.protection import Protection
-from hushrec.rng import Round, SecretRound, SecretStreams, Streams
+from hushrec.rng import Round, Streams
 from hushrec.split import make_split
 from hushrec.store import PrivateStore, StoreConfig
+from hushrec.testing import Federation
 from hushrec.training.samples import draw_negatives
 
 Json = dict[str, Any]
@@ -107,8 +107,8 @@ def spread(seconds: list[float]) -> Json:
     }
 
 
-class Federation:
-    """A method, its clients and their store: rounds as `hushrec.round` runs them, no evaluation."""
+class Timed:
+    """A federation whose rounds are timed, from the draw of the cohort on."""
 
     def __init__(
         self,
@@ -118,34 +118,25 @@ class Federation:
         folder: Path,
         threads: int | None,
     ) -> None:
-        self.streams = Streams(0)
-        self.method = method
-        self.shared = method.init(view, self.streams)
-        fields = method.private_fields(view, self.shared, self.streams)
+        shared = method.init(view, Streams(0))
+        fields = method.private_fields(view, shared, Streams(0))
         self.first = {name: getattr(spec, "initial", None) for name, spec in fields.items()}
         self.store = PrivateStore.create(fields, len(view), store, folder)
-        self.backend = InProcess(view, self.store, threads)
-        self.stack = Protection()
-        self.number = 0
+        self.federation = Federation(method, view, store=self.store, machine=Machine(threads))
         self.up_bytes = 0
 
     def round(self, cohort: CohortConfig, threads: int | None = None) -> tuple[float, float]:
-        """Run one round; return its seconds, from the draw of the cohort on, and its mean loss."""
+        """Run one round; return its seconds and its mean loss."""
+        federation = self.federation
         if threads:
-            self.backend.threads = threads
+            federation.backend.machine = Machine(threads)
         began = time.perf_counter()
-        self.number += 1
-        clients = cohort.draw(len(self.backend.view), self.streams, self.number)
-        outcome = self.backend.run_clients(
-            self.method, self.shared, self.stack, clients, self.streams, self.number
-        )
-        total, self.stack = self.stack.finish(
-            outcome.summed.total(), SecretRound(self.number, SecretStreams(0))
-        )
-        self.shared = self.method.apply(self.shared, total)
+        population = len(federation.backend.view)
+        clients = cohort.draw(population, federation.task.streams, federation.number + 1)
+        collected = federation.round(clients)
         seconds = time.perf_counter() - began
-        self.up_bytes = outcome.summed.up_bytes
-        return seconds, float(outcome.losses.mean())
+        self.up_bytes = collected.up_bytes
+        return seconds, collected.loss.mean or 0.0
 
 
 def pfedrec() -> PFedRec:
@@ -190,8 +181,8 @@ def speed(sizes: Sizes, show: Progress) -> Json:
 
     method = pfedrec()
     with TemporaryDirectory(prefix="hushrec-benchmark-") as folder:
-        ours = Federation(method, view, IN_MEMORY, Path(folder), 1)
-        table, first = ours.shared["items"], ours.first
+        ours = Timed(method, view, IN_MEMORY, Path(folder), 1)
+        table, first = ours.federation.shared["items"], ours.first
         task = show.add_task("speed: hushrec", total=sizes.speed_rounds + WARM_UP)
         rounds, processor = [], []
         for _ in range(sizes.speed_rounds + WARM_UP):
@@ -302,7 +293,7 @@ def growth(sizes: Sizes, show: Progress) -> Json:
     )
     with TemporaryDirectory(prefix="hushrec-benchmark-") as folder:
         federations = {
-            factor: Federation(
+            factor: Timed(
                 pfedrec(),
                 synthetic_view(factor * sizes.base_users, sizes.growth_items),
                 IN_MEMORY,
@@ -368,7 +359,7 @@ def one_population(sizes: Sizes, n_users: int, on_round: Callable[[], None]) -> 
     began = time.perf_counter()
     with TemporaryDirectory(prefix="hushrec-benchmark-") as folder:
         view = synthetic_view(n_users, sizes.population_items)
-        federation = Federation(pfedrec(), view, StoreConfig(kind="auto"), Path(folder), None)
+        federation = Timed(pfedrec(), view, StoreConfig(kind="auto"), Path(folder), None)
         setup = time.perf_counter() - began
         cohort = CohortConfig(kind="fixed", size=min(sizes.cohort, n_users))
         seconds = []
@@ -382,8 +373,8 @@ def one_population(sizes: Sizes, n_users: int, on_round: Callable[[], None]) -> 
             "items": sizes.population_items,
             "interactions": len(view.positives.values),
             "cohort": cohort.size,
-            "d": federation.method.config.d,
-            "threads": federation.backend.threads,
+            "d": federation.federation.task.method.config.d,
+            "threads": federation.federation.backend.machine.n_threads,
             "store": "memory" if federation.store.folder is None else "memory, then file",
             "setup_s": setup,
             "round": spread(seconds),

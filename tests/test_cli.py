@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hushrec.cli import main
-from hushrec.serve.recommender import Recommender
 from hushrec.run import Run, train
+from hushrec.serve.recommender import Recommender
 
 QUICK = ["--set", "d=4", "--rounds", "2"]
 

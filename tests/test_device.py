@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 import hushrec
+from hushrec.errors import ConfigError, RunError
 from hushrec.serve import recommender as device
 from hushrec.serve.bundle import export
 from hushrec.serve.recommender import BundleError, Recommender
-from hushrec.errors import ConfigError, RunError
 from hushrec.testing import taste_world
 
 OPTIONS = {"popularity": 0.1, "ridge": 5.0}

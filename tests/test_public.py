@@ -35,6 +35,7 @@ def test_the_exception_tree():
         "ConfigError": "InputError",
         "RunError": "InputError",
         "DivergedError": "HushrecError",
+        "MessageError": "HushrecError",
         "StoppedError": "HushrecError",
         "MissingExtraError": "HushrecError",
     }

@@ -14,6 +14,8 @@ import pytest
 
 import hushrec
 from conftest import blocks
+from hushrec import run_folder
+from hushrec.backends.inprocess import Machine
 from hushrec.errors import (
     ConfigError,
     DataError,
@@ -23,8 +25,6 @@ from hushrec.errors import (
     StoppedError,
 )
 from hushrec.evaluate.evaluator import Evaluator
-from hushrec.report import run_dir
-from hushrec.round import Machine
 from hushrec.run import Run, ranks_to_arrays, train
 from hushrec.run_folder import FINAL, RunFolder
 
@@ -166,7 +166,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from conftest import blocks
 from test_run import go
-from hushrec.round import Machine
+from hushrec.backends.inprocess import Machine
 
 def tell(report):
     print(report.round, flush=True)
@@ -382,7 +382,7 @@ def full(*_, **__):
 def test_a_full_disk_leaves_the_earlier_checkpoint(stopped, tiny, plain, monkeypatch, what):
     saved = {f.name: f.read_bytes() for f in checkpoint_files(stopped).iterdir()}
     with monkeypatch.context() as patch:
-        owner = run_dir if what == "save_file" else run_dir.os
+        owner = run_folder if what == "save_file" else run_folder.os
         patch.setattr(owner, what, full)
         with pytest.raises(RunError, match="disk is full") as error:
             train(tiny, out=stopped, resume=True, machine=Machine(checkpoint_seconds=0))
@@ -435,7 +435,7 @@ def test_the_test_items_are_ranked_once_after_training(tiny, monkeypatch):
 def test_the_round_is_selected_by_validation_alone(tiny, monkeypatch):
     """Feed made-up validation values; the model of the best one must be the result."""
     values, shared = iter([0.1, 0.4, 0.4, 0.2, 0.3]), {}
-    monkeypatch.setattr(Evaluator, "selection_value", lambda self, ranks: next(values))
+    monkeypatch.setattr("hushrec.round.selection_value", lambda *looked: next(values))
     original = Evaluator.rank
 
     def spy(self, method, now, store, part):
@@ -451,7 +451,7 @@ def test_the_round_is_selected_by_validation_alone(tiny, monkeypatch):
 
 def test_early_stopping(tiny, monkeypatch, tmp_path):
     values = iter([0.3, 0.2, 0.4, 0.1, 0.4, 0.9])
-    monkeypatch.setattr(Evaluator, "selection_value", lambda self, ranks: next(values))
+    monkeypatch.setattr("hushrec.round.selection_value", lambda *looked: next(values))
     run = go(tiny, tmp_path / "r", more={"evaluation.patience": 2}, rounds=50)
     assert run.summary["rounds"] == 5
     assert run.summary["selected_round"] == 3
@@ -460,7 +460,7 @@ def test_early_stopping(tiny, monkeypatch, tmp_path):
 
 def test_patience_survives_an_interruption(tiny, monkeypatch, tmp_path):
     values, stop = iter([0.3, 0.2, 0.25, 0.9]), StopAfter(2)
-    monkeypatch.setattr(Evaluator, "selection_value", lambda self, ranks: next(values))
+    monkeypatch.setattr("hushrec.round.selection_value", lambda *looked: next(values))
     more = {"evaluation.patience": 2}
     with pytest.raises(StoppedError):
         go(tiny, tmp_path / "r", more=more, rounds=50, on_round=stop.on_round, should_stop=stop)

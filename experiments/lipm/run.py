@@ -22,7 +22,7 @@ from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.significance import bootstrap_interval, holm, paired_test
 from hushrec.methods.base import method_class, method_names
 from hushrec.report import plots
-from hushrec.round import Machine
+from hushrec.backends.inprocess import Machine
 from hushrec.run import read_ranks, train
 from hushrec.run_folder import RunFolder
 

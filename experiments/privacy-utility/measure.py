@@ -22,7 +22,7 @@ from hushrec.data import load
 from hushrec.data.interactions import Interactions
 from hushrec.data.synthetic import demo
 from hushrec.report.plots import Trend, standalone_trends, trends
-from hushrec.round import Machine
+from hushrec.backends.inprocess import Machine
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"

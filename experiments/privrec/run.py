@@ -21,7 +21,7 @@ from hushrec import load, train
 from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.ranking import Ranks
 from hushrec.evaluate.significance import holm, paired_test
-from hushrec.round import Machine
+from hushrec.backends.inprocess import Machine
 from hushrec.run import read_ranks
 from hushrec.run_folder import RunFolder
 

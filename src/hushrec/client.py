@@ -12,8 +12,9 @@ from functools import cached_property
 import numpy as np
 
 from hushrec.aggregate import UploadShape
+from hushrec.aggregate.statistics import LossSum
 from hushrec.clients import TrainView
-from hushrec.messages import Download, LossSum, Upload
+from hushrec.messages import Download, Upload
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.protection import Protection
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams

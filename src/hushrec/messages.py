@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from hushrec.aggregate import ClientRows, Update, UploadShape
+from hushrec.aggregate.statistics import PLACES, STEPS, LossSum, Tally
 from hushrec.errors import MessageError
 
 Array = NDArray[Any]
@@ -32,12 +33,6 @@ HEADER_BYTES = 2**16
 """Largest header: names and shapes of the arrays, and the facts."""
 LARGEST = 2**30
 """Largest message where nothing tighter is known."""
-STEPS = 2**40
-"""Metrics and losses are summed in whole steps of 1 / STEPS, so in any order."""
-PLACES = 32
-"""Bins of the histogram of places: bin b counts places from 2^b on."""
-LARGEST_LOSS = 2.0**22
-"""A larger loss is no loss any more."""
 SLACK = 1 + 1e-6
 """A norm is worked out again on arrival, and may round up."""
 
@@ -160,60 +155,6 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class LossSum:
-    """Mean losses of clients, summed exactly."""
-
-    steps: int = 0
-    clients: int = 0
-    lost: int = 0
-    """Clients whose loss is no number, or beyond all sums."""
-
-    @classmethod
-    def of(cls, losses: NDArray[np.float64]) -> LossSum:
-        """Sum up each client's mean loss."""
-        told = losses[np.abs(losses) < LARGEST_LOSS]
-        steps = sum(exact_steps(told).tolist())
-        return cls(steps, len(losses), len(losses) - len(told))
-
-    def merge(self, other: LossSum) -> LossSum:
-        """Return the sum over both groups of clients."""
-        clients, lost = self.clients + other.clients, self.lost + other.lost
-        return LossSum(self.steps + other.steps, clients, lost)
-
-    @property
-    def mean(self) -> float | None:
-        """The mean loss; None if no client told one."""
-        told = self.clients - self.lost
-        return self.steps / STEPS / told if told else None
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What one candidate set gave the users of a node: sums and a histogram, nobody's own."""
-
-    users: int
-    sums: Mapping[str, int]
-    """Of each metric, in steps."""
-    places: NDArray[np.int64]
-    """Users by the place of their best held-out item: bin b from 2^b on."""
-
-    def merge(self, other: Tally) -> Tally:
-        """Return the tally over both groups of users."""
-        if not self.users or not other.users:
-            return self if self.users else other
-        sums = {name: total + other.sums[name] for name, total in self.sums.items()}
-        return Tally(self.users + other.users, sums, self.places + other.places)
-
-    def mean(self, name: str) -> float:
-        """Return the mean of a metric."""
-        return self.sums[name] / STEPS / self.users
-
-    def means(self) -> dict[str, float]:
-        """Return the mean of every metric."""
-        return {name: self.mean(name) for name in self.sums}
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """What a node says of a look at its users' held-out items."""
 
@@ -273,11 +214,6 @@ class Evaluation:
         return cls(tallies)
 
 
-def exact_steps(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return numbers in whole steps, which add up the same in any order."""
-    return np.rint(values * STEPS).astype(np.int64)
-
-
 # ------------------------------------------------------------ the frame
 
 
@@ -312,7 +248,7 @@ def _unpack(kind: str, data: bytes, most: int) -> tuple[dict[str, Any], dict[str
 
 def _whole(facts: Mapping[str, Any], name: str) -> int:
     value = facts.get(name) if isinstance(facts, Mapping) else None
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**62:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**200:
         raise MessageError(f"the message says no whole number for '{name}'")
     return value
 
@@ -380,7 +316,7 @@ def _read_update(arrays: Arrays, expected: Expected) -> Update:
 
 def _whole_rows(table: Array, keyed: bool) -> ClientRows:
     clients, count, width = table.shape
-    ids = np.tile(np.arange(count, dtype=np.int64 if keyed else np.int32), clients)
+    ids: NDArray[Any] = np.tile(np.arange(count), clients).astype(np.int64 if keyed else np.int32)
     indptr = np.arange(clients + 1) * count
     return ClientRows(indptr, ids, table.reshape(-1, width), space=count if keyed else None)
 

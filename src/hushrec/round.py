@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.aggregate.statistics import LossSum
 from hushrec.backends.base import Backend
 from hushrec.client import Task
 from hushrec.config import Experiment
 from hushrec.errors import DivergedError, StoppedError
-from hushrec.messages import Download, Evaluation, LossSum
+from hushrec.evaluate.evaluator import EvaluationConfig
+from hushrec.messages import Download, Evaluation
 from hushrec.methods.base import Shared
 from hushrec.methods.capabilities import is_marked
 from hushrec.privacy.budgets import Ledger
@@ -154,7 +156,7 @@ def run_rounds(
         more: Mapping[str, Any] = {}
         if regular or is_marked(method, number) or is_marked(method, number + 1):
             looked = backend.evaluate(server.serving(state.shared), "valid")
-            if state.select(_selection_value(looked, experiment), regular=regular):
+            if state.select(selection_value(looked, config), regular=regular):
                 backend.keep_selected()
             valid, more = looked.means(), backend.describe(state.shared, number)
         # 9. Record, and save from time to time.
@@ -171,9 +173,8 @@ def run_rounds(
             raise StoppedError(f"stopped after round {number}")
 
 
-def _selection_value(looked: Evaluation, experiment: Experiment) -> float:
+def selection_value(looked: Evaluation, config: EvaluationConfig) -> float:
     """Return the value by which rounds are compared."""
-    config = experiment.evaluation
     candidates = "full" if config.select_on == "full" else config.sampled_name
     return looked.tallies[candidates].mean(config.select)
 

@@ -16,11 +16,11 @@ from hushrec.audit.canary import (
     most_provable,
 )
 from hushrec.config import make_experiment
+from hushrec.prepare import plan_privacy
 from hushrec.privacy import noise as noise_module
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
 from hushrec.privacy.noise import CentralGaussian
 from hushrec.rng import Streams
-from hushrec.round import plan_privacy
 from hushrec.split import SplitConfig, make_split
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 1.5, "privacy.delta": 1e-3}

@@ -15,8 +15,8 @@ from hushrec.audit.inference import (
     name_items,
 )
 from hushrec.methods.base import method_names
+from hushrec.prepare import plan_privacy
 from hushrec.rng import Streams
-from hushrec.round import plan_privacy
 from hushrec.run import train
 from hushrec.testing import clients_of, taste_world
 

@@ -14,6 +14,7 @@ from test_runs import FIXED, LOCAL, POISSON, go, plan
 from test_schedule import GUIDED
 
 from hushrec.aggregate import ExactSum, Update
+from hushrec.backends.inprocess import Machine
 from hushrec.cli import main
 from hushrec.config import Experiment, make_experiment
 from hushrec.data.interactions import Numeric
@@ -29,7 +30,6 @@ from hushrec.privacy.budgets import (
 )
 from hushrec.privacy.protection import UploadShape
 from hushrec.rng import SecretRound, SecretStreams, Streams
-from hushrec.round import Machine
 from hushrec.run import Run, train
 from hushrec.run_folder import FINAL, RunFolder
 from hushrec.testing import MechanismContract, clients_of
@@ -54,17 +54,25 @@ class TestPersonalNoise(MechanismContract):
 
 # ------------------------------------------------------------ the mechanism
 
+SECRET = SecretRound(1, SecretStreams(0))
+
+
+def with_noise(deviations):
+    """Clients that know the deviation of their own noise."""
+    return replace(clients_of([[1]] * len(deviations)), noise=deviations)
+
+
 HEAD = UploadShape(1, {}, {"head": (5000,)})
 
 
 def test_each_client_has_its_own_noise():
     noise = PersonalNoise("gaussian", 1.0, HEAD, DEVIATIONS)
-    view = clients_of([[1], [2], [3], [4]]).take(np.array([3, 0, 2]))
-    sent = noise.protect(
-        Update(3, dense={"head": np.zeros((3, 5000), np.float32)}), view, Streams(0), 1
+    view = with_noise(DEVIATIONS).take(np.array([3, 0, 2]))
+    sent = noise.on_device().protect(
+        Update(3, dense={"head": np.zeros((3, 5000), np.float32)}), view, SECRET
     )
     for row, user in enumerate([3, 0, 2]):
-        own = sent.dense["head"][row] / sent.dense[WEIGHT][row]
+        own = sent.dense["head"][row]
         assert kstest(own / DEVIATIONS[user], "norm").pvalue > 1e-3
     assert sent.nbytes == 3 * HEAD.nbytes, "weights do not travel"
 
@@ -82,9 +90,7 @@ def test_weights_are_the_optimum(deviations):
     shape = UploadShape(1, {}, {"head": (1,)})
     noise = PersonalNoise("gaussian", 1.0, shape, deviations)
     update = Update(n, dense={"head": np.zeros((n, 1))})
-    weights = noise.protect(update, clients_of([[1]] * n), SecretRound(1, SecretStreams(0))).dense[
-        WEIGHT
-    ]
+    weights = noise.receive(update, np.arange(n)).dense[WEIGHT]
     np.testing.assert_allclose(weights / weights.sum(), best, rtol=1e-6, atol=1e-9)
 
 
@@ -93,13 +99,14 @@ def test_the_method_sees_uploads_times_the_weighted_mean():
     values = np.array([1.0, 2.0, 3.0, 4.0])
     update = Update(4, dense={"head": np.tile(values[:, None], 5000)})
     summed = ExactSum(1)
-    summed.add(noise.protect(update, clients_of([[1]] * 4), SecretRound(1, SecretStreams(0))))
-    total, following = noise.finish(summed.total(), SecretRound(1, SecretStreams(0)))
+    sent = noise.protect(update, with_noise(1e-6 * DEVIATIONS), SECRET)
+    summed.add(noise.receive(sent, np.arange(4)))
+    total, following = noise.finish(summed.total(), SECRET)
     mean = np.average(values, weights=DEVIATIONS**-2.0)
     np.testing.assert_allclose(total.dense["head"], 4 * mean, rtol=1e-5)
     assert total.clients == 4
     assert following is noise
-    nobody, _ = noise.finish(ExactSum(1).total(), SecretRound(1, SecretStreams(0)))
+    nobody, _ = noise.finish(ExactSum(1).total(), SECRET)
     assert nobody.clients == 0
 
 
@@ -108,8 +115,9 @@ def test_least_noise_in_the_mean():
     noise = PersonalNoise("gaussian", 1.0, HEAD, DEVIATIONS)
     summed = ExactSum(1)
     silent = Update(4, dense={"head": np.zeros((4, 5000))})
-    summed.add(noise.protect(silent, clients_of([[1]] * 4), SecretRound(1, SecretStreams(0))))
-    mean = noise.finish(summed.total(), SecretRound(1, SecretStreams(0)))[0].dense["head"] / 4
+    sent = noise.protect(silent, with_noise(DEVIATIONS), SECRET)
+    summed.add(noise.receive(sent, np.arange(4)))
+    mean = noise.finish(summed.total(), SECRET)[0].dense["head"] / 4
     assert mean.std() == pytest.approx((DEVIATIONS**-2.0).sum() ** -0.5, rel=0.03)
     assert mean.std() < 0.5 * np.sqrt((DEVIATIONS**2).sum()) / 4
 
@@ -222,7 +230,7 @@ def test_threads_chunks_and_interruptions_change_nothing(mode, method, tiny, tmp
 
 def test_the_noise_is_what_the_budget_needs(tiny):
     made = plan(tiny, BUDGETS)
-    clip, noise = made.stack.mechanisms
+    clip, noise = made.protection.mechanisms
     for user in (0, 13, 29):
         z = noise.deviations[user] / sensitivity(clip.bound, "replace-one")
         reached = epsilon_of(Gaussian(z, Everybody(), "replace-one"), 6, 1e-3)

@@ -6,30 +6,30 @@ import numpy as np
 import pytest
 
 from hushrec.aggregate import ClientRows, ExactSum, Total, Update
-from hushrec.backends.inprocess import InProcess
+from hushrec.backends.inprocess import Machine
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.guarantee import unprotected
-from hushrec.privacy.protection import Protection
+from hushrec.privacy.protection import Mechanism, Protection
 from hushrec.rng import SecretRound, SecretStreams, Streams
 from hushrec.split import SplitConfig, make_split
-from hushrec.store import PrivateStore
+from hushrec.testing import Federation
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Mechanism):
     """Multiplies on the device and divides on the server, writing down that it did."""
 
     name: str
     factor: float
     log: list
 
-    def protect(self, update, view, streams, round_number):
-        self.log.append((f"{self.name} protects", len(view), round_number))
+    def protect(self, update, view, secret):
+        self.log.append((f"{self.name} protects", len(view), secret.number))
         return Update(update.clients, dense={k: a * self.factor for k, a in update.dense.items()})
 
-    def finish(self, total, streams, round_number):
-        self.log.append((f"{self.name} finishes", total.clients, round_number))
+    def finish(self, total, secret):
+        self.log.append((f"{self.name} finishes", total.clients, secret.number))
         undone = {k: a / self.factor for k, a in total.dense.items()}
         return Total(total.clients, {}, undone), self
 
@@ -57,24 +57,17 @@ def test_in_order_on_the_device_and_reversed_on_the_server(tiny):
 
 def test_the_backend_protects_every_upload_before_it_is_summed(tiny):
     @dataclass(frozen=True)
-    class Silence:
-        def protect(self, update, view, streams, round_number):
+    class Silence(Mechanism):
+        def protect(self, update, view, secret):
             stack = update.rows["items"]
             quiet = ClientRows(stack.indptr, stack.ids, np.zeros_like(stack.rows))
             return Update(update.clients, rows={"items": quiet})
 
-        def finish(self, total, streams, round_number):
-            return total, self
-
     view = make_split(tiny, SplitConfig(), Streams(0)).train
-    method, streams = FedMF(), Streams(0)
-    shared = method.init(view, streams)
     sums = {}
-    for name, stack in {"bare": Protection(), "silent": Protection((Silence(),))}.items():
-        store = PrivateStore(method.private_fields(view, shared, streams), len(view))
-        backend = InProcess(view, store, threads=2, chunk=4)
-        outcome = backend.run_clients(method, shared, stack, np.arange(len(view)), streams, 1)
-        sums[name] = outcome.summed.total().rows["items"][1]
+    for name, protection in {"bare": Protection(), "silent": Protection((Silence(),))}.items():
+        federation = Federation(FedMF(), view, protection=protection, machine=Machine(2, 4))
+        sums[name] = federation.round().summed.total().rows["items"][1]
     assert np.abs(sums["bare"]).max() > 0
     assert np.abs(sums["silent"]).max() == 0
 
@@ -84,22 +77,17 @@ def test_mechanisms_see_the_numbers_that_travel(tiny):
     seen = []
 
     @dataclass(frozen=True)
-    class Look:
-        def protect(self, update, view, streams, round_number):
+    class Look(Mechanism):
+        def protect(self, update, view, secret):
             seen.append(update.rows["items"])
             return update
 
-        def finish(self, total, streams, round_number):
-            return total, self
-
-    view, streams = make_split(tiny, SplitConfig(), Streams(0)).train, Streams(0)
-    method = PFedRec(PFedRec.Config(d=4))
-    shared = method.init(view, streams)
-    store = PrivateStore(method.private_fields(view, shared, streams), len(view))
-    InProcess(view, store, threads=1, chunk=100).run_clients(
-        method, shared, Protection((Look(),)), np.arange(len(view)), streams, 1
-    )
-    (stack,), own = seen, store.read(np.arange(len(view)))["rows"]
+    view, method = make_split(tiny, SplitConfig(), Streams(0)).train, PFedRec(PFedRec.Config(d=4))
+    looking = Protection((Look(),))
+    federation = Federation(method, view, protection=looking, machine=Machine(1, 100))
+    shared = federation.shared
+    federation.round()
+    (stack,), own = seen, federation.store.read(np.arange(len(view)))["rows"]
     np.testing.assert_array_equal(stack.ids, own.ids)
     np.testing.assert_array_equal(stack.rows, own.rows - shared["items"][own.ids])
     assert not np.array_equal(stack.rows, own.rows)

@@ -2,30 +2,31 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from hushrec.aggregate import ExactSum
-from hushrec.backends.inprocess import InProcess
+from hushrec.backends.inprocess import Machine
 from hushrec.cli import main
 from hushrec.config import Experiment, make_experiment
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.methods.base import Traits
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
+from hushrec.prepare import plan_privacy
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
+from hushrec.privacy.calibrate import NothingUploaded
 from hushrec.privacy.clip import AdaptiveClip, FlatClip
 from hushrec.privacy.noise import LocalNoise
-from hushrec.privacy.plan import NothingUploaded
+from hushrec.privacy.protection import Mechanism
 from hushrec.rng import SecretRound, SecretStreams, Streams
-from hushrec.round import Machine, plan_privacy
 from hushrec.run import Run, train
 from hushrec.run_folder import FINAL, RunFolder
 from hushrec.split import SplitConfig, make_split
-from hushrec.store import PrivateStore
-from hushrec.testing import MechanismContract
+from hushrec.testing import Federation, MechanismContract
 from test_run import StopAfter, bits
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 4.0, "privacy.delta": 1e-3}
@@ -127,7 +128,7 @@ def test_a_method_that_uploads_nothing_gives_nothing_away(method, mode, tiny):
 
 
 def test_a_method_that_said_it_uploads_nothing_is_held_to_it(tiny):
-    (layer,) = plan(tiny, CENTRAL, "local-only").stack.mechanisms
+    (layer,) = plan(tiny, CENTRAL, "local-only").protection.mechanisms
     assert isinstance(layer, NothingUploaded)
     with pytest.raises(ConfigError, match="changes its shape"):
         layer.protect(MechanismContract()._update(), None, None)
@@ -157,12 +158,12 @@ def test_a_mean_divides_by_the_expected_cohort(tiny):
     """So a model tells neither who came nor how many; an empty cohort still gets its noise."""
     settings = {**CENTRAL, "cohort.kind": "poisson", "cohort.probability": 0.02}
     made = plan(tiny, settings)
-    (layer,) = made.stack.mechanisms
+    (layer,) = made.protection.mechanisms
     assert layer.clients == pytest.approx(0.02 * 30)
     assert made.event == Gaussian(made.event.multiplier, Poisson(0.02), "add-or-remove-one")
     method, view = FedMF(FedMF.Config(d=4)), make_split(tiny, SplitConfig(), Streams(2)).train
     before = method.init(view, Streams(2))
-    total, _ = made.stack.finish(ExactSum(40).total(), SecretRound(1, SecretStreams(2)))
+    total, _ = made.protection.finish(ExactSum(40).total(), SecretRound(1, SecretStreams(2)))
     after = method.apply(before, total)
     assert (after["items"] != before["items"]).all()
     go(tiny, settings)
@@ -190,7 +191,7 @@ def test_threads_chunks_and_interruptions_change_nothing(mode, method, tiny, tmp
         go(tiny, MODES[mode], method, out=stopped, on_round=stop.on_round, should_stop=stop)
     half = RunFolder(stopped).read_checkpoint("round-000003")
     assert sum(entry["count"] for entry in half["account"]) == (0 if mode == "laplace" else 3)
-    assert (half["clip_bound"] is not None) == (mode == "central adaptive")
+    assert ("clip_bound" in half["protection"]) == (mode == "central adaptive")
     train(tiny, out=stopped, resume=True)
     for folder in (other, stopped):
         assert bits(folder) == bits(plain)
@@ -199,7 +200,7 @@ def test_threads_chunks_and_interruptions_change_nothing(mode, method, tiny, tmp
             == (RunFolder(plain).read_json("summary.json")["privacy"])
         )
         final = RunFolder(folder).read_checkpoint(FINAL)
-        for key in ("account", "clip_bound"):
+        for key in ("account", "protection"):
             assert final[key] == RunFolder(plain).read_checkpoint(FINAL)[key]
 
 
@@ -228,9 +229,9 @@ def test_a_killed_run_owes_the_same(tiny, tmp_path):
 def test_large_tables_are_uploaded_a_few_clients_at_a_time(tiny, monkeypatch):
     sizes, protect = [], LocalNoise.protect
 
-    def spy(self, update, view, streams, number):
+    def spy(self, update, view, secret):
         sizes.append(len(view))
-        return protect(self, update, view, streams, number)
+        return protect(self, update, view, secret)
 
     monkeypatch.setattr(LocalNoise, "protect", spy)
     monkeypatch.setattr("hushrec.backends.inprocess.STACK_BYTES", 3 * 7 * 40 * 4 * 4)
@@ -242,24 +243,28 @@ def test_large_tables_are_uploaded_a_few_clients_at_a_time(tiny, monkeypatch):
 @pytest.mark.parametrize("mode", MODES)
 def test_private_never_travels(method, mode, tiny):
     """No private array, and no change of one, is in what the protected uploads add up to."""
-    view, streams = make_split(tiny, SplitConfig(), Streams(2)).train, Streams(2)
-    made, sent = plan(tiny, MODES[mode], method.name), []
+    view = make_split(tiny, SplitConfig(), Streams(2)).train
+    made, sent = plan(tiny, {**MODES[mode], "d": 4}, method.name), []
 
-    class Listen:
-        client_bytes = 0
+    class Listen(Mechanism):
+        def receive(self, update, clients):
+            sent.append(update)
+            return update
 
-        def protect(self, *arguments):
-            sent.append(made.stack.protect(*arguments))
-            return sent[-1]
-
-    method = method(method.Config(d=4))
-    shared = method.init(view, streams)
-    store = PrivateStore(method.private_fields(view, shared, streams), len(view))
-    everybody = np.arange(len(view))
-    before = store.read(everybody)
-    InProcess(view, store, threads=1, chunk=7).run_clients(
-        method, shared, Listen(), everybody, streams, 1
+    layers = (*made.protection.mechanisms, Listen())
+    protection = replace(made.protection, mechanisms=layers)
+    noise = made.deviations
+    federation = Federation(
+        method(method.Config(d=4)),
+        replace(view, noise=noise),
+        protection=protection,
+        machine=Machine(1, 7),
+        seed=2,
     )
+    store, everybody = federation.store, np.arange(len(view))
+    before = store.read(everybody)
+    before = {name: before[name] for name in before}
+    federation.round()
     content = b"".join(
         np.ascontiguousarray(array, np.float32).tobytes()
         for update in sent
@@ -283,7 +288,7 @@ def test_adaptive_clipping_costs_as_much_as_one_sum(cohort, factor, tiny):
     """z_update = (z^-2 - (2 sigma_b)^-2)^(-1/2), and sensitivities twice as large if replaced."""
     settings = {"privacy.mode": "central", "privacy.noise": 1.2, "privacy.bit_noise": 5.0}
     made = plan(tiny, {**settings, **cohort})
-    (layer,) = made.stack.mechanisms
+    (layer,) = made.protection.mechanisms
     assert made.event.multiplier == 1.2
     assert layer.multiplier == pytest.approx((1.2**-2 - (2 * 5.0 / factor) ** -2) ** -0.5)
     assert layer.noise_std() == pytest.approx(factor * layer.multiplier * layer.clip.bound)
@@ -294,7 +299,7 @@ def test_adaptive_clipping_costs_as_much_as_one_sum(cohort, factor, tiny):
 def test_the_share_of_the_count_splits_the_noise(cohort, factor, tiny):
     """The h of DP-PrivRec: z / sqrt(1 - h) on the updates and z / sqrt(h) on the bits cost z."""
     settings = {"privacy.mode": "central", "privacy.noise": 1.2, "privacy.bit_share": 0.7}
-    (layer,) = plan(tiny, {**settings, **cohort}).stack.mechanisms
+    (layer,) = plan(tiny, {**settings, **cohort}).protection.mechanisms
     assert layer.multiplier == pytest.approx(1.2 / math.sqrt(1 - 0.7))
     of_bits = layer.clip.bit_noise / (factor * 0.5)
     assert of_bits == pytest.approx(1.2 / math.sqrt(0.7))
@@ -304,7 +309,7 @@ def test_the_share_of_the_count_splits_the_noise(cohort, factor, tiny):
 
 
 def test_a_bound_that_is_given_is_flat(tiny):
-    (layer,) = plan(tiny, {**CENTRAL, "privacy.clip": 0.7}).stack.mechanisms
+    (layer,) = plan(tiny, {**CENTRAL, "privacy.clip": 0.7}).protection.mechanisms
     assert layer.clip == FlatClip(0.7)
 
 

@@ -12,11 +12,11 @@ from test_runs import CENTRAL, FIXED, MODES, POISSON, go, plan
 
 from conftest import blocks
 from hushrec.aggregate import Total, Update
+from hushrec.backends.inprocess import Machine
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.methods.fedmf import FedMF
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
-from hushrec.rng import Round, SecretRound, SecretStreams, Streams
-from hushrec.round import Machine
+from hushrec.rng import SecretRound, SecretStreams, Streams
 from hushrec.run import train
 from hushrec.run_folder import FINAL, RunFolder
 from test_run import StopAfter, bits
@@ -89,7 +89,7 @@ def test_the_noise_of_a_schedule_is_that_of_its_uploads(tiny, monkeypatch):
 
 def test_a_silent_round_is_neither_noised_nor_counted(tiny, monkeypatch):
     use(monkeypatch, NowAndThen)
-    stack = plan(tiny, {**CENTRAL, **POISSON}, "now-and-then").stack
+    stack = plan(tiny, {**CENTRAL, **POISSON}, "now-and-then").protection
     total, following = stack.finish(Total(17, {}, {}), SecretRound(3, SecretStreams(0)))
     assert not total.rows
     assert not total.dense
@@ -145,7 +145,7 @@ DRIVER = """
 import sys
 sys.path[:0] = sys.argv[1:3]
 from conftest import blocks
-from hushrec.round import Machine
+from hushrec.backends.inprocess import Machine
 from test_runs import MODES, go
 
 def tell(report):
@@ -179,7 +179,7 @@ def test_killed_with_sigkill_and_resumed_owes_the_same(mode, at, tmp_path):
     assert bits(out) == bits(tmp_path / "plain")
     killed, plain = (RunFolder(folder) for folder in (out, tmp_path / "plain"))
     assert killed.read_summary()["privacy"] == plain.read_summary()["privacy"]
-    for key in ("account", "clip_bound"):
+    for key in ("account", "protection"):
         assert killed.read_checkpoint(FINAL)[key] == plain.read_checkpoint(FINAL)[key]
     said = killed.read_summary()["privacy"]
     assert said["account"][0]["count"] == killed.read_summary()["rounds"]

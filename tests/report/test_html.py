@@ -13,7 +13,8 @@ from hushrec.evaluate.metrics import per_user, summarise
 from hushrec.report import plots
 from hushrec.report.html import write_report
 from hushrec.report.units import human_duration, human_size
-from hushrec.run import PUBLISHED_MARK, Run, train
+from hushrec.run import Run, train
+from hushrec.summary import PUBLISHED_MARK
 
 N_USERS, N_ITEMS, PER_USER = 48, 70, 9
 NASTY = '<script>alert(1)</script> & "x"'

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import Aggregate
-from hushrec.messages import Arrays, Download, Evaluation, LossSum
+from hushrec.aggregate.statistics import LossSum
+from hushrec.messages import Arrays, Download, Evaluation
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 from hushrec.split import Part

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ExactSum
+from hushrec.aggregate.statistics import LossSum
 from hushrec.backends.base import Collected
 from hushrec.client import Task, take_part
 from hushrec.clients import TrainView, balanced_chunks, chunks
 from hushrec.errors import ConfigError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
-from hushrec.messages import Arrays, Download, Evaluation, LossSum
+from hushrec.messages import Arrays, Download, Evaluation
 from hushrec.methods.base import Shared
 from hushrec.methods.capabilities import is_marked
 from hushrec.privacy.protection import Protection

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ExactSum
+from hushrec.aggregate.statistics import LossSum
 from hushrec.backends.base import Collected
 from hushrec.client import Task, take_part
 from hushrec.config import Experiment
 from hushrec.evaluate.evaluator import Evaluator
-from hushrec.messages import Arrays, Download, Evaluation, Expected, LossSum, Upload, payload
+from hushrec.messages import Arrays, Download, Evaluation, Expected, Upload, payload
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 from hushrec.split import Part, Split

@@ -170,11 +170,6 @@ class Evaluator:
             parts.append(GateSums.of(gates, popular))
         return GateSums.concat(parts).statistics(self.groups("valid")) if parts else None
 
-    def selection_value(self, ranks: PartRanks) -> float:
-        """Return the value by which rounds are compared."""
-        chosen = "full" if self.config.select_on == "full" else self.config.sampled_name
-        return summarise(ranks[chosen], [self.config.select])[self.config.select]
-
     def top_items(
         self, method: Method, shared: Shared, store: PrivateStore, part: Part, count: int
     ) -> NDArray[np.int32]:

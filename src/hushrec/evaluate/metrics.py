@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from hushrec.aggregate.statistics import PLACES, Tally, exact_sum
 from hushrec.errors import ConfigError, InputError, nearest
 from hushrec.evaluate.ranking import Ranks
-from hushrec.messages import PLACES, Tally, exact_steps
 
 Values = NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def per_user(ranks: Ranks, name: str) -> Values:
 def tally(ranks: Ranks, names: Iterable[str]) -> Tally:
     """Sum each named metric up over users, and count users by the place of their best target."""
     users = len(ranks.users)
-    sums = {name: sum(exact_steps(per_user(ranks, name)).tolist()) for name in names if users}
+    sums = {name: exact_sum(per_user(ranks, name)) for name in names if users}
     places = np.zeros(PLACES, np.int64)
     if users:
         best = np.minimum.reduceat(ranks.ahead, ranks.indptr[:-1]).astype(np.int64) + 1

@@ -359,7 +359,8 @@ class MethodContract:
             federation.round()
             if number % max(1, rounds // 10) == 0 or number == rounds:
                 now = federation.shared, federation.store
-                found = evaluator.selection_value(evaluator.rank(method, *now, "valid"))
+                looked = evaluator.tally(evaluator.rank(method, *now, "valid"))
+                found = looked.tallies["full"].mean("ndcg@10")
                 if found > value:  # validation items select the round, as in a run
                     best, value = (now[0], now[1].snapshot(None)), found
         ranks = evaluator.rank(method, *best, "test")

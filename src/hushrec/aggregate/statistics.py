@@ -1,0 +1,82 @@
+"""Sums of losses and metrics, exact to the last bit: the same in any order, and on any node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+STEPS = 2**128
+"""Metrics and losses are summed in whole steps of 1 / STEPS: exactly, so in any order."""
+PLACES = 32
+"""Bins of the histogram of places: bin b counts places from 2^b on."""
+LARGEST_LOSS = 2.0**22
+"""A larger loss is no loss any more."""
+
+
+def exact_sum(values: NDArray[np.float64]) -> int:
+    """Return the sum of numbers in steps; whatever is below 2^-70 counts as nothing."""
+    mantissa, exponent = np.frexp(np.where(np.abs(values) < 2.0**-70, 0.0, values))
+    whole = (mantissa * 2.0**53).astype(np.int64)
+    total = 0
+    for power in np.unique(exponent).tolist():
+        mine = whole[exponent == power]
+        # In halves, so that no sum of theirs overflows.
+        summed = (int((mine >> 26).sum()) << 26) + int((mine & (2**26 - 1)).sum())
+        total += summed << (power - 53 + 128)
+    return total
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """Mean losses of clients, summed exactly."""
+
+    steps: int = 0
+    clients: int = 0
+    lost: int = 0
+    """Clients whose loss is no number, or beyond all sums."""
+
+    @classmethod
+    def of(cls, losses: NDArray[np.float64]) -> LossSum:
+        """Sum up each client's mean loss."""
+        told = losses[np.abs(losses) < LARGEST_LOSS]
+        return cls(exact_sum(told), len(losses), len(losses) - len(told))
+
+    def merge(self, other: LossSum) -> LossSum:
+        """Return the sum over both groups of clients."""
+        clients, lost = self.clients + other.clients, self.lost + other.lost
+        return LossSum(self.steps + other.steps, clients, lost)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean loss; None if no client told one."""
+        told = self.clients - self.lost
+        return self.steps / (STEPS * told) if told else None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What one candidate set gave the users of a node: sums and a histogram, nobody's own."""
+
+    users: int
+    sums: Mapping[str, int]
+    """Of each metric, in steps."""
+    places: NDArray[np.int64]
+    """Users by the place of their best held-out item: bin b from 2^b on."""
+
+    def merge(self, other: Tally) -> Tally:
+        """Return the tally over both groups of users."""
+        if not self.users or not other.users:
+            return self if self.users else other
+        sums = {name: total + other.sums[name] for name, total in self.sums.items()}
+        return Tally(self.users + other.users, sums, self.places + other.places)
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a metric."""
+        return self.sums[name] / (STEPS * self.users)
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of every metric."""
+        return {name: self.mean(name) for name in self.sums}
