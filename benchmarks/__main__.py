@@ -359,7 +359,8 @@ def one_population(sizes: Sizes, n_users: int, on_round: Callable[[], None]) -> 
     began = time.perf_counter()
     with TemporaryDirectory(prefix="hushrec-benchmark-") as folder:
         view = synthetic_view(n_users, sizes.population_items)
-        federation = Timed(pfedrec(), view, StoreConfig(kind="auto"), Path(folder), None)
+        method = pfedrec()
+        federation = Timed(method, view, StoreConfig(kind="auto"), Path(folder), None)
         setup = time.perf_counter() - began
         cohort = CohortConfig(kind="fixed", size=min(sizes.cohort, n_users))
         seconds = []
@@ -373,7 +374,7 @@ def one_population(sizes: Sizes, n_users: int, on_round: Callable[[], None]) -> 
             "items": sizes.population_items,
             "interactions": len(view.positives.values),
             "cohort": cohort.size,
-            "d": federation.federation.task.method.config.d,
+            "d": method.config.d,
             "threads": federation.federation.backend.machine.n_threads,
             "store": "memory" if federation.store.folder is None else "memory, then file",
             "setup_s": setup,
