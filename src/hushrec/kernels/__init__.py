@@ -19,11 +19,7 @@ from hushrec.kernels.draws import (
     samples_of_epochs,
     shuffled_epochs,
 )
-from hushrec.kernels.inner_product import (
-    fit_inner_product,
-    inner_products,
-    rescore_own_rows,
-)
+from hushrec.kernels.inner_product import fit_inner_product, inner_products, rescore_own_rows
 from hushrec.kernels.ragged import (
     add_dense,
     add_mean,

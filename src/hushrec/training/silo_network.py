@@ -63,11 +63,6 @@ class SiloProblem:
         return {"users": self.user_indptr, "items": self.samples.touched.indptr}
 
 
-def flat_size(shapes: Shapes) -> int:
-    """Return the length of a flat array of parameters, spare room included."""
-    return -(-sum(math.prod(shape) for shape in shapes.values()) // LANES) * LANES
-
-
 def unpack_flat(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
     """Return named views of flat parameters, [clients, …]."""
     out, start = {}, 0
@@ -79,11 +74,9 @@ def unpack_flat(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
 
 
 def pack_flat(arrays: Arrays, shapes: Shapes) -> NDArray[np.float32]:
-    """Lay named arrays one after the other."""
-    flat = np.zeros(flat_size(shapes), np.float32)
+    """Lay named arrays one after the other, and fill up the last lanes."""
     joined = np.concatenate([np.asarray(arrays[name], np.float32).ravel() for name in shapes])
-    flat[: len(joined)] = joined
-    return flat
+    return np.pad(joined, (0, -len(joined) % LANES))
 
 
 class SiloModel(NamedTuple):
