@@ -103,7 +103,7 @@ def test_snapshot_is_independent(store):
 
 @pytest.mark.parametrize("part_bytes", [1, 40, 2**20])
 def test_tensors_round_trip(store, tmp_path, monkeypatch, part_bytes):
-    monkeypatch.setattr("hushrec.store.PART_BYTES", part_bytes)
+    monkeypatch.setattr("hushrec.store.private_store.PART_BYTES", part_bytes)
     users = np.array([0, 3, 8, 10])
     store.write(users, values(users))
     parts = list(store.tensors())
@@ -204,7 +204,7 @@ def test_neighbours_tables_are_read_where_they_lie_whoever_came_first():
 def test_pages_of_files_are_given_back_while_they_are_used(tmp_path, monkeypatch):
     fields = {"table": PerClientTable(np.zeros((4, 2), np.float32))}
     store = PrivateStore(fields, N, tmp_path)
-    monkeypatch.setattr("hushrec.store.MAPPED_BYTES", 3 * store.bytes_per_user)
+    monkeypatch.setattr("hushrec.store.private_store.MAPPED_BYTES", 3 * store.bytes_per_user)
     released, release = [], store.release
 
     def counted():

@@ -7,19 +7,20 @@ import pytest
 from click.testing import CliRunner
 
 import hushrec
-from hushrec.cli import main
+from hushrec.commands import main
 from hushrec.config import read_preset
 from hushrec.errors import ConfigError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator
 from hushrec.methods.base import method_class, method_names
 from hushrec.methods.capabilities import Between, OneOf, Tunable
-from hushrec.tune import tune
+from hushrec.tune import Start, tune
 
 pytest.importorskip("optuna", reason="needs the 'tune' extra")
 
 
-def search(data, out, trials=8, **more):
-    return tune(data, "fedmf", out, trials=trials, rounds=6, settings={"d": 4}, **more)
+def search(data, out, trials=8, seed=0, **more):
+    start = Start("fedmf", rounds=6, seed=seed, settings={"d": 4})
+    return tune(data, start, out, trials=trials, **more)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,8 @@ def test_the_preset_gives_the_same_validation_value(tiny, whole):
 
 
 def test_hopeless_trials_are_stopped(small, tmp_path):
-    found = tune(small, "fedmf", tmp_path / "s", trials=12, rounds=10, settings={"d": 4})
+    start = Start("fedmf", rounds=10, settings={"d": 4})
+    found = tune(small, start, tmp_path / "s", trials=12)
     stopped = [trial for trial in found.trials if trial.state == "stopped"]
     assert stopped
     assert all(max(trial.looks) < 10 for trial in stopped)
@@ -105,22 +107,21 @@ def test_another_search_is_not_mixed_in(tiny, tmp_path):
 
 def test_what_cannot_be_searched_is_refused(tiny, tmp_path):
     with pytest.raises(ConfigError, match="no options to search"):
-        tune(tiny, "popularity", tmp_path / "a")
+        tune(tiny, Start("popularity"), tmp_path / "a")
     fixed = {"lr": 0.1, "item_rate": 1.0, "init_std": 0.1}
     with pytest.raises(ConfigError, match="no options to search"):
-        tune(tiny, "fedmf", tmp_path / "b", settings=fixed)
+        tune(tiny, Start("fedmf", settings=fixed), tmp_path / "b")
     leaking = tmp_path / "leaking.toml"
     leaking.write_text('protocol = "published"\n')
     with pytest.raises(ConfigError, match="would tune the leak"):
-        tune(tiny, "fedmf", tmp_path / "c", preset=str(leaking))
+        tune(tiny, Start("fedmf", preset=str(leaking)), tmp_path / "c")
 
 
 def test_a_diverging_trial_is_a_line_not_an_end(tiny, tmp_path):
     found = search(tiny, tmp_path / "s", trials=1)
     assert found.trials[0].state == "done"
-    wild = tune(
-        tiny, "pfedrec", tmp_path / "w", trials=2, rounds=3, settings={"init_std": 1e18, "d": 4}
-    )
+    far = Start("pfedrec", rounds=3, settings={"init_std": 1e18, "d": 4})
+    wild = tune(tiny, far, tmp_path / "w", trials=2)
     assert {trial.state for trial in wild.trials} == {"diverged"}
     with pytest.raises(RunError, match="no trial came to its end"):
         _ = wild.best

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 import hushrec
+from hushrec.backends.inprocess import Machine
 from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.significance import bootstrap_interval, holm, paired_test
 from hushrec.methods.base import method_class, method_names
-from hushrec.report import plots
-from hushrec.backends.inprocess import Machine
+from hushrec.report import plots, standalone
 from hushrec.run import read_ranks, train
 from hushrec.run_folder import RunFolder
 
@@ -189,7 +189,7 @@ def pictures(args: argparse.Namespace, found: dict[str, Any], place: Path) -> No
         if len(points) > 1:
             drawing = plots.line(points, title, selected=selected)
             (place / f"{name}.svg").write_text(
-                plots.standalone([(f"LIPM on {args.data}: {title}", drawing)])
+                standalone.standalone([(f"LIPM on {args.data}: {title}", drawing)])
             )
     degrees = {name: (f"{name}-low", name, f"{name}-high") for name in ("baseline", "lipm")}
     noises = {"lipm": ("lipm", "noise-0_001", "noise-0_01", "noise-0_1")}
@@ -198,15 +198,15 @@ def pictures(args: argparse.Namespace, found: dict[str, Any], place: Path) -> No
         ("noise", noises, ("none", "0.001", "0.01", "0.1"), "noise"),
     ):
         rows = [
-            plots.Trend(line, tuple(found[c]["test"]["ndcg@10"] for c in names))
+            standalone.Trend(line, tuple(found[c]["test"]["ndcg@10"] for c in names))
             for line, names in cells.items()
             if all(c in found for c in names)
         ]
         if rows:
             said = f"NDCG@10 on test items by {title}, {args.data}"
-            drawing = plots.trends(rows, places, said)
+            drawing = standalone.trends(rows, places, said)
             (place / f"{name}.svg").write_text(
-                plots.standalone_trends(drawing, [row.name for row in rows], said)
+                standalone.standalone_trends(drawing, [row.name for row in rows], said)
             )
 
 

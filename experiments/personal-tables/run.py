@@ -26,12 +26,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from hushrec.analyse.compare import compare_runs
 from hushrec.config import preset_names
 from hushrec.errors import HushrecError
-from hushrec.evaluate.compare import compare_runs
 from hushrec.methods.base import method_names
-from hushrec.report import plots
-from hushrec.report.units import human_size
+from hushrec.report.plots import Dot
+from hushrec.report.standalone import standalone_forest
+from hushrec.report.units import human_size, signed
 
 HERE = Path(__file__).resolve().parent
 METRICS = ("hr@10", "ndcg@10")
@@ -243,7 +244,7 @@ def markdown(
         for r in rows:
             tested = r["against"] or {}
             ndcg = tested.get("ndcg@10")
-            difference = plots.signed(ndcg["difference"]) if ndcg else ""
+            difference = signed(ndcg["difference"]) if ndcg else ""
             verdict = ""
             if ndcg:
                 p = "< 0.001" if ndcg["p"] < 0.001 else f"{ndcg['p']:.3f}"
@@ -275,15 +276,15 @@ def _figure(r: dict[str, Any], candidates: str, metric: str) -> str:
     return f"{r['test'][candidates][metric]:.4f}" + (f" ± {spread:.4f}" if spread else "")
 
 
-def own_tables(results: Sequence[dict[str, Any]]) -> list[tuple[str, list[plots.Dot]]]:
+def own_tables(results: Sequence[dict[str, Any]]) -> list[tuple[str, list[Dot]]]:
     """Return NDCG@10 of each method less that of its global-only variant, by method."""
-    groups: dict[str, list[plots.Dot]] = {}
+    groups: dict[str, list[Dot]] = {}
     for r in results:
         tested = r["against"] or {"name": ""}
         if r["protocol"] == "honest" and tested["name"].endswith("-global"):
             ndcg = tested["ndcg@10"]
             low, high = ndcg["interval"]
-            dot = plots.Dot(r["data"], ndcg["difference"], (low, high), strong=ndcg["significant"])
+            dot = Dot(r["data"], ndcg["difference"], (low, high), strong=ndcg["significant"])
             groups.setdefault(r["name"], []).append(dot)
     return list(groups.items())
 
@@ -297,7 +298,7 @@ def write_results(cells: Sequence[Cell], runs: Path, out: Path, title: str) -> N
     (out / "results.md").write_text(markdown(results, title, diverged))
     if groups := own_tables(results):
         words = "NDCG@10 with own tables less that of the global-only variant (colour: p < 0.05)"
-        (out / "own-tables.svg").write_text(plots.standalone_forest(groups, words))
+        (out / "own-tables.svg").write_text(standalone_forest(groups, words))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from hushrec import load, train
+from hushrec.backends.inprocess import Machine
 from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.ranking import Ranks
 from hushrec.evaluate.significance import holm, paired_test
-from hushrec.backends.inprocess import Machine
 from hushrec.run import read_ranks
 from hushrec.run_folder import RunFolder
 

@@ -1,5 +1,5 @@
 """``python -m hushrec`` is the command line."""
 
-from hushrec.cli import main
+from hushrec.commands import main
 
 main()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hushrec.backends.inprocess import InProcess, Machine
+from hushrec.backends.base import Simulation
+from hushrec.backends.inprocess import Machine
 from hushrec.client import Task
 from hushrec.config import Experiment
 from hushrec.errors import ConfigError
@@ -19,7 +20,8 @@ from hushrec.privacy.calibrate import Schedule, make_plan, personal_budgets
 from hushrec.privacy.config import check_privacy
 from hushrec.privacy.guarantee import SILO
 from hushrec.privacy.plan import NoPlan, Plan
-from hushrec.privacy.protection import Protection
+from hushrec.privacy.protection import Mechanism, Protection
+from hushrec.registry import find
 from hushrec.rng import SecretStreams, Streams
 from hushrec.round import Server, State
 from hushrec.split import Split
@@ -30,7 +32,7 @@ from hushrec.store import PrivateStore
 class Prepared(Server):
     """A server whose clients are all in this process."""
 
-    backend: InProcess
+    backend: Simulation
 
 
 def make_task(
@@ -61,7 +63,8 @@ def prepare(
     fields = method.private_fields(view, shared, streams)
     store = PrivateStore.create(fields, len(view.clients), experiment.store, place)
     evaluator = Evaluator(split, experiment.evaluation, streams, machine.n_threads)
-    backend = InProcess(task, replace(view, noise=plan.deviations), store, evaluator, machine)
+    make_backend = find("backends", machine.backend)
+    backend = make_backend(task, replace(view, noise=plan.deviations), store, evaluator, machine)
     newcomers = len(split.training_users) < split.n_users
     server = Prepared(experiment, task, plan, split.training_clients, backend, newcomers)
     protection, ledger = plan.protection.state, plan.first_ledger(len(view.clients))
@@ -73,10 +76,13 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan:
     config, cohort, method = experiment.privacy, experiment.cohort, experiment.make_method()
     population = len(split.training_clients)
     check_privacy(config, cohort, type(method), population)
+    view, task = split.train_view(experiment.protocol), make_task(experiment, split)
     if config.mode == "none":
-        return NoPlan(Protection(), pooled=method.traits.pooled, reveals=method.traits.reveals)
-    view = split.train_view(experiment.protocol)
-    task = make_task(experiment, split)
+        return NoPlan(
+            Protection().after(_layers(experiment, task)),
+            pooled=method.traits.pooled,
+            reveals=method.traits.reveals,
+        )
     shared = method.init(view, task.streams)
     if any(not np.array_equal(array, task.initial[name]) for name, array in shared.items()):
         raise ConfigError(
@@ -86,7 +92,16 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan:
     schedule = upload_schedule(method, task, experiment.rounds)
     own = personal_budgets(config, view, split.data.users, split.training_clients)
     plan = make_plan(config, cohort, schedule, population, own)
+    plan = replace(plan, protection=plan.protection.after(_layers(experiment, task)))
     return plan if split.holders is None else replace(plan, unit=SILO)
+
+
+def _layers(experiment: Experiment, task: Task) -> list[Mechanism]:
+    """Make the layers of other packages, for the shape of the first round's uploads."""
+    if not experiment.privacy.layers:
+        return []
+    shape = task.upload_shape(Download(1, task.method.download(task.initial)))
+    return [find("mechanisms", name)(shape) for name in experiment.privacy.layers]
 
 
 def upload_schedule(method: Method, task: Task, rounds: int) -> Schedule:

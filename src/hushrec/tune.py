@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ import tomli_w
 
 from hushrec.backends.inprocess import THIS_MACHINE, Machine
 from hushrec.config import Experiment, make_experiment
-from hushrec.data import Interactions, load
+from hushrec.data import Interactions
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
 from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
 from hushrec.prepare import prepare
@@ -75,51 +75,58 @@ class Search:
         return max(done, key=lambda trial: (trial.value or 0.0, -trial.number))
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a search begins."""
+
+    method: str
+    preset: str | None = None
+    """The method's defaults without one."""
+    rounds: int | None = None
+    """Of a trial; as many as the preset or the method says without it."""
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fixed for all trials."""
+
+
 def tune(
-    data: Interactions | str,
-    method: str,
-    out: str | Path,
+    data: Interactions,
+    start: Start,
+    out: Path,
     *,
     trials: int = 20,
-    preset: str | None = None,
-    rounds: int | None = None,
-    seed: int = 0,
-    settings: Mapping[str, Any] | None = None,
     machine: Machine = THIS_MACHINE,
     command: str | None = None,
     on_round: Callable[[int, RoundReport], None] = lambda number, report: None,
-    on_trial: Callable[[Trial], None] = lambda trial: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Search:
-    """Search until the folder holds this many trials; ``settings`` are fixed for all of them."""
-    interactions = load(data) if isinstance(data, str) else data
+    """Search until the folder holds this many trials."""
     base = make_experiment(
-        interactions.name, method, preset=preset, settings=settings, rounds=rounds, seed=seed
+        data.name,
+        start.method,
+        preset=start.preset,
+        settings=start.settings,
+        rounds=start.rounds,
+        seed=start.seed,
     )
     tuned = base.make_method()
-    space = {
-        name: where
-        for name, where in (tuned.search if isinstance(tuned, Tunable) else {}).items()
-        if name not in (settings or {})
-    }
+    known = tuned.search if isinstance(tuned, Tunable) else {}
+    space = {name: where for name, where in known.items() if name not in start.settings}
     if not space:
-        raise ConfigError(f"{method} declares no options to search for (Tunable.search)")
+        raise ConfigError(f"{start.method} declares no options to search for (Tunable.search)")
     if base.protocol != "honest":
         raise ConfigError("a search under the published protocol would tune the leak: use honest")
-    folder = Path(out)
-    search = _open(folder, base, space)
-    split = make_split(interactions, base.split, Streams(seed), base.silos)
-    for trial in search.trials:
-        on_trial(trial)
+    search = _open(out, base, space)
+    split = make_split(data, base.split, Streams(base.seed), base.silos)
     while len(search.trials) < trials:
         number = len(search.trials)
-        proposal = _Proposal(search.trials, space, base, seed)
+        proposal = _Proposal(search.trials, space, base)
         watch = _Watch(proposal, partial(on_round, number))
         state: Literal["done", "stopped", "diverged"] = "done"
         asked = _with_options(base, proposal.options)
-        server, start = prepare(asked, split, NoPlan(Protection()), machine)
+        server, begun = prepare(asked, split, NoPlan(Protection()), machine)
         try:
-            run_rounds(server, start, NoJournal(), watch, should_stop)
+            run_rounds(server, begun, NoJournal(), watch, should_stop)
         except _HopelessError:
             state = "stopped"
         except DivergedError:
@@ -130,9 +137,8 @@ def tune(
             ) from None
         trial = Trial(number, proposal.options, state, watch.value, watch.round, watch.looks)
         search.trials.append(trial)
-        with writing(folder), (folder / "trials.jsonl").open("a", encoding="utf-8") as file:
+        with writing(out), (out / "trials.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(trial)) + "\n")
-        on_trial(trial)
         if any(trial.state == "done" for trial in search.trials):
             write_preset(search, base, command)
     return search
@@ -190,13 +196,11 @@ class _Watch:
 class _Proposal:
     """What optuna proposes after some trials, and when it would give the new one up."""
 
-    def __init__(
-        self, trials: list[Trial], space: SearchSpace, base: Experiment, seed: int
-    ) -> None:
+    def __init__(self, trials: list[Trial], space: SearchSpace, base: Experiment) -> None:
         optuna = _optuna()
         number = len(trials)
         # A sampler of its own for every trial: nothing to remember when a search is interrupted.
-        drawn = int(Streams(seed).generator("tune", number).integers(2**31))
+        drawn = int(Streams(base.seed).generator("tune", number).integers(2**31))
         self.study = optuna.create_study(
             direction="maximize",
             sampler=optuna.samplers.TPESampler(seed=drawn, n_startup_trials=STARTUP),

@@ -12,8 +12,9 @@ import pytest
 
 from hushrec.data import catalog, load, names
 from hushrec.data.catalog import fetch, import_file
-from hushrec.data.datasets import CATALOG, File
+from hushrec.data.datasets import CATALOG
 from hushrec.data.interactions import Categorical, MultiCategorical, Numeric
+from hushrec.data.tables import Columns
 from hushrec.errors import ConfigError, DataError
 
 CONTRACT = [
@@ -141,15 +142,13 @@ def test_frappe_details(data_dir):
 
 
 def test_share_of_users_with_ties(data_dir):
-    from hushrec.data.commands import summarise
-
     key = "share_of_users_tied_at_latest_time"
     for name, share in (
         ("ml-100k", 0.440),
         ("amazon-video/pfedrec", 0.275),
         ("amazon-video/fedrkg", 0.257),
     ):
-        assert summarise(load(name, data_dir=data_dir))[key] == pytest.approx(share, abs=6e-4)
+        assert load(name, data_dir=data_dir).facts()[key] == pytest.approx(share, abs=6e-4)
 
 
 # ---------------------------------------------------------------------------- finding the files
@@ -160,9 +159,9 @@ def tiny(monkeypatch):
     """A data set of one file, in place of ml-1m."""
     text = "".join(f"{u}::{i}::{(u * i) % 5 + 1}::{u + i}\n" for u in (10, 9, 1) for i in (4, 30))
     raw = text.encode()
-    file = File("ratings.dat", hashlib.sha256(raw).hexdigest())
-    side = File("movies.dat", hashlib.sha256(b"other").hexdigest())
-    dataset = replace(CATALOG["ml-1m"], files=(file, side))
+    contents = {"ratings.dat": raw, "movies.dat": b"other"}
+    files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    dataset = replace(CATALOG["ml-1m"], files=files)
     monkeypatch.setattr(catalog, "CATALOG", {**CATALOG, "ml-1m": dataset})
     return dataset, raw
 
@@ -385,7 +384,7 @@ def test_a_failed_fetch_keeps_what_was_there(cache, tiny, serve):
 def test_import_round_trip(cache, tmp_path):
     path = tmp_path / "x.csv.gz"
     path.write_bytes(gzip.compress("who;what;title\nZoë;茶;Tea\nbob;x, y;Milk\n".encode()))
-    stored = import_file(path, "mine", user="who", item="what")
+    stored = import_file(path, "mine", Columns(user="who", item="what"))
     path.unlink()
     assert names()[-1] == "mine"
     data = load("mine")

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hushrec.data import files, tables
+from hushrec.data import files
 from hushrec.data.files import read_history, read_interactions
+from hushrec.data.tables import Columns
+from hushrec.data.text import LONGEST_LINE
 from hushrec.errors import DataError, MissingExtraError
 
 ROWS = [("ann", "tea", 2.5, 30), ("bob", "milk", 1.0, 10), ("ann", "milk", 4.0, 20)]
@@ -65,8 +67,8 @@ def test_delimiters_are_recognised(write, delimiter, header):
 
 
 def test_an_odd_delimiter_is_taken_when_given(write):
-    assert rows(read_interactions(write(CSV.replace(",", "^")), delimiter="^")) == ROWS
-    assert rows(read_interactions(write(CSV.replace(",", "\t")), delimiter="\\t")) == ROWS
+    assert rows(read_interactions(write(CSV.replace(",", "^")), Columns(delimiter="^"))) == ROWS
+    assert rows(read_interactions(write(CSV.replace(",", "\t")), Columns(delimiter="\\t"))) == ROWS
 
 
 def test_semicolons_with_commas_inside(write):
@@ -95,17 +97,17 @@ def test_columns_by_name_in_any_order(write):
         "when,stars,what,who,label\n30,2.5,tea,ann,Tea\n10,1,milk,bob,Milk\n20,4,milk,ann,Milk!\n"
     )
     chosen = {"user": "who", "item": "WHAT", "value": "stars", "time": "when", "title": "label"}
-    data = read_interactions(write(text), **chosen)
+    data = read_interactions(write(text), Columns(**chosen))
     assert rows(data) == ROWS
     assert [data.title(k) for k in range(2)] == ["Tea", "Milk"]
 
 
 def test_columns_by_number(write):
     path = write("30,tea,ann\n10,milk,bob\n20,milk,ann\n")
-    data = read_interactions(path, user="2", item=1, time=0)
+    data = read_interactions(path, Columns(user="2", item=1, time=0))
     assert rows(data) == [(u, i, 1.0, t) for u, i, _, t in ROWS]
     # Ids that are all text look like a header until the columns are numbered.
-    data = read_interactions(write("ann,tea\nbob,milk\n"), user=0, item=1)
+    data = read_interactions(write("ann,tea\nbob,milk\n"), Columns(user=0, item=1))
     assert len(data) == 2
 
 
@@ -329,14 +331,14 @@ def test_what_cannot_be_used_is_refused(write, text, parts):
 )
 def test_wrong_choices_are_refused(write, columns, parts):
     with pytest.raises(DataError) as caught:
-        read_interactions(write(CSV), **columns)
+        read_interactions(write(CSV), Columns(**columns))
     for part in parts:
         assert part in str(caught.value)
 
 
 def test_names_without_a_header_are_refused(write):
     with pytest.raises(DataError, match=r"no header line.*'who'.*by number, 0 to 3"):
-        read_interactions(write(CSV.split("\n", 1)[1]), user="who")
+        read_interactions(write(CSV.split("\n", 1)[1]), Columns(user="who"))
 
 
 def test_missing_file_and_folder(tmp_path):
@@ -367,7 +369,7 @@ def test_damaged_parquet(write):
 
 @pytest.mark.parametrize("before", [0, 10, 100_000])
 def test_an_enormous_line_is_refused_before_the_rest_is_read(write, monkeypatch, before):
-    raw = b"a,b,1\n" * before + b"x" * (tables.LONGEST_LINE + 1) + b"\n" + b"y" * (20 << 20)
+    raw = b"a,b,1\n" * before + b"x" * (LONGEST_LINE + 1) + b"\n" + b"y" * (20 << 20)
     path = write(raw)
     taken = []
 
@@ -377,14 +379,14 @@ def test_an_enormous_line_is_refused_before_the_rest_is_read(write, monkeypatch,
             taken.append(len(chunk))
             return chunk
 
-    monkeypatch.setattr(tables, "_open", lambda path: Counting(path))
+    monkeypatch.setattr("hushrec.data.text.open_file", lambda path: Counting(path))
     with pytest.raises(DataError, match=rf"line {before + 1}: longer than 1,048,576 bytes"):
         read_interactions(path)
     assert sum(taken) < 4 << 20
 
 
 def test_a_line_of_just_the_limit_is_read(write):
-    title = "t" * (tables.LONGEST_LINE - len("cy,tea,1,5,"))
+    title = "t" * (LONGEST_LINE - len("cy,tea,1,5,"))
     text = "user,item,rating,time,title\nann,milk,1,2,Milk\ncy,tea,1,5," + title + "\n"
     data = read_interactions(write(text))
     assert data.title(1) == "t" * files.LONGEST_TITLE

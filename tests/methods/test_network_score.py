@@ -334,7 +334,7 @@ class Blocked:
         if name.partition(".")[0] == "torch":
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
 sys.meta_path.insert(0, Blocked())
-from hushrec.cli import main
+from hushrec.commands import main
 main(sys.argv[1:])
 """
 

@@ -15,8 +15,8 @@ from test_item_pairs import dense, ease_weights
 import hushrec
 from hushrec.aggregate import ClientRows, ExactSum, Total, Update
 from hushrec.backends.inprocess import Machine
-from hushrec.cli import main
 from hushrec.clients import CohortConfig
+from hushrec.commands import main
 from hushrec.config import Experiment, make_experiment
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.kernels import pairs as pair_kernels

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hushrec import train
 from hushrec.backends.inprocess import Machine
-from hushrec.cli import main
 from hushrec.clients import Ragged
+from hushrec.commands import main
 from hushrec.data.features import encode
 from hushrec.errors import ConfigError
 from hushrec.evaluate.adaptation import adaptation_curve, first_rows

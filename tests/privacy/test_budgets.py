@@ -15,7 +15,7 @@ from test_schedule import GUIDED
 
 from hushrec.aggregate import ExactSum, Update
 from hushrec.backends.inprocess import Machine
-from hushrec.cli import main
+from hushrec.commands import main
 from hushrec.config import Experiment, make_experiment
 from hushrec.data.interactions import Numeric
 from hushrec.errors import ConfigError, StoppedError

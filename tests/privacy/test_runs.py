@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from hushrec.aggregate import ExactSum
 from hushrec.backends.inprocess import Machine
-from hushrec.cli import main
+from hushrec.commands import main
 from hushrec.config import Experiment, make_experiment
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.methods.base import Traits

@@ -290,9 +290,7 @@ def _participation(sampling: Sampling) -> float:
 
 def _local_clip(plan: Plan) -> FlatClip | RowClip:
     """Return the clipping under local noise, without which there is no claim to audit."""
-    clip = plan.protection.mechanisms[0]
-    assert isinstance(clip, FlatClip | RowClip)
-    return clip
+    return next(m for m in plan.protection.mechanisms if isinstance(m, FlatClip | RowClip))
 
 
 def _clients(users: NDArray[np.int64], n_items: int) -> TrainView:

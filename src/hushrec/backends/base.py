@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from hushrec.aggregate import Aggregate
 from hushrec.aggregate.statistics import LossSum
+from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.messages import Arrays, Download, Evaluation
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 from hushrec.split import Part
+from hushrec.store import PrivateStore
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,15 @@ class Backend(Protocol):
     def load(self, parts: Iterable[Arrays], *, selected: bool) -> None:
         """Put back what `save` yielded."""
         ...
+
+
+class Simulation(Backend, Protocol):
+    """A backend that holds everybody, so that a run can be looked into: what `hushrec train` takes.
+
+    It is made as ``Mine(task, view, store, evaluator, machine)``.
+    """
+
+    store: PrivateStore
+    selected: PrivateStore | None
+    evaluator: Evaluator | None
+    ranks: dict[str, PartRanks]

@@ -41,6 +41,8 @@ class Machine:
     threads: int | None = None
     chunk: int | None = None
     checkpoint_seconds: float = 20.0
+    backend: str = "in-process"
+    """Where the clients of a simulation are: a name of the entry points ``hushrec.backends``."""
 
     def __post_init__(self) -> None:
         for name, value in (("threads", self.threads), ("chunk", self.chunk)):

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.datasets import CATALOG, DataSet, File, Folder, cache_dir
-from hushrec.data.files import read_features, read_interactions
+from hushrec.data.datasets import CATALOG, DataSet
+from hushrec.data.files import FeatureFiles, read_interactions
+from hushrec.data.folders import Folder, cache_dir
 from hushrec.data.interactions import (
     Categorical,
     Column,
@@ -27,6 +28,7 @@ from hushrec.data.interactions import (
     MultiCategorical,
     Numeric,
 )
+from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.errors import ConfigError, DataError, nearest
 
 Progress = Callable[[int, int | None], None]
@@ -100,16 +102,16 @@ def fetch(name: str, progress: Progress | None = None) -> Folder:
         _download(dataset, archive, progress)
         fresh = Folder(Path(scratch))
         _unpack(dataset, archive, fresh.path)
-        if dataset.states(fresh)[dataset.files[0].name] != "ok":
+        if dataset.states(fresh)[dataset.interactions_file] != "ok":
             raise DataError(
-                f"{name}: {dataset.files[0].name} from {dataset.url} has the wrong checksum; "
+                f"{name}: {dataset.interactions_file} from {dataset.url} has the wrong checksum; "
                 "nothing was kept"
             )
         _make_folder(target)
         # The interactions last: a folder that has them has everything.
         for file in reversed(_archive_files(dataset)):
-            if fresh.get(file.name):
-                (fresh.path / file.name).replace(target / file.name)
+            if fresh.get(file):
+                (fresh.path / file).replace(target / file)
     return Folder(target)
 
 
@@ -138,7 +140,7 @@ def _download(dataset: DataSet, target: Path, progress: Progress | None) -> None
 
 def _unpack(dataset: DataSet, archive: Path, target: Path) -> None:
     """Unpack the files we know by name, whatever folder of the archive they are in."""
-    wanted = {file.name for file in _archive_files(dataset)}
+    wanted = _archive_files(dataset)
     try:
         with zipfile.ZipFile(archive) as bundle:
             for member in bundle.infolist():
@@ -157,7 +159,7 @@ def _unpack(dataset: DataSet, archive: Path, target: Path) -> None:
         ) from None
 
 
-def _archive_files(dataset: DataSet) -> list[File]:
+def _archive_files(dataset: DataSet) -> list[str]:
     """Return the files of all data sets of the same archive, this data set's first."""
     kin = [other for other in CATALOG.values() if other.folder == dataset.folder]
     return list(dict.fromkeys(file for one in (dataset, *kin) for file in one.files))
@@ -173,12 +175,12 @@ def _how_to_get(dataset: DataSet) -> str:
 
 
 def _by_hand(dataset: DataSet) -> str:
-    files = ", ".join(file.name for file in dataset.files)
+    files = ", ".join(dataset.files)
     place = cache_dir() / dataset.folder
     source = f"from {dataset.url} " if dataset.url else ""
     return (
         f"By hand: put {files} {source}into {place}, or set HUSHREC_DATA to a folder that "
-        f"contains {dataset.folder}/{dataset.files[0].name}"
+        f"contains {dataset.folder}/{dataset.interactions_file}"
     )
 
 
@@ -188,37 +190,21 @@ def _by_hand(dataset: DataSet) -> str:
 def import_file(
     path: str | Path,
     name: str,
+    columns: Columns = RECOGNISED,
+    features: FeatureFiles | None = None,
     *,
     overwrite: bool = False,
-    users: str | Path | None = None,
-    items: str | Path | None = None,
-    user_features: Sequence[str] = (),
-    item_features: Sequence[str] = (),
-    **columns: Any,
 ) -> Interactions:
-    """Read a file once and keep it in the cache, so that `load` finds it under ``name``.
-
-    ``columns`` are the keywords of `read_interactions`; ``users`` and ``items`` are files with the
-    features, declared as `read_features` has it.
-    """
+    """Read a file once and keep it in the cache, so that `load` finds it under ``name``."""
     if name in CATALOG:
         raise ConfigError(f"'{name}' is the name of a data set of the catalogue; choose another")
     if not name or name.startswith(".") or any(mark in name for mark in "/\\:\0"):
         raise ConfigError(f"'{name}' cannot be a name: no slashes, colons or leading dots")
     if _imported_path(name).exists() and not overwrite:
         raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
-    data = read_interactions(path, name=name, **columns)
-    for owner, file, declared in (("user", users, user_features), ("item", items, item_features)):
-        if bool(declared) != (file is not None):
-            raise ConfigError(
-                f"{owner} features need both a file and the columns in it: --{owner}s FILE "
-                f"--{owner}-feature COLUMN"
-            )
-    data = replace(
-        data,
-        user_features=read_features(users, "user", data.users, user_features) if users else {},
-        item_features=read_features(items, "item", data.items, item_features) if items else {},
-    )
+    data = read_interactions(path, columns, name=name)
+    if features:
+        data = features.describe(data)
     arrays: dict[str, NDArray[Any]] = {
         part: getattr(data, part) for part in ("user", "item", "value", "time", "users", "items")
     }
@@ -226,8 +212,8 @@ def import_file(
         arrays["titles"] = data.titles
     arrays["has_time"] = np.array(data.has_time)
     arrays["notes"] = np.array(data.notes, dtype=np.str_)
-    for owner, features in (("user", data.user_features), ("item", data.item_features)):
-        for column_name, column in features.items():
+    for owner, described in (("user", data.user_features), ("item", data.item_features)):
+        for column_name, column in described.items():
             for part, value in vars(column).items():
                 if value is not None:
                     arrays[f"feature/{owner}/{part}/{column_name}"] = np.asarray(value)

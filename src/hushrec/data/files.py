@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.data.guesses import is_item_header, is_number, looks_like_a_table
 from hushrec.data.interactions import (
     Categorical,
     Column,
@@ -24,54 +26,45 @@ from hushrec.data.interactions import (
     StrArray,
 )
 from hushrec.data.tables import (
+    RECOGNISED,
+    Columns,
     Table,
     choose_columns,
     find_asked,
-    is_column_number,
-    is_item_header,
-    is_number,
     is_structured,
-    looks_like_a_table,
     read_table,
-    read_text,
 )
-from hushrec.errors import DataError
+from hushrec.data.text import read_text
+from hushrec.errors import ConfigError, DataError
 
 LONGEST_ID = 1_000
 """Characters; numpy stores every id of a vocabulary as wide as the longest."""
 LONGEST_TITLE = 300
 
+Owner = Literal["user", "item"]
+"""Whose features they are."""
+
 
 def read_interactions(
-    path: str | Path,
-    *,
-    name: str | None = None,
-    user: str | int | None = None,
-    item: str | int | None = None,
-    value: str | int | None = None,
-    time: str | int | None = None,
-    title: str | int | None = None,
-    delimiter: str | None = None,
+    path: str | Path, columns: Columns = RECOGNISED, *, name: str | None = None
 ) -> Interactions:
     """Read a file of (user, item, value, time) rows.
 
-    Columns are named, numbered from 0, or recognised by their usual names. Without a header the
-    order user, item, value, time is taken. Repeated pairs are kept; see `Interactions.merged`.
+    Columns that are not asked for are recognised by their usual names. Without a header the order
+    user, item, value, time is taken. Repeated pairs are kept; see `Interactions.merged`.
     """
-    asked = {"user": user, "item": item, "value": value, "time": time, "title": title}
-    by_number = any(is_column_number(wanted) for wanted in asked.values())
-    table = read_table(Path(path), delimiter, by_number=by_number)
-    columns = choose_columns(table, asked, required=("user", "item"))
-    user_codes, users = _ids(table, columns["user"])
-    item_codes, items = _ids(table, columns["item"])
+    table = read_table(Path(path), columns)
+    found = choose_columns(table, columns, required=("user", "item"))
+    user_codes, users = _ids(table, found["user"])
+    item_codes, items = _ids(table, found["item"])
     for what, ids in (("user", users), ("item", items)):
         if len(ids) == 1:
             raise DataError(
                 f"{table.path}: only one {what} ({str(ids[0])!r}) in {len(user_codes):,} rows; "
                 f"if that is the wrong column, choose another with --{what}"
             )
-    if "value" in columns:
-        values = _values(table, columns["value"])
+    if "value" in found:
+        values = _values(table, found["value"])
     else:
         values = np.ones(len(user_codes), np.float32)
         table.notes.append("no value column: every row counts 1")
@@ -80,17 +73,17 @@ def read_interactions(
         user=user_codes,
         item=item_codes,
         value=values,
-        time=_times(table, columns.get("time")),
+        time=_times(table, found.get("time")),
         users=users,
         items=items,
-        titles=_titles(table, columns["title"], item_codes) if "title" in columns else None,
-        has_time="time" in columns,
+        titles=_titles(table, found["title"], item_codes) if "title" in found else None,
+        has_time="time" in found,
         notes=tuple(table.notes),
     )
 
 
 def read_features(
-    path: str | Path, owner: Literal["user", "item"], ids: StrArray, declared: Sequence[str]
+    path: str | Path, owner: Owner, ids: StrArray, declared: Sequence[str]
 ) -> dict[str, Column]:
     """Read the declared columns of a file with a line per user, or per item, in the order of ids.
 
@@ -98,7 +91,7 @@ def read_features(
     ``NAME:number:LOW:HIGH``. An empty entry, and whoever has no line, is unknown.
     """
     table = read_table(Path(path))
-    columns = choose_columns(table, {}, required=(owner,))
+    columns = choose_columns(table, RECOGNISED, required=(owner,))
     line_of: dict[str, int] = {}
     for row, entry in enumerate(table.column(columns[owner])):
         if entry in line_of:
@@ -117,19 +110,39 @@ def read_features(
     return found
 
 
+@dataclass(frozen=True)
+class FeatureFiles:
+    """Where the features of users and items are, and which columns of these files are some."""
+
+    users: Path | None = None
+    items: Path | None = None
+    user_features: tuple[str, ...] = ()
+    item_features: tuple[str, ...] = ()
+
+    def describe(self, data: Interactions) -> Interactions:
+        """Return the interactions with these features."""
+        user = self._read("user", self.users, self.user_features, data.users)
+        item = self._read("item", self.items, self.item_features, data.items)
+        return replace(data, user_features=user, item_features=item)
+
+    def _read(
+        self, owner: Owner, file: Path | None, declared: tuple[str, ...], ids: StrArray
+    ) -> dict[str, Column]:
+        if bool(declared) != (file is not None):
+            raise ConfigError(
+                f"{owner} features need both a file and the columns in it: --{owner}s FILE "
+                f"--{owner}-feature COLUMN"
+            )
+        return read_features(file, owner, ids, declared) if file else {}
+
+
 def _feature(
     table: Table, column: int, words: str, kind: list[str], entries: list[str], ours: list[str]
 ) -> Column:
     if not kind or kind == ["category"]:
-        names = sorted(set(ours) - {""})
-        code = {entry: number for number, entry in enumerate(names)} | {"": -1}
-        codes = np.array([code[entry] for entry in ours], np.int32)
-        return Categorical(codes, np.array(names, np.str_))
+        return Categorical.of(ours)
     if kind == ["set"]:
-        members = [set(entry.split("|")) - {""} for entry in ours]
-        names = sorted(set().union(*members))
-        flags = np.array([[name in some for name in names] for some in members], bool)
-        return MultiCategorical(flags.reshape(len(ours), len(names)), np.array(names, np.str_))
+        return MultiCategorical.of(entry.split("|") for entry in ours)
     limits = [float(limit) for limit in kind[1:] if is_number(limit)]
     if kind[0] == "number" and len(limits) == len(kind) - 1 and len(limits) in (0, 2):
         for row, entry in enumerate(entries):
@@ -164,7 +177,7 @@ def read_history(path: str | Path) -> list[str]:
         if not looks_like_a_table(lines):
             return lines
     table = read_table(path)
-    columns = choose_columns(table, {}, required=("item",))
+    columns = choose_columns(table, RECOGNISED, required=("item",))
     codes, items = _ids(table, columns["item"])
     order = np.argsort(_times(table, columns.get("time")), kind="stable")
     return [str(items[code]) for code in codes[order]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,15 @@ class Categorical:
     codes: IntArray
     names: StrArray
 
+    @classmethod
+    def of(cls, entries: Iterable[str], names: Iterable[str] | None = None) -> Categorical:
+        """Code a column of text; categories are sorted unless given, an empty text is unknown."""
+        entries = list(entries)
+        known = sorted(set(entries) - {""}) if names is None else list(names)
+        code = {"": -1} | {name: number for number, name in enumerate(known)}
+        codes = np.array([code[entry] for entry in entries], np.int32)
+        return cls(codes, np.array(known, np.str_))
+
 
 @dataclass(frozen=True)
 class MultiCategorical:
@@ -29,6 +38,14 @@ class MultiCategorical:
 
     flags: NDArray[np.bool_]
     names: StrArray
+
+    @classmethod
+    def of(cls, entries: Iterable[Iterable[str]]) -> MultiCategorical:
+        """Code sets of categories, which are sorted."""
+        sets = [set(entry) - {""} for entry in entries]
+        known = sorted(set().union(*sets))
+        flags = np.array([[name in some for name in known] for some in sets], np.bool_)
+        return cls(flags.reshape(len(sets), len(known)), np.array(known, np.str_))
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,40 @@ class Interactions:
         found = np.flatnonzero(self.users == user)
         return int(found[0]) if len(found) else None
 
+    def facts(self) -> dict[str, Any]:
+        """Return what there is to say of the data: counts, density, ties, features, notes."""
+        pairs = len(np.unique(self.user.astype(np.int64) * self.n_items + self.item))
+        per_user = np.bincount(self.user, minlength=self.n_users)
+        features = {"user": self.user_features, "item": self.item_features, "context": self.context}
+        return {
+            "name": self.name,
+            "users": self.n_users,
+            "items": self.n_items,
+            "rows": len(self),
+            "pairs": pairs,
+            "repeats": len(self) - pairs,
+            "density": pairs / (self.n_users * self.n_items),
+            "rows_per_user": {
+                "min": int(per_user.min()),
+                "median": float(np.median(per_user)),
+                "max": int(per_user.max()),
+            },
+            "has_time": self.has_time,
+            "share_of_users_tied_at_latest_time": self._share_tied() if self.has_time else None,
+            "features": {
+                owner: {name: _describe(column) for name, column in columns.items()}
+                for owner, columns in features.items()
+                if columns
+            },
+            "notes": list(self.notes),
+        }
+
+    def _share_tied(self) -> float:
+        latest = np.full(self.n_users, np.iinfo(np.int64).min)
+        np.maximum.at(latest, self.user, self.time)
+        at_latest = np.bincount(self.user[self.time == latest[self.user]], minlength=self.n_users)
+        return float(np.mean(at_latest > 1))
+
     def merged(self) -> Interactions:
         """Keep the latest row of every (user, item) pair, in file order, and note how many went."""
         pair = self.user.astype(np.int64) * self.n_items + self.item
@@ -151,3 +202,11 @@ def _select(column: Column, rows: NDArray[Any]) -> Column:
     if isinstance(column, MultiCategorical):
         return replace(column, flags=column.flags[rows])
     return replace(column, values=column.values[rows])
+
+
+def _describe(column: Column) -> str:
+    if isinstance(column, Categorical):
+        return f"{len(column.names)} categories"
+    if isinstance(column, MultiCategorical):
+        return f"any of {len(column.names)} categories"
+    return f"{np.nanmin(column.values):g} to {np.nanmax(column.values):g}"

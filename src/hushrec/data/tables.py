@@ -8,45 +8,18 @@ with the file, the line and the column.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
-import re
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hushrec.data import guesses
+from hushrec.data.text import open_file, read_bytes, read_text
 from hushrec.errors import DataError, MissingExtraError, nearest
 
-LONGEST_LINE = 1 << 20
-"""Bytes; a longer line means that the file is not what it seems."""
-
-# Normalised names (lower case, only letters and digits), the most telling first.
-_NAMES = {
-    "user": (
-        *("userid", "user", "uid", "username", "reviewerid", "customerid", "memberid"),
-        *("accountid", "customer", "visitorid", "sessionid"),
-    ),
-    "item": (
-        *("itemid", "item", "iid", "movieid", "movie", "artistid", "artist", "asin"),
-        *("parentasin", "productid", "product", "trackid", "track", "songid", "song"),
-        *("bookid", "book", "isbn", "newsid", "articleid", "appid", "app", "gameid", "sku"),
-    ),
-    "value": (
-        *("rating", "value", "weight", "score", "count", "cnt", "stars", "overall"),
-        *("playcount", "plays", "listens", "clicks", "strength"),
-    ),
-    "time": (
-        *("timestamp", "time", "datetime", "date", "ts", "unixreviewtime", "unixtime"),
-        *("createdat", "ratedat", "epoch"),
-    ),
-    "title": ("title", "itemtitle", "itemname", "movietitle", "artistname", "producttitle"),
-}
-_POSITIONS = ("user", "item", "value", "time")
-_DELIMITERS = ("\t", "::", ";", "|", ",")
 _SPELT_OUT = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 
 
@@ -75,108 +48,57 @@ class Table:
         return f"{self.path}, {self.where(row)}, {self.label(column)}"
 
 
-def read_table(path: Path, delimiter: str | None = None, *, by_number: bool = False) -> Table:
-    """Read a file of any known format; ``by_number``: columns are asked for by number."""
+@dataclass(frozen=True)
+class Columns:
+    """Which columns to take, each by name or number from 0; what is None is recognised."""
+
+    user: str | int | None = None
+    item: str | int | None = None
+    value: str | int | None = None
+    time: str | int | None = None
+    title: str | int | None = None
+    delimiter: str | None = None
+
+    def asked(self) -> dict[str, str | int]:
+        """Return the columns that were asked for, by what they hold."""
+        named = {name: at for name, at in asdict(self).items() if name != "delimiter"}
+        return {role: column for role, column in named.items() if column is not None}
+
+    @property
+    def by_number(self) -> bool:
+        """Whether some column is asked for by number, as nobody does who sees a header."""
+        return any(map(_is_number_of_column, self.asked().values()))
+
+
+RECOGNISED = Columns()
+"""Nothing is asked for: all columns have their usual names, or places."""
+
+
+def read_table(path: Path, columns: Columns = RECOGNISED) -> Table:
+    """Read a file of any known format."""
     if _is_parquet(path):
         return _parquet_table(path)
     text, notes = read_text(path)
     if not text.strip():
         raise DataError(f"{path}: the file is empty")
-    if text.lstrip()[0] in "{[" and delimiter is None:
+    if text.lstrip()[0] in "{[" and columns.delimiter is None:
         return _json_table(path, text, notes)
-    return _delimited_table(path, text, notes, delimiter, by_number)
+    return _delimited_table(path, text, notes, columns)
 
 
-def read_rows(
-    path: Path, delimiter: str, *, encoding: str = "utf-8", header: bool = False
-) -> list[list[str]]:
-    """Return the fields of every line of a known, unquoted file."""
-    text, _ = read_text(path, encoding)
-    lines = text.rstrip("\n").split("\n")
-    return [line.split(delimiter) for line in lines[1 if header else 0 :]]
-
-
-def _open(path: Path) -> io.BufferedIOBase:
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder; give a file in it")
-    try:
-        return gzip.GzipFile(path) if _is_gzip(path) else path.open("rb")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-def _is_gzip(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(2) == b"\x1f\x8b"
-
-
-def _read_bytes(path: Path, longest_line: int | None = None) -> bytes:
-    """Return the unpacked content; stop at the first line that is too long."""
-    chunks = []
-    open_line = 0
-    lines = 1
-    try:
-        with _open(path) as stream:
-            while chunk := stream.read(LONGEST_LINE):
-                chunks.append(chunk)
-                first_end = chunk.find(b"\n")
-                open_line += len(chunk) if first_end < 0 else first_end
-                if longest_line is not None and open_line > longest_line:
-                    raise DataError(
-                        f"{path}, line {lines}: longer than {longest_line:,} bytes; "
-                        "expected one interaction per line"
-                    )
-                if first_end >= 0:
-                    open_line = len(chunk) - chunk.rfind(b"\n") - 1
-                    lines += chunk.count(b"\n")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file ({error}); get it again") from None
-    return b"".join(chunks)
-
-
-def read_text(path: Path, encoding: str = "utf-8") -> tuple[str, list[str]]:
-    """Return the text with plain line ends, and the notes."""
-    raw = _read_bytes(path, LONGEST_LINE)
-    notes = ["gzip unpacked"] if _is_gzip(path) else []
-    try:
-        text = raw.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}, line {line}: not UTF-8 text at byte {error.start}; if it is latin-1, "
-            "convert it first: iconv -f latin1 -t utf8"
-        ) from None
-    if "\0" in text:
-        raise DataError(f"{path}: not text, there is a zero byte at byte {raw.index(0)}")
-    if text.startswith("\ufeff"):
-        text = text[1:]
-        notes.append("byte-order mark removed")
-    if "\r" in text:
-        notes.append("Windows line ends (CRLF) read as line ends")
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text, notes
-
-
-def _delimited_table(
-    path: Path, text: str, notes: list[str], delimiter: str | None, by_number: bool
-) -> Table:
-    asked = delimiter
-    if delimiter is None:
-        delimiter = _guess_delimiter(text)
-    else:
-        delimiter = _SPELT_OUT.get(delimiter, delimiter)
-    if delimiter is None or delimiter not in _head(text)[0]:
-        raise DataError(f"{path}: only one column found{_delimiter_hint(text, asked)}")
+def _delimited_table(path: Path, text: str, notes: list[str], columns: Columns) -> Table:
+    asked = columns.delimiter
+    delimiter = guesses.delimiter_of(text) if asked is None else _SPELT_OUT.get(asked, asked)
+    if delimiter is None or delimiter not in guesses.head_of(text)[0]:
+        raise DataError(f"{path}: only one column found{guesses.delimiter_hint(text, asked)}")
     # Only one-character delimiters know quoting; a plain split is several times faster.
     split = _split_quoted if '"' in text and len(delimiter) == 1 else _split_plain
     flat, width, lines, blank = split(path, text, delimiter)
     if blank:
         notes.append(_blank_note(blank))
     first = [name.strip() for name in flat[:width]]
-    known = any(_role(name) for name in first)
-    header = _is_header(first) and (known or not by_number)
+    known = any(guesses.role_of(name) for name in first)
+    header = guesses.is_header(first) and (known or not columns.by_number)
     if not header:
         notes.append("no header line: columns taken by position")
     skip = int(header)
@@ -294,7 +216,7 @@ def _parquet_table(path: Path) -> Table:
     except ImportError:
         raise MissingExtraError("Parquet", "parquet") from None
     try:
-        stored = parquet.read_table(arrow.BufferReader(_read_bytes(path)))
+        stored = parquet.read_table(arrow.BufferReader(read_bytes(path)))
     except arrow.ArrowException as error:
         reason = str(error).split("\n")[0]
         raise DataError(f"{path}: damaged Parquet file ({reason}); get it again") from None
@@ -315,7 +237,7 @@ def _as_text(entry: object) -> str:
 
 
 def _is_parquet(path: Path) -> bool:
-    with _open(path) as stream:
+    with open_file(path) as stream:
         try:
             return stream.read(4) == b"PAR1"
         except (OSError, EOFError, zlib.error):
@@ -330,131 +252,23 @@ def is_structured(path: Path) -> bool:
     return text.lstrip().startswith("{")
 
 
-# ------------------------------------------------------------------------- headers, delimiters
-
-
-def _normal(name: str) -> str:
-    """Lower-case letters and digits only; RecBole's ``user_id:token`` is ``userid``."""
-    return re.sub(r"[\W_]", "", name.split(":")[0].lower())
-
-
-def _role(name: str) -> str | None:
-    return next((role for role, names in _NAMES.items() if _normal(name) in names), None)
-
-
-def is_number(entry: str) -> bool:
-    """Say whether a text is a number."""
-    try:
-        float(entry)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_header(first: list[str]) -> bool:
-    """Headers do not contain numbers or dates."""
-    return not any(is_number(entry) or re.match(r"\d{4}-\d\d-\d\d", entry) for entry in first)
-
-
-def _head(text: str, lines: int = 10) -> list[str]:
-    """Return the first lines that are not blank, without what is quoted."""
-    found: list[str] = []
-    for line in _lines(text):
-        if line.strip():
-            found.append(re.sub(r'"[^"]*"', "", line))
-        if len(found) == lines:
-            break
-    return found
-
-
-def _lines(text: str) -> Iterator[str]:
-    start = 0
-    while start <= len(text):
-        end = text.find("\n", start)
-        end = len(text) if end < 0 else end
-        yield text[start:end]
-        start = end + 1
-
-
-def _guess_delimiter(text: str) -> str | None:
-    """Return what splits the first lines most evenly, known column names weighing most."""
-    head = _head(text)
-    counts = {d: [line.count(d) for line in head] for d in _DELIMITERS}
-    present = [d for d in _DELIMITERS if counts[d][0]]
-    if not present:
-        return " " if " " in head[0].strip() else None
-
-    def fit(delimiter: str) -> tuple[bool, int]:
-        known = any(_role(name) for name in head[0].split(delimiter))
-        return known, sum(count == counts[delimiter][0] for count in counts[delimiter])
-
-    return max(present, key=fit)
-
-
-_IMPORT = "hushrec data import …"
-
-
-def _delimiter_hint(text: str, asked: str | None) -> str:
-    guess = _guess_delimiter(text)
-    if guess is not None and guess != asked:
-        return f" with delimiter {asked!r}; {guess!r} looks right: {_IMPORT} --delimiter {guess!r}"
-    marks = Counter(re.findall(r"[^\w\s.\-\"']", _head(text)[0]))
-    if marks:
-        mark = marks.most_common(1)[0][0]
-        return f"; {mark!r} looks like the delimiter: {_IMPORT} --delimiter {mark!r}"
-    return f"; say what separates the fields: {_IMPORT} --delimiter MARK"
-
-
-def is_item_header(line: str) -> bool:
-    """Say whether a line is the usual name of an item column, alone."""
-    # "Movie: The Sequel" is a title, not a typed column name.
-    return _normal(line.replace(":", "")) in _NAMES["item"]
-
-
-def looks_like_a_table(lines: list[str]) -> bool:
-    """Tell a table from one id per line, where an id may well contain a comma."""
-    delimiter = _guess_delimiter("\n".join(lines[:10]))
-    if delimiter is None or delimiter == " ":
-        return False
-    first = [entry.strip().strip('"') for entry in lines[0].split(delimiter)]
-    if any(_role(name) == "item" for name in first):
-        return True
-    return len(first) >= 3 and is_number(first[2])
-
-
-def choose_columns(
-    table: Table, asked: dict[str, str | int | None], required: tuple[str, ...]
-) -> dict[str, int]:
+def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) -> dict[str, int]:
     """Return the column number of every role that the file has."""
-    chosen = {
-        role: find_asked(table, role, wanted)
-        for role, wanted in asked.items()
-        if wanted is not None
-    }
-    free = [k for k in range(table.width) if k not in chosen.values()]
+    asked = {role: find_asked(table, role, at) for role, at in columns.asked().items()}
+    free = [k for k in range(table.width) if k not in asked.values()]
     if table.names is None:
-        for role, position in zip(_POSITIONS, range(table.width), strict=False):
-            if role not in chosen and position in free:
-                chosen[role] = position
+        found = {role: k for k, role in enumerate(guesses.POSITIONS) if k in free}
     else:
-        normal = {_normal(table.names[k]): k for k in reversed(free)}
-        for role, names in _NAMES.items():
-            match = next((normal[name] for name in names if name in normal), None)
-            if role not in chosen and match is not None:
-                chosen[role] = match
+        found = guesses.columns_by_name({k: table.names[k] for k in free})
+    chosen = found | asked
     for role in required:
         if role not in chosen:
             headerless = "; if there is no header line, --user 0 --item 1"
             raise DataError(
                 f"{table.path}: no {role} column among {_quoted(table.names or [])}; "
-                f"name it: {_IMPORT} --{role} COLUMN{headerless if table.text_only else ''}"
+                f"name it: {guesses.IMPORT} --{role} COLUMN{headerless if table.text_only else ''}"
             )
     return chosen
-
-
-def is_column_number(wanted: str | int | None) -> bool:
-    """Say whether a column is asked for by number, not by name."""
-    return isinstance(wanted, int) or (isinstance(wanted, str) and wanted.isdecimal())
 
 
 def find_asked(table: Table, role: str, wanted: str | int) -> int:
@@ -465,7 +279,7 @@ def find_asked(table: Table, role: str, wanted: str | int) -> int:
     folded = [name.lower() for name in names]
     if isinstance(wanted, str) and wanted.lower() in folded:
         return folded.index(wanted.lower())
-    if is_column_number(wanted):
+    if _is_number_of_column(wanted):
         if 0 <= int(wanted) < table.width:
             return int(wanted)
         raise DataError(
@@ -485,3 +299,7 @@ def find_asked(table: Table, role: str, wanted: str | int) -> int:
 
 def _quoted(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
+
+
+def _is_number_of_column(wanted: str | int) -> bool:
+    return isinstance(wanted, int) or wanted.isdecimal()

@@ -13,7 +13,7 @@ cut is decided by the user's number, so that a group has the same members in eve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,10 +71,6 @@ class Spread:
     """Mean over the tenth of the users with the lowest values."""
     groups: Mapping[str, float]
     """Mean over each group."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def spread(values: NDArray[np.float64], groups: Groups) -> Spread:

@@ -21,14 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from hushrec.aggregate import ClientRows, Total, Update
+from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError, nearest
 from hushrec.rng import Round, Streams
+from hushrec.store.fields import PerClient as PerClient
+from hushrec.store.fields import PerClientRows as PerClientRows
+from hushrec.store.fields import PerClientTable as PerClientTable
+from hushrec.store.fields import Private as Private
+from hushrec.store.fields import PrivateFields as PrivateFields
 
 Array = NDArray[Any]
 Shared = Mapping[str, Array]
-Private = Mapping[str, "Array | ClientRows"]
 
 
 class MethodConfig(BaseModel):
@@ -37,32 +41,6 @@ class MethodConfig(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
-
-
-@dataclass(frozen=True)
-class PerClient:
-    """A private array of fixed shape; a client that was never trained holds ``initial``."""
-
-    initial: Array
-
-
-@dataclass(frozen=True)
-class PerClientTable(PerClient):
-    """A private table [rows, width]: `fit` may give back only the rows it changed, a ClientRows.
-
-    It is read whole, but not copied where that can be avoided, and must not be written to.
-    """
-
-
-@dataclass(frozen=True)
-class PerClientRows:
-    """Private table rows, at most ``capacity[client]`` of them; none before the first training."""
-
-    capacity: NDArray[np.int64]
-    width: int
-
-
-PrivateFields = Mapping[str, PerClient | PerClientRows]
 
 
 @dataclass(frozen=True)

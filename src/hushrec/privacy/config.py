@@ -65,6 +65,9 @@ class PrivacyConfig(BaseModel):
     sigma: Literal["calibrated", "paper"] | None = None
     """Noise that keeps a budget over the run; or DPPS's own clip / epsilon, which keeps none, and
     of which the true epsilon is said.  [calibrated]"""
+    layers: tuple[str, ...] = ()
+    """Mechanisms of other packages, by entry point, that act on an upload before it is clipped and
+    noised: whatever they make of it, the guarantee is that of the mode."""
     budget_uploads: Annotated[int, Field(ge=1)] | None = None
     """Uploads that a budget pays for; whoever made them stops.  [all that are planned]"""
 
@@ -82,7 +85,7 @@ def check_privacy(
     config: PrivacyConfig, cohort: CohortConfig, method: type[Method], population: int
 ) -> None:
     """Refuse what cannot be given, whatever the method uploads."""
-    given = config.model_dump(exclude_none=True, exclude={"mode"})
+    given = config.model_dump(exclude_none=True, exclude={"mode", "layers"})
     if config.mode == "none":
         for name in given:
             raise ConfigError(

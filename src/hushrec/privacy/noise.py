@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from hushrec.rng import PastNoise, SecretRound, SecretStreams
 @dataclass(frozen=True)
 class CentralGaussian(Mechanism):
     """Clip on the devices; add Gaussian noise to the sum, once, on the server."""
+
+    whole: ClassVar[bool] = True
 
     clip: Clip
     multiplier: float

@@ -6,9 +6,9 @@ reverse order, on the sum. `Protection(())` changes nothing and claims nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from hushrec.rng import PastNoise, SecretRound, SecretStreams
 
 class Mechanism:
     """One layer of the protection: a value, never changed in place. By default it does nothing."""
+
+    whole: ClassVar[bool] = False
+    """Whether uploads travel with every row of every table, so that their size tells nothing."""
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Act on the devices: transform each client's upload, from that client's data alone."""
@@ -104,7 +107,7 @@ class Protection:
 
     def sends_whole(self, number: int) -> bool:
         """Say whether uploads of a round travel with every row of every table."""
-        return bool(self.mechanisms) and self.acts(number)
+        return self.acts(number) and any(mechanism.whole for mechanism in self.mechanisms)
 
     def on_device(self) -> Protection:
         """Return what a device has of it."""
@@ -144,6 +147,10 @@ class Protection:
     def for_shape(self, shape: UploadShape) -> Protection:
         """Return the protection of uploads of this shape."""
         return replace(self, mechanisms=tuple(m.for_shape(shape) for m in self.mechanisms))
+
+    def after(self, layers: Sequence[Mechanism]) -> Protection:
+        """Return the protection with these layers before its own."""
+        return replace(self, mechanisms=(*layers, *self.mechanisms))
 
     @property
     def state(self) -> Mapping[str, float]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hushrec.errors import ConfigError
-from hushrec.report.plots import Curve, curves, curves_height, standalone
+from hushrec.report.plots import Curve, curves, curves_height
+from hushrec.report.standalone import standalone
 from hushrec.run_folder import RunFolder, writing
 
 

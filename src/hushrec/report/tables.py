@@ -10,13 +10,25 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from hushrec.evaluate.analyse import GuidanceEffect
-from hushrec.evaluate.compare import ComparedRun
+from hushrec.analyse.compare import ComparedRun
+from hushrec.analyse.one_run import GuidanceEffect
 from hushrec.evaluate.groups import Spread
 from hushrec.report.units import human_duration, human_size
 from hushrec.tune import Search
 
 MOST_COLUMNS = 4
+
+
+def plain_table(title: str | None = None, **more: Any) -> Table:
+    """Return a table without lines, its words on the left."""
+    left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
+    return Table(title=title, box=None, pad_edge=False, **left, **more)
+
+
+def add_figures(table: Table, names: Iterable[str]) -> None:
+    """Add columns of figures, which stay on their line."""
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
 
 
 def shown_metrics(measured: Iterable[str]) -> list[str]:
@@ -33,19 +45,12 @@ def result_table(
     """Show a run's metrics beside popularity and chance."""
     names = names or shown_metrics(summary[part]["full"])
     published = summary["protocol"] == "published"
-    table = Table(
-        title=escape(f"{summary['method']} on {summary['data']}, {part} items"),
-        caption=summary["protocol_mark"],
-        title_justify="left",
-        caption_justify="left",
-        caption_style="bold red",
-        box=None,
-        pad_edge=False,
-    )
+    title = escape(f"{summary['method']} on {summary['data']}, {part} items")
+    mark = summary["protocol_mark"]
+    table = plain_table(title, caption=mark, caption_style="bold red")
     table.add_column("candidates", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for name in names:
-        table.add_column(name.upper(), justify="right", no_wrap=True)
+    add_figures(table, map(str.upper, names))
     spread = summary.get("test_sd")
     for candidates, values in summary[part].items():
         sampled = candidates.removeprefix("sampled")
@@ -74,11 +79,9 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
     names = _names(rows)
     for row in rows:
         if row.metric not in tables:
-            table = Table(box=None, pad_edge=False)
+            table = tables[row.metric] = plain_table()
             table.add_column(row.metric.upper(), overflow="fold")
-            for name in ("mean", "difference", "p"):
-                table.add_column(name, justify="right", no_wrap=True)
-            tables[row.metric] = table
+            add_figures(table, ("mean", "difference", "p"))
         spread = "" if row.seed_sd is None else f" ± {row.seed_sd:.4f}"
         difference, p_value = "first", ""
         if row.difference is not None and row.p_value is not None:
@@ -94,20 +97,20 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
             difference,
             p_value,
         )
-    last = list(tables.values())[-1]
-    last.caption = (
+    found = list(tables.values())
+    found[
+        -1
+    ].caption = (
         "[ ] 95 % intervals over users; p of a paired test against the first run, Holm-corrected"
     )
-    last.caption_justify = "left"
-    return list(tables.values())
+    return found
 
 
 def cost_table(rows: Sequence[ComparedRun]) -> Table:
     """Show what each compared model cost: rounds, and bytes of all clients together."""
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     table.add_column("COST", overflow="fold")
-    for name in ("rounds", "uploaded", "downloaded"):
-        table.add_column(name, justify="right", no_wrap=True)
+    add_figures(table, ("rounds", "uploaded", "downloaded"))
     names = _names(rows)
     for row in {row.run: row for row in rows}.values():
         sent = human_size(round(row.up_bytes)), human_size(round(row.down_bytes))
@@ -125,14 +128,12 @@ def _names(rows: Sequence[ComparedRun]) -> dict[str, str]:
 
 def own_table_table(found: Mapping[str, Mapping[str, Mapping[str, float]]], part: str) -> Table:
     """Show what scoring with the own, the server's and another user's table gives."""
-    table = Table(title=f"whose item table, {part} items", box=None, pad_edge=False)
-    table.title_justify = "left"
+    table = plain_table(f"whose item table, {part} items")
     for name in ("candidates", "table"):
         table.add_column(name, no_wrap=True)
     words = {"own": "own", "global": "global (the server's)", "random": "random (another user's)"}
     names = shown_metrics(found["own"]["full"])
-    for name in names:
-        table.add_column(name.upper(), justify="right", no_wrap=True)
+    add_figures(table, map(str.upper, names))
     for candidates in found["own"]:
         for place, whose in enumerate(found):
             values = found[whose][candidates]
@@ -145,12 +146,10 @@ def own_table_table(found: Mapping[str, Mapping[str, Mapping[str, float]]], part
 
 def groups_table(found: Mapping[str, Spread], part: str) -> Table:
     """Show how groups of users fare."""
-    table = Table(title=f"groups of users, {part} items, all items", box=None, pad_edge=False)
-    table.title_justify = "left"
+    table = plain_table(f"groups of users, {part} items, all items")
     first = next(iter(found.values()))
     table.add_column("")
-    for name in ("mean", *first.groups, "worst 10 %", "sd"):
-        table.add_column(name, justify="right", no_wrap=True)
+    add_figures(table, ("mean", *first.groups, "worst 10 %", "sd"))
     for metric, said in found.items():
         values = [said.mean, *said.groups.values(), said.worst_tenth, said.sd]
         table.add_row(metric.upper(), *(f"{value:.4f}" for value in values))
@@ -160,11 +159,9 @@ def groups_table(found: Mapping[str, Spread], part: str) -> Table:
 def guidance_table(effects: Sequence[GuidanceEffect]) -> Table:
     """Show what each guidance round did to each group, and how far the gates are from 1/2."""
     metric = effects[0].metric.upper()
-    table = Table(title=f"change of valid {metric} by guidance", box=None, pad_edge=False)
-    table.title_justify = "left"
+    table = plain_table(f"change of valid {metric} by guidance")
     table.add_column("round", justify="right")
-    for name in (*effects[0].before, "gate", "away"):
-        table.add_column(name, justify="right", no_wrap=True)
+    add_figures(table, (*effects[0].before, "gate", "away"))
     for effect in effects:
         changes = [effect.after[name] - before for name, before in effect.before.items()]
         gates = effect.gates
@@ -173,17 +170,15 @@ def guidance_table(effects: Sequence[GuidanceEffect]) -> Table:
             said = [f"{gates['mean']:.3f} ± {gates['sd']:.3f}", f"{100 * gates['away']:.0f} %"]
         table.add_row(str(effect.round), *(f"{change:+.4f}" for change in changes), *said)
     table.caption = "gate: mean ± sd over users and items; away: share further than 0.01 from 1/2"
-    table.caption_justify = "left"
     return table
 
 
 def trials_table(search: Search, most: int = 10) -> Table:
     """Show the best trials of a search; the first one is what it started from."""
     select = search.about["experiment"]["evaluation"]["select"]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("trial", justify="right")
-    table.add_column(f"valid {select.upper()}", justify="right")
-    table.add_column("round", justify="right")
+    table = plain_table()
+    for name in ("trial", f"valid {select.upper()}", "round"):
+        table.add_column(name, justify="right")
     table.add_column("options", overflow="fold")
     ordered = sorted(search.trials, key=lambda trial: (-(trial.value or 0.0), trial.number))
     for trial in ordered[:most]:
@@ -203,7 +198,6 @@ def trials_table(search: Search, most: int = 10) -> Table:
     states = [trial.state for trial in search.trials]
     counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
     table.caption = f"{len(states)} trials ({counts}); test items were not looked at"
-    table.caption_justify = "left"
     return table
 
 
@@ -251,12 +245,7 @@ def facts(summary: Mapping[str, Any]) -> list[str]:
 def adaptation_table(curve: Mapping[str, Any]) -> Table:
     """Show what unseen users get after so many interactions of their own."""
     points = curve["points"]
-    table = Table(
-        box=None,
-        pad_edge=False,
-        title=f"{curve['users']:,} users that training left out, full ranking",
-        title_justify="left",
-    )
+    table = plain_table(f"{curve['users']:,} users that training left out, full ranking")
     for name in points[0]:
         table.add_column(name, justify="right")
     for point in points:

@@ -1,4 +1,4 @@
-"""Sizes and durations as people read them; the space before a unit does not break."""
+"""Figures as people read them; the space before a unit does not break."""
 
 from __future__ import annotations
 
@@ -24,3 +24,18 @@ def human_duration(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f}{NO_BREAK}min"
     return f"{seconds / 3600:.1f}{NO_BREAK}h"
+
+
+def figure(value: float) -> str:
+    """Write a metric or a loss: four digits behind the point, fewer before it is large."""
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def signed(difference: float) -> str:
+    """Write a difference of two metrics, with a real minus; nothing is +0.0000."""
+    return f"{round(difference, 4) + 0.0:+.4f}".replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """Write a share in per cent."""
+    return f"{100 * share:.1f} %"

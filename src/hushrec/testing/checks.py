@@ -14,6 +14,7 @@ from hushrec.aggregate import ClientRows
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
     PerClient,
+    PerClientRows,
     PerClientTable,
     Private,
     PrivateFields,
@@ -99,6 +100,7 @@ def check_private(private: Private, declared: PrivateFields, clients: int) -> No
             assert value.dtype == spec.initial.dtype, f"'{name}' has another dtype than declared"
             check_numbers(value, name)
         else:
+            assert isinstance(spec, PerClientRows), f"'{name}' is PerClient or PerClientRows"
             check_rows(value, clients, name)
             assert isinstance(value, ClientRows)
             assert value.rows.shape[1] == spec.width, f"'{name}' has another width than declared"

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from hushrec.commands.data import data_commands
 from hushrec.data import catalog
-from hushrec.data.commands import data
-from hushrec.data.datasets import Folder
+from hushrec.data.folders import Folder
 from hushrec.errors import ConfigError, DataError
 
 
 @pytest.fixture
 def run(cache):
     def run(*arguments):
-        return CliRunner().invoke(data, arguments, catch_exceptions=False)
+        return CliRunner().invoke(data_commands, arguments, catch_exceptions=False)
 
     return run
 
@@ -87,7 +87,7 @@ def test_fetch_shows_terms_and_keeps_stdout_clean(run, tmp_path, monkeypatch):
         progress(10, 10)
         return Folder(tmp_path)
 
-    monkeypatch.setattr("hushrec.data.commands.fetch", pretend)
+    monkeypatch.setattr("hushrec.commands.data.fetch", pretend)
     result = run("fetch", "ml-100k", "--json")
     assert json.loads(result.stdout)["files"]["u.data"] == "missing"
     assert "no redistribution" in " ".join(result.stderr.split())

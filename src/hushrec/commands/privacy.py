@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Literal
 
 import click
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from hushrec.cli_options import json_option
+from hushrec.commands.options import gather, json_option, print_json
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import (
     Everybody,
@@ -26,11 +23,11 @@ from hushrec.privacy.accountant import (
     noise_for,
 )
 from hushrec.privacy.tables import DELTAS, ROUNDS, cells
-from hushrec.report.plots import line, standalone
+from hushrec.report.plots import line
+from hushrec.report.standalone import standalone
+from hushrec.report.tables import add_figures, plain_table
 
 CURVE_POINTS = 16
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 noise_option = click.option(
     "--noise",
@@ -42,34 +39,66 @@ noise_option = click.option(
 )
 
 
-def setting_options(command: Command) -> Command:
-    """Add what every question about a run needs."""
-    options = (
-        click.option("--population", type=click.IntRange(min=1), required=True, metavar="N"),
-        click.option(
-            "--cohort", type=float, metavar="M", help="Clients a round; expected ones for poisson."
-        ),
-        click.option("--rounds", type=click.IntRange(min=1), required=True, metavar="T"),
-        click.option(
-            "--sampling",
-            type=click.Choice(["poisson", "fixed", "none"]),
-            default="poisson",
-            show_default=True,
-        ),
-        click.option(
-            "--neighbours",
-            type=click.Choice(["add-or-remove-one", "replace-one"]),
-            help="[replace-one for fixed, else add-or-remove-one]",
-        ),
-        click.option("--delta", type=float, required=True, metavar="D"),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class Setting:
+    """What every question about a run needs to know of it."""
+
+    population: int
+    cohort: float | None
+    rounds: int
+    sampling: Literal["poisson", "fixed", "none"]
+    neighbours: Neighbours | None
+    delta: float
+
+    def drawn(self) -> tuple[Sampling, Neighbours]:
+        """Return how clients are drawn and what neighbours are; refuse what cannot be."""
+        population, cohort, delta = self.population, self.cohort, self.delta
+        if not 0 < delta < 1 / population:
+            raise ConfigError(
+                f"delta = {delta:g} must lie between 0 and 1 / population = "
+                f"{1 / population:.3g}: a larger one allows giving a user away entirely"
+            )
+        if self.sampling == "none":
+            if cohort is not None and cohort != population:
+                raise ConfigError(
+                    "sampling 'none' means that everybody takes part: leave out --cohort, "
+                    "or use --sampling poisson or fixed"
+                )
+            return Everybody(), self.neighbours or "add-or-remove-one"
+        if cohort is None:
+            raise ConfigError(f"--sampling {self.sampling} needs --cohort")
+        if self.sampling == "poisson":
+            return Poisson(cohort / population), self.neighbours or "add-or-remove-one"
+        if cohort != int(cohort):
+            raise ConfigError(f"--cohort {cohort:g}: a fixed-size cohort is a whole number")
+        return FixedSize(int(cohort), population), self.neighbours or "replace-one"
 
 
-@click.group()
-def privacy() -> None:
+setting_options = gather(
+    "setting",
+    Setting,
+    click.option("--population", type=click.IntRange(min=1), required=True, metavar="N"),
+    click.option(
+        "--cohort", type=float, metavar="M", help="Clients a round; expected ones for poisson."
+    ),
+    click.option("--rounds", type=click.IntRange(min=1), required=True, metavar="T"),
+    click.option(
+        "--sampling",
+        type=click.Choice(["poisson", "fixed", "none"]),
+        default="poisson",
+        show_default=True,
+    ),
+    click.option(
+        "--neighbours",
+        type=click.Choice(["add-or-remove-one", "replace-one"]),
+        help="[replace-one for fixed, else add-or-remove-one]",
+    ),
+    click.option("--delta", type=float, required=True, metavar="D"),
+)
+
+
+@click.group("privacy")
+def privacy_commands() -> None:
     """Answer questions about differential privacy.
 
     \b
@@ -79,11 +108,11 @@ def privacy() -> None:
     """
 
 
-@privacy.command("epsilon")
+@privacy_commands.command("epsilon")
 @noise_option
 @setting_options
 @json_option
-def epsilon_command(noise: float, delta: float, rounds: int, as_json: bool, **setting: Any) -> None:
+def epsilon_command(noise: float, setting: Setting, as_json: bool) -> None:
     """Say which epsilon a noise multiplier gives.
 
     \b
@@ -92,29 +121,26 @@ def epsilon_command(noise: float, delta: float, rounds: int, as_json: bool, **se
         --sampling fixed --neighbours replace-one --json
     hushrec privacy epsilon --noise 30 --population 943 --rounds 100 --sampling none --delta 1e-4
     """
-    sampling, neighbours = _setting(delta=delta, **setting)
-    epsilon = epsilon_of(Gaussian(noise, sampling, neighbours), rounds, delta)
-    _answer(epsilon, noise, delta, rounds, sampling, neighbours, as_json)
+    _answer(setting, Gaussian(noise, *setting.drawn()), as_json)
 
 
-@privacy.command("noise")
+@privacy_commands.command("noise")
 @click.option("--epsilon", type=float, required=True, metavar="E")
 @setting_options
 @json_option
-def noise_command(epsilon: float, delta: float, rounds: int, as_json: bool, **setting: Any) -> None:
+def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
     """Say which noise multiplier keeps epsilon.
 
     \b
     hushrec privacy noise --epsilon 4 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
     hushrec privacy noise --epsilon 4 --population 943 --rounds 100 --sampling none --delta 1e-4
     """
-    sampling, neighbours = _setting(delta=delta, **setting)
-    noise = noise_for(epsilon, delta, rounds, sampling, neighbours)
-    reached = epsilon_of(Gaussian(noise, sampling, neighbours), rounds, delta)
-    _answer(reached, noise, delta, rounds, sampling, neighbours, as_json)
+    drawn = setting.drawn()
+    noise = noise_for(epsilon, setting.delta, setting.rounds, *drawn)
+    _answer(setting, Gaussian(noise, *drawn), as_json)
 
 
-@privacy.command("tables")
+@privacy_commands.command("tables")
 @json_option
 def tables_command(as_json: bool) -> None:
     """Show tables 3 and 4 of DP-PrivRec, as printed and as they should be.
@@ -125,15 +151,14 @@ def tables_command(as_json: bool) -> None:
     """
     found = cells()
     if as_json:
-        click.echo(json.dumps([asdict(cell) for cell in found], indent=2))
+        print_json(found)
         return
     console = Console()
     for name in dict.fromkeys(cell.table for cell in found):
-        table = Table(title=f"{name}: epsilon", title_justify="left", box=None, pad_edge=False)
+        table = plain_table(f"{name}: epsilon")
         table.add_column("M / N", no_wrap=True)
         table.add_column("", no_wrap=True)
-        for delta in DELTAS:
-            table.add_column(f"delta {delta:.0e}", justify="right", no_wrap=True)
+        add_figures(table, (f"delta {delta:.0e}" for delta in DELTAS))
         here = [cell for cell in found if cell.table == name]
         for cohort in dict.fromkeys(cell.cohort for cell in here):
             row = [cell for cell in here if cell.cohort == cohort]
@@ -157,32 +182,30 @@ def tables_command(as_json: bool) -> None:
     )
 
 
-@privacy.command("plot")
+@privacy_commands.command("plot")
 @noise_option
 @setting_options
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("epsilon.svg"), show_default=True
 )
 @json_option
-def plot_command(
-    noise: float, delta: float, rounds: int, out: Path, as_json: bool, **setting: Any
-) -> None:
+def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> None:
     """Draw epsilon against rounds.
 
     \b
     hushrec privacy plot --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6 \\
         --out eps.svg
     """
+    rounds, delta = setting.rounds, setting.delta
     if rounds < 2:
         raise ConfigError("a curve needs at least two rounds: use a larger --rounds")
-    sampling, neighbours = _setting(delta=delta, **setting)
-    event = Gaussian(noise, sampling, neighbours)
+    event = Gaussian(noise, *setting.drawn())
     # The curve bends at its beginning: more points there.
     numbers = sorted({round(1 + (rounds - 1) * x**2) for x in np.linspace(0, 1, CURVE_POINTS)})
     points = [(number, epsilon_of(event, number, delta)) for number in numbers]
     if not np.isfinite(points[0][1]):
         raise ConfigError("without noise there is no epsilon to draw: use a larger --noise")
-    title = f"epsilon at delta {delta:g} against rounds; noise {noise:g}, {sampling}"
+    title = f"epsilon at delta {delta:g} against rounds; noise {noise:g}, {event.sampling}"
     try:
         drawing = line(points, title, selected=-1, from_zero=True)
         out.write_text(standalone([(title, drawing)]), "utf-8")
@@ -190,59 +213,32 @@ def plot_command(
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     if as_json:
         curve = [{"rounds": number, "epsilon": epsilon} for number, epsilon in points]
-        click.echo(json.dumps({"out": str(out), "delta": delta, "curve": curve}, indent=2))
+        print_json({"out": str(out), "delta": delta, "curve": curve})
         return
     click.echo(f"{out}: epsilon {points[-1][1]:.4g} after {rounds} rounds")
 
 
-def _setting(
-    *, population: int, cohort: float | None, sampling: str, neighbours: Any, delta: float
-) -> tuple[Sampling, Neighbours]:
-    if not 0 < delta < 1 / population:
-        raise ConfigError(
-            f"delta = {delta:g} must lie between 0 and 1 / population = {1 / population:.3g}: a "
-            "larger one allows giving a user away entirely"
-        )
-    if sampling == "none":
-        if cohort is not None and cohort != population:
-            raise ConfigError(
-                "sampling 'none' means that everybody takes part: leave out --cohort, "
-                "or use --sampling poisson or fixed"
-            )
-        return Everybody(), neighbours or "add-or-remove-one"
-    if cohort is None:
-        raise ConfigError(f"--sampling {sampling} needs --cohort")
-    if sampling == "poisson":
-        return Poisson(cohort / population), neighbours or "add-or-remove-one"
-    if cohort != int(cohort):
-        raise ConfigError(f"--cohort {cohort:g}: a fixed-size cohort is a whole number")
-    return FixedSize(int(cohort), population), neighbours or "replace-one"
-
-
-def _answer(
-    epsilon: float,
-    noise: float,
-    delta: float,
-    rounds: int,
-    sampling: Sampling,
-    neighbours: Neighbours,
-    as_json: bool,
-) -> None:
+def _answer(setting: Setting, event: Gaussian, as_json: bool) -> None:
+    """Say which epsilon so many rounds of this noise reach."""
+    epsilon = epsilon_of(event, setting.rounds, setting.delta)
+    neighbours = event.neighbours
     bound = "the clipping bound" if neighbours == "add-or-remove-one" else "twice the bound"
     if as_json:
-        answer = {
-            "epsilon": epsilon,
-            "delta": delta,
-            "noise_multiplier": noise,
-            "rounds": rounds,
-            "sampling": str(sampling),
-            "neighbours": neighbours,
-            "sensitivity": bound,
-            "unit": "user",
-        }
-        click.echo(json.dumps(answer, indent=2))
+        print_json(
+            {
+                "epsilon": epsilon,
+                "delta": setting.delta,
+                "noise_multiplier": event.multiplier,
+                "rounds": setting.rounds,
+                "sampling": str(event.sampling),
+                "neighbours": neighbours,
+                "sensitivity": bound,
+                "unit": "user",
+            }
+        )
         return
     click.echo(
-        f"epsilon {epsilon:.4f} at delta {delta:g}: {rounds} rounds, noise multiplier {noise:.4g} "
-        f"(standard deviation over {bound}), {neighbours}, sampling {sampling}"
+        f"epsilon {epsilon:.4f} at delta {setting.delta:g}: {setting.rounds} rounds, noise "
+        f"multiplier {event.multiplier:.4g} (standard deviation over {bound}), {neighbours}, "
+        f"sampling {event.sampling}"
     )

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from hushrec.cli_options import json_option
+from hushrec.commands.options import gather, json_option
 from hushrec.data.catalog import fetch, import_file, load, names
-from hushrec.data.datasets import CATALOG, DataSet, cache_dir
-from hushrec.data.interactions import Categorical, Column, Interactions, MultiCategorical
+from hushrec.data.datasets import CATALOG, DataSet
+from hushrec.data.files import FeatureFiles
+from hushrec.data.folders import cache_dir
+from hushrec.data.tables import Columns
+from hushrec.report.tables import add_figures, plain_table
 
 
-@click.group()
-def data() -> None:
+@click.group("data")
+def data_commands() -> None:
     """List, describe, fetch and import data sets.
 
     \b
@@ -30,7 +31,7 @@ def data() -> None:
     """
 
 
-@data.command("list")
+@data_commands.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
     """List the data sets that can be named, and where they are.
@@ -43,10 +44,9 @@ def list_command(as_json: bool) -> None:
     if as_json:
         _print_json(entries)
         return
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     table.add_column("name", no_wrap=True)
-    for count in ("users", "items", "rows"):
-        table.add_column(count, justify="right", no_wrap=True)
+    add_figures(table, ("users", "items", "rows"))
     table.add_column("where", overflow="fold")
     table.add_column("licence")
     for entry in entries:
@@ -57,7 +57,7 @@ def list_command(as_json: bool) -> None:
     _console().print(table)
 
 
-@data.command("info")
+@data_commands.command("info")
 @click.argument("source", metavar="NAME|FILE")
 @json_option
 def info_command(source: str, as_json: bool) -> None:
@@ -67,7 +67,7 @@ def info_command(source: str, as_json: bool) -> None:
     hushrec data info ml-100k
     hushrec data info ratings.csv.gz --json
     """
-    summary = summarise(load(source))
+    summary = load(source).facts()
     if source in CATALOG:
         dataset = CATALOG[source]
         folder = dataset.find() if dataset.files else None
@@ -78,13 +78,10 @@ def info_command(source: str, as_json: bool) -> None:
             "where": str(folder.path) if folder else "built in",
             "files": dataset.states(folder),
         }
-    if as_json:
-        _print_json(summary)
-    else:
-        _print_pairs(summary)
+    _show(summary, as_json)
 
 
-@data.command("fetch")
+@data_commands.command("fetch")
 @click.argument("name")
 @json_option
 def fetch_command(name: str, as_json: bool) -> None:
@@ -115,32 +112,44 @@ def fetch_command(name: str, as_json: bool) -> None:
         "licence": CATALOG[name].licence,
         "files": CATALOG[name].states(folder),
     }
-    if as_json:
-        _print_json(result)
-    else:
-        _print_pairs(result)
+    _show(result, as_json)
 
 
-@data.command("import")
+@data_commands.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--name", required=True, help="What to call it from now on, as in --data NAME.")
-@click.option("--user", help="Column of the users, by name or number from 0.")
-@click.option("--item", help="Column of the items.")
-@click.option("--value", help="Column of ratings, weights or counts.")
-@click.option("--time", help="Column of times: numbers or ISO dates.")
-@click.option("--title", help="Column of what to print for an item.")
-@click.option("--delimiter", help="What separates the fields, if it is not recognised.")
-@click.option("--users", type=click.Path(path_type=Path), help="File of user features.")
-@click.option("--items", type=click.Path(path_type=Path), help="File of item features.")
-@click.option(
-    "--user-feature", "user_features", multiple=True, metavar="COLUMN", help="Repeatable."
+@gather(
+    "columns",
+    Columns,
+    click.option("--user", help="Column of the users, by name or number from 0."),
+    click.option("--item", help="Column of the items."),
+    click.option("--value", help="Column of ratings, weights or counts."),
+    click.option("--time", help="Column of times: numbers or ISO dates."),
+    click.option("--title", help="Column of what to print for an item."),
+    click.option("--delimiter", help="What separates the fields, if it is not recognised."),
 )
-@click.option(
-    "--item-feature", "item_features", multiple=True, metavar="COLUMN", help="Repeatable."
+@gather(
+    "features",
+    FeatureFiles,
+    click.option("--users", type=click.Path(path_type=Path), help="File of user features."),
+    click.option("--items", type=click.Path(path_type=Path), help="File of item features."),
+    click.option(
+        "--user-feature", "user_features", multiple=True, metavar="COLUMN", help="Repeatable."
+    ),
+    click.option(
+        "--item-feature", "item_features", multiple=True, metavar="COLUMN", help="Repeatable."
+    ),
 )
 @click.option("--overwrite", is_flag=True, help="Replace an older import of that name.")
 @json_option
-def import_command(file: Path, name: str, overwrite: bool, as_json: bool, **columns: Any) -> None:
+def import_command(
+    file: Path,
+    name: str,
+    columns: Columns,
+    features: FeatureFiles,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
     """Read a file once and keep it under a name.
 
     CSV, TSV, other delimiters, JSON lines and Parquet are read, gzip or not. Features come from
@@ -154,59 +163,8 @@ def import_command(file: Path, name: str, overwrite: bool, as_json: bool, **colu
     hushrec data import ratings.csv --name mine --items films.csv --item-feature genres:set
         --users people.csv --user-feature gender --user-feature age:number:0:100
     """
-    summary = summarise(import_file(file, name, overwrite=overwrite, **columns))
-    if as_json:
-        _print_json(summary)
-    else:
-        _print_pairs(summary)
-
-
-def summarise(data: Interactions) -> dict[str, Any]:
-    """Return the facts that `info` shows."""
-    pair = data.user.astype(np.int64) * data.n_items + data.item
-    pairs = len(np.unique(pair))
-    per_user = np.bincount(data.user, minlength=data.n_users)
-    return {
-        "name": data.name,
-        "users": data.n_users,
-        "items": data.n_items,
-        "rows": len(data),
-        "pairs": pairs,
-        "repeats": len(data) - pairs,
-        "density": pairs / (data.n_users * data.n_items),
-        "rows_per_user": {
-            "min": int(per_user.min()),
-            "median": float(np.median(per_user)),
-            "max": int(per_user.max()),
-        },
-        "has_time": data.has_time,
-        "share_of_users_tied_at_latest_time": _share_tied(data) if data.has_time else None,
-        "features": {
-            where: {name: _describe(column) for name, column in columns.items()}
-            for where, columns in (
-                ("user", data.user_features),
-                ("item", data.item_features),
-                ("context", data.context),
-            )
-            if columns
-        },
-        "notes": list(data.notes),
-    }
-
-
-def _share_tied(data: Interactions) -> float:
-    latest = np.full(data.n_users, np.iinfo(np.int64).min)
-    np.maximum.at(latest, data.user, data.time)
-    at_latest = np.bincount(data.user[data.time == latest[data.user]], minlength=data.n_users)
-    return float(np.mean(at_latest > 1))
-
-
-def _describe(column: Column) -> str:
-    if isinstance(column, Categorical):
-        return f"{len(column.names)} categories"
-    if isinstance(column, MultiCategorical):
-        return f"any of {len(column.names)} categories"
-    return f"{np.nanmin(column.values):g} to {np.nanmax(column.values):g}"
+    summary = import_file(file, name, columns, features, overwrite=overwrite).facts()
+    _show(summary, as_json)
 
 
 def _entry(dataset: DataSet) -> dict[str, Any]:
@@ -241,8 +199,11 @@ def _print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _print_pairs(summary: dict[str, Any]) -> None:
-    table = Table(show_header=False, box=None, pad_edge=False)
+def _show(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(summary)
+        return
+    table = plain_table(show_header=False)
     for key, value in summary.items():
         if value not in ({}, [], None):
             table.add_row(key.replace("_", " "), _text(value))

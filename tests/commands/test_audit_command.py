@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from hushrec.audit.auditor import audit
-from hushrec.cli import main
+from hushrec.commands import main
 from hushrec.errors import RunError
 from hushrec.privacy.noise import CentralGaussian
 from hushrec.run import Run, train

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import hushrec
-from hushrec.evaluate.analyse import _lenders, whose_table
+from hushrec.analyse.one_run import _lenders, whose_table
 from hushrec.evaluate.metrics import summarise
 from hushrec.evaluate.ranking import rank_full
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from hushrec.cli_options import json_option, run_argument
+from hushrec.commands.options import json_option, print_json, run_argument
 from hushrec.data.files import read_history
 from hushrec.errors import ConfigError
+from hushrec.report.tables import plain_table
 from hushrec.report.units import human_size
 from hushrec.run import Run
 from hushrec.serve.bundle import export
@@ -65,10 +64,9 @@ def recommend_command(
     if not found:
         click.echo(f"nothing is left to recommend to '{user}'", err=True)
     if as_json:
-        lines = [{"item": r.item, "title": r.title, "score": r.score} for r in found]
-        click.echo(json.dumps({"user": user, "recommendations": lines}, indent=2))
+        print_json({"user": user, "recommendations": found})
         return
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     table.add_column("", justify="right")
     table.add_column("title", overflow="fold")
     table.add_column("item", overflow="fold")
@@ -102,12 +100,12 @@ def export_command(
     python -c "from hushrec.serve.recommender import Recommender as R
     print(R.load('bundle', history=['1193', '661']).recommend(5))"
 
-    `hushrec/device/recommender.py` stands alone: copy it to the device.
+    `hushrec/serve/recommender.py` stands alone: copy it to the device.
     """
     path = export(Run.open(folder), bundle, neighbours=neighbours, precision=precision)
     sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
     if as_json:
-        click.echo(json.dumps({"bundle": str(path), "bytes": sizes}, indent=2))
+        print_json({"bundle": str(path), "bytes": sizes})
         return
     text = ", ".join(f"{name} {human_size(size)}" for name, size in sizes.items())
     click.echo(f"{path}: {text}")

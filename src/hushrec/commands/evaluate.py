@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,45 +10,38 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from hushrec.analyse.compare import compare_runs
+from hushrec.analyse.one_run import groups_of, guidance_effects, whose_table
 from hushrec.backends.inprocess import usable_cores
-from hushrec.cli_options import json_option, run_argument, threads_option
+from hushrec.commands import options
 from hushrec.errors import ConfigError
 from hushrec.evaluate.adaptation import adaptation_curve
-from hushrec.evaluate.analyse import groups_of, guidance_effects, whose_table
-from hushrec.evaluate.compare import compare_runs
+from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.metrics import parse_metric, summarise
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.methods.capabilities import facts_of
+from hushrec.report import tables
 from hushrec.report.convergence import write_convergence
-from hushrec.report.html import ADAPTATION, write_report
-from hushrec.report.tables import (
-    adaptation_table,
-    comparison_tables,
-    cost_table,
-    groups_table,
-    guidance_table,
-    model_lines,
-    own_table_table,
-    result_table,
-)
+from hushrec.report.course import ADAPTATION
+from hushrec.report.html import write_report
 from hushrec.run import Run
 from hushrec.split import Part
 
 
 @click.command("evaluate")
-@run_argument
-@click.option("--part", type=click.Choice(["valid", "test"]), default="test", show_default=True)
+@options.run_argument
+@options.part_option
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME", help="Such as hr@50; repeatable."
 )
 @click.option(
     "--adaptation", is_flag=True, help="Unseen users after 0, 1, 2, 5, 10, 20 interactions instead."
 )
-@threads_option
-@json_option
+@options.threads_option
+@options.json_option
 def evaluate_command(
     folder: Path,
-    part: str,
+    part: Part,
     metrics: tuple[str, ...],
     adaptation: bool,
     threads: int | None,
@@ -66,51 +58,61 @@ def evaluate_command(
         parse_metric(name)
     run = Run.open(folder)
     evaluator = run.evaluator(threads or usable_cores())
-    chosen: Part = "valid" if part == "valid" else "test"
     if adaptation:
-        names = list(metrics) or ["hits@10", "hits@20", "ndcg@10"]
-        curve = adaptation_curve(evaluator, run.method, run.shared, chosen, names)
-        if run.folder is not None:
-            run.folder.write_json(ADAPTATION, curve)
-            write_report(run)
-        if as_json:
-            click.echo(json.dumps(curve, indent=2))
-        else:
-            Console().print(adaptation_table(curve))
+        _adapt(run, evaluator, part, metrics, as_json)
         return
-    ranks = evaluator.rank(run.method, run.shared, run.store, chosen)
-    popularity = popularity_ranks(evaluator, chosen)
+    ranks = evaluator.rank(run.method, run.shared, run.store, part)
+    popularity = popularity_ranks(evaluator, part)
     names = list(metrics) or evaluator.config.metric_names()
 
-    def table(source: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    def table(source: PartRanks) -> dict[str, dict[str, float]]:
         return {candidates: summarise(value, names) for candidates, value in source.items()}
 
     result = {
-        **{
-            key: run.summary[key] for key in ("method", "data", "protocol", "protocol_mark", "seed")
-        },
-        chosen: table(ranks),
+        **_heading(run),
+        part: table(ranks),
         "yardsticks": {
             "popularity": table(popularity),
             "chance": table(chance_ranks(popularity)),
         },
     }
     if as_json:
-        click.echo(json.dumps(result, indent=2))
+        options.print_json(result)
         return
-    Console().print(result_table(result, metrics, chosen))
+    Console().print(tables.result_table(result, metrics, part))
+
+
+def _adapt(
+    run: Run, evaluator: Evaluator, part: Part, metrics: tuple[str, ...], as_json: bool
+) -> None:
+    """Measure unseen users after so many interactions, keep the curve, and show it."""
+    names = list(metrics) or ["hits@10", "hits@20", "ndcg@10"]
+    curve = adaptation_curve(evaluator, run.method, run.shared, part, names)
+    if run.folder is not None:
+        run.folder.write_json(ADAPTATION, curve)
+        write_report(run)
+    if as_json:
+        options.print_json(curve)
+    else:
+        Console().print(tables.adaptation_table(curve))
+
+
+def _heading(run: Run) -> dict[str, Any]:
+    """Return what every result of a run begins with."""
+    names = ("method", "data", "protocol", "protocol_mark", "seed")
+    return {name: run.summary[name] for name in names}
 
 
 @click.command("analyse")
-@run_argument
-@click.option("--part", type=click.Choice(["valid", "test"]), default="test", show_default=True)
+@options.run_argument
+@options.part_option
 @click.option(
     "--only",
     type=click.Choice(["tables", "groups", "guidance"]),
     help="One analysis; refused where the method has nothing to say.  [all it has]",
 )
-@threads_option
-@json_option
+@options.threads_option
+@options.json_option
 def analyse_command(
     folder: Path, part: Part, only: str | None, threads: int | None, as_json: bool
 ) -> None:
@@ -141,28 +143,23 @@ def analyse_command(
                 if only:
                     raise
                 refused.append(f"{name}: {error}")
-    heading = {k: run.summary[k] for k in ("method", "data", "protocol", "protocol_mark", "seed")}
+    heading = _heading(run)
     if as_json:
-        plain = dict(found)
-        if "groups" in found:
-            plain["groups"] = {name: said.as_dict() for name, said in found["groups"].items()}
-        if "guidance" in found:
-            plain["guidance"] = [effect.as_dict() for effect in found["guidance"]]
         model = facts_of(run.method, run.shared)
-        click.echo(json.dumps({**heading, "part": part, "model": model, **plain}, indent=2))
+        options.print_json({**heading, "part": part, "model": model, **found})
         return
     console = Console()
     mark = f" [bold red]{heading['protocol_mark']}[/]" if heading["protocol_mark"] else ""
     console.print(f"[bold]{escape(heading['method'])} on {escape(heading['data'])}[/]{mark}")
     if "tables" in found:
-        console.print(own_table_table(found["tables"], part))
+        console.print(tables.own_table_table(found["tables"], part))
     if "groups" in found:
-        console.print(groups_table(found["groups"], part))
+        console.print(tables.groups_table(found["groups"], part))
     if found.get("guidance"):
-        console.print(guidance_table(found["guidance"]))
+        console.print(tables.guidance_table(found["guidance"]))
     elif "guidance" in found:
         refused.append("guidance: no guidance was committed in this run")
-    for line in [*model_lines(facts_of(run.method, run.shared)), *refused]:
+    for line in [*tables.model_lines(facts_of(run.method, run.shared)), *refused]:
         console.print(line, style="dim", highlight=False)
 
 
@@ -183,7 +180,7 @@ def analyse_command(
     metavar="FILE.svg",
     help="Draw the runs' validation curves in one picture.",
 )
-@json_option
+@options.json_option
 def compare_command(
     folders: tuple[Path, ...],
     metrics: tuple[str, ...],
@@ -203,6 +200,6 @@ def compare_command(
     if plot is not None:
         write_convergence(folders, plot, metrics, candidates)
     if as_json:
-        click.echo(json.dumps([row.as_dict() for row in rows], indent=2))
+        options.print_json(rows)
         return
-    Console().print(*comparison_tables(rows), cost_table(rows), sep="\n")
+    Console().print(*tables.comparison_tables(rows), tables.cost_table(rows), sep="\n")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +43,6 @@ class ComparedRun:
     difference_high: float | None = None
     p_value: float | None = None
     """Of the paired test, Holm-corrected over all comparisons in the table."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def compare_runs(
@@ -86,20 +82,18 @@ def compare_runs(
             )
             if run is not runs[0]:
                 found = paired_test(values.mean(axis=0), baseline.mean(axis=0), method=test)
-                row = ComparedRun(
-                    **{
-                        **row.as_dict(),
-                        "difference": found.difference,
-                        "difference_low": found.low,
-                        "difference_high": found.high,
-                        "p_value": found.p_value,
-                    }
+                row = replace(
+                    row,
+                    difference=found.difference,
+                    difference_low=found.low,
+                    difference_high=found.high,
+                    p_value=found.p_value,
                 )
             rows.append(row)
     tested = [place for place, row in enumerate(rows) if row.p_value is not None]
     corrected = holm([rows[place].p_value or 0.0 for place in tested])
     for place, p_value in zip(tested, corrected, strict=True):
-        rows[place] = ComparedRun(**{**rows[place].as_dict(), "p_value": float(p_value)})
+        rows[place] = replace(rows[place], p_value=float(p_value))
     return rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +15,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from hushrec.audit.auditor import Progress, audit
-from hushrec.cli_options import json_option, run_argument
+from hushrec.commands.options import json_option, print_json, run_argument
 from hushrec.report.html import write_report
+from hushrec.report.tables import plain_table
 from hushrec.run import Run
 
 
@@ -61,7 +61,7 @@ def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: boo
         found = audit(run, users=users, trials=trials, seed=seed, on_progress=on_progress)
     report = write_report(run)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found)
     else:
         console = Console()
         for table in _tables(found):
@@ -152,14 +152,7 @@ def _canary_table(found: list[Mapping[str, Any]], claim: Mapping[str, Any]) -> T
 
 
 def _new_table(title: str, skipped: str | None) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        caption_justify="left",
-        box=None,
-        pad_edge=False,
-    )
+    table = plain_table(title, title_style="bold")
     if skipped:
         table.add_column("")
         table.add_row(skipped)

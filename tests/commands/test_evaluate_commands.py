@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from click.testing import CliRunner
 
-from hushrec.cli import main
+from hushrec.commands import main
 
 
 def hushrec(*words):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from hushrec.cli import main
+from hushrec.commands import main
 
 FIXED = ["--sampling", "fixed", "--neighbours"]
 RUN = ["--population", "4800", "--cohort", "20", "--rounds", "1000", "--delta", "1e-6"]

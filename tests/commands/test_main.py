@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from hushrec.cli import main
+from hushrec.commands import main
 from hushrec.run import Run, train
 from hushrec.serve.recommender import Recommender
 
@@ -72,6 +72,18 @@ def test_train_leaves_a_whole_run_folder_and_a_table(table: Path, tmp_path: Path
     assert (out / "checkpoint" / "final" / "selected-shared.safetensors").exists()
     assert "popularity" in result.stdout
     assert "chance" in result.stdout
+
+
+def test_the_report_is_made_from_the_run_in_memory(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "open", lambda *_: pytest.fail("the model was read a second time"))
+        assert hushrec("train", "--data", table, *QUICK, "--out", out).exit_code == 0
+    page = (out / "report.html").read_bytes()
+    assert hushrec("report", out).stdout == f"{out / 'report.html'}\n"
+    assert (out / "report.html").read_bytes() == page
 
 
 def test_json_is_the_summary_and_nothing_else(table: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,10 +87,6 @@ class GuidanceEffect:
     after: Mapping[str, float]
     gates: Mapping[str, Any] | None
     """Statistics of the gates after the commit."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def guidance_effects(

@@ -1,0 +1,68 @@
+"""``hushrec doctor``: what is installed, and where things are looked for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from typing import Any
+
+import click
+from rich.console import Console
+
+from hushrec.backends.inprocess import usable_cores
+from hushrec.commands.options import json_option, print_json
+from hushrec.data.folders import cache_dir
+from hushrec.methods.base import method_names
+from hushrec.report.tables import plain_table
+
+EXTRAS = {
+    "neural": "torch",
+    "flower": "flwr",
+    "studio": "fastapi",
+    "tune": "optuna",
+    "parquet": "pyarrow",
+}
+
+
+@click.command("doctor")
+@json_option
+def doctor_command(as_json: bool) -> None:
+    """Show versions, threads, optional parts, methods, and where data is looked for.
+
+    \b
+    hushrec doctor
+    """
+    packages = ("hushrec", "numpy", "scipy", "numba", "pydantic", "safetensors")
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "threads": usable_cores(),
+        "extras": {
+            extra: importlib.metadata.version(module) if importlib.util.find_spec(module) else None
+            for extra, module in EXTRAS.items()
+        },
+        "methods": method_names(),
+        "data": {
+            "HUSHREC_DATA": os.environ.get("HUSHREC_DATA"),
+            "cache": str(cache_dir()),
+        },
+    }
+    if as_json:
+        print_json(found)
+        return
+    table = plain_table(show_header=False)
+    table.add_column("", style="bold", no_wrap=True)
+    table.add_column("", overflow="fold")
+    table.add_row("python", f"{found['python']} on {found['platform']}")
+    table.add_row("versions", "  ".join(f"{k} {v}" for k, v in found["versions"].items()))
+    table.add_row("threads", str(found["threads"]))
+    for extra, version in found["extras"].items():
+        state = version or f"not installed: pip install 'hushrec\\[{extra}]'"
+        table.add_row(f"extra {extra}", state)
+    table.add_row("methods", "  ".join(found["methods"]))
+    table.add_row("HUSHREC_DATA", found["data"]["HUSHREC_DATA"] or "not set")
+    table.add_row("cache", found["data"]["cache"])
+    Console().print(table)

@@ -1,0 +1,61 @@
+"""Options that commands have in common, and a way to pass those that belong together as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+run_argument = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
+)
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads to use; the result does not depend on it.",
+)
+data_option = click.option("--data", default="demo", show_default=True, metavar="NAME|FILE")
+method_option = click.option("--method", default="fednext", show_default=True, metavar="NAME")
+part_option = click.option(
+    "--part", type=click.Choice(["valid", "test"]), default="test", show_default=True
+)
+
+
+def gather(name: str, kind: type[Any], *options: Decorator) -> Decorator:
+    """Add these options to a command, which gets their values as one ``kind`` called ``name``.
+
+    ``kind`` is a dataclass; its fields have the names of the options.
+    """
+    names = [field.name for field in fields(kind)]
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)  # hands on the options that the command has already
+        def gathered(**given: Any) -> Any:
+            value = kind(**{each: given.pop(each) for each in names})
+            return command(**given, **{name: value})
+
+        decorated: Callable[..., Any] = gathered
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def print_json(value: object) -> None:
+    """Print a result for programs; a dataclass is its fields."""
+    click.echo(json.dumps(value, indent=2, default=asdict))
+
+
+def default_name(data: str, method: str) -> str:
+    """Name a folder after what is trained in it; of a file its name alone."""
+    name = Path(data).stem if Path(data).is_file() else data
+    return f"{name}-{method}".replace("/", "-")

@@ -1,0 +1,202 @@
+"""``hushrec train``: a run folder and its report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+
+from hushrec.backends.inprocess import Machine
+from hushrec.clients import Protocol
+from hushrec.commands import options
+from hushrec.commands.display import load_aloud, polite_stop, training_display
+from hushrec.config import parse_settings
+from hushrec.errors import ConfigError
+from hushrec.report.html import write_report
+from hushrec.report.tables import facts, result_table
+from hushrec.run import Run, TrainOptions, train, train_seeds
+from hushrec.run_folder import RunFolder, require_free
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to train."""
+
+    data: str
+    method: str
+    preset: str | None
+    protocol: Protocol | None
+    rounds: int | None
+    seed: int | None
+    seeds: int
+
+    @property
+    def chosen_seeds(self) -> range:
+        """The seeds, of which the first may be named."""
+        first = self.seed or 0
+        return range(first, first + self.seeds)
+
+
+@dataclass(frozen=True)
+class Protected:
+    """What the options say of privacy; the section of that name in the settings."""
+
+    mode: str | None
+    epsilon: float | None
+    delta: float | None
+    scale: float | None
+    clip: float | None
+    budgets: str | None
+    epsilon_min: float | None
+    epsilon_max: float | None
+
+    def settings(self) -> dict[str, Any]:
+        """Return what was given, as ``--set`` would have it."""
+        return {f"privacy.{name}": at for name, at in asdict(self).items() if at is not None}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the run goes."""
+
+    out: Path | None
+    resume: bool
+    overwrite: bool
+
+
+@click.command("train")
+@options.gather(
+    "asked",
+    Asked,
+    options.data_option,
+    options.method_option,
+    click.option(
+        "--preset", metavar="NAME", help="A set of options that ships, for example 'paper'."
+    ),
+    click.option(
+        "--protocol",
+        type=click.Choice(["honest", "published"]),
+        help="'published' reproduces the papers' figures and leaks the held-out item.  [honest]",
+    ),
+    click.option("--rounds", type=int, metavar="N"),
+    click.option("--seed", type=int, metavar="S", help="First (or only) seed.  [0]"),
+    click.option(
+        "--seeds", type=click.IntRange(min=1), default=1, metavar="N", help="How many seeds."
+    ),
+)
+@options.threads_option
+@options.gather(
+    "protected",
+    Protected,
+    click.option(
+        "--privacy",
+        "mode",
+        type=click.Choice(["none", "central", "local-laplace", "local-gaussian"]),
+        help="Noise on the sum, or on every upload.  [none]",
+    ),
+    click.option("--epsilon", type=float, metavar="E", help="Guarantee to keep; finds the noise."),
+    click.option("--delta", type=float, metavar="D", help="Below 1 / clients.  [clients^-1.1]"),
+    click.option("--scale", type=float, metavar="B", help="Scale of local noise, not --epsilon."),
+    click.option("--clip", type=float, metavar="C", help="Bound of an upload's norm."),
+    click.option(
+        "--budgets",
+        type=click.Choice(["activity", "declared"]),
+        help="Each client its own epsilon (local-gaussian).",
+    ),
+    click.option("--epsilon-min", type=float, metavar="E", help="Of the least active client."),
+    click.option("--epsilon-max", type=float, metavar="E", help="Of the most active client."),
+)
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable.")
+@options.gather(
+    "place",
+    Place,
+    click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The run folder."),
+    click.option("--resume", is_flag=True, help="Go on with an interrupted run in --out."),
+    click.option("--overwrite", is_flag=True, help="Replace the run in --out."),
+)
+@options.json_option
+def train_command(
+    asked: Asked,
+    threads: int | None,
+    protected: Protected,
+    pairs: tuple[str, ...],
+    place: Place,
+    as_json: bool,
+) -> None:
+    """Train a method, evaluate it, and leave a run folder with a report.
+
+    \b
+    hushrec train --data ml-100k --method pfedrec --out runs/pfedrec
+    hushrec train --data ml-100k --method pfedrec --preset paper --protocol published --seeds 3
+    hushrec train --data ratings.csv --method fedmf --set d=64 --set lr=0.05
+    hushrec train --method fedmf --set cohort.kind=fixed --set cohort.size=200
+    hushrec train --method fedmf --privacy central --epsilon 4 --delta 1e-5
+    hushrec train --method fedmf --privacy local-laplace --scale 0.2
+    hushrec train --method fedmf --privacy local-gaussian --clip 1 --budgets activity \\
+        --epsilon-min 1 --epsilon-max 8
+    hushrec train --resume --out runs/pfedrec
+
+    Sections for --set: split, cohort, evaluation, store, privacy, silos; all else is an option of
+    the method. `hushrec methods` lists methods, options and presets.
+    """
+    if place.resume:
+        asked = _asked_before(asked, place)
+    out = place.out or _default_out(asked)
+    if not place.resume:
+        require_free(out, overwrite=place.overwrite)
+    settings = parse_settings(pairs) | protected.settings()
+    data = load_aloud(asked.data, quiet=as_json)
+    with training_display(as_json) as on_round, polite_stop() as should_stop:
+        said: TrainOptions = {
+            "preset": asked.preset,
+            "protocol": asked.protocol,
+            "rounds": asked.rounds,
+            "seed": asked.seed,
+            "settings": settings,
+            "overwrite": place.overwrite,
+            "resume": place.resume,
+            "machine": Machine(threads),
+            "on_round": on_round,
+            "should_stop": should_stop,
+        }
+        if asked.seeds > 1:
+            run, summary = None, train_seeds(data, asked.method, asked.chosen_seeds, out, **said)
+        else:
+            run = train(data, asked.method, out=out, **said)
+            summary = dict(run.summary)
+    # Of several seeds only one is in memory at a time.
+    runs = [run] if run else (Run.open(out / name, data) for name in summary["runs"])
+    reports = [write_report(each) for each in runs]
+    if as_json:
+        options.print_json(summary)
+        return
+    console = Console()
+    console.print(result_table(summary))
+    for line in facts(summary):
+        console.print(line, style="dim", highlight=False)
+    console.print(f"report: {reports[0]}", highlight=False, soft_wrap=True)
+
+
+def _asked_before(asked: Asked, place: Place) -> Asked:
+    """Return what the run in --out was begun with; nothing of it may be given again."""
+    if place.out is None:
+        raise ConfigError("--resume needs the run folder: --resume --out DIR")
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if given and option.name not in ("resume", "out", "threads", "as_json"):
+            raise ConfigError(
+                f"--resume goes on with the run's own settings: leave out {option.opts[0]}"
+            )
+    # The folder knows which seeds; what matters here is whether there are several.
+    seeds = 2 if (place.out / "seeds.json").exists() else 1
+    return replace(asked, data=RunFolder.open(place.out).experiment().data, seeds=seeds)
+
+
+def _default_out(asked: Asked) -> Path:
+    mark = "-published" if asked.protocol == "published" else ""
+    return Path("runs") / (options.default_name(asked.data, asked.method) + mark)

@@ -1,0 +1,92 @@
+"""``hushrec tune``: search for a method's options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from hushrec.backends.inprocess import Machine
+from hushrec.commands import options
+from hushrec.commands.display import load_aloud, polite_stop, training_display
+from hushrec.config import parse_settings
+from hushrec.report.tables import trials_table
+from hushrec.tune import PRESET, Start, tune
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to search for."""
+
+    data: str
+    method: str
+    preset: str | None
+    trials: int
+    rounds: int | None
+    seed: int
+    pairs: tuple[str, ...]
+
+    def start(self) -> Start:
+        """Return where the search begins."""
+        settings = parse_settings(self.pairs)
+        return Start(self.method, self.preset, self.rounds, self.seed, settings)
+
+    def words(self) -> str:
+        """Return the command that asks for it, for the preset to say where it is from."""
+        given = {"--data": self.data, "--method": self.method}
+        more = {"--preset": self.preset, "--rounds": self.rounds}
+        words = [f"{flag} {at}" for flag, at in (given | more).items() if at is not None]
+        words += [f"--set {pair}" for pair in self.pairs]
+        return " ".join(["hushrec tune", *words, f"--trials {self.trials} --seed {self.seed}"])
+
+
+@click.command("tune")
+@options.gather(
+    "asked",
+    Asked,
+    options.data_option,
+    options.method_option,
+    click.option("--preset", metavar="NAME", help="What trial 0 and the fixed options come from."),
+    click.option(
+        "--trials", type=click.IntRange(min=1), default=20, show_default=True, metavar="N"
+    ),
+    click.option("--rounds", type=int, metavar="N", help="Rounds of a trial."),
+    click.option("--seed", type=int, default=0, show_default=True, metavar="S"),
+    click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option."),
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The search's folder.")
+@options.threads_option
+@options.json_option
+def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: bool) -> None:
+    """Search for a method's options on the validation items, and write them as a preset.
+
+    \b
+    hushrec tune --data ml-100k --method pfedrec --trials 20
+    hushrec tune --data ml-100k --method fedmf --set dual=true --rounds 100 --trials 30
+    hushrec train --data ml-100k --method pfedrec --preset tunes/ml-100k-pfedrec/tuned-honest.toml
+
+    The protocol is honest and test items are never scored. The same command goes on with a search
+    that was interrupted, or with more --trials; the result is the same as without the stop.
+    """
+    out = out or Path("tunes") / options.default_name(asked.data, asked.method)
+    data = load_aloud(asked.data, quiet=as_json)
+    with training_display(as_json) as show, polite_stop() as should_stop:
+        search = tune(
+            data,
+            asked.start(),
+            out,
+            trials=asked.trials,
+            machine=Machine(threads),
+            command=asked.words(),
+            on_round=lambda number, report: show(report, f"trial {number + 1} of {asked.trials}"),
+            should_stop=should_stop,
+        )
+    best = search.best
+    if as_json:
+        options.print_json({**search.about, "best": best.number, "trials": search.trials})
+        return
+    console = Console()
+    console.print(trials_table(search))
+    console.print(f"preset: {out / PRESET}.toml", highlight=False, soft_wrap=True)

@@ -1,0 +1,207 @@
+"""How each data set we know is read from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.data.files import read_interactions
+from hushrec.data.folders import Folder
+from hushrec.data.interactions import (
+    Categorical,
+    Column,
+    Interactions,
+    MultiCategorical,
+    Numeric,
+    StrArray,
+)
+from hushrec.data.text import read_rows
+
+
+def _required(folder: Folder, name: str) -> Path:
+    path = folder.get(name)
+    assert path is not None  # `DataSet.find` returned this folder because it has the file
+    return path
+
+
+def _ordered(data: Interactions) -> Interactions:
+    """Number users and items by their ids where all of these are whole numbers."""
+    user_order, item_order = _numeric_order(data.users), _numeric_order(data.items)
+    return replace(
+        data,
+        user=np.argsort(user_order).astype(np.int32)[data.user],
+        item=np.argsort(item_order).astype(np.int32)[data.item],
+        users=data.users[user_order],
+        items=data.items[item_order],
+    )
+
+
+def _numeric_order(ids: StrArray) -> NDArray[np.int64]:
+    if np.char.isdecimal(ids).all():
+        return np.argsort(ids.astype(np.int64), kind="stable")
+    return np.arange(len(ids))
+
+
+def _read(folder: Folder, name: str) -> Interactions:
+    return _ordered(read_interactions(_required(folder, name)))
+
+
+def _numbers(entries: Iterable[str], low: float, high: float) -> Numeric:
+    """Read numbers; the median stands in where there is none, so that no NaN goes on."""
+    known = np.array(
+        [float(e) if e.replace(".", "", 1).isdecimal() else np.nan for e in entries], np.float32
+    )
+    filled = np.where(np.isnan(known), np.nanmedian(known), known)
+    return Numeric(filled.astype(np.float32), low, high)
+
+
+def _years(entries: Iterable[str]) -> Categorical:
+    """Code years; a film without one has none."""
+    return Categorical.of(entry if entry.isdecimal() else "" for entry in entries)
+
+
+def ml_100k(folder: Folder) -> Interactions:
+    """Read MovieLens 100K: ages, genders and occupations, years and genres."""
+    data = _read(folder, "u.data")
+    people = folder.lines_of(data.users, "u.user", "|")
+    films = folder.lines_of(data.items, "u.item", "|", encoding="latin-1")
+    genres = list(folder.rows("u.genre", "|"))
+    if people:
+        features: dict[str, Column] = {
+            "age": Numeric(np.array([row[1] for row in people], dtype=np.float32), 0.0, 100.0),
+            "gender": Categorical.of(row[2] for row in people),
+            "occupation": Categorical.of(row[3] for row in people),
+        }
+        data = replace(data, user_features=features)
+    if films:
+        described: dict[str, Column] = {"year": _years(row[2][-4:] for row in films)}  # 01-Jan-1995
+        if genres:
+            flags = np.array([row[5 : 5 + 19] for row in films]) == "1"
+            described["genres"] = MultiCategorical(flags, np.array([g for g in genres if g]))
+        data = replace(data, titles=np.array([row[1] for row in films]), item_features=described)
+    return data
+
+
+_ML_1M_AGES = {
+    "1": "under 18", "18": "18-24", "25": "25-34", "35": "35-44",
+    "45": "45-49", "50": "50-55", "56": "56+",
+}  # fmt: skip
+_ML_1M_OCCUPATIONS = (
+    *("other", "academic/educator", "artist", "clerical/admin", "college/grad student"),
+    *("customer service", "doctor/health care", "executive/managerial", "farmer", "homemaker"),
+    *("K-12 student", "lawyer", "programmer", "retired", "sales/marketing", "scientist"),
+    *("self-employed", "technician/engineer", "tradesman/craftsman", "unemployed", "writer"),
+)
+
+
+def ml_1m(folder: Folder) -> Interactions:
+    """Read MovieLens 1M: age groups, genders and occupations, years and genres."""
+    data = _read(folder, "ratings.dat")
+    people = folder.lines_of(data.users, "users.dat", "::")
+    films = folder.lines_of(data.items, "movies.dat", "::", encoding="latin-1")
+    if people:
+        features: dict[str, Column] = {
+            "gender": Categorical.of(row[1] for row in people),
+            "age group": Categorical.of(
+                (_ML_1M_AGES[row[2]] for row in people), _ML_1M_AGES.values()
+            ),
+            "occupation": Categorical.of(
+                (_ML_1M_OCCUPATIONS[int(row[3])] for row in people), _ML_1M_OCCUPATIONS
+            ),
+        }
+        data = replace(data, user_features=features)
+    if films:
+        titles = [row[1] for row in films]
+        described: dict[str, Column] = {
+            "year": _years(title[-5:-1] for title in titles),  # Toy Story (1995)
+            "genres": MultiCategorical.of(row[2].split("|") for row in films),
+        }
+        data = replace(data, titles=np.array(titles), item_features=described)
+    return data
+
+
+def _lastfm_titles(folder: Folder, data: Interactions) -> Interactions:
+    artists = folder.rows("artists.dat", "\t", header=True)
+    if not artists:
+        return data
+    # Some tagged artists are not listed; their id is all there is to print.
+    titles = [artists[item][1] if item in artists else str(item) for item in data.items]
+    return replace(data, titles=np.array(titles))
+
+
+def lastfm_listens(folder: Folder) -> Interactions:
+    """Read Last.fm: how often a user played an artist."""
+    return _lastfm_titles(folder, _read(folder, "user_artists.dat"))
+
+
+def lastfm_tags(folder: Folder, at_least: int) -> Interactions:
+    """Read Last.fm: tags with their month, of users with some of them."""
+    name = "user_taggedartists.dat"
+    data = _read(folder, name)
+    columns = np.array(read_rows(_required(folder, name), "\t", header=True), dtype=np.int64).T
+    day, month, year = columns[3:6]
+    months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
+    days = months.astype("datetime64[D]").astype(np.int64) + day - 1
+    # One row per tag: the same artist comes once for each tag that the user gave.
+    notes = [note for note in data.notes if "time" not in note]
+    notes.append("dates have month resolution: ties are many")
+    dated = replace(data, time=days * 86_400, has_time=True, notes=tuple(notes))
+    return _lastfm_titles(folder, dated.users_with_at_least(at_least))
+
+
+def ratings_dat(folder: Folder) -> Interactions:
+    """Read ratings alone."""
+    return _read(folder, "ratings.dat")
+
+
+def filmtrust(folder: Folder) -> Interactions:
+    """Read FilmTrust: ratings of users with at least ten."""
+    return _read(folder, "ratings.txt").users_with_at_least(10)
+
+
+def frappe(folder: Folder) -> Interactions:
+    """Read Frappe: apps with the context of their use and what the shop says of them."""
+    data = _read(folder, "frappe.csv")
+    path = _required(folder, "frappe.csv")
+    head, *rows = read_rows(path, "\t")
+    context: dict[str, Column] = {
+        head[k]: Categorical.of(row[k] for row in rows) for k in range(3, len(head))
+    }
+    data = replace(data, context=context)
+    apps = folder.rows("meta.csv", "\t", header=True)
+    if not apps:
+        return data
+    head = read_rows(_required(folder, "meta.csv"), "\t")[0]
+    name, category, price, downloads, language, rating = (
+        head.index(column)
+        for column in ("name", "category", "price", "downloads", "language", "rating")
+    )
+    found = [apps[item] for item in data.items]
+    described: dict[str, Column] = {
+        "category": Categorical.of(row[category] for row in found),
+        "price": Categorical.of(_price_kind(row[price]) for row in found),
+        # The shop's own figures: classes of installations all over the world, and its stars.
+        "downloads": Categorical.of(row[downloads] for row in found),
+        "language": Categorical.of(row[language] for row in found),
+        "rating": _numbers((row[rating] for row in found), 0.0, 5.0),
+    }
+    titles = [
+        str(item) if row[name] in ("", "unknown") else row[name]
+        for item, row in zip(data.items, found, strict=True)
+    ]
+    return replace(data, titles=np.array(titles), item_features=described)
+
+
+def _price_kind(price: str) -> str:
+    return {"Free": "free", "unknown": "unknown"}.get(price, "paid")
+
+
+def demo(_: Folder) -> Interactions:
+    """Make the made-up world."""
+    from hushrec.data.synthetic import demo  # compiles kernels; the others do without
+
+    return demo()

@@ -1,0 +1,45 @@
+"""What was promised to clients, and what an attacker found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hushrec.report import plots
+from hushrec.report.plots import Bar, Dot
+from hushrec.report.words import marked
+from hushrec.run import Run
+from hushrec.run_folder import AUDIT_FILE, RunFolder
+
+
+def budgets(run: Run) -> dict[str, Any] | None:
+    """Show how personal budgets are spread, and what was spent of them."""
+    said = run.summary["privacy"].get("budgets")
+    if said is None:
+        return None
+    rows = [
+        Bar(f"ε {part['from']:.3g}–{part['to']:.3g}", part["clients"] / said["clients"])
+        for part in said["distribution"]
+    ]
+    label = marked(run, "Personal budgets, share of clients")
+    return {**said, "plot": plots.bars(rows, ["clients"], label)}
+
+
+def audit(run: Run, folder: RunFolder) -> dict[str, Any] | None:
+    """Show what `hushrec audit` found, if it was asked."""
+    if not (folder.path / AUDIT_FILE).exists():
+        return None
+    found = folder.read_json(AUDIT_FILE)
+    items = found["items"]
+    if "skipped" not in items:
+        rows = [
+            Dot(name, value["r_precision"], tuple(value["interval"]), strong=True)
+            for name, value in items["evidence"].items()
+        ]
+        rows += [
+            Dot("most popular items", items["popularity"], note="the same guess for all"),
+            Dot("chance", items["chance"], note="expected"),
+        ]
+        label = marked(run, "Share of a client's items that are named")
+        items = {**items, "plot": plots.dots(rows, label, 1.0)}
+    names = {"auc": "AUC", "advantage": "Advantage (TPR − FPR)", "tpr_at_1_fpr": "TPR at 1 % FPR"}
+    return {**found, "items": items, "measures": names}

@@ -1,0 +1,229 @@
+"""Private parameters at rest: what stays on the clients, in memory and, past a budget, on file.
+
+A store never leaves the side of the clients. In a simulation it holds everybody's parameters, so
+it can outgrow the machine. Users get their place on first visit, one after the other: in memory
+while the budget lasts, then in sparse memory-mapped files whose pages are given back to the system
+after every round. What it costs grows with the users that took part, not with the population.
+"""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from hushrec.aggregate import ClientRows
+from hushrec.errors import ConfigError
+from hushrec.memory import require_memory
+from hushrec.store.columns import Shelf, Visit, column_of
+from hushrec.store.fields import Private, PrivateFields
+
+Array = NDArray[Any]
+
+WORKSPACE = ".private-"
+"""How the folder of file-backed parameters begins; it goes when the store does."""
+PART_BYTES = 96 * 2**20
+"""Private parameters that pass through memory at once on their way elsewhere."""
+MAPPED_BYTES = 256 * 2**20
+"""File-backed parameters that are used before their pages are given back to the system."""
+
+
+class StoreConfig(BaseModel):
+    """Where private parameters are kept during a simulation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["auto", "memory", "file"] = "auto"
+    """`auto` takes memory up to the budget, and files for the rest."""
+    budget_gb: Annotated[float, Field(gt=0)] = 1.5
+    """Memory for the current round's parameters and the selected round's together."""
+
+
+class PrivateStore:
+    """One block per user and field; a user never written reads its field's initial value."""
+
+    def __init__(
+        self,
+        fields: PrivateFields,
+        n_users: int,
+        folder: Path | None = None,
+        memory_bytes: float | None = None,
+    ) -> None:
+        """Keep ``memory_bytes`` in memory (all of it without a folder, else none by default)."""
+        self.fields = fields
+        self.n_users = n_users
+        self.folder = folder
+        self.memory_bytes = memory_bytes
+        self.workspace: TemporaryDirectory[str] | None = None
+        self.visited = np.zeros(n_users, bool)
+        self.columns = {name: column_of(spec, name, n_users) for name, spec in fields.items()}
+        size = store_bytes(fields, n_users)
+        self.bytes_per_user = max(1, size // max(1, n_users))
+        share = 1.0
+        if folder is not None and size:
+            share = min(1.0, (memory_bytes or 0) / size)
+        columns = self.columns.values()
+        self._shelves = [Shelf(columns, int(n_users * share), share, None)]
+        if share < 1:
+            self._shelves.append(Shelf(columns, n_users, 1.0, folder))
+        self._shelf = np.full(n_users, -1, np.int8)  # -1: no place yet
+        self.slot = np.zeros(n_users, np.int64)
+        self._placing = threading.Lock()
+        # Users lie stack by stack, so that a stack that comes again finds itself together. Whole
+        # tables, if one shelf has room for all, lie user by user: any neighbours are together.
+        tables = any(column.in_order for column in self.columns.values())
+        self._ordered = tables and len(self._shelves) == 1
+        self._mapped = 0
+
+    @classmethod
+    def create(
+        cls, fields: PrivateFields, n_users: int, config: StoreConfig, place: Path | None
+    ) -> PrivateStore:
+        """Choose memory or files by the configuration; files live in ``place`` while needed."""
+        # The selected round's parameters are kept beside the current ones.
+        size, budget = 2 * store_bytes(fields, n_users), config.budget_gb * 2**30
+        if config.kind == "memory" or (config.kind == "auto" and size <= budget):
+            require_memory(size, "the private parameters", "store.kind=file, or a smaller d")
+            return cls(fields, n_users)
+        workspace = TemporaryDirectory(prefix=WORKSPACE, dir=place)
+        free = shutil.disk_usage(workspace.name).free
+        if size > free:
+            raise ConfigError(
+                f"the private parameters may take {size / 2**30:.1f} GB and the disk of "
+                f"{Path(workspace.name).parent} has {free / 2**30:.1f} GB free; use a smaller d or "
+                "another disk"
+            )
+        in_memory = budget / 2 if config.kind == "auto" else 0.0
+        store = cls(fields, n_users, Path(workspace.name), in_memory)
+        store.workspace = workspace
+        return store
+
+    @classmethod
+    def beside(cls, other: PrivateStore) -> PrivateStore:
+        """Return an empty store of the same fields, in the same kind of place."""
+        folder = None if other.folder is None else other.folder / "selected"
+        store = cls(other.fields, other.n_users, folder, other.memory_bytes)
+        store.workspace = other.workspace
+        return store
+
+    def read(self, users: Array) -> Private:
+        """Return the private parameters of these users; each field is read when asked for."""
+        return _Blocks(self, users)
+
+    def write(self, users: Array, private: Private) -> None:
+        """Replace the private parameters of these users; of whole tables, the rows given."""
+        values = {name: private[name] for name in self.fields}
+        for name, value in values.items():
+            self.columns[name].expect(users, value)
+        new = ~self.visited[users]
+        self._place(users)
+        for shelf, mine in self.by_shelf(users):
+            self.use(shelf, len(mine) * self.bytes_per_user)
+            visit = Visit(shelf, self.slot[users[mine]], users[mine], mine, new[mine])
+            for name, value in values.items():
+                self.columns[name].write(visit, value)
+
+    def by_shelf(self, users: Array) -> Iterator[tuple[Shelf, Array]]:
+        """Yield each shelf with the positions of its users among these."""
+        if len(self._shelves) == 1:
+            yield self._shelves[0], np.arange(len(users))
+            return
+        for number, shelf in enumerate(self._shelves):
+            mine = np.flatnonzero(self._shelf[users] == number)
+            if len(mine):
+                yield shelf, mine
+
+    def one_shelf(self, users: Array) -> Shelf | None:
+        """Return the shelf that all of these users lie on, if they were all written to it."""
+        if not self.visited[users].all() or len(np.unique(self._shelf[users])) != 1:
+            return None
+        return self._shelves[int(self._shelf[users[0]])]
+
+    def _place(self, users: Array) -> None:
+        """Give users their place on their first visit."""
+        with self._placing:
+            new = users[~self.visited[users]]
+            for number, shelf in enumerate(self._shelves):
+                fit = min(len(new), shelf.slots - shelf.used)
+                for column in self.columns.values():
+                    fit = column.room(shelf, new[:fit])
+                taken, new = new[:fit], new[fit:]
+                self._shelf[taken] = number
+                self.slot[taken] = taken if self._ordered else shelf.used + np.arange(fit)
+                shelf.used += fit
+                for column in self.columns.values():
+                    column.place(shelf, taken)
+            self.visited[users] = True
+
+    def use(self, shelf: Shelf, size: int) -> None:
+        """Count what is read or written in files, and release it from time to time."""
+        if shelf.folder is not None:
+            self._mapped += size
+            if self._mapped > MAPPED_BYTES:
+                self.release()
+
+    def release(self) -> None:
+        """Give the pages of file-backed arrays back to the system; their contents stay on file."""
+        self._mapped = 0
+        for shelf in self._shelves:
+            for array in (*shelf.values.values(), *shelf.ids.values()):
+                if isinstance(array, np.memmap):
+                    array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
+    def snapshot(self, target: PrivateStore | None = None) -> PrivateStore:
+        """Copy every visited user's block into another store (a new one by default)."""
+        target = target or PrivateStore.beside(self)
+        for users in self._parts():
+            target.write(users, self.read(users))
+        target.release()
+        return target
+
+    def tensors(self) -> Iterator[dict[str, Array]]:
+        """Yield the visited users' blocks as plain arrays, for a checkpoint, a part at a time."""
+        for users in self._parts():
+            out: dict[str, Array] = {"visited": users}
+            for name, value in self.read(users).items():
+                out |= self.fields[name].to_arrays(name, value)
+            yield out
+
+    def restore(self, tensors: Mapping[str, Array]) -> None:
+        """Put back one part of what `tensors` yielded."""
+        private = {name: spec.from_arrays(name, tensors) for name, spec in self.fields.items()}
+        self.write(tensors["visited"], private)
+
+    def _parts(self) -> Iterator[Array]:
+        """Cut the visited users into parts that pass through memory at once."""
+        step = max(1, PART_BYTES // self.bytes_per_user)
+        users = np.flatnonzero(self.visited)
+        for start in range(0, len(users), step):
+            yield users[start : start + step]
+
+
+class _Blocks(Mapping[str, "Array | ClientRows"]):
+    """The private parameters of some users, read field by field: few methods train on them all."""
+
+    def __init__(self, store: PrivateStore, users: Array) -> None:
+        self._store = store
+        self._users = users
+
+    def __getitem__(self, name: str) -> Array | ClientRows:
+        return self._store.columns[name].read(self._store, self._users)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._store.fields)
+
+    def __len__(self) -> int:
+        return len(self._store.fields)
+
+
+def store_bytes(fields: PrivateFields, n_users: int) -> int:
+    """Return the size of a store if every user were visited."""
+    return sum(spec.nbytes(n_users) for spec in fields.values())
