@@ -38,12 +38,12 @@ from hushrec.data import load
 from hushrec.data.synthetic import population
 from hushrec.errors import DataError
 from hushrec.memory import peak_rss_bytes
-from hushrec.methods.base import Method
-from hushrec.negatives import draw_negatives
+from hushrec.methods.pfedrec import PFedRec
 from hushrec.rng import Round, Streams
 from hushrec.split import make_split
 from hushrec.store import PrivateStore, StoreConfig
 from hushrec.testing import Federation
+from hushrec.training.samples import draw_negatives
 
 Json = dict[str, Any]
 LATEST = Path(__file__).parent / "latest.json"
@@ -111,7 +111,12 @@ class Timed:
     """A federation whose rounds are timed, from the draw of the cohort on."""
 
     def __init__(
-        self, method: Method, view: TrainView, store: StoreConfig, folder: Path, threads: int | None
+        self,
+        method: PFedRec,
+        view: TrainView,
+        store: StoreConfig,
+        folder: Path,
+        threads: int | None,
     ) -> None:
         shared = method.init(view, Streams(0))
         fields = method.private_fields(view, shared, Streams(0))
@@ -134,9 +139,11 @@ class Timed:
         return seconds, collected.loss.mean or 0.0
 
 
-def pfedrec() -> Method:
+def pfedrec() -> PFedRec:
     """Return PFedRec with the options of the paper."""
-    return make_experiment("benchmark", "pfedrec", preset="paper").make_method()
+    return PFedRec(
+        PFedRec.Config(**make_experiment("benchmark", "pfedrec", preset="paper").options)
+    )
 
 
 def synthetic_view(n_users: int, n_items: int) -> TrainView:
@@ -172,7 +179,7 @@ def speed(sizes: Sizes, show: Progress) -> Json:
     if sizes.devices is not None:
         view = view.take(np.arange(sizes.devices))
 
-    method = experiment.make_method()
+    method = pfedrec()
     with TemporaryDirectory(prefix="hushrec-benchmark-") as folder:
         ours = Timed(method, view, IN_MEMORY, Path(folder), 1)
         table, first = ours.federation.shared["items"], ours.first
@@ -222,7 +229,7 @@ def speed(sizes: Sizes, show: Progress) -> Json:
     }
 
 
-def _sampling_seconds(view: TrainView, method: Method, number: int) -> float:
+def _sampling_seconds(view: TrainView, method: PFedRec, number: int) -> float:
     began = time.perf_counter()
     draw_negatives(view, method.config.negatives, Round(number, Streams(0)))
     return time.perf_counter() - began
@@ -230,7 +237,7 @@ def _sampling_seconds(view: TrainView, method: Method, number: int) -> float:
 
 def _plain_rounds(
     view: TrainView,
-    method: Method,
+    method: PFedRec,
     table: NDArray[Any],
     first: Mapping[str, NDArray[Any] | None],
     n_rounds: int,
@@ -352,7 +359,8 @@ def one_population(sizes: Sizes, n_users: int, on_round: Callable[[], None]) -> 
     began = time.perf_counter()
     with TemporaryDirectory(prefix="hushrec-benchmark-") as folder:
         view = synthetic_view(n_users, sizes.population_items)
-        federation = Timed(pfedrec(), view, StoreConfig(kind="auto"), Path(folder), None)
+        method = pfedrec()
+        federation = Timed(method, view, StoreConfig(kind="auto"), Path(folder), None)
         setup = time.perf_counter() - began
         cohort = CohortConfig(kind="fixed", size=min(sizes.cohort, n_users))
         seconds = []
@@ -366,7 +374,7 @@ def one_population(sizes: Sizes, n_users: int, on_round: Callable[[], None]) -> 
             "items": sizes.population_items,
             "interactions": len(view.positives.values),
             "cohort": cohort.size,
-            "d": federation.federation.task.method.config.d,
+            "d": method.config.d,
             "threads": federation.federation.backend.machine.n_threads,
             "store": "memory" if federation.store.folder is None else "memory, then file",
             "setup_s": setup,

@@ -11,7 +11,8 @@ from hushrec.commands import main
 from hushrec.config import read_preset
 from hushrec.errors import ConfigError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator
-from hushrec.methods.base import Between, OneOf, method_class, method_names
+from hushrec.methods.base import method_class, method_names
+from hushrec.methods.capabilities import Between, OneOf, Tunable
 from hushrec.tune import Start, tune
 
 pytest.importorskip("optuna", reason="needs the 'tune' extra")
@@ -130,7 +131,8 @@ def test_a_diverging_trial_is_a_line_not_an_end(tiny, tmp_path):
 def test_every_space_names_options_that_exist_and_are_allowed(name):
     kind = method_class(name)
     for options in ({}, {"dual": True} if "dual" in kind.Config.model_fields else {}):
-        space = kind(kind.Config(**options)).search
+        method = kind(kind.Config(**options))
+        space = method.search if isinstance(method, Tunable) else {}
         assert set(space) <= set(kind.Config.model_fields)
         ends = [
             where.values if isinstance(where, OneOf) else (where.low, where.high)

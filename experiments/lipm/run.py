@@ -52,7 +52,7 @@ TABLES = {
 def settings_of(cell: dict[str, Any], plan: dict[str, Any], silos: int) -> dict[str, Any]:
     """Put a cell's settings together, its own last."""
     settings = dict(plan["common"])
-    if method_class(cell["method"]).silos:
+    if method_class(cell["method"]).traits.silos:
         settings |= {**plan["silos"], "silos.count": silos}
     if cell.get("dpps"):
         settings |= plan["dpps"]

@@ -62,7 +62,7 @@ class Experiment(BaseModel):
     def make_method(self) -> Method:
         """Build the configured method."""
         found = _class_for(self.method, self.privacy.mode)
-        if self.silos.kind != "none" and not found.silos:
+        if self.silos.kind != "none" and not found.traits.silos:
             raise ConfigError(
                 f"{self.method} trains one user per client: use silos.kind = none, or a method "
                 "for silos (lipm, pfedme)"
@@ -104,9 +104,9 @@ def make_experiment(
     mode = (settings or {}).get("privacy.mode") or given.get("privacy", {}).get("mode")
     found = _class_for(method, mode)
     values: dict[str, Any] = {"options": {}}
-    if not found.learns:
+    if not found.traits.learns:
         # Yardsticks do not converge; their last round is the result.
-        values["evaluation"] = {"every": found.default_rounds}
+        values["evaluation"] = {"every": found.traits.rounds}
     _merge(values, given)
     for key, value in (settings or {}).items():
         section, dot, name = key.partition(".")

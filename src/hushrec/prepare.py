@@ -15,6 +15,7 @@ from hushrec.errors import ConfigError
 from hushrec.evaluate.evaluator import Evaluator
 from hushrec.messages import Download
 from hushrec.methods.base import Method
+from hushrec.methods.capabilities import SharesBudget
 from hushrec.privacy.calibrate import Schedule, make_plan, personal_budgets
 from hushrec.privacy.config import check_privacy
 from hushrec.privacy.guarantee import SILO
@@ -55,7 +56,7 @@ def prepare(
     """
     task = make_task(experiment, split, plan.protection)
     method, streams = task.method, task.streams
-    if method.pooled and experiment.cohort.kind != "all":
+    if method.traits.pooled and experiment.cohort.kind != "all":
         raise ConfigError(f"{method.name} pools all data: cohort.kind must be 'all'")
     view = split.train_view(experiment.protocol)
     shared = method.init(view, streams)
@@ -64,7 +65,8 @@ def prepare(
     evaluator = Evaluator(split, experiment.evaluation, streams, machine.n_threads)
     make_backend = find("backends", machine.backend)
     backend = make_backend(task, replace(view, noise=plan.deviations), store, evaluator, machine)
-    server = Prepared(experiment, task, plan, split.training_clients, backend)
+    newcomers = len(split.training_users) < split.n_users
+    server = Prepared(experiment, task, plan, split.training_clients, backend, newcomers)
     protection, ledger = plan.protection.state, plan.first_ledger(len(view.clients))
     return server, State(shared, split.digest(), protection=protection, ledger=ledger)
 
@@ -78,8 +80,8 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan:
     if config.mode == "none":
         return NoPlan(
             Protection().after(_layers(experiment, task)),
-            pooled=method.pooled,
-            reveals=method.reveals,
+            pooled=method.traits.pooled,
+            reveals=method.traits.reveals,
         )
     shared = method.init(view, task.streams)
     if any(not np.array_equal(array, task.initial[name]) for name, array in shared.items()):
@@ -109,7 +111,11 @@ def upload_schedule(method: Method, task: Task, rounds: int) -> Schedule:
         number: task.upload_shape(Download(number, received)).require_closed()
         for number in range(1, rounds + 1)
     }
-    shares = method.budget_shares()
+    shares, norm = (
+        (method.budget_shares(), method.upload_norm)
+        if isinstance(method, SharesBudget)
+        else ((), None)
+    )
     # Rounds that share a budget out say themselves that they upload, and each its own shape.
     speaking = {number: shape for number, shape in shapes.items() if shape.entries or shares}
     first = next(iter(speaking.values()), shapes[1])
@@ -119,4 +125,4 @@ def upload_schedule(method: Method, task: Task, rounds: int) -> Schedule:
             "accounted for: use another method, or privacy.mode = none"
         )
     silent = frozenset(shapes.keys() - speaking.keys()) if speaking else frozenset()
-    return Schedule(first, rounds, silent, shares, method.upload_norm)
+    return Schedule(first, rounds, silent, shares, norm)

@@ -22,6 +22,7 @@ from hushrec.errors import DivergedError, StoppedError
 from hushrec.evaluate.evaluator import EvaluationConfig
 from hushrec.messages import Download, Evaluation
 from hushrec.methods.base import Shared
+from hushrec.methods.capabilities import is_marked
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.plan import Plan
 from hushrec.rng import SecretRound
@@ -73,6 +74,12 @@ class Server:
     clients: NDArray[np.int64]
     """The population that cohorts are drawn from."""
     backend: Backend
+    newcomers: bool = False
+    """Whether users are looked at that training leaves out."""
+
+    def serving(self, shared: Shared) -> Shared:
+        """Return what is sent to be scored with; newcomers fold themselves in, which takes all."""
+        return shared if self.newcomers else self.task.method.serving(shared)
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,7 @@ def run_rounds(
             state.shared = method.apply(state.shared, total)
         # 7. Account for the privacy and for the messages.
         state.account, state.protection = plan.charge(state.account, number), following.state
-        if not method.pooled:
+        if not method.traits.pooled:
             state.up_bytes += collected.up_bytes
             state.down_bytes += collected.down_bytes
         state.round = number
@@ -147,8 +154,8 @@ def run_rounds(
         regular = number % config.every == 0 or number == experiment.rounds
         valid: Mapping[str, Mapping[str, float]] | None = None
         more: Mapping[str, Any] = {}
-        if regular or method.marks(number) or method.marks(number + 1):
-            looked = backend.evaluate(method.serving(state.shared), "valid")
+        if regular or is_marked(method, number) or is_marked(method, number + 1):
+            looked = backend.evaluate(server.serving(state.shared), "valid")
             if state.select(selection_value(looked, config), regular=regular):
                 backend.keep_selected()
             valid, more = looked.means(), backend.describe(state.shared, number)

@@ -281,7 +281,7 @@ def train_experiment(
             raise StoppedError(f"{stopped}{where}") from None
         parts: tuple[Part, ...] = ("valid", "test")
         for part in parts:
-            serving = server.task.method.serving(state.selected_shared)
+            serving = server.serving(state.selected_shared)
             server.backend.evaluate(serving, part, selected=True)
         if journal:
             journal.finish(state)

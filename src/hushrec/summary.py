@@ -11,6 +11,7 @@ from hushrec import silos
 from hushrec.evaluate.metrics import coverage, popularity_bias
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.memory import peak_rss_bytes
+from hushrec.methods.capabilities import facts_of
 from hushrec.prepare import Prepared
 from hushrec.round import State
 from hushrec.split import Split
@@ -64,7 +65,7 @@ def summarise(server: Prepared, split: Split, state: State) -> dict[str, Any]:
     experiment, backend, method = server.experiment, server.backend, server.task.method
     evaluator, store, shared = backend.evaluator, backend.selected, state.selected_shared
     assert evaluator is not None and store is not None, "a round was selected"
-    top = evaluator.top_items(method, method.serving(shared), store, "test", 10)
+    top = evaluator.top_items(method, server.serving(shared), store, "test", 10)
     counts = np.bincount(split.train.positives.values, minlength=split.data.n_items)
     n_test = len(evaluator.evaluated_users("test"))
     popularity = popularity_ranks(evaluator, "test")
@@ -84,7 +85,7 @@ def summarise(server: Prepared, split: Split, state: State) -> dict[str, Any]:
             "popularity": evaluator.summarise(popularity),
             "chance": evaluator.summarise(chance_ranks(popularity)),
         },
-        "model": dict(method.facts(shared)),
+        "model": dict(facts_of(method, shared)),
         "lists": {
             "coverage@10": coverage(top, split.data.n_items),
             "popularity_bias@10": popularity_bias(top, counts),

@@ -1,6 +1,6 @@
 """`tune`: a small search for a method's options, on validation items, under the honest protocol.
 
-The space stands beside the method (`Method.search`). Trial 0 is what the base says, the method's
+The space stands beside the method (`Tunable.search`). Trial 0 is what the base says, the method's
 defaults or a preset; the others are proposed by optuna's tree-structured Parzen estimator. A trial
 trains like `hushrec train` and is worth its best look at the validation items; one whose best look
 so far is in the last quarter at its round is stopped. Test items are never scored.
@@ -26,7 +26,7 @@ from hushrec.backends.inprocess import THIS_MACHINE, Machine
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
-from hushrec.methods.base import Between, OneOf, SearchSpace
+from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
 from hushrec.prepare import prepare
 from hushrec.privacy.plan import NoPlan
 from hushrec.privacy.protection import Protection
@@ -109,10 +109,11 @@ def tune(
         rounds=start.rounds,
         seed=start.seed,
     )
-    known = base.make_method().search
+    tuned = base.make_method()
+    known = tuned.search if isinstance(tuned, Tunable) else {}
     space = {name: where for name, where in known.items() if name not in start.settings}
     if not space:
-        raise ConfigError(f"{start.method} declares no options to search for (Method.search)")
+        raise ConfigError(f"{start.method} declares no options to search for (Tunable.search)")
     if base.protocol != "honest":
         raise ConfigError("a search under the published protocol would tune the leak: use honest")
     search = _open(out, base, space)

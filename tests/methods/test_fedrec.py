@@ -7,18 +7,11 @@ import pytest
 
 from hushrec.clients import Ragged
 from hushrec.rng import Round, Streams
-from hushrec.testing import MethodContract, clients_of
+from hushrec.testing import clients_of
+from hushrec.testing.worlds import Federation
 
 pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec.backends.inprocess import InProcess
 from hushrec.methods.fedrec import FedRec, FedRecConfig, mean_ratings
-from hushrec.privacy.protection import Protection
-from hushrec.store import PrivateStore
-
-
-class TestFedRec(MethodContract):
-    method = FedRec
-    beats_chance = False  # all ratings of that world are equal, and ratings are all it looks at
 
 
 def rated():
@@ -52,12 +45,9 @@ def test_made_up_ratings(fill, number):
 
 def test_tastes_are_found():
     view, method = rated(), FedRec(FedRecConfig(d=4))
-    shared = method.init(view, Streams(0))
-    store = PrivateStore(method.private_fields(view, shared, Streams(0)), 30)
-    backend = InProcess(view, store, 1)
-    for number in range(1, 41):
-        done = backend.run_clients(method, shared, Protection(), np.arange(30), Streams(0), number)
-        shared = method.apply(shared, done.summed.total())
-    scores = method.score(shared, store.read(np.arange(30)), view)
+    federation = Federation(method, view)
+    for _ in range(40):
+        federation.round()
+    scores = method.score(federation.shared, federation.store.read(np.arange(30)), view)
     likes_first = scores[:, :30].mean(1) > scores[:, 30:].mean(1)
     assert (likes_first == (np.arange(30) % 2 == 0)).mean() > 0.9

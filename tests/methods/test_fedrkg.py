@@ -7,12 +7,15 @@ import hushrec
 import reference
 from hushrec import kernels
 from hushrec.aggregate import ExactSum
+from hushrec.kernels.draws import Pace
+from hushrec.kernels.guidance import fused_tables
+from hushrec.kernels.inner_product import Model, Rates
 from hushrec.methods.fedrkg import FedRKG
-from hushrec.methods.inner_product import NO_TABLE
 from hushrec.methods.local_only import LocalOnly
 from hushrec.rng import Round, Streams
 from hushrec.store import PrivateStore
 from hushrec.testing import MethodContract, clients_of
+from hushrec.training.samples import stack_of
 
 N_ITEMS = 25
 
@@ -150,16 +153,8 @@ def test_the_gate_starts_at_one_half_and_is_then_the_plain_mix():
     # Eq. 3, on one client's table, without the training that follows.
     rng = np.random.default_rng(0)
     table, mean = rng.standard_normal((2, N_ITEMS, 6)).astype(np.float32)
-    one = view.take(np.array([4]))
-    out = untrained._guided(
-        mean,
-        (table[None], np.ones((1, 6), np.float32), np.zeros(1, np.float32)),
-        np.zeros((1, 18), np.float32),
-        np.zeros(1, np.float32),
-        one,
-        streams,
-        1,
-    )
+    shut = np.zeros((1, 18), np.float32), np.zeros(1, np.float32)
+    out = fused_tables(table[None], mean, *shut, np.float32(0.7))
     np.testing.assert_allclose(out[0], 0.7 * table + 0.3 * mean, rtol=1e-5, atol=1e-6)
 
 
@@ -193,24 +188,15 @@ def test_a_newcomer_starts_from_the_last_guidance_table():
 
 
 def test_clipping_that_never_acts_changes_no_bit():
-    view, streams = devices(), Streams(6)
-    excluded, rng = view.excluded(), np.random.default_rng(0)
-    table = rng.standard_normal((N_ITEMS, 6)).astype(np.float32)
+    view, key = devices(), Streams(6).key("fit", 1)
+    table = np.random.default_rng(0).standard_normal((N_ITEMS, 6)).astype(np.float32)
+    rates = Rates(np.float32(0.1), np.float32(1), np.float32(1))
     out = []
     for clip in (None, np.float32(1e9)):
         vectors, biases = np.ones((len(view), 6), np.float32), np.zeros(len(view), np.float32)
+        model, pace = Model(table, vectors, biases, True), Pace(4, 2, 8)
         trained = kernels.fit_inner_product(
-            streams.key("fit", 1),
-            view.users,
-            view.positives.indptr,
-            view.positives.values,
-            excluded.indptr,
-            excluded.values,
-            table,
-            NO_TABLE,
-            vectors,
-            biases,
-            *(4, 2, 8, np.float32(0.1), np.float32(1), True, True, None, None, None, clip),
+            key, stack_of(view), model, pace, rates, True, None, None, clip
         )
         out.append([*trained, vectors, biases])
     for one, other in zip(*out, strict=True):

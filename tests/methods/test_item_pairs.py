@@ -309,10 +309,7 @@ def test_one_round_counts_and_the_others_choose(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("data", "hr", "ndcg"),
-    [("ml-1m", 0.28, 0.165), ("ml-100k", 0.20, 0.11)],
-)
+@pytest.mark.parametrize(("data", "hr", "ndcg"), [("ml-1m", 0.28, 0.165), ("ml-100k", 0.20, 0.11)])
 def test_accuracy_on_real_data(data_dir, data, hr, ndcg):
     """Honest protocol, full ranking, one round of uploads."""
     run = hushrec.train(data, "fednext")

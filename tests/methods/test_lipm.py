@@ -12,14 +12,15 @@ import hushrec
 from hushrec.aggregate import ClientRows as Rows
 from hushrec.aggregate import ExactSum, Update
 from hushrec.clients import TrainView
-from hushrec.privacy.noise import own_noise
-from hushrec.rng import Round, Streams
+from hushrec.privacy.budgets import PersonalNoise
+from hushrec.privacy.protection import UploadShape
+from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
+from hushrec.training.samples import draw_silo_samples
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec import silo_networks as networks  # noqa: E402
-from hushrec.methods.lipm import LIPM, LIPMConfig, gru  # noqa: E402
-from hushrec.neural import GROUP  # noqa: E402
+from hushrec.methods.lipm import LIPM, LIPMConfig  # noqa: E402
+from hushrec.training.silo_network import unpack_flat  # noqa: E402
 
 SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 2, "interest": 4, "lr": 0.02}
 
@@ -31,12 +32,6 @@ class TestBaseline(MethodContract):
     method = LIPM
     rounds = 25
     options = {**LEARNS, "lipm": False}  # noqa: RUF012
-
-
-class TestLIPM(MethodContract):
-    method = LIPM
-    rounds = 12
-    options = LEARNS
 
 
 class TestGuided(MethodContract):
@@ -111,37 +106,7 @@ def test_with_equal_interests_the_aggregation_is_the_plain_mean():
     np.testing.assert_allclose(fitted.update.dense["weight"], 0, atol=1e-6)
 
 
-# ------------------------------------------------------------ the GRU and the training core
-
-
-def gru_params(generator, clients, d, h):
-    shapes = {
-        "gru/input": (d, 3 * h),
-        "gru/state": (h, 3 * h),
-        "gru/input_bias": (3 * h,),
-        "gru/state_bias": (3 * h,),
-    }
-    return {
-        name: torch.from_numpy(generator.standard_normal((clients, *shape)).astype(np.float32))
-        for name, shape in shapes.items()
-    }
-
-
-def test_the_gru_is_torchs():
-    generator = np.random.default_rng(0)
-    p = gru_params(generator, GROUP, 6, 4)
-    x = torch.from_numpy(generator.standard_normal((GROUP, 5, 6)).astype(np.float32))
-    state = torch.from_numpy(generator.uniform(-1, 1, (GROUP, 5, 4)).astype(np.float32))
-    ours = gru(p, x, state)
-    for c in range(GROUP):
-        theirs = torch.nn.GRU(6, 4)
-        with torch.no_grad():
-            theirs.weight_ih_l0.copy_(p["gru/input"][c].T)
-            theirs.weight_hh_l0.copy_(p["gru/state"][c].T)
-            theirs.bias_ih_l0.copy_(p["gru/input_bias"][c])
-            theirs.bias_hh_l0.copy_(p["gru/state_bias"][c])
-            out, _ = theirs(x[c][None], state[c][None])
-        np.testing.assert_allclose(ours[c].numpy(), out[0].numpy(), atol=1e-6)
+# ------------------------------------------------------------ the training core
 
 
 def _private(method, view, shared):
@@ -191,7 +156,7 @@ def test_a_silo_is_trained_as_torchs_adam_would():
     method = LIPM(LIPMConfig(**{**SMALL, "batch": 512, "lipm": False, "epochs": EPOCHS}))
     shared = method.init(view, Streams(0))
     fitted = method.fit(shared, _private(method, view, shared), view, Round(1, Streams(0)))
-    samples = networks.draw_samples(view, 1, EPOCHS, Round(1, Streams(0)))
+    samples = draw_silo_samples(view, 1, EPOCHS, Round(1, Streams(0)))
     for c in range(2):
         users = torch.zeros((np.diff(view.client_indptr)[c], 8), requires_grad=True)
         items = torch.tensor(shared["items"], requires_grad=True)
@@ -200,7 +165,7 @@ def test_a_silo_is_trained_as_torchs_adam_would():
         length = samples.lengths[c]
         for epoch in range(EPOCHS):
             at = samples.order[c][epoch * length : (epoch + 1) * length]
-            p = networks.unpack(flat, method.shapes)
+            p = unpack_flat(flat, method.perceptron.shapes)
             u, v = users[samples.users[at]], items[samples.items[at].astype(np.int64)]
             h = u @ p["user"][0] + v @ p["item"][0] + (u * v) @ p["product"][0] + p["bias"][0]
             h = torch.relu(torch.relu(h) @ p["layer0/weight"][0] + p["layer0/bias"][0])
@@ -222,24 +187,6 @@ def test_a_silo_is_trained_as_torchs_adam_would():
         own = slice(rows.indptr[c], rows.indptr[c + 1])
         expected = (items.detach().numpy() - shared["items"])[rows.ids[own]]
         np.testing.assert_allclose(rows.rows[own], expected, atol=2e-5)
-
-
-def test_every_epoch_has_its_own_negatives_and_all_positives():
-    everything = list(range(60))
-    view = replace(clients_of([[1, 2, 3], everything, [4]]), holders=np.array([0, 0, 1], np.int32))
-    samples = networks.draw_samples(view, 2, 3, Round(1, Streams(0)))
-    assert samples.lengths.tolist() == [3 * 3 + 60, 3]
-    seen = []
-    for epoch in range(3):
-        at = samples.order[0][epoch * 69 : (epoch + 1) * 69]
-        assert len(np.unique(at)) == 69
-        first = samples.users[at] == 0
-        positives = samples.labels[at] == 1
-        assert sorted(samples.items[at][first & positives]) == [1, 2, 3]
-        assert sorted(samples.items[at][~first]) == everything
-        seen.append(at[~positives])
-        assert not np.isin(samples.items[at[~positives]], [1, 2, 3]).any()
-    assert len(np.unique(np.concatenate(seen))) == 3 * 6
 
 
 # ------------------------------------------------------------ DPPS
@@ -292,9 +239,13 @@ def test_guidance_takes_back_the_clients_own_noise():
     plain, guided = (LIPM(LIPMConfig(**SMALL, guidance=g)) for g in (0.0, 0.25))
     shared = plain.init(view, Streams(0))
     private = {**_private(guided, view, shared), "last_round": np.array([3, 0], np.int32)}
-    ours = guided.fit(shared, private, view, Round(5, Streams(0)))
-    theirs = plain.fit(shared, private, view, Round(5, Streams(0)))
-    noise = own_noise("network", shared["network"].shape, view.clients, view.noise, Streams(0), 3)
+    width = shared["network"].shape
+    added = PersonalNoise("gaussian", 1.0, UploadShape(60, {}, {"network": width}), view.noise)
+    secret = SecretStreams(0)
+    now = Round(5, Streams(0), added.past_noise(secret))
+    ours = guided.fit(shared, private, view, now)
+    theirs = plain.fit(shared, private, view, now)
+    noise = added.drawn("network", width, view, SecretRound(3, secret))
     assert noise[1].std() == pytest.approx(2.0, rel=0.2)
     np.testing.assert_allclose(
         ours.update.dense["network"][0],
@@ -309,16 +260,12 @@ def test_guidance_takes_back_the_clients_own_noise():
 
 
 def test_the_noise_that_is_taken_back_is_the_noise_that_was_added():
-    from hushrec.privacy.budgets import PersonalNoise
-    from hushrec.privacy.protection import UploadShape
-
-    view = silos_of([2, 3])
-    shape = UploadShape(60, {}, {"network": (9,)})
-    added = PersonalNoise("gaussian", 1.0, shape, np.array([0.5, 0.5]))
-    sent = added.protect(
-        Update(2, dense={"network": np.zeros((2, 9), np.float32)}), view, Streams(0), 4
-    )
-    again = own_noise("network", (9,), view.clients, np.array([0.5, 0.5]), Streams(0), 4)
+    view = replace(silos_of([2, 3]), noise=np.array([0.5, 0.5]))
+    shape, secret = UploadShape(60, {}, {"network": (9,)}), SecretStreams(0)
+    added = PersonalNoise("gaussian", 1.0, shape, view.noise)
+    nothing = Update(2, dense={"network": np.zeros((2, 9), np.float32)})
+    sent = added.protect(nothing, view, SecretRound(4, secret))
+    again = added.past_noise(secret)("network", (9,), view, 4)
     np.testing.assert_allclose(sent.dense["network"], again, atol=1e-6)
 
 

@@ -6,23 +6,20 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import hushrec
 from hushrec.aggregate import ExactSum
-from hushrec.backends.inprocess import InProcess
+from hushrec.backends.inprocess import Machine
 from hushrec.methods.fedrkg import FedRKG
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.privacy.protection import Protection
 from hushrec.rng import Round, Streams
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
 from hushrec.testing import MethodContract, clients_of
+from hushrec.testing.worlds import Federation
+from hushrec.training.samples import draw_device_samples
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec import neural  # noqa: E402
-from hushrec.methods import guidance, network_score  # noqa: E402
 from hushrec.methods.fedncf import FedNCF  # noqa: E402
 from hushrec.methods.neumf import NeuMF  # noqa: E402
 
@@ -145,7 +142,7 @@ def test_it_equals_one_device_at_a_time(name, tiny):
         for c in everybody:
             if not dual:
                 devices[c] = Device(network, devices[c].vector.numpy())
-            samples = neural.draw_samples(view.take(np.array([c])), 4, 1, Round(number, STREAMS))
+            samples = draw_device_samples(view.take(np.array([c])), 4, 1, Round(number, STREAMS))
             rates = {
                 "network": config.lr,
                 "vector": config.lr * options.get("vector_rate", 1),
@@ -178,54 +175,6 @@ def test_it_equals_one_device_at_a_time(name, tiny):
     assert np.linalg.norm(scores - (mean if dual else own)) > 0.05 * np.std(own) * scores.size**0.5
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(1, 9),
-    st.integers(0, 9),
-    st.lists(st.integers(1, 9), max_size=3),
-    st.integers(1, 3),
-    st.integers(1, 40),
-    st.sampled_from([None, 0.02]),
-    st.booleans(),
-    st.booleans(),
-)
-def test_the_fused_descent_is_that_of_batched_tensors(
-    d, vector, hidden, epochs, batch, clip, two_steps, own_tables
-):
-    view = clients_of([[3], [], list(range(25)), [4, 9], [8, 2, 11, 17, 5]], 25)
-    rng, n = np.random.default_rng(0), len(view)
-    table = rng.standard_normal((n, 25, d) if own_tables else (25, d)).astype(np.float32)
-    network = neural.initial_mlp([vector + d, *hidden, 1], STREAMS, "test")
-    params = neural.repeat(network, n)
-    if vector:
-        params["vector"] = rng.standard_normal((n, vector)).astype(np.float32)
-    config = FedNCF.Config(epochs=epochs, batch=batch)
-    trained, rows, losses = network_score.train(
-        (0.3, 0.5),
-        config,
-        view,
-        table,
-        params,
-        STREAMS,
-        2,
-        two_steps=two_steps,
-        vector_rate=2.0,
-        clip=clip,
-    )
-    rates = {name: 0.6 if name == "vector" else 0.3 for name in params}
-    phases = [rates, {"items": 0.5}] if two_steps else [{**rates, "items": 0.5}]
-    samples = neural.draw_samples(view, 4, epochs, Round(2, STREAMS))
-    expected, tables, before = neural.train(
-        params, {"items": table}, network_score.loss, phases, samples, batch, 25, clip
-    )
-    assert set(trained) == set(params)
-    for name, array in expected.items():
-        np.testing.assert_allclose(trained[name], array, rtol=1e-3, atol=1e-5)
-    np.testing.assert_array_equal(rows.ids, tables["items"].ids)
-    np.testing.assert_allclose(rows.rows, tables["items"].rows, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(losses, before, rtol=1e-4)
-
-
 def test_a_network_without_hidden_layers_is_the_linear_score_function(tiny):
     view = a_view(tiny)
     linear = PFedRec(PFedRec.Config(**BASE))
@@ -256,7 +205,7 @@ def test_fedrkg_over_a_network_equals_one_device_at_a_time(clip):
             if mean is not None:
                 own, received = torch.tensor(tables[c]), torch.tensor(mean)
                 inputs = torch.cat([own, received, own - received], 1)
-                samples = neural.draw_samples(one, 4, 5, Round(number, STREAMS), purpose="guide")
+                samples = draw_device_samples(one, 4, 5, Round(number, STREAMS), purpose="guide")
                 ends = int(samples.lengths[0])
                 for epoch in range(5):
                     for begin in range(0, ends, 7):
@@ -274,7 +223,7 @@ def test_fedrkg_over_a_network_equals_one_device_at_a_time(clip):
                         gates[c] = [(g - 0.5 * g.grad).detach() for g in (weight, bias)]
                 opened = torch.sigmoid(inputs @ gates[c][0] + gates[c][1])
                 tables[c] = (0.7 * own + 0.6 * opened[:, None] * received).numpy()
-            samples = neural.draw_samples(one, 4, 1, Round(number, STREAMS))
+            samples = draw_device_samples(one, 4, 1, Round(number, STREAMS))
             lr = method.config.lr
             rates = {"network": lr, "vector": lr, "items": lr * 25 * 0.5}
             tables[c], _ = device.epoch(tables[c], samples, 7, rates, False, clip)
@@ -287,33 +236,6 @@ def test_fedrkg_over_a_network_equals_one_device_at_a_time(clip):
         assert close(private[layer], [device.network()[layer] for device in devices])
     own = [d.logits(torch.tensor(t)).numpy() for d, t in zip(devices, tables, strict=True)]
     assert close(method.score(shared, private, view), own)
-
-
-def test_the_gate_over_a_linear_loss_is_the_one_of_the_kernel():
-    view = clients_of([[3], list(range(25)), [4, 9], [8, 2, 11, 17, 5]], 25)
-    rng, n = np.random.default_rng(0), len(view)
-    tables, mean = rng.standard_normal((n, 25, 6)), rng.standard_normal((25, 6))
-    tables, mean = tables.astype(np.float32), mean.astype(np.float32)
-    vectors = rng.standard_normal((n, 6)).astype(np.float32)
-    biases = rng.standard_normal(n).astype(np.float32)
-    method = FedRKG(FedRKG.Config(d=6, batch=7, beta=0.7, gate_lr=0.5, clip=0.1))
-    gates, gate_biases = np.zeros((n, 18), np.float32), np.zeros(n, np.float32)
-    method._guided(mean, (tables, vectors, biases), gates, gate_biases, view, STREAMS, 1)
-    weights, offsets = guidance.train_gates(
-        network_score.loss,
-        {"layer0/weight": vectors[..., None], "layer0/bias": biases[:, None]},
-        tables,
-        mean,
-        (np.zeros((n, 18), np.float32), np.zeros(n, np.float32)),
-        neural.draw_samples(view, 4, 5, Round(1, STREAMS), purpose="guide"),
-        7,
-        rate=0.5,
-        beta=0.7,
-        clip=0.1,
-    )
-    assert close(weights, gates)
-    assert close(offsets, gate_biases)
-    assert np.linalg.norm(gates) > 0.01
 
 
 # ------------------------------------------------------------------ contracts and bits
@@ -350,15 +272,11 @@ def test_threads_and_chunks_change_no_bit(method, tiny):
     everybody = np.arange(len(view))
     results = []
     for threads, chunk in ((1, None), (2, None), (2, 1), (1, 11)):
-        shared = method.init(view, STREAMS)
-        store = PrivateStore(method.private_fields(view, shared, STREAMS), len(view))
-        backend = InProcess(view, store, threads, chunk)
-        for number in (1, 2):
-            done = backend.run_clients(method, shared, Protection(), everybody, STREAMS, number)
-            shared = method.apply(shared, done.summed.total())
-        private = store.read(everybody)
-        scores = method.score(shared, private, view)
-        results.append([*shared.values(), done.losses, scores])
+        federation = Federation(method, view, machine=Machine(threads, chunk), seed=STREAMS.seed)
+        losses = [federation.round().loss for _ in range(2)]
+        shared, store = federation.shared, federation.store
+        scores = method.score(shared, store.read(everybody), view)
+        results.append([*shared.values(), losses, scores])
     for other in results[1:]:
         for ours, theirs in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(ours, theirs)
@@ -375,7 +293,7 @@ def test_neumf_takes_the_steps_that_autograd_takes(batch, tiny):
     private = PrivateStore(method.private_fields(view, shared, STREAMS), len(view))
     before = private.read(np.arange(len(view)))
     fitted = method.fit(shared, before, view, Round(1, STREAMS))
-    samples = neural.draw_samples(view, 4, 1, Round(1, STREAMS))
+    samples = draw_device_samples(view, 4, 1, Round(1, STREAMS))
     order = STREAMS.generator("order", 1).permutation(len(samples.items))
     of = torch.tensor(np.repeat(np.arange(len(view)), samples.lengths)[order])
     items = torch.tensor(samples.items[order].astype(np.int64))

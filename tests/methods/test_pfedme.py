@@ -1,23 +1,18 @@
-"""pFedMe: the contract, and the Moreau envelope against one written out in torch."""
+"""pFedMe: the Moreau envelope against one written out in torch."""
 
 import numpy as np
 import pytest
 
 from hushrec.rng import Round, Streams
-from hushrec.testing import MethodContract, clients_of
+from hushrec.testing import clients_of
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec import silo_networks as networks  # noqa: E402
 from hushrec.methods.pfedme import PFedMe, PFedMeConfig  # noqa: E402
 from hushrec.store import PrivateStore  # noqa: E402
+from hushrec.training.samples import draw_silo_samples  # noqa: E402
+from hushrec.training.silo_network import unpack_flat  # noqa: E402
 
 SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 6, "lr": 0.05}
-
-
-class TestPFedMe(MethodContract):
-    method = PFedMe
-    options = SMALL
-    beats_chance = False  # single users learn slowly here; silos are tested on demo data
 
 
 def test_theta_and_w_move_as_in_the_paper():
@@ -27,7 +22,7 @@ def test_theta_and_w_move_as_in_the_paper():
     fields = method.private_fields(view, shared, Streams(0))
     private = PrivateStore(fields, 2).read(np.arange(2))
     fitted = method.fit(shared, private, view, Round(1, Streams(0)))
-    samples = networks.draw_samples(view, 1, 2, Round(1, Streams(0)))
+    samples = draw_silo_samples(view, 1, 2, Round(1, Streams(0)))
     shapes = method.perceptron.shapes
     c = 1
     w_net, w_items = torch.tensor(shared["network"][None]), torch.tensor(shared["items"])
@@ -40,7 +35,7 @@ def test_theta_and_w_move_as_in_the_paper():
         looked_up = np.unique(samples.items[at]).astype(np.int64)
         others = np.setdiff1d(np.arange(60), looked_up)
         for _ in range(3):
-            p = networks.unpack(net, shapes)
+            p = unpack_flat(net, shapes)
             v = items[samples.items[at].astype(np.int64)]
             u = users[samples.users[at]]
             h = u @ p["user"][0] + v @ p["item"][0] + (u * v) @ p["product"][0] + p["bias"][0]

@@ -14,6 +14,7 @@ from test_item_pairs import dense, ease_weights
 
 import hushrec
 from hushrec.aggregate import ClientRows, ExactSum, Total, Update
+from hushrec.backends.inprocess import Machine
 from hushrec.clients import CohortConfig
 from hushrec.commands import main
 from hushrec.config import Experiment, make_experiment
@@ -24,14 +25,14 @@ from hushrec.methods.fedease import FedEASE, PrivateFedEASE
 from hushrec.methods.fednext import FedNext, PrivateFedNext
 from hushrec.methods.head import find_head
 from hushrec.methods.private_als import PrivateFedALS, summed_vectors
+from hushrec.prepare import plan_privacy
+from hushrec.privacy.calibrate import Schedule, make_plan
 from hushrec.privacy.clip import FlatClip, client_norms
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.denoise import expected_powers
 from hushrec.privacy.noise import CentralGaussian
-from hushrec.privacy.plan import make_plan
-from hushrec.privacy.protection import UploadShape
+from hushrec.privacy.protection import UploadShape, check_shape
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams
-from hushrec.round import Machine, plan_privacy
 from hushrec.run import train
 from hushrec.run_folder import RunFolder
 from hushrec.serve.bundle import export
@@ -88,7 +89,7 @@ def test_no_upload_has_a_norm_above_one(rows, head, kind, number):
         assert norms[user] == pytest.approx(1 if known else 0, abs=1e-5)
     nobody = view.take(np.zeros(0, np.int64))
     shape = UploadShape.of(method.fit(received, {}, nobody, Round(number, Streams(0))).update, M)
-    shape.check(update)  # no row or key twice, none outside the space
+    check_shape(update, shape)  # no row or key twice, none outside the space
     if number == 2 and kind is not PrivateFedALS:
         assert shape.spaces == {"pairs": (head.sum() ** 2, 1)}
 
@@ -96,12 +97,12 @@ def test_no_upload_has_a_norm_above_one(rows, head, kind, number):
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=12), max_size=4)
 )
-def test_of_norm_one_is_a_sum_by_key(clients):
+def test_scaled_to_norm_one_is_a_sum_by_key(clients):
     indptr = np.cumsum([0, *map(len, clients)])
     entries = [entry for client in clients for entry in client]
     keys = np.array([key for key, _ in entries], np.int64)
     weights = np.array([[weight] for _, weight in entries], np.float32).reshape(-1, 1)
-    out_indptr, out_keys, out = pair_kernels.of_norm_one(indptr, keys, weights)
+    out_indptr, out_keys, out = pair_kernels.scaled_to_norm_one(indptr, keys, weights)
     for user, client in enumerate(clients):
         sums = {}
         for key, weight in client:
@@ -117,14 +118,11 @@ def test_of_norm_one_is_a_sum_by_key(clients):
 
 def trained(method, view, chunk=None):
     shared = method.init(view, Streams(0))
-    for number in range(1, method.default_rounds + 1):
+    for number in range(1, method.traits.rounds + 1):
         summed = ExactSum(view.n_items)
         for clients in np.array_split(np.arange(len(view)), chunk or 1):
-            summed.add(
-                method.fit(
-                    method.download(shared), {}, view.take(clients), Streams(0), number
-                ).update
-            )
+            now = Round(number, Streams(0))
+            summed.add(method.fit(method.download(shared), {}, view.take(clients), now).update)
         shared = method.apply(shared, summed.total())
     return shared
 
@@ -292,9 +290,9 @@ def test_keys_that_repeat_or_do_not_exist_are_refused(keys):
     stack = ClientRows(np.array([0, 2]), np.array(keys), np.ones((2, 1), np.float32), space=9)
     shape = UploadShape(M, {}, {}, {"pairs": (9, 1)})
     with pytest.raises(ConfigError, match="a row twice"):
-        shape.check(Update(1, rows={"pairs": stack}))
+        check_shape(Update(1, rows={"pairs": stack}), shape)
     with pytest.raises(ConfigError, match="changes its shape"):
-        shape.check(Update(1, rows={"pairs": replace(stack, space=10)}))
+        check_shape(Update(1, rows={"pairs": replace(stack, space=10)}), shape)
 
 
 @pytest.mark.parametrize("method", ["fednext", "fedease"])
@@ -330,7 +328,7 @@ def test_replaced_users_cost_twice_the_noise(small):
         made = make_experiment(
             "small", "fednext", settings={**CENTRAL, "privacy.neighbours": neighbours}
         )
-        layers.append(plan_privacy(made, split).stack.mechanisms[0])
+        layers.append(plan_privacy(made, split).protection.mechanisms[0])
     assert layers[0].clip == FlatClip(1.0)
     for number in (1, 2):
         assert layers[1].noise_std(number) == pytest.approx(2 * layers[0].noise_std(number))
@@ -344,12 +342,7 @@ def test_threads_chunks_and_interruptions_change_nothing(method, small, tmp_path
     stop = StopAfter(1)
     with pytest.raises(StoppedError):
         train(
-            small,
-            method,
-            settings=CENTRAL,
-            out=stopped,
-            on_round=stop.on_round,
-            should_stop=stop,
+            small, method, settings=CENTRAL, out=stopped, on_round=stop.on_round, should_stop=stop
         )
     train(small, out=stopped, resume=True)
     for folder in (other, stopped):
@@ -397,10 +390,11 @@ def test_an_open_space_and_local_noise_on_a_closed_one_are_refused(tiny, monkeyp
     shape = UploadShape(M, {}, {}, {"pairs": (9, 1)})
     local = PrivacyConfig(mode="local-gaussian", scale=1.0, clip=1.0)
     with pytest.raises(ConfigError, match="every pair of items"):
-        make_plan(local, CohortConfig(), shape, 100, 1)
+        make_plan(local, CohortConfig(), Schedule(shape, 1), 100)
     central = PrivacyConfig(mode="central", epsilon=1.0)
     with pytest.raises(ConfigError, match="add up to 1"):
-        make_plan(central, CohortConfig(), shape, 100, 2, shares=(0.5, 0.6), upload_norm=1.0)
+        schedule = Schedule(shape, 2, shares=(0.5, 0.6), upload_norm=1.0)
+        make_plan(central, CohortConfig(), schedule, 100)
 
 
 # ------------------------------------------------------------ reading noisy sums
@@ -470,11 +464,11 @@ def test_many_users_are_served_well_under_noise():
     for number in (1, 2):
         update = method.fit(method.download(shared), {}, view, Round(number, Streams(0))).update
         shape = UploadShape.of(update, 20)
-        shares = method.budget_shares()
-        plan = make_plan(config, CohortConfig(), shape, 4_000, 2, shares=shares, upload_norm=1.0)
+        schedule = Schedule(shape, 2, shares=method.budget_shares(), upload_norm=1.0)
+        plan = make_plan(config, CohortConfig(), schedule, 4_000)
         summed = ExactSum(20)
-        summed.add(plan.stack.protect(update, view, SecretRound(number, SecretStreams(0))))
-        total, _ = plan.stack.finish(summed.total(), SecretRound(number, SecretStreams(0)))
+        summed.add(plan.protection.protect(update, view, SecretRound(number, SecretStreams(0))))
+        total, _ = plan.protection.finish(summed.total(), SecretRound(number, SecretStreams(0)))
         shared = method.apply(shared, total)
     scores = method.score(shared, {}, view.take(np.arange(40)))
     for row, score in zip(rows, scores, strict=False):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushrec import train
+from hushrec.backends.inprocess import Machine
 from hushrec.clients import Ragged
 from hushrec.commands import main
 from hushrec.data.features import encode
@@ -19,19 +20,23 @@ from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
 from hushrec.methods.base import method_class
 from hushrec.methods.fcf import FCF
 from hushrec.rng import Round, Streams
-from hushrec.round import Machine
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
 from hushrec.testing import clients_of, taste_world
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec import neural  # noqa: E402
-from hushrec.kernels.networks import Descent, train_clients  # noqa: E402
-from hushrec.methods.feature_network import Network, network_of, proximal  # noqa: E402
+from hushrec.kernels.feature_networks import (  # noqa: E402
+    FeatureSamples,
+    Inputs,
+    ProximalDescent,
+    fit_feature_networks,
+)
 from hushrec.methods.fofl_self import FOFLSelf  # noqa: E402
-from hushrec.methods.nn_self import NNSelf, halves  # noqa: E402
+from hushrec.methods.nn_self import NNSelf  # noqa: E402
 from hushrec.methods.privrec import PrivRec  # noqa: E402
 from hushrec.methods.privrec_cen import PrivRecCEN  # noqa: E402
+from hushrec.training.feature_network import FeatureNetwork, proximal  # noqa: E402
+from hushrec.training.samples import draw_device_samples  # noqa: E402
 
 STREAMS = Streams(3)
 SMALL = {"d": 5, "hidden": (6, 4, 3, 3), "batch": 8, "epochs": 2, "lr": 0.1}
@@ -73,10 +78,13 @@ def forward(network, theta, user, items):
 
 
 def device_batches(view, client, method):
-    config = method.config
-    alone = view.take(np.array([client]))
-    samples = neural.draw_samples(
-        alone, config.negatives, config.epochs, STREAMS, 1, positive_above=config.positive_above
+    config, alone = method.config, view.take(np.array([client]))
+    samples = draw_device_samples(
+        alone,
+        config.negatives,
+        config.epochs,
+        Round(1, STREAMS),
+        positive_above=config.positive_above,
     )
     length = int(samples.lengths[0])
     for epoch in range(config.epochs):
@@ -93,7 +101,7 @@ def test_privrec_trains_as_one_device_would(kind, mu, above):
     view = odd_clients()
     shared = method.init(view, STREAMS)
     fitted = method.fit(shared, {}, view, Round(1, STREAMS))
-    network = network_of(method.config, view, "privrec")
+    network = method.network(view)
     users = torch.from_numpy(encode(view.user_features, view.users, "user").rows)
     items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows)
     for client in range(len(view)):
@@ -120,27 +128,17 @@ def test_the_proximal_term_keeps_copies_close():
     assert moved[0] > 1.2 * moved[1] > 1.2 * moved[2]
 
 
-def test_ratings_up_to_the_threshold_are_negatives():
-    view = odd_clients()
-    samples = neural.draw_samples(view, 0, 1, Round(1, STREAMS), positive_above=3.0)
-    for client in range(len(view)):
-        at = slice(samples.indptr[client], samples.indptr[client + 1])
-        said = dict(zip(samples.items[at], samples.labels[at], strict=True))
-        expected = dict(zip(view.positives[client], view.values[client] > 3, strict=True))
-        assert said == expected
-
-
 def test_the_meta_gradient_is_that_of_a_plain_second_order_reference():
     method = small(NNSelf, epochs=3, lr=0.2)
     view = odd_clients()
     shared = method.init(view, STREAMS)
     update = method.fit(shared, {}, view, Round(1, STREAMS)).update
-    network = network_of(method.config, view, "nn-self")
+    network = method.network(view)
     users = torch.from_numpy(encode(view.user_features, view.users, "user").rows).double()
     items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows).double()
     first_order_differs = False
     for client in range(len(view)):
-        samples = neural.draw_samples(view.take(np.array([client])), 4, 1, Round(1, STREAMS))
+        samples = draw_device_samples(view.take(np.array([client])), 4, 1, Round(1, STREAMS))
         chosen, labels = samples.items.astype(np.int64), torch.from_numpy(samples.labels).double()
         half = (len(chosen) + 1) // 2
 
@@ -166,25 +164,13 @@ def test_the_meta_gradient_is_that_of_a_plain_second_order_reference():
     assert first_order_differs, "the test would not see a first-order gradient"
 
 
-def test_support_and_query_share_no_sample():
-    samples = neural.draw_samples(odd_clients(), 4, 1, Round(1, STREAMS))
-    support, query = halves(samples, 2)
-    for client in range(len(samples.indptr) - 1):
-        whole = samples.items[samples.indptr[client] : samples.indptr[client + 1]]
-        mine = support.items[support.indptr[client] : support.indptr[client + 1]]
-        rest = query.items[query.indptr[client] : query.indptr[client + 1]]
-        half = (len(whole) + 1) // 2
-        assert mine.tolist() == whole[:half].tolist() * 2
-        assert rest.tolist() == whole[half:].tolist()
-
-
 def test_fofl_trains_as_one_device_would():
     method = small(FOFLSelf, item_lr=0.3)
     view = odd_clients()
     shared = method.init(view, STREAMS)
     fitted = method.fit(shared, {}, view, Round(1, STREAMS))
     network = method._network()
-    stack = fitted.update.rows["items"].differences()
+    sent = fitted.update.rows["items"].differences()
     for client in range(len(view)):
         received = torch.tensor(shared["theta"])
         theta, table = received.clone().requires_grad_(), torch.tensor(shared["items"])
@@ -198,9 +184,9 @@ def test_fofl_trains_as_one_device_would():
         expected = (theta - received).detach().numpy()
         np.testing.assert_allclose(fitted.update.dense["theta"][client], expected, atol=2e-5)
         moved = table.detach().numpy() - shared["items"]
-        mine = slice(stack.indptr[client], stack.indptr[client + 1])
-        np.testing.assert_allclose(stack.rows[mine], moved[stack.ids[mine]], atol=2e-5)
-        untouched = np.delete(moved, stack.ids[mine], axis=0)
+        mine = slice(sent.indptr[client], sent.indptr[client + 1])
+        np.testing.assert_allclose(sent.rows[mine], moved[sent.ids[mine]], atol=2e-5)
+        untouched = np.delete(moved, sent.ids[mine], axis=0)
         assert not untouched.any()
 
 
@@ -209,10 +195,10 @@ def test_pooled_steps_are_those_of_one_network():
     method, view = small(PrivRecCEN, pooled_batch=16, pooled_lr=0.2), odd_clients()
     shared = method.init(view, STREAMS)
     moved = method.fit(shared, {}, view, Round(1, STREAMS)).update.dense["theta"][0]
-    network = network_of(method.config, view, "privrec-cen")
+    network = method.network(view)
     users = torch.from_numpy(encode(view.user_features, view.users, "user").rows)
     items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows)
-    samples = neural.draw_samples(view, 4, 1, Round(1, STREAMS))
+    samples = draw_device_samples(view, 4, 1, Round(1, STREAMS))
     owner = np.repeat(np.arange(len(view)), samples.lengths)
     order = STREAMS.generator("fit/order", 1).permutation(len(owner))
     theta = torch.tensor(shared["theta"], requires_grad=True)
@@ -249,7 +235,7 @@ def test_a_step_is_that_of_autograd_for_any_sizes(
     user_fields, user_numbers, item_fields, item_numbers, d, hidden, samples, trained
 ):
     """Fields, numbers, widths and batches that fill no vector; inputs with zeros among them."""
-    network = Network(
+    network = FeatureNetwork(
         tuple(user_fields), user_numbers, tuple(item_fields), item_numbers, d, tuple(hidden)
     )
     draw = np.random.default_rng(samples)
@@ -265,11 +251,15 @@ def test_a_step_is_that_of_autograd_for_any_sizes(
     who, what = draw.integers(0, 4, samples), draw.integers(0, 4, samples)
     labels = draw.integers(0, 2, samples).astype(np.float32)
     copies, items = theta[None].copy(), rows["item"].copy()
-    losses = train_clients(
-        copies, received, rows["user"], items, np.array([0, samples]), who, what, labels,
-        1, samples, network.layout, Descent(0.3, 0.4, True, 0.2 if trained else 0.0),
-        np.array([0, 4]),
-    )  # fmt: skip
+    losses = fit_feature_networks(
+        copies,
+        received,
+        Inputs(rows["user"], items, np.array([0, 4])),
+        FeatureSamples(np.array([0, samples]), who, what, labels, 1),
+        samples,
+        network.layout,
+        ProximalDescent(0.3, 0.4, True, 0.2 if trained else 0.0),
+    )
     before, table = torch.tensor(theta, requires_grad=True), torch.tensor(rows["item"])
     table.requires_grad_()
     params = network.unpack(before[None])
@@ -288,7 +278,7 @@ def test_scores_are_equation_1_with_the_adapted_copy():
     shared = method.init(view, STREAMS)
     adapted = method.adapt(shared, {}, view, STREAMS)
     scores = method.score(shared, adapted, view)
-    network = network_of(method.config, view, "privrec")
+    network = method.network(view)
     users = torch.from_numpy(encode(view.user_features, view.users, "user").rows)
     items = torch.from_numpy(encode(view.item_features, np.arange(60), "item").rows)
     for client in range(len(view)):

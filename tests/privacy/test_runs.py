@@ -13,6 +13,7 @@ from hushrec.backends.inprocess import Machine
 from hushrec.commands import main
 from hushrec.config import Experiment, make_experiment
 from hushrec.errors import ConfigError, StoppedError
+from hushrec.methods.base import Traits
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.prepare import plan_privacy
@@ -319,7 +320,7 @@ class Weighted(FedMF):
     """Weighs clients by their data."""
 
     name = "weighted"
-    data_weighted = True
+    traits = Traits(data_weighted=True)
 
 
 MODE = {"privacy.mode": "central"}

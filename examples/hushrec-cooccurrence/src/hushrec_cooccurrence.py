@@ -15,7 +15,7 @@ from pydantic import Field
 
 from hushrec import Method, TrainView
 from hushrec.aggregate import ClientRows, Total, Update
-from hushrec.methods.base import Fitted, MethodConfig, Private, Shared
+from hushrec.methods.base import Fitted, MethodConfig, Private, Shared, Traits
 from hushrec.rng import Round, Streams
 
 
@@ -35,7 +35,8 @@ class Cooccurrence(Method):
 
     name = "cooccurrence"
     Config = CooccurrenceConfig
-    default_rounds = 1
+    config: CooccurrenceConfig
+    traits = Traits(rounds=1)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from zero counts."""
@@ -49,8 +50,8 @@ class Cooccurrence(Method):
             start, end = past.indptr[client], past.indptr[client + 1]
             for step in range(1, min(self.config.window, end - start - 1) + 1):
                 rows[np.arange(start, end - step), past.values[start + step : end]] += 1 / step
-        stack = ClientRows(past.indptr, past.values, rows)
-        return Fitted(Update(len(view), rows={"counts": stack}), {})
+        uploads = ClientRows(past.indptr, past.values, rows)
+        return Fitted(Update(len(view), rows={"counts": uploads}), {})
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Replace the counts by this round's."""

@@ -20,7 +20,8 @@ from hushrec.clients import TrainView
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluate.groups import WATCHED, Spread, spread
 from hushrec.evaluate.metrics import per_user, summarise
-from hushrec.methods.base import Method, Private, Shared
+from hushrec.methods.base import Private, Shared
+from hushrec.methods.capabilities import Guided, OwnTable, no_own_table
 from hushrec.rng import Streams
 from hushrec.run import Run
 from hushrec.split import Part
@@ -35,9 +36,8 @@ def whose_table(run: Run, part: Part = "test", threads: int = 1) -> dict[str, di
     take part in training lend theirs, each to one other.
     """
     method, evaluator = run.method, run.evaluator(threads)
-    fields = method.own_table
-    if not fields:
-        raise ConfigError(f"{method.name} keeps no item table on the clients: there is only one")
+    if not isinstance(method, OwnTable) or not method.own_table:
+        raise no_own_table(method.name)
     lender = _lenders(run)
 
     def with_global(shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
@@ -45,7 +45,7 @@ def whose_table(run: Run, part: Part = "test", threads: int = 1) -> dict[str, di
 
     def with_lent(shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         lent = run.store.read(lender[history.users])
-        swapped = {**private, **{name: lent[name] for name in fields}}
+        swapped = {**private, **{name: lent[name] for name in method.own_table}}
         return method.score(shared, swapped, history)
 
     scorers = {"own": None, "global": with_global, "random": with_lent}
@@ -93,7 +93,7 @@ def guidance_effects(
     run: Run, metric: str = "ndcg@10", lines: Sequence[Mapping[str, Any]] | None = None
 ) -> list[GuidanceEffect]:
     """Return the effect of every guidance round of a run, oldest first."""
-    if type(run.method).marks is Method.marks:
+    if not isinstance(run.method, Guided):
         raise ConfigError(f"{run.method.name} has no guidance rounds")
     if lines is None:
         lines = run.folder.read_metrics() if run.folder else []

@@ -79,7 +79,7 @@ def item_inference(
     on_client: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Name the items of about ``users`` clients from what a server sees of them."""
-    if run.method.pooled:
+    if run.method.traits.pooled:
         return {"skipped": "a centralised yardstick: the server has everybody's items already"}
     number = attacked_round(run)
     if number is None:

@@ -68,7 +68,7 @@ def membership(
     run: Run, users: int, streams: Streams, on_case: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Attack the released model; about ``users`` members and as many others."""
-    if not run.method.pooled and not run.summary["communication"]["up_bytes"]:
+    if not run.method.traits.pooled and not run.summary["communication"]["up_bytes"]:
         return {"skipped": "nothing is uploaded, so nothing that was learnt is released"}
     people = run.experiment.split.kind == "unseen-users"
     generator = streams.generator("audit/membership")

@@ -20,6 +20,7 @@ from hushrec.errors import ConfigError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.messages import Arrays, Download, Evaluation
 from hushrec.methods.base import Shared
+from hushrec.methods.capabilities import is_marked
 from hushrec.privacy.protection import Protection
 from hushrec.split import Part
 from hushrec.store import PrivateStore
@@ -109,7 +110,7 @@ class InProcess:
 
     def _stacks(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         method = self.task.method
-        if method.pooled:
+        if method.traits.pooled:
             return [cohort]
         if self.machine.chunk is not None:
             return list(chunks(cohort, self.machine.chunk))
@@ -119,7 +120,7 @@ class InProcess:
             # Silos of about the same size keep each other company in a batched product.
             by_size = cohort[np.argsort(work, kind="stable")[::-1]]
             return list(chunks(by_size, min(most, STACK_SILOS)))
-        per_stack = method.stack_interactions or STACK_INTERACTIONS
+        per_stack = method.traits.stack_interactions or STACK_INTERACTIONS
         return list(balanced_chunks(cohort, work, per_stack, most))
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
@@ -139,7 +140,7 @@ class InProcess:
         assert self.evaluator is not None, "who describes has looked"
         method = self.task.method
         gates = None
-        if method.marks(number):
+        if is_marked(method, number):
             gates = self.evaluator.watch_gates(method, shared, self.store)
         return {"groups": self.evaluator.group_means(self.ranks["valid"]), "gates": gates}
 

@@ -19,6 +19,7 @@ from hushrec.evaluate.adaptation import adaptation_curve
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.metrics import parse_metric, summarise
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
+from hushrec.methods.capabilities import facts_of
 from hushrec.report import tables
 from hushrec.report.convergence import write_convergence
 from hushrec.report.course import ADAPTATION
@@ -144,7 +145,7 @@ def analyse_command(
                 refused.append(f"{name}: {error}")
     heading = _heading(run)
     if as_json:
-        model = run.method.facts(run.shared)
+        model = facts_of(run.method, run.shared)
         options.print_json({**heading, "part": part, "model": model, **found})
         return
     console = Console()
@@ -158,7 +159,7 @@ def analyse_command(
         console.print(tables.guidance_table(found["guidance"]))
     elif "guidance" in found:
         refused.append("guidance: no guidance was committed in this run")
-    for line in [*tables.model_lines(run.method.facts(run.shared)), *refused]:
+    for line in [*tables.model_lines(facts_of(run.method, run.shared)), *refused]:
         console.print(line, style="dim", highlight=False)
 
 

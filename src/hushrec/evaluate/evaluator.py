@@ -18,6 +18,7 @@ from hushrec.evaluate.metrics import parse_metric, summarise, tally
 from hushrec.evaluate.ranking import Ranks, rank_full, rank_sampled, top_k
 from hushrec.messages import Evaluation
 from hushrec.methods.base import Method, Private, Shared
+from hushrec.methods.capabilities import Guided
 from hushrec.rng import Streams
 from hushrec.serve.fold_in import fold_in
 from hushrec.split import Part, Split
@@ -161,11 +162,11 @@ class Evaluator:
         self, method: Method, shared: Shared, store: PrivateStore
     ) -> dict[str, Any] | None:
         """Return statistics of the gates as the clients hold them now; None without gates."""
+        if not isinstance(method, Guided):
+            return None
         popular, parts = popular_items(self.split.train), []
         for users in chunks(self._users["valid"], self.chunk(method, shared, store.bytes_per_user)):
             gates = method.gates(shared, self.private_of(method, shared, store, users))
-            if gates is None:
-                return None
             parts.append(GateSums.of(gates, popular))
         return GateSums.concat(parts).statistics(self.groups("valid")) if parts else None
 
@@ -209,7 +210,7 @@ class Evaluator:
         ``score`` stands in for the method's own way to score.
         """
         score, holders = score or method.score, self.split.holders
-        if holders is None or not method.silos:
+        if holders is None or not method.traits.silos:
             return score(shared, self.private_of(method, shared, store, users), view)
         order = np.argsort(holders[users], kind="stable")
         together = replace(view.take(order), holders=holders[users[order]])

@@ -5,37 +5,28 @@ Everything here is a pure function of its arguments, written twice: here for spe
 release the interpreter lock, so the backend runs several of them at once, one chunk of clients
 each; nothing in a chunk depends on another chunk.
 
-The loops that most methods share are taken from here; those of one family from its own module.
+The loops that most methods share are taken from here; those of one family, and the values that
+loops take, from their own modules.
 
 Client stacks are ragged arrays: client c owns ``values[indptr[c]:indptr[c + 1]]``.
 """
 
 from hushrec.kernels.draws import (
-    below,
     draw,
     draw_distinct_outside,
     draw_outside,
-    draw_samples,
-    list_outside,
-    nth_outside,
+    list_samples,
+    samples_of_epochs,
     shuffled_epochs,
 )
-from hushrec.kernels.guidance import gates, guide
-from hushrec.kernels.inner_product import (
-    ANY_ORDER,
-    fit_inner_product,
-    fit_pooled,
-    inner_products,
-    rescore_own_rows,
-    sigmoid,
-)
+from hushrec.kernels.inner_product import fit_inner_product, inner_products, rescore_own_rows
 from hushrec.kernels.ragged import (
     add_dense,
     add_mean,
     add_rows,
     changed_rows,
     copy_ragged,
-    places,
+    number_by_first_use,
     put_rows,
     row_differences,
     rows_as_numbers,
@@ -44,31 +35,24 @@ from hushrec.kernels.ragged import (
 )
 
 __all__ = [
-    "ANY_ORDER",
     "add_dense",
     "add_mean",
     "add_rows",
-    "below",
     "changed_rows",
     "copy_ragged",
     "draw",
     "draw_distinct_outside",
     "draw_outside",
-    "draw_samples",
     "fit_inner_product",
-    "fit_pooled",
-    "gates",
-    "guide",
     "inner_products",
-    "list_outside",
-    "nth_outside",
-    "places",
+    "list_samples",
+    "number_by_first_use",
     "put_rows",
     "rescore_own_rows",
     "row_differences",
     "rows_as_numbers",
+    "samples_of_epochs",
     "shuffled_epochs",
-    "sigmoid",
     "sorted_union",
     "take_ragged",
 ]

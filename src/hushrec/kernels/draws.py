@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -11,6 +11,28 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Stack(NamedTuple):
+    """A stack of clients: who they are, what they touched, and what is no negative of theirs."""
+
+    users: Array
+    indptr: Array
+    items: Array
+    """Positives: client c has those from ``indptr[c]`` to ``indptr[c + 1]``."""
+    excluded_indptr: Array
+    excluded: Array
+    """Ascending for each client."""
+
+
+class Pace(NamedTuple):
+    """How a client goes through its samples in a round."""
+
+    negatives: int
+    """Drawn per positive."""
+    epochs: int
+    batch: int
+    """Samples per step."""
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -108,21 +130,15 @@ def draw_distinct_outside(
 
 
 @njit(cache=True, nogil=True)
-def draw_samples(
-    key: Array,
-    users: Array,
-    indptr: Array,
-    items: Array,
-    excluded_indptr: Array,
-    excluded: Array,
-    n_items: int,
-    negatives: int,
+def list_samples(
+    key: Array, stack: Stack, n_items: int, negatives: int
 ) -> tuple[Array, Array, Array, Array]:
     """List every client's samples of a round: each positive, followed by its negatives.
 
     The draws are those of `fit_inner_product`. Returns (indptr, items, labels, and how many numbers
     each client's stream has given).
     """
+    users, indptr, items, excluded_indptr, excluded = stack
     count = np.diff(indptr) * negatives
     drawn_indptr, drawn = draw_outside(key, users, excluded_indptr, excluded, n_items, count)
     used = np.diff(drawn_indptr)
@@ -162,3 +178,42 @@ def shuffled_epochs(
             out[end : end + len(order)] = order
             end += len(order)
     return out_indptr, out
+
+
+@njit(cache=True, nogil=True)
+def samples_of_epochs(
+    order_indptr: Array,
+    order: Array,
+    indptr: Array,
+    of_user: Array,
+    positives: Array,
+    clients: Array,
+    per_epoch: Array,
+    negatives: int,
+    epochs: int,
+) -> Array:
+    """Turn positions among one epoch's samples into positions among all that were drawn.
+
+    A user's drawn samples are each positive followed by the negatives of all epochs; its samples
+    of an epoch are each positive followed by the negatives of that one.
+    """
+    out = np.empty_like(order)
+    for c in range(len(clients) - 1):
+        length = indptr[c + 1] - indptr[c]
+        whose = np.empty(length, np.int64)
+        first = np.empty(length, np.int64)
+        k = 0
+        for user in range(clients[c], clients[c + 1]):
+            whose[k : k + per_epoch[user]] = user
+            first[k : k + per_epoch[user]] = k
+            k += per_epoch[user]
+        for p in range(order_indptr[c], order_indptr[c + 1]):
+            epoch = (p - order_indptr[c]) // length
+            user = whose[order[p] - indptr[c]]
+            place = order[p] - indptr[c] - first[order[p] - indptr[c]]
+            width = per_epoch[user] // positives[user]
+            positive, number = place // width, place % width
+            drawn_width = 1 if width == 1 else 1 + negatives * epochs
+            offset = 0 if number == 0 else epoch * negatives + number
+            out[p] = of_user[user] + positive * drawn_width + offset
+    return out

@@ -1,21 +1,30 @@
-"""FedRKG's gate: trained on a device's samples, and committed for all items."""
+"""FedRKG's gate: trained on a device's samples, and opened for all items."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hushrec.kernels.draws import below, draw, nth_outside
 from hushrec.kernels.inner_product import ANY_ORDER, dot, sigmoid
+from hushrec.kernels.row_networks import RowSamples
 
 Array = NDArray[Any]
 
 
+class Frozen(NamedTuple):
+    """What guidance reads: own tables [clients, items, d], their mean, vectors and biases."""
+
+    tables: Array
+    guidance: Array
+    vectors: Array
+    biases: Array
+
+
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def gate(weights: Array, bias: Any, row: Array, guidance: Array) -> Any:
+def open_gate(weights: Array, bias: Any, row: Array, guidance: Array) -> Any:
     """Return FedRKG's gate, sigmoid(<weights, [row, guidance, row - guidance]> + bias)."""
     d = len(row)
     total = bias
@@ -26,70 +35,40 @@ def gate(weights: Array, bias: Any, row: Array, guidance: Array) -> Any:
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def guide(
-    key: Array,
-    users: Array,
-    indptr: Array,
-    items: Array,
-    excluded_indptr: Array,
-    excluded: Array,
-    tables: Array,
-    guidance: Array,
-    vectors: Array,
-    biases: Array,
+def fit_gates(
+    samples: RowSamples,
+    frozen: Frozen,
     gate_weights: Array,
     gate_biases: Array,
-    negatives: int,
-    epochs: int,
     batch: int,
     rate: Any,
     beta: Any,
     clip: Any,
-) -> Array:
-    """Train every client's gate on fused rows, then return the fused tables of all items.
+) -> None:
+    """Train every client's gate on fused rows, in place, with everything else frozen.
 
-    A fused row is ``beta * row + 2 * (1 - beta) * gate * guidance`` (FedRKG, eq. 6). Gates are
-    trained by SGD on the batch-mean BCE with everything else frozen (eq. 7 and 8), on negatives
-    drawn for the purpose, with gradients of norm ``clip`` at most. Weights and biases of the gates
-    change in place; zero epochs leave them alone.
+    SGD on the batch-mean BCE (FedRKG, eq. 7 and 8), with gradients of norm ``clip`` at most. Places
+    of the samples are items: a client's rows are its whole table.
     """
-    clients, n_items, d = tables.shape
-    one = guidance.dtype.type(1)
+    indptr, items, labels, epochs = samples
+    tables, guidance, vectors, biases = frozen
+    d, one = tables.shape[2], guidance.dtype.type(1)
     pull = 2 * (one - beta)
-    longest = 0
-    for c in range(clients):
-        longest = max(longest, (indptr[c + 1] - indptr[c]) * (1 + negatives))
-    sample = np.empty(longest, np.int64)  # 2 * item + label
     gradient = np.empty(3 * d, guidance.dtype)
-    fused = np.empty(tables.shape, guidance.dtype)
-    for c in range(clients):
+    for c in range(len(tables)):
         own, vector, weights = tables[c], vectors[c], gate_weights[c]
-        outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
-        pool = n_items - len(outside)
-        samples, position = 0, 0
-        for p in range(indptr[c], indptr[c + 1] if epochs else indptr[c]):
-            sample[samples] = 2 * np.int64(items[p]) + 1
-            samples += 1
-            for _ in range(negatives if pool > 0 else 0):
-                drawn = nth_outside(outside, below(draw(key, users[c], position), pool))
-                sample[samples] = 2 * np.int64(drawn)
-                position += 1
-                samples += 1
-        for _ in range(epochs):
-            for last in range(samples - 1, 0, -1):
-                other = below(draw(key, users[c], position), last + 1)
-                position += 1
-                sample[last], sample[other] = sample[other], sample[last]
-            for first in range(0, samples, batch):
-                size = min(batch, samples - first)
+        length = (indptr[c + 1] - indptr[c]) // epochs
+        for begin in range(indptr[c], indptr[c + 1], max(1, length)):
+            for first in range(begin, begin + length, batch):
+                size = min(batch, begin + length - first)
                 gradient[:] = 0
                 bias_gradient = guidance.dtype.type(0)
                 for s in range(first, first + size):
-                    row, mean = own[sample[s] >> 1], guidance[sample[s] >> 1]
-                    opened = gate(weights, gate_biases[c], row, mean)
+                    row, mean = own[items[s]], guidance[items[s]]
+                    opened = open_gate(weights, gate_biases[c], row, mean)
                     reach = pull * dot(mean, vector)
                     logit = beta * dot(row, vector) + opened * reach + biases[c]
-                    error = guidance.dtype.type(sigmoid(logit)[0]) - (sample[s] & 1)
+                    error = guidance.dtype.type(sigmoid(logit)[0]) - np.int64(labels[s])
                     step = guidance.dtype.type(error / size * reach * opened * (one - opened))
                     bias_gradient += step
                     for k in range(d):
@@ -101,18 +80,28 @@ def guide(
                 for k in range(3 * d):
                     weights[k] -= scaled * gradient[k]
                 gate_biases[c] -= scaled * bias_gradient
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def fused_tables(tables: Array, guidance: Array, weights: Array, biases: Array, beta: Any) -> Array:
+    """Return the rows ``beta * row + 2 * (1 - beta) * gate * guidance`` (FedRKG, eq. 6)."""
+    clients, n_items, d = tables.shape
+    pull = 2 * (guidance.dtype.type(1) - beta)
+    fused = np.empty(tables.shape, guidance.dtype)
+    for c in range(clients):
         for item in range(n_items):
-            opened = gate(weights, gate_biases[c], own[item], guidance[item])
+            row, mean = tables[c, item], guidance[item]
+            opened = open_gate(weights[c], biases[c], row, mean)
             for k in range(d):
-                fused[c, item, k] = beta * own[item, k] + pull * opened * guidance[item, k]
+                fused[c, item, k] = beta * row[k] + pull * opened * mean[k]
     return fused
 
 
 @njit(cache=True, nogil=True)
-def gates(weights: Array, biases: Array, tables: Array, guidance: Array) -> Array:
+def open_gates(weights: Array, biases: Array, tables: Array, guidance: Array) -> Array:
     """Return every client's gate of every item: [clients, items]."""
     out = np.empty((len(tables), len(guidance)), guidance.dtype)
     for c in range(len(tables)):
         for item in range(len(guidance)):
-            out[c, item] = gate(weights[c], biases[c], tables[c, item], guidance[item])
+            out[c, item] = open_gate(weights[c], biases[c], tables[c, item], guidance[item])
     return out

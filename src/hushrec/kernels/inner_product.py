@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hushrec.kernels.draws import below, draw, list_outside, nth_outside
+from hushrec.kernels.draws import Pace, Stack, below, draw, list_outside, nth_outside
 
 Array = NDArray[Any]
 
 ANY_ORDER = {"reassoc", "contract", "nsz"}
 """Additions of one expression may be reordered into vector lanes: the same way on every call, since
 the compiled code is the same. NaN and infinity keep their meaning."""
+
+
+class Model(NamedTuple):
+    """What a stack of clients starts from; the vectors and biases are moved in place."""
+
+    table: Array
+    """The received rows, [items, d]."""
+    vectors: Array
+    biases: Array
+    with_bias: bool
+    """Whether the biases learn."""
+
+
+class Rates(NamedTuple):
+    """How far a step goes, in the number type of the table."""
+
+    own: Any
+    """On vector and bias."""
+    item: Any
+    """On the item rows."""
+    decay: Any
+    """Both rates shrink by this factor after every batch, afresh in each round."""
+
+
+class Additive(NamedTuple):
+    """FedRAP's second item table, and what its objective adds."""
+
+    tables: Array
+    """Personal tables, [clients, items, d]; only read."""
+    scales: Array
+    """A factor of each client's table."""
+    difference: Any
+    """Weight of -mean((personal - common)^2)."""
+    ridge: Any
+    """Weight of mean(common^2)."""
+    decay: Any
+    """Weight decay of the vector, the bias and all rows in play."""
+    own_rate: Any
+    """Personal rows move at this share of the item rate."""
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER, inline="always")
@@ -66,54 +105,37 @@ def clip_errors(
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def fit_inner_product(
     key: Array,
-    users: Array,
-    indptr: Array,
-    items: Array,
-    excluded_indptr: Array,
-    excluded: Array,
-    table: Array,
-    own_table: Array,
-    vectors: Array,
-    biases: Array,
-    negatives: int,
-    epochs: int,
-    batch: int,
-    rate: Any,
-    item_rate: Any,
-    with_bias: bool,
+    stack: Stack,
+    model: Model,
+    pace: Pace,
+    rates: Rates,
     two_steps: bool,
-    read_only: Any = None,
+    own_tables: Any = None,
     additive: Any = None,
-    rate_decay: Any = None,
     clip: Any = None,
 ) -> tuple[Array, Array, Array, Array]:
     """Train ``sigmoid(<row_i, vector> + bias)`` on every client, by SGD on the batch-mean BCE.
 
-    Each client starts from the received ``table``, or from its own table where ``own_table`` has
-    one per client (it is then updated in place), draws ``negatives`` per positive once, and in
-    every epoch shuffles and goes through its samples in batches. A batch takes one step on
-    (vector, bias) at ``rate`` and one on the item rows at ``item_rate``: at once, or, with
-    ``two_steps``, the second with the new vector (PFedRec, algorithm 1, lines 8 to 11).
+    Each client starts from the received table, draws its negatives once, and in every epoch
+    shuffles and goes through its samples in batches. A batch takes one step on (vector, bias) and
+    one on the item rows: at once, or, with ``two_steps``, the second with the new vector (PFedRec,
+    algorithm 1, lines 8 to 11).
 
     Options that are None cost nothing: the compiler leaves their branches out.
 
-    - ``read_only``: own tables that are left as they are; the caller keeps the returned rows.
-    - ``additive``, FedRAP's (personal tables [clients, items, d], their scales [clients],
-      difference, ridge, decay, personal rate): the score is ``<common_i + personal_i, vector> +
-      bias``. The batch's loss also has -difference * mean((personal - common)^2) and ridge *
-      mean(common^2): means over the entries of the rows of the batch's samples. ``decay`` is the
-      weight decay of the vector, the bias and all rows in play. Personal rows move at
-      ``item_rate`` times their own rate.
-      The returned rows are twice as wide: a common row and a personal one, side by side. The
-      personal tables are only read.
-    - ``rate_decay``: both rates shrink by this factor after every batch, afresh in each round.
+    - ``own_tables``: what each client starts from instead, [clients, items, d]; only read.
+    - ``additive``, an `Additive`: the score is ``<common_i + personal_i, vector> + bias``. Its
+      means are over the entries of the rows of the batch's samples. The returned rows are twice
+      as wide: a common row and a personal one, side by side.
     - ``clip``: the largest norm of the gradient of the BCE by all parameters together.
 
-    ``vectors`` and ``biases`` are updated in place. Returns the touched rows, ragged by client:
-    (indptr, item ids ascending by first use, new rows, mean loss of each client before its steps).
+    Returns the touched rows, ragged by client: (indptr, item ids by first use, new rows, mean loss
+    of each client before its steps).
     """
+    users, indptr, items, excluded_indptr, excluded = stack
+    table, vectors, biases, with_bias = model
+    negatives, epochs, batch = pace
     clients, n_items, d = len(users), table.shape[0], table.shape[1]
-    keeps_own = own_table.shape[0] > 0
     zero = table.dtype.type(0)
 
     capacity = 0
@@ -138,7 +160,7 @@ def fit_inner_product(
 
     for c in range(clients):
         user = users[c]
-        own_rate, row_rate = rate, item_rate
+        own_rate, row_rate = rates.own, rates.item
         start = out_indptr[c]
         n_rows = 0
         samples = 0
@@ -164,13 +186,13 @@ def fit_inner_product(
                     n_rows += 1
                     slot_of[item] = slot
                     out_items[start + slot] = item
-                    if keeps_own:
-                        out_rows[start + slot, :] = own_table[c, item, :]
-                    elif read_only is not None:
-                        out_rows[start + slot, :] = read_only[c, item, :]
+                    if own_tables is not None:
+                        out_rows[start + slot, :] = own_tables[c, item, :]
                     elif additive is not None:
                         out_rows[start + slot, :d] = table[item, :]
-                        out_rows[start + slot, d:] = additive[0][c, item, :] * additive[1][c]
+                        out_rows[start + slot, d:] = (
+                            additive.tables[c, item, :] * additive.scales[c]
+                        )
                     else:
                         out_rows[start + slot, :] = table[item, :]
                 sample[samples] = 2 * slot + (k == 0)
@@ -230,8 +252,8 @@ def fit_inner_product(
                     bias_gradient *= shrunk
                 if additive is not None:
                     for k in range(d):
-                        gradient[k] += additive[4] * vector[k]
-                    bias_gradient += additive[4] * bias
+                        gradient[k] += additive.decay * vector[k]
+                    bias_gradient += additive.decay * bias
                 if two_steps:
                     for k in range(d):
                         vector[k] -= own_rate * gradient[k]
@@ -293,13 +315,10 @@ def fit_inner_product(
                         vector[k] -= own_rate * gradient[k]
                     if with_bias:
                         bias -= own_rate * bias_gradient
-                if rate_decay is not None:
-                    own_rate *= rate_decay
-                    row_rate *= rate_decay
+                own_rate *= rates.decay
+                row_rate *= rates.decay
 
         biases[c] = bias
-        for slot in range(n_rows if keeps_own else 0):
-            own_table[c, out_items[start + slot], :] = rows[slot]
         losses[c] = (loss + np.log(product)) / (epochs * samples) if samples else 0.0
         out_indptr[c + 1] = start + n_rows
         for slot in range(n_rows):
@@ -331,57 +350,3 @@ def rescore_own_rows(
     for c in range(len(indptr) - 1):
         for r in range(indptr[c], indptr[c + 1]):
             scores[c, ids[r]] = dot(rows[r], vectors[c]) + biases[c]
-
-
-@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def fit_pooled(
-    key: Array,
-    users: Array,
-    indptr: Array,
-    items: Array,
-    excluded_indptr: Array,
-    excluded: Array,
-    table: Array,
-    vectors: Array,
-    negatives: int,
-    rate: Any,
-    decay: Any,
-) -> float:
-    """One pass of sample-by-sample SGD over everybody's data; both tables change in place."""
-    n_items, d = table.shape
-    samples = len(items) * (1 + negatives)
-    client = np.empty(samples, np.int32)
-    item = np.empty(samples, np.int32)
-    n = 0
-    for c in range(len(users)):
-        outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
-        pool = n_items - len(outside)
-        position = 0
-        for p in range(indptr[c], indptr[c + 1]):
-            client[n], item[n] = c, items[p]
-            n += 1
-            if pool > 0:
-                for _ in range(negatives):
-                    drawn = nth_outside(outside, below(draw(key, users[c], position), pool))
-                    client[n], item[n] = c, -1 - drawn  # below zero marks a negative
-                    position += 1
-                    n += 1
-    server = -1
-    for last in range(n - 1, 0, -1):
-        other = below(draw(key, server, last), last + 1)
-        client[last], client[other] = client[other], client[last]
-        item[last], item[other] = item[other], item[last]
-    loss = 0.0
-    for s in range(n):
-        label = 1 if item[s] >= 0 else 0
-        row = table[item[s] if label else -1 - item[s]]
-        vector = vectors[client[s]]
-        logit = dot(row, vector)
-        predicted, grown = sigmoid(logit)
-        loss += max(logit, table.dtype.type(0)) - label * logit + np.log(grown)
-        error = table.dtype.type(predicted - label)
-        for k in range(d):
-            step = rate * (error * row[k] + decay * vector[k])
-            row[k] -= rate * (error * vector[k] + decay * row[k])
-            vector[k] -= step
-    return loss / n if n else 0.0

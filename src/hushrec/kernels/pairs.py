@@ -164,7 +164,7 @@ def common_pairs(indptr: Array, items: Array, n_items: int) -> tuple[Array, Arra
 
 
 @njit(cache=True, nogil=True)
-def of_norm_one(indptr: Array, keys: Array, weights: Array) -> tuple[Array, Array, Array]:
+def scaled_to_norm_one(indptr: Array, keys: Array, weights: Array) -> tuple[Array, Array, Array]:
     """Sum each client's weights by key, keys ascending, and scale them to an L2 norm of 1."""
     out_indptr = np.zeros(len(indptr), np.int64)
     out_keys = np.empty(len(keys), np.int64)
@@ -191,7 +191,7 @@ def of_norm_one(indptr: Array, keys: Array, weights: Array) -> tuple[Array, Arra
 
 
 @njit(cache=True, nogil=True)
-def fill_block(block: Array, place: Array, keys: Array, values: Array, n_items: int) -> None:
+def fill_head_block(block: Array, place: Array, keys: Array, values: Array, n_items: int) -> None:
     """Write the pairs of items that have a place into a dense block."""
     for k in range(len(keys)):
         i, j = place[keys[k] // n_items], place[keys[k] % n_items]
@@ -200,7 +200,7 @@ def fill_block(block: Array, place: Array, keys: Array, values: Array, n_items: 
 
 
 @njit(cache=True, nogil=True)
-def strongest(
+def keep_strongest(
     block: Array,
     head: Array,
     place: Array,
@@ -253,12 +253,7 @@ def strongest(
 
 @njit(cache=True, nogil=True)
 def add_from_history(
-    scores: Array,
-    indptr: Array,
-    items: Array,
-    neighbours: Array,
-    weights: Array,
-    by_place: Array,
+    scores: Array, indptr: Array, items: Array, neighbours: Array, weights: Array, by_place: Array
 ) -> None:
     """Add the neighbours of each client's last items, the g-th last times ``by_place[g - 1]``."""
     for c in range(len(indptr) - 1):

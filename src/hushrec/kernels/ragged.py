@@ -62,7 +62,7 @@ def sorted_union(
 
 
 @njit(cache=True, nogil=True)
-def places(indptr: Array, items: Array, n_items: int) -> tuple[Array, Array, Array]:
+def number_by_first_use(indptr: Array, items: Array, n_items: int) -> tuple[Array, Array, Array]:
     """Number each client's distinct items in the order of their first use.
 
     Returns (indptr, the distinct items, the number of every entry).

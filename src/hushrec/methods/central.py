@@ -13,23 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
+from hushrec.kernels.pooled import fit_pooled
 from hushrec.memory import require_memory
 from hushrec.methods.base import (
-    Between,
     Fitted,
     Method,
     MethodConfig,
     PerClient,
     Private,
     PrivateFields,
-    SearchSpace,
     Shared,
+    Traits,
 )
-from hushrec.negatives import PURPOSE
+from hushrec.methods.capabilities import Between, SearchSpace, Tunable
 from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import first_vector, score_inner_product
+from hushrec.training.samples import PURPOSE, stack_of
 
 
 class CentralMFConfig(MethodConfig):
@@ -47,12 +48,13 @@ class CentralMFConfig(MethodConfig):
     """Standard deviation of vectors and rows before training."""
 
 
-class CentralMF(Method):
+class CentralMF(Method, Tunable):
     """Matrix factorisation on pooled data."""
 
     name = "central-mf"
     Config = CentralMFConfig
-    pooled = True
+    config: CentralMFConfig
+    traits = Traits(pooled=True)
     search: ClassVar[SearchSpace] = {
         "lr": Between(0.005, 0.2),
         "decay": Between(1e-4, 0.1),
@@ -69,20 +71,14 @@ class CentralMF(Method):
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Hold one vector per user."""
-        drawn = streams.generator("init/vector").standard_normal(self.config.d, np.float32)
-        return {"vector": PerClient(drawn * np.float32(self.config.init_std))}
+        return {"vector": PerClient(first_vector(self.config.d, self.config.init_std, streams))}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Pass once over all samples in random order."""
         table, vectors = shared["items"].copy(), np.array(private["vector"])
-        excluded = view.excluded()
-        loss = kernels.fit_pooled(
+        loss = fit_pooled(
             now.key(PURPOSE),
-            view.users,
-            view.positives.indptr,
-            view.positives.values,
-            excluded.indptr,
-            excluded.values,
+            stack_of(view),
             table,
             vectors,
             self.config.negatives,
@@ -99,5 +95,4 @@ class CentralMF(Method):
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score by the inner product."""
-        vectors = np.asarray(private["vector"])
-        return kernels.inner_products(shared["items"], vectors, np.zeros(len(vectors), np.float32))
+        return score_inner_product(shared["items"], np.asarray(private["vector"]))

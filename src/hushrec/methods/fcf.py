@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import Ragged, TrainView
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
 from hushrec.methods.fedals import gram, solve_users
 from hushrec.methods.popularity import distinct_items
 from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import score_inner_product
 
 Array = NDArray[Any]
 EPSILON = 1e-8
@@ -60,7 +60,7 @@ class FCF(Method):
 
     name = "fcf"
     Config = FCFConfig
-    default_rounds = 100
+    config: FCFConfig
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item vectors; Adam remembers nothing yet."""
@@ -70,6 +70,10 @@ class FCF(Method):
         return {"items": items, "mean": nothing, "square": nothing, "steps": np.zeros(1)}
 
     def download(self, shared: Shared) -> Shared:
+        """Send the item vectors only: what Adam remembers is the server's."""
+        return {"items": shared["items"]}
+
+    def serving(self, shared: Shared) -> Shared:
         """Send the item vectors only."""
         return {"items": shared["items"]}
 
@@ -106,11 +110,8 @@ class FCF(Method):
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Solve for the client's vector from its history and score with it."""
-        vectors = self.vectors(shared["items"], self.liked(history)).astype(np.float32)
-        table = shared["items"].astype(np.float32)
-        return np.asarray(
-            kernels.inner_products(table, vectors, np.zeros(len(vectors), np.float32))
-        )
+        vectors = self.vectors(shared["items"], self.liked(history))
+        return score_inner_product(shared["items"], vectors)
 
     def liked(self, view: TrainView) -> Ragged:
         """Return the items that are positives of each client, ascending."""

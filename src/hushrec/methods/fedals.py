@@ -23,14 +23,14 @@ from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import Ragged, TrainView
 from hushrec.memory import require_memory
-from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
+from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared, Traits
 from hushrec.methods.popularity import distinct_items
 from hushrec.methods.private_als import PrivateFedALS
 from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import score_inner_product
 
 Array = NDArray[Any]
 SOLVED_AT_ONCE = 4096
@@ -57,8 +57,9 @@ class FedALS(Method):
 
     name = "fedals"
     Config = FedALSConfig
+    config: FedALSConfig
+    traits = Traits(rounds=10)
     under_noise = PrivateFedALS
-    default_rounds = 10
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item vectors."""
@@ -73,8 +74,8 @@ class FedALS(Method):
         touched = distinct_items(view.positives)
         vectors = self.vectors(shared["items"], touched)
         rows, squares = statistics(vectors, touched.indptr)
-        stack = ClientRows(touched.indptr, touched.values, rows)
-        return Fitted(Update(len(view), rows={"items": stack}, dense={"users": squares}), {})
+        uploads = ClientRows(touched.indptr, touched.values, rows)
+        return Fitted(Update(len(view), rows={"items": uploads}, dense={"users": squares}), {})
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Solve for every item; one that nobody touched gets the vector 0."""
@@ -95,12 +96,7 @@ class FedALS(Method):
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Solve for the client's vector from its history and score with it."""
         vectors = self.vectors(shared["items"], distinct_items(history.positives))
-        table = shared["items"].astype(np.float32)
-        return np.asarray(
-            kernels.inner_products(
-                table, vectors.astype(np.float32), np.zeros(len(vectors), np.float32)
-            )
-        )
+        return score_inner_product(shared["items"], vectors)
 
     def vectors(self, items: Array, touched: Ragged) -> Array:
         """Solve for the vectors of clients that touched these items."""

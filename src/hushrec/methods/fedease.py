@@ -60,6 +60,7 @@ class PrivateFedEASE(PrivatePairs):
 
     name = "fedease"
     Config = PrivateFedEASEConfig
+    config: PrivateFedEASEConfig
     ordered = False
 
     def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
@@ -85,6 +86,7 @@ class FedEASE(ExactPairs):
 
     name = "fedease"
     Config = FedEASEConfig
+    config: FedEASEConfig
     under_noise = PrivateFedEASE
 
     def count(self, view: TrainView) -> ClientRows:

@@ -17,41 +17,36 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
-from hushrec.methods.base import (
-    Fitted,
-    PerClient,
-    Private,
-    PrivateFields,
-    Shared,
-)
-from hushrec.methods.inner_product import (
-    DualConfig,
+from hushrec.methods.base import Fitted, PerClient, Private, PrivateFields, Shared, Traits
+from hushrec.methods.dual import (
     DualSwitch,
-    apply_mean,
-    deltas,
-    first_vector,
-    initial_table,
+    DualSwitchConfig,
     kept_rows,
     own_rows,
     score_own_rows,
     shared_after,
-    train,
 )
 from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import (
+    Descent,
+    apply_mean,
+    deltas,
+    first_vector,
+    initial_table,
+    score_inner_product,
+    train_inner_product,
+)
 
 
-class FedMFConfig(DualConfig):
+class FedMFConfig(DualSwitchConfig):
     """Defaults found on the validation items of ML-100K under the honest protocol."""
 
     item_rate: Annotated[float, Field(ge=0)] = 60.0
     """Item rows move at lr * (number of items) * item_rate."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
     """Standard deviation of the item rows and of the first user vector."""
-    dual: bool = False
-    """Whether to add PFedRec's dual personalization ("w/ DualPer")."""
 
 
 class FedMF(DualSwitch):
@@ -59,7 +54,8 @@ class FedMF(DualSwitch):
 
     name = "fedmf"
     Config = FedMFConfig
-    default_rounds = 200
+    config: FedMFConfig
+    traits = Traits(rounds=200)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table."""
@@ -74,10 +70,11 @@ class FedMF(DualSwitch):
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train vectors and rows; upload the rows' deltas."""
-        table, vectors, dual = shared["items"], np.array(private["vector"]), self.config.dual
-        trained, losses = train(self.config, view, table, vectors, None, now, two_steps=dual)
+        config, table, vectors = self.config, shared["items"], np.array(private["vector"])
+        descent = Descent(*config.rates(view.n_items), two_steps=config.dual)
+        trained, losses = train_inner_product(view, now, table, vectors, None, config.pace, descent)
         update = Update(len(view), rows={"items": deltas(trained, table)})
-        rows = {"rows": kept_rows(trained, table, self.config.own_share)} if dual else {}
+        rows = {"rows": kept_rows(trained, table, config.own_share)} if config.dual else {}
         return Fitted(update, {"vector": vectors, **rows}, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
@@ -85,14 +82,10 @@ class FedMF(DualSwitch):
         new = apply_mean(shared["items"], total, "items")
         return shared_after(self.config.dual, new, shared["items"])
 
-    def download(self, shared: Shared) -> Shared:
-        """Send the item table only."""
-        return {"items": shared["items"]}
-
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the newest table, or with the own rows on the received one."""
         vectors = np.asarray(private["vector"])
-        biases = np.zeros(len(vectors), np.float32)
         if self.config.dual:
-            return score_own_rows(shared["received"], private["rows"], vectors, biases)
-        return kernels.inner_products(shared["items"], vectors, biases)
+            none = np.zeros(len(vectors), np.float32)
+            return score_own_rows(shared["received"], private["rows"], vectors, none)
+        return score_inner_product(shared["items"], vectors)

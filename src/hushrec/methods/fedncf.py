@@ -21,31 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import neural
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
-from hushrec.methods import network_score
-from hushrec.methods.base import (
-    Between,
-    Fitted,
-    PerClient,
-    Private,
-    PrivateFields,
-    SearchSpace,
-    Shared,
-)
+from hushrec.methods.base import Fitted, PerClient, Private, PrivateFields, Shared
+from hushrec.methods.capabilities import Between, SearchSpace
+from hushrec.methods.dual import DualSwitch, kept_rows, own_rows, shared_after
 from hushrec.methods.fedmf import FedMFConfig
-from hushrec.methods.inner_product import (
-    DualSwitch,
-    apply_mean,
-    deltas,
-    first_vector,
-    initial_table,
-    kept_rows,
-    own_rows,
-    shared_after,
-)
 from hushrec.rng import Round, Streams
+from hushrec.training import tensors
+from hushrec.training.inner_product import Descent, apply_mean, deltas, first_vector, initial_table
+from hushrec.training.row_network import initial_row_network, score_row_networks, train_row_networks
 
 
 class FedNCFConfig(FedMFConfig):
@@ -69,7 +54,7 @@ class FedNCF(DualSwitch):
 
     name = "fedncf"
     Config = FedNCFConfig
-    default_rounds = 100
+    config: FedNCFConfig
 
     @property
     def search(self) -> SearchSpace:
@@ -96,15 +81,14 @@ class FedNCF(DualSwitch):
         """Train vectors, networks and rows; upload the deltas of what is shared."""
         config, table = self.config, shared["items"]
         received = {name: shared[name] for name in shared if name.startswith("layer")}
-        params, rows, losses = network_score.train(
-            (config.lr, config.lr * view.n_items * config.item_rate),
-            config,
+        params, rows, losses = train_row_networks(
             view,
-            table,
-            {**_kept(private), **neural.repeat(received, len(view))},
             now,
-            two_steps=config.dual,
-            vector_rate=config.vector_rate,
+            table,
+            {**_kept(private), **tensors.repeat(received, len(view))},
+            config.pace,
+            Descent(*config.rates(view.n_items), two_steps=config.dual),
+            config.vector_rate,
         )
         moved = {name: params.pop(name) - array for name, array in received.items()}
         update = Update(len(view), rows={"items": deltas(rows, table)}, dense=moved)
@@ -120,22 +104,18 @@ class FedNCF(DualSwitch):
         }
         return {**shared, **shared_after(self.config.dual, new, shared["items"]), **network}
 
-    def download(self, shared: Shared) -> Shared:
-        """Send the item table, and the network where it is shared."""
-        return {name: array for name, array in shared.items() if name != "received"}
-
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with what is newest, or with the own network and rows on the received table."""
         if self.config.dual:
-            return network_score.score(_kept(private), shared["received"], private["rows"])
+            return score_row_networks(_kept(private), shared["received"], private["rows"])
         network = {name: shared[name] for name in shared if name.startswith("layer")}
-        params = {**_kept(private), **neural.repeat(network, len(history))}
-        return network_score.score(params, shared["items"])
+        params = {**_kept(private), **tensors.repeat(network, len(history))}
+        return score_row_networks(params, shared["items"])
 
-    def _network(self, streams: Streams) -> neural.Arrays:
-        return network_score.initial_network(2 * self.config.d, self.config.hidden, streams)
+    def _network(self, streams: Streams) -> tensors.Arrays:
+        return initial_row_network(2 * self.config.d, self.config.hidden, streams)
 
 
-def _kept(private: Private) -> neural.Arrays:
+def _kept(private: Private) -> tensors.Arrays:
     """Return the parameters a client keeps, without its rows."""
     return {name: np.asarray(array) for name, array in private.items() if name != "rows"}

@@ -35,13 +35,7 @@ from hushrec.aggregate import ClientRows
 from hushrec.clients import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods import fedease
-from hushrec.methods.item_pairs import (
-    Block,
-    ExactPairs,
-    ItemPairsConfig,
-    Vector,
-    solve_symmetric,
-)
+from hushrec.methods.item_pairs import Block, ExactPairs, ItemPairsConfig, Vector, solve_symmetric
 from hushrec.methods.private_pairs import PrivatePairs, PrivatePairsConfig
 
 
@@ -76,6 +70,7 @@ class PrivateFedNext(PrivatePairs):
 
     name = "fednext"
     Config = PrivateFedNextConfig
+    config: PrivateFedNextConfig
 
     def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
         """Count what followed what."""
@@ -94,6 +89,7 @@ class FedNext(ExactPairs):
 
     name = "fednext"
     Config = FedNextConfig
+    config: FedNextConfig
     under_noise = PrivateFedNext
 
     def count(self, view: TrainView) -> ClientRows:

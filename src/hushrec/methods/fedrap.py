@@ -38,27 +38,28 @@ from pydantic import Field, model_validator
 from hushrec import kernels
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
+from hushrec.kernels.inner_product import Additive
 from hushrec.methods.base import (
-    Between,
     Fitted,
     Method,
-    OneOf,
     PerClient,
     PerClientTable,
     Private,
     PrivateFields,
-    SearchSpace,
     Shared,
 )
-from hushrec.methods.inner_product import (
-    SampledConfig,
+from hushrec.methods.capabilities import Between, Described, OneOf, OwnTable, SearchSpace, Tunable
+from hushrec.methods.options import SampledConfig
+from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import (
+    Descent,
     apply_mean,
+    first_score_function,
     initial_table,
     score_own_tables,
-    train_at,
+    train_inner_product,
     with_rows,
 )
-from hushrec.rng import Round, Streams
 
 Array = NDArray[Any]
 
@@ -111,11 +112,12 @@ class FedRAPConfig(SampledConfig):
         return self
 
 
-class FedRAP(Method):
+class FedRAP(Method, Tunable, OwnTable, Described):
     """A shared sparse table plus a private one, under a private user vector."""
 
     name = "fedrap"
     Config = FedRAPConfig
+    config: FedRAPConfig
     own_table = ("personal", "scale")
     search: ClassVar[SearchSpace] = {
         # C moves by a client's share of a step, so it wants larger rates than D.
@@ -137,14 +139,13 @@ class FedRAP(Method):
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep D, the user vector and its bias; all devices start from the same draw."""
         d, std = self.config.d, self.config.init_std
-        bound = 1 / np.sqrt(d)
-        drawn = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
+        vector, bias = first_score_function(d, streams)
         personal = initial_table(d, std, view.n_items, streams, "init/personal")
         return {
             "personal": PerClientTable(personal),
             "scale": PerClient(np.ones((), np.float32)),
-            "vector": PerClient(drawn[:d].astype(np.float32)),
-            "bias": PerClient(np.asarray(drawn[d] if self.config.bias else 0, np.float32)),
+            "vector": PerClient(vector),
+            "bias": PerClient(bias if self.config.bias else np.zeros_like(bias)),
         }
 
     def weights(self, round_number: int) -> tuple[float, float]:
@@ -161,16 +162,16 @@ class FedRAP(Method):
         tables, scales = np.asarray(private["personal"]), np.array(private["scale"])
         difference, sparsity = self.weights(now.number)
         by_gradient = config.penalty == "l2"
-        trained, losses = train_at(
-            self.rates(now.number),
-            config,
+        own, item = self.rates(now.number)
+        trained, losses = train_inner_product(
             view,
+            now,
             common,
             vectors,
             biases if config.bias else None,
-            now,
-            two_steps=False,
-            additive=(
+            config.pace,
+            Descent(own, item, two_steps=False, decay=config.batch_decay),
+            Additive(
                 tables,
                 scales,
                 np.float32(difference),
@@ -178,7 +179,6 @@ class FedRAP(Method):
                 np.float32(config.weight_decay),
                 np.float32(config.personal_rate),
             ),
-            rate_decay=config.batch_decay,
         )
         rate_sums, factors, own_factors = self._whole_table(view, now.number)
         thresholds = 0 * rate_sums if by_gradient else sparsity / common.size * rate_sums

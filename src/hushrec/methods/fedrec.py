@@ -16,13 +16,13 @@ method looks away from it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels, neural
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
@@ -34,9 +34,10 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.negatives import PURPOSE
-from hushrec.neural import Batch, Params, Tensor, torch
 from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import score_inner_product
+from hushrec.training.samples import DeviceSamples, draw_unshuffled
+from hushrec.training.tensors import Batch, Params, Phase, Tensor, torch, train_tensors
 
 
 class FedRecConfig(MethodConfig):
@@ -64,28 +65,29 @@ class FedRec(Method):
 
     name = "fedrec"
     Config = FedRecConfig
+    config: FedRecConfig
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw V."""
-        c: FedRecConfig = self.config
+        c = self.config
         drawn = streams.generator("init/items").standard_normal((view.n_items, c.d))
         return {"items": (c.init_std * drawn).astype(np.float32)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the user vector; all devices start from one."""
-        c: FedRecConfig = self.config
+        c = self.config
         drawn = streams.generator("init/vector").standard_normal(c.d)
         return {"vector": PerClient((c.init_std * drawn).astype(np.float32))}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Fill in, and take the steps of a round."""
-        c: FedRecConfig = self.config
+        c = self.config
         vectors = np.asarray(private["vector"])
-        params, tables, losses = neural.train(
+        params, tables, losses = train_tensors(
             {"vector": vectors},
             {"items": shared["items"]},
             self._loss,
-            [{"vector": c.lr, "items": c.lr}],
+            [Phase({"vector": c.lr, "items": c.lr})],
             self.samples(shared["items"], vectors, view, now),
             c.batch,
             view.n_items,
@@ -97,39 +99,25 @@ class FedRec(Method):
         return Fitted(update, {"vector": params["vector"]}, losses)
 
     def samples(
-        self,
-        table: NDArray[np.float32],
-        vectors: NDArray[np.float32],
-        view: TrainView,
-        now: Round,
-    ) -> neural.Samples:
+        self, table: NDArray[np.float32], vectors: NDArray[np.float32], view: TrainView, now: Round
+    ) -> DeviceSamples:
         """Return each device's residual ratings, real and made up, in the order of its steps."""
-        c: FedRecConfig = self.config
-        key, excluded, rated = now.key(PURPOSE), view.excluded(), view.positives
-        indptr, items, real, used = kernels.draw_samples(
-            key,
-            view.users,
-            rated.indptr,
-            rated.values,
-            excluded.indptr,
-            excluded.values,
-            view.n_items,
-            c.rho,
-        )
-        owner = np.repeat(np.arange(len(view)), np.diff(indptr))
-        made_up = real == 0
-        residuals = np.zeros(len(items), np.float32)
-        residuals[~made_up] = view.values.values - np.repeat(mean_ratings(view), rated.lengths)
+        c = self.config
+        drawn = draw_unshuffled(view, c.rho, now)
+        owner = np.repeat(np.arange(len(view)), np.diff(drawn.indptr))
+        made_up = drawn.labels == 0
+        residuals = np.zeros(len(drawn.items), np.float32)
+        means = np.repeat(mean_ratings(view), view.positives.lengths)
+        residuals[~made_up] = view.values.values - means
         if c.fill == "hybrid" and now.number >= c.predict_from:
-            predicted = (vectors[owner[made_up]] * table[items[made_up]]).sum(1)
+            predicted = (vectors[owner[made_up]] * table[drawn.items[made_up]]).sum(1)
             residuals[made_up] = predicted
-        samples = neural.Samples(indptr, items, residuals, 1)
-        return neural.shuffle(samples, key, view.users, used, c.epochs)
+        return replace(drawn, labels=residuals).in_epochs(c.epochs)
 
     def _loss(self, params: Params, rows: Params, batch: Batch) -> Tensor:
         vector, items = params["vector"][:, None], rows["items"]
         predicted = (vector * items).sum(-1)
-        decay: float = self.config.decay
+        decay = self.config.decay
         errors = (predicted - batch.labels) ** 2 + decay * (vector**2 + items**2).sum(-1)
         return torch.sum(errors * batch.weights, 1)
 
@@ -143,10 +131,7 @@ class FedRec(Method):
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Predict the residual ratings; a user's mean does not change the order of its items."""
-        vectors = np.asarray(private["vector"])
-        none = np.zeros(len(vectors), np.float32)
-        scores: NDArray[np.float32] = kernels.inner_products(shared["items"], vectors, none)
-        return scores
+        return score_inner_product(shared["items"], np.asarray(private["vector"]))
 
 
 def mean_ratings(view: TrainView) -> NDArray[np.float32]:

@@ -23,10 +23,12 @@ from pydantic import Field
 
 from hushrec.aggregate import Update
 from hushrec.clients import TrainView
-from hushrec.methods.base import Between, Fitted, OneOf, Private, SearchSpace, Shared
+from hushrec.methods.base import Fitted, Private, Shared
+from hushrec.methods.capabilities import Between, OneOf, SearchSpace
+from hushrec.methods.dual import kept_rows
 from hushrec.methods.fedmf import FedMF, FedMFConfig
-from hushrec.methods.inner_product import deltas, first_vector, kept_rows, train_at
 from hushrec.rng import Round
+from hushrec.training.inner_product import Descent, deltas, first_vector, train_inner_product
 
 
 class FedReconConfig(FedMFConfig):
@@ -43,6 +45,7 @@ class FedRecon(FedMF):
 
     name = "fedrecon"
     Config = FedReconConfig
+    config: FedReconConfig
 
     @property
     def search(self) -> SearchSpace:
@@ -58,28 +61,12 @@ class FedRecon(FedMF):
         config, table = self.config, shared["items"]
         first = first_vector(config.d, config.init_std, now.streams)
         vectors = np.repeat(first[None], len(view), axis=0)
-        reconstruction = config.model_copy(update={"epochs": config.recon_epochs})
-        train_at(
-            (config.recon_lr, 0.0),
-            reconstruction,
-            view,
-            table,
-            vectors,
-            None,
-            now,
-            two_steps=False,
-        )
-        rates = config.lr if config.dual else 0.0, config.lr * view.n_items * config.item_rate
-        trained, losses = train_at(
-            rates,
-            config,
-            view,
-            table,
-            vectors,
-            None,
-            now,
-            two_steps=config.dual,
-        )
+        reconstruct = Descent(config.recon_lr, 0.0, two_steps=False)
+        longer = config.pace._replace(epochs=config.recon_epochs)
+        train_inner_product(view, now, table, vectors, None, longer, reconstruct)
+        own, item = config.rates(view.n_items)
+        descent = Descent(own if config.dual else 0.0, item, two_steps=config.dual)
+        trained, losses = train_inner_product(view, now, table, vectors, None, config.pace, descent)
         update = Update(len(view), rows={"items": deltas(trained, table)})
         rows = {"rows": kept_rows(trained, table, config.own_share)} if config.dual else {}
         return Fitted(update, {"vector": vectors, **rows}, losses)

@@ -28,31 +28,33 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
+from hushrec.kernels.guidance import Frozen, fit_gates, fused_tables, open_gates
+from hushrec.kernels.row_networks import RowSamples
 from hushrec.methods.base import (
-    Between,
     Fitted,
     Method,
     MethodConfig,
-    OneOf,
     PerClient,
     PerClientTable,
     Private,
     PrivateFields,
-    SearchSpace,
     Shared,
+    Traits,
 )
-from hushrec.methods.inner_product import (
-    SEARCH,
-    InnerProductConfig,
+from hushrec.methods.capabilities import Between, Guided, OneOf, OwnTable, SearchSpace, Tunable
+from hushrec.methods.options import SEARCH, InnerProductConfig
+from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import (
+    Descent,
+    first_score_function,
     initial_table,
     score_own_tables,
-    train_at,
+    train_inner_product,
     with_rows,
 )
-from hushrec.rng import Round, Streams
+from hushrec.training.samples import draw_device_samples
 
 Array = NDArray[Any]
 
@@ -84,13 +86,13 @@ class FedRKGConfig(InnerProductConfig):
     """Rates of vector and table shrink by this factor from one round to the next."""
 
 
-class FedRKG(Method):
+class FedRKG(Method, Tunable, OwnTable, Guided):
     """Private tables that are guided by their mean from time to time."""
 
     name = "fedrkg"
     Config = FedRKGConfig
-    default_rounds = 1000
-    reveals = frozenset({"table"})
+    config: FedRKGConfig
+    traits = Traits(rounds=1000, reveals=frozenset({"table"}))
     own_table = ("table",)
     search: ClassVar[SearchSpace] = {
         **SEARCH,
@@ -113,16 +115,13 @@ class FedRKG(Method):
         """Keep table, vector, bias and gate; a newcomer starts from the last guidance table."""
         d, network = self.config.d, {}
         if self.config.backbone == "fedncf":
-            network = _tensors().initial_network(2 * d, self.config.hidden, streams)
+            network = _tensors().initial_row_network(2 * d, self.config.hidden, streams)
         # A linear layer's draw for either backbone: the rates of the authors' code go with it.
-        bound = 1 / np.sqrt(d)
-        both = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
-        vector = both[:d].astype(np.float32)
-        bias = both[d] if self.config.backbone == "pfedrec" else 0.0
+        vector, bias = first_score_function(d, streams)
         return {
             "table": PerClientTable(shared["guidance"]),
             "vector": PerClient(vector),
-            "bias": PerClient(np.asarray(bias, np.float32)),
+            "bias": PerClient(bias if self.config.backbone == "pfedrec" else np.zeros_like(bias)),
             "gate": PerClient(np.zeros(3 * d, np.float32)),
             "gate_bias": PerClient(np.zeros((), np.float32)),
             **{name: PerClient(array) for name, array in network.items()},
@@ -133,40 +132,28 @@ class FedRKG(Method):
         config = self.config
         has_bias, tables = config.backbone == "pfedrec", np.asarray(private["table"])
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
-        gates, gate_biases = np.array(private["gate"]), np.array(private["gate_bias"])
+        gates = {name: np.array(private[name]) for name in ("gate", "gate_bias")}
         network, guided = _network(private), "guidance" in shared
         if guided:
-            if network and config.guidance == "adaptive" and config.gate_epochs:
-                gates, gate_biases = self._gates_of_networks(shared["guidance"], private, view, now)
-            frozen = tables, vectors, biases
-            tables = self._guided(shared["guidance"], frozen, gates, gate_biases, view, now)
+            frozen = Frozen(tables, shared["guidance"], vectors, biases)
+            if config.guidance == "adaptive" and config.gate_epochs:
+                gates = self._trained_gates(gates, frozen, network, view, now)
+            beta = np.float32(0 if config.guidance == "replace" else config.beta)
+            tables = fused_tables(
+                tables, shared["guidance"], gates["gate"], gates["gate_bias"], beta
+            )
             tables.flags.writeable = False
         decayed = config.round_decay ** max(0, now.number - 1)
-        rates = config.lr * decayed, config.lr * view.n_items * config.item_rate * decayed
+        own, item = (rate * decayed for rate in config.rates(view.n_items))
+        descent = Descent(own, item, two_steps=has_bias, clip=config.clip)
         if network:
-            trained, rows, losses = _tensors().train(
-                rates,
-                config,
-                view,
-                tables,
-                {"vector": vectors, **network},
-                now,
-                two_steps=False,
-                clip=config.clip,
+            network, rows, losses = _tensors().train_row_networks(
+                view, now, tables, {"vector": vectors, **network}, config.pace, descent
             )
-            vectors, network = trained.pop("vector"), trained
+            vectors = network.pop("vector")
         else:
-            rows, losses = train_at(
-                rates,
-                config,
-                view,
-                np.zeros(tables.shape[1:], np.float32),
-                vectors,
-                biases if has_bias else None,
-                now,
-                own_tables=tables,
-                two_steps=has_bias,
-                clip=config.clip,
+            rows, losses = train_inner_product(
+                view, now, tables, vectors, biases if has_bias else None, config.pace, descent
             )
         uploads = config.guidance != "none" and now.number % config.interval == 0
         update = Update(len(view))
@@ -175,80 +162,46 @@ class FedRKG(Method):
             table = with_rows(tables, rows)
         if uploads:
             update = Update(len(view), dense={"table": np.asarray(table)})
-        kept = {
-            "table": table,
-            "vector": vectors,
-            "bias": biases,
-            "gate": gates,
-            "gate_bias": gate_biases,
-            **network,
-        }
+        kept = {"table": table, "vector": vectors, "bias": biases, **gates, **network}
         return Fitted(update, kept, losses)
 
-    def _guided(
+    def _trained_gates(
         self,
-        guidance: Array,
-        frozen: tuple[Array, Array, Array],
-        gates: Array,
-        gate_biases: Array,
+        gates: dict[str, Array],
+        frozen: Frozen,
+        network: dict[str, Array],
         view: TrainView,
         now: Round,
-    ) -> Array:
-        """Train the gates, in place, and return the fused tables (eq. 7 to 9)."""
-        config, excluded = self.config, view.excluded()
-        tables, vectors, biases = frozen
-        in_tensors = config.backbone == "fedncf"  # whose gates are trained before
-        return kernels.guide(
-            now.key(GUIDE_PURPOSE),
-            view.users,
-            view.positives.indptr,
-            view.positives.values,
-            excluded.indptr,
-            excluded.values,
-            tables,
-            guidance,
-            vectors,
-            biases,
-            gates,
-            gate_biases,
-            config.negatives,
-            config.gate_epochs if config.guidance == "adaptive" and not in_tensors else 0,
-            config.batch,
-            np.float32(config.gate_lr),
-            np.float32(0 if config.guidance == "replace" else config.beta),
-            np.float32(np.inf if config.clip is None else config.clip),
-        )
-
-    def _gates_of_networks(
-        self,
-        guidance: Array,
-        private: Private,
-        view: TrainView,
-        now: Round,
-    ) -> tuple[Array, Array]:
-        """Train the gates of a backbone in tensors (eq. 7 and 8)."""
-        from hushrec import neural
-        from hushrec.methods.guidance import train_gates
-
+    ) -> dict[str, Array]:
+        """Train the gates, all else frozen (eq. 7 and 8)."""
         config = self.config
-        return train_gates(
-            _tensors().loss,
-            {"vector": np.asarray(private["vector"]), **_network(private)},
-            np.asarray(private["table"]),
-            guidance,
-            (np.asarray(private["gate"]), np.asarray(private["gate_bias"])),
-            neural.draw_samples(
-                view,
-                config.negatives,
-                config.gate_epochs,
-                now,
-                purpose=GUIDE_PURPOSE,
-            ),
-            config.batch,
-            rate=config.gate_lr,
-            beta=config.beta,
-            clip=config.clip,
+        samples = draw_device_samples(
+            view, config.negatives, config.gate_epochs, now, purpose=GUIDE_PURPOSE
         )
+        if not network:
+            fit_gates(
+                RowSamples(samples.indptr, samples.items, samples.labels, samples.epochs),
+                frozen,
+                gates["gate"],
+                gates["gate_bias"],
+                config.batch,
+                np.float32(config.gate_lr),
+                np.float32(config.beta),
+                np.float32(np.inf if config.clip is None else config.clip),
+            )
+            return gates
+        from hushrec.training import tensors
+
+        trained, _, _ = tensors.train_tensors(
+            {"vector": frozen.vectors, **network, **gates},
+            {"items": frozen.tables, "guidance": frozen.guidance},
+            _tensors().gated_loss(_tensors().row_loss, config.beta),
+            [tensors.Phase(dict.fromkeys(gates, config.gate_lr), config.clip)],
+            samples,
+            config.batch,
+            view.n_items,
+        )
+        return {name: trained[name] for name in gates}
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Take the mean of the tables, if they came (algorithm 1, line 11)."""
@@ -261,11 +214,17 @@ class FedRKG(Method):
         """Send the guidance table in the round after it was made, and else nothing."""
         return {"guidance": shared["guidance"]} if shared["fresh"][0] else {}
 
+    def serving(self, shared: Shared) -> Shared:
+        """Send nothing: a device scores with its own table."""
+        return {}
+
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the own table alone."""
         if network := _network(private):
             params = {"vector": np.asarray(private["vector"]), **network}
-            scores: NDArray[np.float32] = _tensors().score(params, np.asarray(private["table"]))
+            scores: NDArray[np.float32] = _tensors().score_row_networks(
+                params, np.asarray(private["table"])
+            )
             return scores
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return score_own_tables(np.asarray(private["table"]), vectors, biases)
@@ -283,7 +242,7 @@ class FedRKG(Method):
 
     def gates(self, shared: Shared, private: Private) -> NDArray[np.float32]:
         """Return every client's gate of every item, for the last guidance table (eq. 5)."""
-        return kernels.gates(
+        return open_gates(
             np.asarray(private["gate"]),
             np.asarray(private["gate_bias"]),
             np.asarray(private["table"]),
@@ -298,6 +257,6 @@ def _network(private: Private) -> dict[str, Array]:
 
 def _tensors() -> ModuleType:
     """Import what trains networks; the other backbones do without it."""
-    from hushrec.methods import network_score
+    from hushrec.training import row_network
 
-    return network_score
+    return row_network

@@ -16,24 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import neural
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
-from hushrec.kernels.networks import Descent
-from hushrec.methods.base import Fitted, Method, Private, Shared
-from hushrec.methods.feature_network import (
-    STACK_INTERACTIONS,
-    Network,
-    NetworkConfig,
-    draw_samples,
-    train_copies,
-)
-from hushrec.methods.inner_product import apply_mean, initial_table
-from hushrec.neural import torch
+from hushrec.kernels.feature_networks import ProximalDescent
+from hushrec.methods.base import Fitted, Method, Private, Shared, Traits
+from hushrec.methods.options import FeatureNetworkConfig
+from hushrec.methods.privrec import FEATURE_STACK
 from hushrec.rng import Round, Streams
+from hushrec.training import tensors
+from hushrec.training.feature_network import FeatureNetwork, train_feature_networks
+from hushrec.training.inner_product import apply_mean, deltas, initial_table
+from hushrec.training.samples import DeviceSamples, draw_device_samples
+from hushrec.training.tensors import torch
 
 
-class FOFLSelfConfig(NetworkConfig):
+class FOFLSelfConfig(FeatureNetworkConfig):
     """Options of FOFL-SELF."""
 
     item_lr: Annotated[float, Field(gt=0)] = 0.5
@@ -49,9 +46,8 @@ class FOFLSelf(Method):
 
     name = "fofl-self"
     Config = FOFLSelfConfig
-    default_rounds = 300
-    adapts = True
-    stack_interactions = STACK_INTERACTIONS
+    config: FOFLSelfConfig
+    traits = Traits(rounds=300, stack_interactions=FEATURE_STACK)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, the first user vector and the network."""
@@ -61,11 +57,11 @@ class FOFLSelf(Method):
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train each client's copy; upload the differences."""
         config = self.config
-        samples = draw_samples(config, view, config.epochs, now)
+        samples = self._samples(view, config.epochs, now)
         theta, rows, losses = self._trained(shared, samples, config.lr, config.item_lr)
         update = Update(
             len(view),
-            rows={"items": replace(rows, base=shared["items"])},
+            rows={"items": deltas(rows, shared["items"])},
             dense={"theta": theta - shared["theta"]},
         )
         return Fitted(update, {}, losses)
@@ -85,7 +81,7 @@ class FOFLSelf(Method):
         config = self.config
         if not config.adapt_epochs:
             return {}
-        samples = draw_samples(config, view, config.adapt_epochs, Round(0, streams))
+        samples = self._samples(view, config.adapt_epochs, Round(0, streams))
         item_lr = config.item_lr * config.adapt_rate / config.lr
         theta, rows, _ = self._trained(shared, samples, config.adapt_rate, item_lr)
         return {"theta": theta, "items": rows}
@@ -98,32 +94,36 @@ class FOFLSelf(Method):
             thetas = np.broadcast_to(shared["theta"], (len(history), len(shared["theta"])))
         scores = np.empty((len(history), history.n_items), np.float32)
         with torch.no_grad():
-            for clients, real in neural.in_groups(len(history)):
-                items = np.broadcast_to(table, (neural.GROUP, *table.shape)).copy()
+            for clients, real in tensors.groups_in_order(len(history)):
+                items = np.broadcast_to(table, (tensors.GROUP, *table.shape)).copy()
                 if isinstance(own, ClientRows):
                     for place, client in enumerate(clients):
                         mine = slice(own.indptr[client], own.indptr[client + 1])
                         items[place, own.ids[mine]] = own.rows[mine]
                 params = network.unpack(torch.from_numpy(np.asarray(thetas)[clients]))
-                itself = torch.ones(neural.GROUP, 1, 1)
+                itself = torch.ones(tensors.GROUP, 1, 1)
                 logits = network.logits(params, itself, torch.from_numpy(items))
                 scores[clients[:real]] = logits.numpy()[:real]
         return scores
 
-    def _network(self) -> Network:
+    def _network(self) -> FeatureNetwork:
         """Return a network whose one user field is the user vector, and whose items are rows."""
-        return Network((1,), 0, (), self.config.d, self.config.d, self.config.hidden)
+        return FeatureNetwork((1,), 0, (), self.config.d, self.config.d, self.config.hidden)
+
+    def _samples(self, view: TrainView, epochs: int, now: Round) -> DeviceSamples:
+        above = self.config.positive_above
+        return draw_device_samples(view, self.config.negatives, epochs, now, positive_above=above)
 
     def _trained(
-        self, shared: Shared, samples: neural.Samples, lr: float, item_lr: float
+        self, shared: Shared, samples: DeviceSamples, lr: float, item_lr: float
     ) -> tuple[NDArray[np.float32], ClientRows, NDArray[np.float64]]:
         """Return each client's copy of the network and of its rows, and its mean loss."""
-        return train_copies(
+        itself = np.ones((len(samples.lengths), 1), np.float32)
+        return train_feature_networks(
             self._network(),
-            Descent(lr, 0.0, True, item_lr),
+            ProximalDescent(lr, 0.0, True, item_lr),
             shared["theta"],
-            np.ones((len(samples.lengths), 1), np.float32),
-            shared["items"],
+            (itself, shared["items"]),
             samples,
             self.config.batch,
         )

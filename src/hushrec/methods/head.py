@@ -26,8 +26,8 @@ def count_items(view: TrainView) -> Update:
     """Upload each client's items, scaled to norm 1."""
     items = distinct_items(view.positives)
     each = np.repeat(np.maximum(items.lengths, 1) ** -0.5, items.lengths)
-    stack = ClientRows(items.indptr, items.values, each[:, None].astype(np.float32))
-    return Update(len(view), rows={COUNTS: stack})
+    uploads = ClientRows(items.indptr, items.values, each[:, None].astype(np.float32))
+    return Update(len(view), rows={COUNTS: uploads})
 
 
 def find_head(total: Total, n_items: int, noise_std: float, visible: float, most: int) -> Shared:

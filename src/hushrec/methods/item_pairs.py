@@ -73,6 +73,7 @@ class ItemPairs(Method):
     """Base of the family: weights and their scalars, and how a device scores with them."""
 
     Config: ClassVar[type[MethodConfig]] = ItemPairsConfig
+    config: ItemPairsConfig
 
     @property
     def planned_rounds(self) -> int:
@@ -167,14 +168,14 @@ class ExactPairs(ItemPairs):
         place[head] = np.arange(len(head))
         blocks = np.zeros((summed.shape[1], len(head), len(head)))
         for block, column in zip(blocks, summed.T, strict=True):
-            pair_kernels.fill_block(block, place, keys, column, n_items)
+            pair_kernels.fill_head_block(block, place, keys, column, n_items)
         weights = self.solve(*blocks)
         np.fill_diagonal(weights, 0.0)
         # Whatever is not in the block: the same system, as if it were diagonal.
         outside = (first != second) & ((place[first] < 0) | (place[second] < 0))
         keys, values = self.directed(keys[outside], values[outside], n_items)
         values = self.alone(values, counts[keys // n_items])
-        pair_kernels.strongest(
+        pair_kernels.keep_strongest(
             weights, head, place, keys, values, n_items, kept["neighbours"], kept["weights"]
         )
         return kept

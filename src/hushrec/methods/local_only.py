@@ -21,13 +21,15 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.methods.inner_product import (
-    InnerProductConfig,
+from hushrec.methods.options import InnerProductConfig
+from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import (
+    Descent,
+    first_score_function,
     initial_table,
     score_own_tables,
-    train,
+    train_inner_product,
 )
-from hushrec.rng import Round, Streams
 
 
 class LocalOnly(Method):
@@ -35,6 +37,7 @@ class LocalOnly(Method):
 
     name = "local-only"
     Config = InnerProductConfig
+    config: InnerProductConfig
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Share nothing."""
@@ -42,28 +45,20 @@ class LocalOnly(Method):
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep a whole table and a score function; all devices start from the same draw."""
-        bound = 1 / np.sqrt(self.config.d)
-        drawn = streams.generator("init/score-function").uniform(-bound, bound, self.config.d + 1)
+        vector, bias = first_score_function(self.config.d, streams)
         table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
         return {
             "table": PerClientTable(table),
-            "vector": PerClient(drawn[:-1].astype(np.float32)),
-            "bias": PerClient(np.asarray(drawn[-1], np.float32)),
+            "vector": PerClient(vector),
+            "bias": PerClient(bias),
         }
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train the own table and score function."""
-        tables = np.asarray(private["table"])
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
-        rows, losses = train(
-            self.config,
-            view,
-            np.zeros(tables.shape[1:], np.float32),
-            vectors,
-            biases,
-            now,
-            own_tables=tables,
-            two_steps=True,
+        descent = Descent(*self.config.rates(view.n_items), two_steps=True)
+        rows, losses = train_inner_product(
+            view, now, np.asarray(private["table"]), vectors, biases, self.config.pace, descent
         )
         kept: Private = {"table": rows, "vector": vectors, "bias": biases}
         return Fitted(Update(len(view)), kept, losses)

@@ -24,9 +24,10 @@ from hushrec.methods.base import (
     Private,
     PrivateFields,
     Shared,
+    Traits,
 )
-from hushrec.negatives import draw_negatives
 from hushrec.rng import Round, Streams
+from hushrec.training.samples import draw_negatives
 
 
 class NegativeCounterConfig(MethodConfig):
@@ -41,7 +42,8 @@ class NegativeCounter(Method):
 
     name = "negative-counter"
     Config = NegativeCounterConfig
-    learns = False
+    config: NegativeCounterConfig
+    traits = Traits(learns=False)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Share nothing."""

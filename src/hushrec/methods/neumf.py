@@ -17,24 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import neural
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
-from hushrec.kernels.neumf import Rates, fit_neumf
+from hushrec.kernels.pooled import NeuMFModel, NeuMFRates, fit_neumf
 from hushrec.memory import require_memory
-from hushrec.methods.base import (
-    Between,
-    Fitted,
-    Method,
-    PerClient,
-    Private,
-    PrivateFields,
-    SearchSpace,
-    Shared,
-)
+from hushrec.methods.base import Fitted, Method, PerClient, Private, PrivateFields, Shared, Traits
+from hushrec.methods.capabilities import Between, SearchSpace, Tunable
 from hushrec.methods.central import CentralMFConfig
-from hushrec.neural import Tensor, torch
 from hushrec.rng import Round, Streams
+from hushrec.training import tensors
+from hushrec.training.inner_product import first_vector
+from hushrec.training.samples import draw_device_samples
+from hushrec.training.tensors import Tensor, torch
 
 Array = NDArray[Any]
 
@@ -55,12 +49,13 @@ class NeuMFConfig(CentralMFConfig):
     """Samples per step."""
 
 
-class NeuMF(Method):
+class NeuMF(Method, Tunable):
     """Neural matrix factorisation on pooled data."""
 
     name = "neumf"
     Config = NeuMFConfig
-    pooled = True
+    config: NeuMFConfig
+    traits = Traits(pooled=True)
     search: ClassVar[SearchSpace] = {
         "lr": Between(0.01, 1.0),
         "row_lr": Between(0.005, 0.2),
@@ -74,8 +69,8 @@ class NeuMF(Method):
         need = 24 * shape[0] * shape[1]
         require_memory(need, f"item tables of width d={config.d}", "a smaller d")
         drawn = streams.generator("init/items").standard_normal(shape, np.float32)
-        layers = neural.initial_mlp([2 * config.d, *config.hidden], streams, "init/mlp")
-        final = neural.initial_mlp([config.d + config.hidden[-1], 1], streams, "init/final")
+        layers = tensors.initial_mlp([2 * config.d, *config.hidden], streams, "init/mlp")
+        final = tensors.initial_mlp([config.d + config.hidden[-1], 1], streams, "init/final")
         return {
             "items": drawn * np.float32(config.init_std),
             **layers,
@@ -84,32 +79,29 @@ class NeuMF(Method):
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Hold both branches' vectors of a user."""
-        drawn = streams.generator("init/vector").standard_normal(2 * self.config.d, np.float32)
-        return {"vector": PerClient(drawn * np.float32(self.config.init_std))}
+        both = first_vector(2 * self.config.d, self.config.init_std, streams)
+        return {"vector": PerClient(both)}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Pass once over all samples in random order."""
         config = self.config
-        samples = neural.draw_samples(view, config.negatives, 1, now)
+        samples = draw_device_samples(view, config.negatives, 1, now)
         clients = np.repeat(np.arange(len(view)), samples.lengths)
         order = now.generator("order").permutation(len(clients))
         users, items = np.array(private["vector"]), shared["items"].copy()
         final = shared["final/weight"][:, 0]
         products = final[: config.d].copy()
-        below = list(neural.mlp_shapes([2 * config.d, *config.hidden]))
+        below = list(tensors.mlp_shapes([2 * config.d, *config.hidden]))
         network = [shared[n] for n in below] + [final[config.d :], shared["final/bias"]]
         theta = np.concatenate([array.ravel() for array in network])
         loss = fit_neumf(
-            users,
-            items,
-            products,
-            theta,
+            NeuMFModel(users, items, products, theta),
             clients[order],
             samples.items[order],
             samples.labels[order],
             config.batch,
             np.array([2 * config.d, *config.hidden, 1]),
-            Rates(config.lr, config.row_lr, config.decay),
+            NeuMFRates(config.lr, config.row_lr, config.decay),
         )
         ends = np.cumsum([array.size for array in network])[:-1]
         *layers, top, bias = np.split(theta, ends)
@@ -141,11 +133,11 @@ class NeuMF(Method):
         return scores
 
 
-def _logits(layers: neural.Params, users: Tensor, items: Tensor) -> Tensor:
+def _logits(layers: tensors.Params, users: Tensor, items: Tensor) -> Tensor:
     """Score pairs of user vectors and item rows, [1, samples or 1, 2d]: [1, samples]."""
     d = items.shape[-1] // 2
     users = users.expand_as(items)
     network = {name: tensor[None] for name, tensor in layers.items() if name.startswith("layer")}
-    mlp = torch.relu(neural.mlp(network, torch.cat([users[..., d:], items[..., d:]], -1)))
+    mlp = torch.relu(tensors.mlp(network, torch.cat([users[..., d:], items[..., d:]], -1)))
     both = torch.cat([users[..., :d] * items[..., :d], mlp], -1)
     return (both @ layers["final/weight"] + layers["final/bias"])[..., 0]

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import neural
 from hushrec.aggregate import Update
 from hushrec.clients import TrainView
-from hushrec.methods.base import Fitted, Private, Shared
-from hushrec.methods.feature_network import draw_samples, network_of
+from hushrec.methods.base import Fitted, Private, Shared, Traits
 from hushrec.methods.privrec import PrivRec, PrivRecConfig
-from hushrec.neural import Samples, Tensor, torch
 from hushrec.rng import Round
+from hushrec.training import tensors
+from hushrec.training.samples import DeviceSamples, halves
+from hushrec.training.tensors import Tensor, torch
 
 
 class NNSelfConfig(PrivRecConfig):
@@ -44,42 +44,24 @@ class NNSelf(PrivRec):
 
     name = "nn-self"
     Config = NNSelfConfig
-    default_rounds = 300
-    stack_interactions = None
+    config: NNSelfConfig
+    traits = Traits(rounds=300)
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload minus the meta-gradient of each client; `apply` follows its mean (equation 5)."""
         config = self.config
-        samples = draw_samples(config, view, 1, now)
-        support, query = halves(samples, config.epochs)
+        support, query = halves(self.samples(view, 1, now), config.epochs)
         received = torch.from_numpy(shared["theta"])
-        network = network_of(config, view, self.name)
-        gradients, losses = meta_gradients(
-            received, self._loss(network, view, received), support, query, config.lr, config.batch
-        )
+        loss = self._loss(self.network(view), view, received)
+        gradients, losses = meta_gradients(received, loss, support, query, config.lr, config.batch)
         return Fitted(Update(len(view), dense={"theta": -gradients}), {}, losses)
-
-
-def halves(samples: Samples, epochs: int) -> tuple[Samples, Samples]:
-    """Cut shuffled samples into a support set, repeated for some epochs, and a query set."""
-    starts, lengths = samples.indptr[:-1], samples.lengths
-    first = (lengths + 1) // 2
-
-    def part(begin: NDArray[np.int64], size: NDArray[np.int64], times: int) -> Samples:
-        indptr = np.concatenate([[0], np.cumsum(size * times)])
-        owner = np.repeat(np.arange(len(size)), size * times)
-        within = (np.arange(indptr[-1]) - indptr[owner]) % np.maximum(size, 1)[owner]
-        at = begin[owner] + within
-        return Samples(indptr, samples.items[at], samples.labels[at], times)
-
-    return part(starts, first, epochs), part(starts + first, lengths - first, 1)
 
 
 def meta_gradients(
     received: Tensor,
-    loss_of: neural.LossOf,
-    support: Samples,
-    query: Samples,
+    loss_of: tensors.LossOf,
+    support: DeviceSamples,
+    query: DeviceSamples,
     lr: float,
     batch: int,
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
@@ -92,23 +74,22 @@ def meta_gradients(
     gradients = np.zeros((n_clients, len(received)), np.float32)
     losses = np.zeros(n_clients)
     nowhere = np.zeros(max(len(support.items), len(query.items)), np.int64)
-    for clients in neural.groups(support):
-        start = received.expand(neural.GROUP, -1).clone().requires_grad_()
+    for clients, real in tensors.groups_by_length(support.lengths):
+        start = received.expand(tensors.GROUP, -1).clone().requires_grad_()
         theta = start
-        for step, _ in neural.batches(support, nowhere, clients, batch):
+        for step, _ in tensors.batches(support, nowhere, clients, batch):
             loss = (loss_of({"theta": theta}, {}, step) * step.active).sum()
             (gradient,) = torch.autograd.grad(loss, theta, create_graph=True)
             theta = theta - lr * gradient
         end = theta.detach().requires_grad_()
-        outer, total = torch.zeros_like(end), torch.zeros(neural.GROUP)
+        outer, total = torch.zeros_like(end), torch.zeros(tensors.GROUP)
         lengths = torch.from_numpy(np.maximum(query.lengths[clients], 1)).float()
-        for step, _ in neural.batches(query, nowhere, clients, batch):
+        for step, _ in tensors.batches(query, nowhere, clients, batch):
             share = (step.weights > 0).sum(1) / lengths
             each = loss_of({"theta": end}, {}, step) * share
             outer += torch.autograd.grad(each.sum(), end)[0]
             total += each.detach()
         (gradient,) = torch.autograd.grad(theta, start, outer)
-        real = np.unique(clients)
-        gradients[real] = gradient.numpy()[: len(real)]
-        losses[real] = total.double().numpy()[: len(real)]
+        gradients[clients[:real]] = gradient.numpy()[:real]
+        losses[clients[:real]] = total.double().numpy()[:real]
     return gradients, losses

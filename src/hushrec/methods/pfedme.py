@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import silo_networks as networks
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import (
@@ -33,10 +32,15 @@ from hushrec.methods.base import (
     Private,
     PrivateFields,
     Shared,
+    Traits,
 )
-from hushrec.methods.lipm import LIPM, LIPMConfig, PerceptronConfig, score_user
-from hushrec.neural import torch
+from hushrec.methods.options import PerceptronConfig
 from hushrec.rng import Round, Streams
+from hushrec.training.perceptron import Perceptron, score_user
+from hushrec.training.rules import Moreau
+from hushrec.training.samples import draw_silo_samples
+from hushrec.training.silo_network import SiloModel, SiloProblem, rows_of_users, train_silo_networks
+from hushrec.training.tensors import torch
 
 
 class PFedMeConfig(PerceptronConfig):
@@ -61,22 +65,23 @@ class PFedMe(Method):
 
     name = "pfedme"
     Config = PFedMeConfig
-    default_rounds = 50
-    silos = True
+    config: PFedMeConfig
+    traits = Traits(rounds=50, silos=True)
 
     @property
-    def perceptron(self) -> LIPM:
-        """Return the network that is trained."""
-        own = self.config.model_dump(include=set(PerceptronConfig.model_fields))
-        return LIPM(LIPMConfig(lipm=False, **own))
+    def perceptron(self) -> Perceptron:
+        """The network that is trained."""
+        return Perceptron(self.config.d, self.config.hidden)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table and the network."""
-        return self.perceptron.init(view, streams)
+        table = streams.generator("init/items").standard_normal((view.n_items, self.config.d))
+        items = (self.config.init_std * table).astype(np.float32)
+        return {"items": items, "network": self.perceptron.initial(streams)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep user embeddings and the own model, of the item table the touched rows."""
-        c: PFedMeConfig = self.config
+        c = self.config
         positives = np.diff(view.positives.indptr[view.client_indptr])
         touched = np.minimum(view.n_items, positives * (1 + c.negatives * c.epochs))
         return {
@@ -87,41 +92,32 @@ class PFedMe(Method):
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train theta and let w follow (algorithm 1)."""
-        c: PFedMeConfig = self.config
-        perceptron = self.perceptron
-        samples = networks.draw_samples(view, c.negatives, c.epochs, now)
-        received = np.repeat(shared["network"][None], len(view.clients), 0)
-        items = shared["items"][samples.touched.values]
-        kept = private["users"]
+        c = self.config
+        perceptron, indptr, kept = self.perceptron, view.client_indptr, private["users"]
         assert isinstance(kept, ClientRows)
-        trained = networks.train(
-            networks.Problem(
-                perceptron.shapes,
-                perceptron.loss,
-                samples,
-                c.batch,
-                {},
-                view.client_indptr,
-                c.decay,
-            ),
-            received,
-            networks.rows_of_users(kept, view),
-            items,
-            networks.Moreau(networks.Adam(c.lr), c.steps, c.pull, c.follow),
-        )
-        network, rows = trained.anchors
+        samples = draw_silo_samples(view, c.negatives, c.epochs, now)
         touched = samples.touched
+        start = SiloModel(
+            np.repeat(shared["network"][None], len(view.clients), 0),
+            rows_of_users(kept, view),
+            shared["items"][touched.values],
+        )
+        trained, anchors, losses = train_silo_networks(
+            SiloProblem(perceptron.shapes, perceptron.loss, samples, c.batch, {}, indptr, c.decay),
+            start,
+            Moreau(c.lr, steps=c.steps, weight=c.pull, share=c.follow),
+        )
         update = Update(
             len(view.clients),
-            {"items": ClientRows(touched.indptr, touched.values, rows - items)},
-            {"network": network - received},
+            {"items": ClientRows(touched.indptr, touched.values, anchors.items - start.items)},
+            {"network": anchors.network - start.network},
         )
         own: Private = {
-            "users": ClientRows(view.client_indptr, view.users, trained.users),
+            "users": ClientRows(indptr, view.users, trained.users),
             "network": trained.network,
             "rows": ClientRows(touched.indptr, touched.values, trained.items),
         }
-        return Fitted(update, own, trained.losses)
+        return Fitted(update, own, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Go beta of the way to the mean of the w_i."""
@@ -132,20 +128,23 @@ class PFedMe(Method):
         network = shared["network"] + rate * total.dense["network"]
         return {"items": items.astype(np.float32), "network": network.astype(np.float32)}
 
+    def serving(self, shared: Shared) -> Shared:
+        """Send the item table: the network is the client's own."""
+        return {"items": shared["items"]}
+
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the client's own model."""
         scores = np.zeros((len(history), history.n_items), np.float32)
         kept, rows, indptr = private["users"], private["rows"], history.client_indptr
         assert isinstance(kept, ClientRows)
         assert isinstance(rows, ClientRows)
-        users, flats = networks.rows_of_users(kept, history), np.asarray(private["network"])
+        users, flats = rows_of_users(kept, history), np.asarray(private["network"])
         for client in range(len(indptr) - 1):
             own = slice(rows.indptr[client], rows.indptr[client + 1])
             table = shared["items"].copy()
             table[rows.ids[own]] = rows.rows[own]
-            flat = torch.from_numpy(flats[client : client + 1])
-            p = networks.unpack(flat, self.perceptron.shapes)
+            p = self.perceptron.unpack(flats[client : client + 1])
             for k in range(indptr[client], indptr[client + 1]):
                 user = torch.from_numpy(users[k])
-                scores[k] = score_user(p, torch.from_numpy(table), user, None, self.config.hidden)
+                scores[k] = score_user(p, torch.from_numpy(table), user)
         return scores

@@ -34,19 +34,24 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.methods.inner_product import (
+from hushrec.methods.capabilities import OwnTable, Tunable
+from hushrec.methods.dual import (
     DUAL_SEARCH,
     DualConfig,
-    apply_mean,
-    deltas,
-    initial_table,
     kept_rows,
     own_rows,
     score_own_rows,
-    train,
     without_own_rows,
 )
 from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import (
+    Descent,
+    apply_mean,
+    deltas,
+    first_score_function,
+    initial_table,
+    train_inner_product,
+)
 
 
 class PFedRecConfig(DualConfig):
@@ -58,11 +63,12 @@ class PFedRecConfig(DualConfig):
     """Widths of the hidden layers of "mlp", between d inputs and one score."""
 
 
-class PFedRec(Method):
+class PFedRec(Method, Tunable, OwnTable):
     """A shared item table, tuned on each device, under a private score function."""
 
     name = "pfedrec"
     Config = PFedRecConfig
+    config: PFedRecConfig
     search = DUAL_SEARCH
     own_table = ("rows",)
 
@@ -78,40 +84,29 @@ class PFedRec(Method):
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the score function and the own rows; all devices share one first score function."""
-        d = self.config.d
+        rows = own_rows(self.config, view)
         if self.config.score_function == "mlp":
-            network = _tensors().initial_network(d, self.config.hidden, streams)
-            fields = {name: PerClient(array) for name, array in network.items()}
-            return {"rows": own_rows(self.config, view), **fields}
-        bound = 1 / np.sqrt(d)
-        drawn = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
-        return {
-            "vector": PerClient(drawn[:d].astype(np.float32)),
-            "bias": PerClient(np.asarray(drawn[d], np.float32)),
-            "rows": own_rows(self.config, view),
-        }
+            network = _tensors().initial_row_network(self.config.d, self.config.hidden, streams)
+            return {"rows": rows, **{name: PerClient(array) for name, array in network.items()}}
+        vector, bias = first_score_function(self.config.d, streams)
+        return {"vector": PerClient(vector), "bias": PerClient(bias), "rows": rows}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Tune the score function, then the rows (algorithm 1, ClientUpdate)."""
         config, table = self.config, shared["items"]
+        descent = Descent(*config.rates(view.n_items), two_steps=True)
         if config.score_function == "mlp":
-            network, trained, losses = _tensors().train(
-                (config.lr, config.lr * view.n_items * config.item_rate),
-                config,
-                view,
-                table,
-                _network(private),
-                now,
-                two_steps=True,
+            kept, trained, losses = _tensors().train_row_networks(
+                view, now, table, _network(private), config.pace, descent
             )
-            update = Update(len(view), rows={"items": deltas(trained, table)})
-            rows = kept_rows(trained, table, config.own_share)
-            return Fitted(update, {**network, "rows": rows}, losses)
-        vectors, biases = np.array(private["vector"]), np.array(private["bias"])
-        trained, losses = train(config, view, table, vectors, biases, now, two_steps=True)
+        else:
+            kept = {name: np.array(private[name]) for name in ("vector", "bias")}
+            trained, losses = train_inner_product(
+                view, now, table, kept["vector"], kept["bias"], config.pace, descent
+            )
         update = Update(len(view), rows={"items": deltas(trained, table)})
         rows = kept_rows(trained, table, config.own_share)
-        return Fitted(update, {"vector": vectors, "bias": biases, "rows": rows}, losses)
+        return Fitted(update, {**kept, "rows": rows}, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Average (algorithm 1, line 6), and remember what the devices had received."""
@@ -122,10 +117,14 @@ class PFedRec(Method):
         """Send the item table only."""
         return {"items": shared["items"]}
 
+    def serving(self, shared: Shared) -> Shared:
+        """Send what the own rows lie on."""
+        return {"received": shared["received"]}
+
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the device's own table."""
         if self.config.score_function == "mlp":
-            scores: NDArray[np.float32] = _tensors().score(
+            scores: NDArray[np.float32] = _tensors().score_row_networks(
                 _network(private), shared["received"], private["rows"]
             )
             return scores
@@ -139,9 +138,9 @@ class PFedRec(Method):
 
 def _tensors() -> ModuleType:
     """Import what trains networks; the linear score function does without it."""
-    from hushrec.methods import network_score
+    from hushrec.training import row_network
 
-    return network_score
+    return row_network
 
 
 def _network(private: Private) -> dict[str, NDArray[np.float32]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hushrec import kernels
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import Ragged, TrainView
-from hushrec.methods.base import Fitted, Method, Private, Shared
+from hushrec.methods.base import Fitted, Method, Private, Shared, Traits
 from hushrec.rng import Round, Streams
 
 
@@ -26,8 +26,7 @@ class Popularity(Method):
     """Recommend what most users touched: the yardstick to beat."""
 
     name = "popularity"
-    default_rounds = 1
-    learns = False
+    traits = Traits(rounds=1, learns=False)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from zero counts."""
@@ -37,8 +36,8 @@ class Popularity(Method):
         """Upload a one for every item of the client."""
         touched = distinct_items(view.positives)
         ones = np.ones((len(touched.values), 1), np.float32)
-        stack = ClientRows(touched.indptr, touched.values, ones)
-        return Fitted(Update(len(view), rows={"counts": stack}), {})
+        uploads = ClientRows(touched.indptr, touched.values, ones)
+        return Fitted(Update(len(view), rows={"counts": uploads}), {})
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Replace the counts by this round's."""

@@ -27,13 +27,14 @@ from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
-from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
+from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared, Traits
+from hushrec.methods.capabilities import SharesBudget
 from hushrec.methods.head import COUNTS, count_items, find_head, only
 from hushrec.methods.popularity import distinct_items
 from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import score_inner_product
 
 Array = NDArray[Any]
 
@@ -55,12 +56,13 @@ class PrivateFedALSConfig(MethodConfig):
     """Least sum by chance of two items of the head, in deviations of a later round's noise."""
 
 
-class PrivateFedALS(Method):
+class PrivateFedALS(Method, SharesBudget):
     """The power iteration over devices, on the items that are seen through the noise."""
 
     name = "fedals"
     Config = PrivateFedALSConfig
-    default_rounds = 4
+    config: PrivateFedALSConfig
+    traits = Traits(rounds=4)
     upload_norm = 1.0
 
     def budget_shares(self) -> tuple[float, ...]:
@@ -81,6 +83,10 @@ class PrivateFedALS(Method):
         """Send the head and its vectors."""
         return {"items": shared["items"], "head": shared["head"]}
 
+    def serving(self, shared: Shared) -> Shared:
+        """Send the head and its vectors."""
+        return self.download(shared)
+
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload items in the first round; later, the client's vector for each of its items."""
         if now.number == 1:
@@ -91,8 +97,8 @@ class PrivateFedALS(Method):
         lengths = np.sqrt((vectors**2).sum(axis=1)) * np.sqrt(items.lengths)
         each = vectors / np.maximum(lengths, 1e-30)[:, None]
         rows = np.repeat(each, items.lengths, axis=0).astype(np.float32)
-        stack = ClientRows(items.indptr, items.values, rows)
-        return Fitted(Update(len(view), rows={"items": stack}), {})
+        uploads = ClientRows(items.indptr, items.values, rows)
+        return Fitted(Update(len(view), rows={"items": uploads}), {})
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Find the head, or take a step; vectors outside the head are 0."""
@@ -114,9 +120,7 @@ class PrivateFedALS(Method):
         past = only(history.positives, shared["head"])
         weights = np.arange(1.0, self.config.recent + 1) ** -self.config.recency
         vectors = summed_vectors(shared["items"], past.indptr, past.values, weights)
-        table = shared["items"].astype(np.float32)
-        nothing = np.zeros(len(vectors), np.float32)
-        return np.asarray(kernels.inner_products(table, vectors.astype(np.float32), nothing))
+        return score_inner_product(shared["items"], vectors)
 
 
 def orthonormal(items: Array, head: NDArray[np.bool_]) -> Array:

@@ -33,6 +33,7 @@ from hushrec.clients import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Private, Shared
+from hushrec.methods.capabilities import SharesBudget
 from hushrec.methods.head import COUNTS, count_items, find_head, only
 from hushrec.methods.item_pairs import TABLE, Block, ItemPairs, ItemPairsConfig, Vector
 from hushrec.privacy.denoise import expected_powers
@@ -65,10 +66,11 @@ class PrivatePairsConfig(ItemPairsConfig):
     """Least sum by chance of two items of the head, in deviations of the noise on a pair."""
 
 
-class PrivatePairs(ItemPairs):
+class PrivatePairs(ItemPairs, SharesBudget):
     """Base of the family under noise; a member says what is counted and what is solved."""
 
     Config = PrivatePairsConfig
+    config: PrivatePairsConfig
     upload_norm = 1.0
     ordered: ClassVar[bool] = True
     """False where only pairs i <= j are counted."""
@@ -102,8 +104,8 @@ class PrivatePairs(ItemPairs):
         place = np.cumsum(shared["head"]) - 1
         past = only(view.positives, shared["head"])
         pairs = self.pairs(Ragged(past.indptr, place[past.values]), size)
-        stack = ClientRows(*pair_kernels.of_norm_one(*pairs), space=size**2)
-        return Fitted(Update(len(view), rows={TABLE: stack}), {})
+        uploads = ClientRows(*pair_kernels.scaled_to_norm_one(*pairs), space=size**2)
+        return Fitted(Update(len(view), rows={TABLE: uploads}), {})
 
     @abstractmethod
     def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
@@ -128,7 +130,7 @@ class PrivatePairs(ItemPairs):
         kept = {name: np.zeros_like(shared[name]) for name in ("neighbours", "weights")}
         kept["neighbours"][:] = np.arange(len(place))[:, None]
         nothing = np.zeros(0, np.int64), np.zeros(0)
-        pair_kernels.strongest(
+        pair_kernels.keep_strongest(
             weights, head, place, *nothing, len(place), kept["neighbours"], kept["weights"]
         )
         return {**shared, **kept}

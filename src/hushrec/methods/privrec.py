@@ -17,33 +17,36 @@ adaptive clipping: the preset ``dp-paper``. The noise is on the mean, before the
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import neural
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.data.features import encode
-from hushrec.kernels.networks import Descent
-from hushrec.methods.base import Fitted, Method, Private, Shared
-from hushrec.methods.feature_network import (
-    STACK_INTERACTIONS,
-    Array,
-    Network,
-    NetworkConfig,
-    draw_samples,
-    network_of,
-    proximal,
-    train_copies,
-)
-from hushrec.neural import Tensor, torch
+from hushrec.kernels.feature_networks import ProximalDescent
+from hushrec.methods.base import Fitted, Method, Private, Shared, Traits
+from hushrec.methods.options import FeatureNetworkConfig
 from hushrec.rng import Round, Streams
+from hushrec.training import tensors
+from hushrec.training.feature_network import (
+    Array,
+    FeatureNetwork,
+    feature_network_of,
+    proximal,
+    train_feature_networks,
+)
+from hushrec.training.samples import DeviceSamples, draw_device_samples
+from hushrec.training.tensors import Tensor, torch
+
+FEATURE_STACK = 512
+"""Interactions of a stack: a cohort is small and a client takes long, so that threads share few
+clients each."""
 
 
-class PrivRecConfig(NetworkConfig):
+class PrivRecConfig(FeatureNetworkConfig):
     """Options of PrivRec."""
 
     mu: Annotated[float, Field(ge=0)] = 0.01
@@ -57,18 +60,17 @@ class PrivRec(Method):
 
     name = "privrec"
     Config = PrivRecConfig
-    default_rounds = 300
-    adapts = True
-    stack_interactions: ClassVar[int | None] = STACK_INTERACTIONS
+    config: PrivRecConfig
+    traits = Traits(rounds=300, stack_interactions=FEATURE_STACK)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw all parameters."""
-        return {"theta": network_of(self.config, view, self.name).initial(streams)}
+        return {"theta": self.network(view).initial(streams)}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train each client's copy; upload the differences."""
         config = self.config
-        samples = draw_samples(config, view, config.epochs, now)
+        samples = self.samples(view, config.epochs, now)
         trained, losses = self._trained(shared["theta"], view, samples, config.lr)
         return Fitted(Update(len(view), dense={"theta": trained - shared["theta"]}), {}, losses)
 
@@ -82,7 +84,7 @@ class PrivRec(Method):
         config = self.config
         if not config.adapt_epochs:
             return {}
-        samples = draw_samples(config, view, config.adapt_epochs, Round(0, streams))
+        samples = self.samples(view, config.adapt_epochs, Round(0, streams))
         return {"theta": self._trained(shared["theta"], view, samples, config.adapt_rate)[0]}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
@@ -90,40 +92,48 @@ class PrivRec(Method):
         thetas = private.get("theta")
         if thetas is None:
             thetas = np.broadcast_to(shared["theta"], (len(history), len(shared["theta"])))
-        network = network_of(self.config, history, self.name)
+        network = self.network(history)
         users = torch.from_numpy(encode(history.user_features, history.users, "user").rows)
         every_item = np.arange(history.n_items)
         distinct, place = encode(history.item_features, every_item, "item").distinct()
-        items = torch.from_numpy(distinct).expand(neural.GROUP, *distinct.shape)
+        items = torch.from_numpy(distinct).expand(tensors.GROUP, *distinct.shape)
         scores = np.empty((len(history), history.n_items), np.float32)
         with torch.no_grad():
-            for clients, real in neural.in_groups(len(history)):
+            for clients, real in tensors.groups_in_order(len(history)):
                 params = network.unpack(torch.from_numpy(np.asarray(thetas)[clients]))
                 logits = network.logits(params, users[clients][:, None], items)
                 scores[clients[:real]] = logits.numpy()[:real, place]
         return scores
 
     def _trained(
-        self, theta: Array, view: TrainView, samples: neural.Samples, lr: float
+        self, theta: Array, view: TrainView, samples: DeviceSamples, lr: float
     ) -> tuple[Array, NDArray[np.float64]]:
         """Return each client's copy of theta after its samples, and its mean loss."""
         config = self.config
-        network = network_of(config, view, self.name)
-        descent = Descent(lr, config.mu, config.proximal == "squared", 0.0)
-        copies, _, losses = train_copies(
-            network, descent, theta, *features(view), samples, config.batch
+        descent = ProximalDescent(lr, config.mu, config.proximal == "squared", 0.0)
+        copies, _, losses = train_feature_networks(
+            self.network(view), descent, theta, features(view), samples, config.batch
         )
         return copies, losses
 
-    def _loss(self, network: Network, view: TrainView, received: Tensor) -> neural.LossOf:
+    def network(self, view: TrainView) -> FeatureNetwork:
+        """Return the network for the features of a view."""
+        return feature_network_of(view, self.config.d, self.config.hidden, self.name)
+
+    def samples(self, view: TrainView, epochs: int, now: Round) -> DeviceSamples:
+        """Draw the clients' samples of a round: their rows, and items they have none of."""
+        above = self.config.positive_above
+        return draw_device_samples(view, self.config.negatives, epochs, now, positive_above=above)
+
+    def _loss(self, network: FeatureNetwork, view: TrainView, received: Tensor) -> tensors.LossOf:
         """Return the same loss for autograd to differentiate, as often as it likes."""
         users, items = map(torch.from_numpy, features(view))
         mu, kind = self.config.mu, self.config.proximal
 
-        def loss(state: neural.Params, rows: neural.Params, batch: neural.Batch) -> Tensor:
+        def loss(state: tensors.Params, rows: tensors.Params, batch: tensors.Batch) -> Tensor:
             params = network.unpack(state["theta"])
             logits = network.logits(params, users[batch.clients][:, None], items[batch.items])
-            entropy = neural.mean_bce(logits, batch)
+            entropy = tensors.mean_bce(logits, batch)
             return entropy + proximal(state["theta"], received, mu, kind) if mu else entropy
 
         return loss

@@ -13,11 +13,11 @@ from pydantic import Field
 
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
-from hushrec.kernels.networks import Descent, train_clients
-from hushrec.methods.base import Fitted, Private, Shared
-from hushrec.methods.feature_network import draw_samples, network_of
-from hushrec.methods.privrec import PrivRec, PrivRecConfig, features
+from hushrec.kernels.feature_networks import ProximalDescent
+from hushrec.methods.base import Fitted, Private, Shared, Traits
+from hushrec.methods.privrec import FEATURE_STACK, PrivRec, PrivRecConfig, features
 from hushrec.rng import Round
+from hushrec.training.feature_network import train_pooled_network
 
 
 class PrivRecCENConfig(PrivRecConfig):
@@ -34,31 +34,20 @@ class PrivRecCEN(PrivRec):
 
     name = "privrec-cen"
     Config = PrivRecCENConfig
-    default_rounds = 20
-    pooled = True
+    config: PrivRecCENConfig
+    traits = Traits(rounds=20, pooled=True, stack_interactions=FEATURE_STACK)
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Pass once over all samples in random order."""
-        config, network = self.config, network_of(self.config, view, self.name)
-        samples = draw_samples(config, view, 1, now)
-        owner = np.repeat(np.arange(len(view)), samples.lengths)
-        order = now.generator("fit/order").permutation(len(owner))
-        theta = shared["theta"][None].copy()
-        users, items = features(view)
-        loss = train_clients(
-            theta,
+        samples = self.samples(view, 1, now)
+        theta, loss = train_pooled_network(
+            self.network(view),
+            ProximalDescent(self.config.pooled_lr, 0.0, True, 0.0),
             shared["theta"],
-            users,
-            items,
-            np.array([0, len(order)]),
-            owner[order],
-            samples.items[order].astype(np.int64),
-            samples.labels[order],
-            1,
-            config.pooled_batch,
-            network.layout,
-            Descent(config.pooled_lr, 0.0, True, 0.0),
-            np.zeros(2, np.int64),
+            features(view),
+            samples,
+            now.generator("fit/order").permutation(len(samples.items)),
+            self.config.pooled_batch,
         )
         moved = theta - shared["theta"]
         return Fitted(Update(1, dense={"theta": moved}), {}, np.repeat(loss, len(view)))

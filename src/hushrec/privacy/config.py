@@ -93,11 +93,11 @@ def check_privacy(
                 "local-laplace, local-gaussian)"
             )
         return
-    if method.pooled:
+    if method.traits.pooled:
         raise ConfigError(
             f"{method.name} pools everybody's data: nothing protects it; use a federated method"
         )
-    if method.data_weighted:
+    if method.traits.data_weighted:
         raise ConfigError(
             f"{method.name} weighs clients by their data, outside the clipped upload: their "
             "influence has no bound; use a method that weighs clients alike, or uploads its weights"

@@ -10,7 +10,7 @@ import numpy as np
 from hushrec import silos
 from hushrec.analyse.one_run import guidance_effects
 from hushrec.evaluate.groups import AWAY
-from hushrec.methods.base import Method
+from hushrec.methods.capabilities import Guided
 from hushrec.report import plots
 from hushrec.report.units import signed
 from hushrec.report.words import marked, metric_name
@@ -78,7 +78,7 @@ def adaptation(run: Run, folder: RunFolder) -> dict[str, Any] | None:
 
 def guidance(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Show what guidance did to each group, and the gates; None for methods without guidance."""
-    if type(run.method).marks is Method.marks:
+    if not isinstance(run.method, Guided):
         return None
     effects = guidance_effects(run, lines=lines)
     if not effects:
@@ -144,7 +144,7 @@ def costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ]
     return {
         "traffic": traffic,
-        "pooled": run.method.pooled,
+        "pooled": run.method.traits.pooled,
         "travels": any(total for *_, total in traffic),
         "cohort": words[cohort.kind],
         "clients": n_clients,

@@ -29,7 +29,7 @@ def fold_in(
         task = Task(method, Protection(), streams, SecretStreams(0), view.take(everybody[:0]))
         received = method.download(shared)
         # A pooled method would train the newcomers on each other; each stands alone here.
-        for clients in chunks(everybody, 1 if method.pooled else max(1, len(view))):
+        for clients in chunks(everybody, 1 if method.traits.pooled else max(1, len(view))):
             own = view.take(clients)
             for number in range(passes):
                 download, kept = Download(number, received), store.read(clients)

@@ -25,6 +25,7 @@ from hushrec.config import make_experiment
 from hushrec.errors import ConfigError
 from hushrec.messages import Evaluation
 from hushrec.methods.base import method_class, method_names
+from hushrec.methods.capabilities import SharesBudget
 from hushrec.prepare import make_task, plan_privacy, prepare
 from hushrec.rng import Streams
 from hushrec.round import NoJournal, RoundReport, Server, State, run_rounds
@@ -48,7 +49,7 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
     "fedrkg": {"interval": 1, "d": 4},
 }
 """Options that keep the contract quick, and let guidance happen within its rounds."""
-FEDERATED = [name for name in method_names() if not method_class(name).pooled]
+FEDERATED = [name for name in method_names() if not method_class(name).traits.pooled]
 PRIVACY = {"plain": {}, "central": CENTRAL, "gaussian": GAUSSIAN}
 FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fedmf adaptive, Poisson": ("fedmf", ADAPTIVE),
@@ -121,7 +122,9 @@ class BackendContract:
         experiment = make_experiment(
             "tastes", method, settings=rest, protocol=rest.pop("protocol", None)
         )
-        if not experiment.make_method().budget_shares():  # else its rounds are what they are
+        if not isinstance(
+            experiment.make_method(), SharesBudget
+        ):  # else its rounds are what they are
             experiment = experiment.model_copy(update={"rounds": self.rounds})
         split = make_split(taste_world(), experiment.split, Streams(0), experiment.silos)
         plan = plan_privacy(experiment, split)
@@ -135,5 +138,5 @@ def play(server: Server, split: Split) -> Played:
     reports: list[RoundReport] = []
     _, state = prepare(server.experiment, split, server.plan, THIS_MACHINE)
     run_rounds(server, state, NoJournal(), reports.append)
-    serving = server.task.method.serving(state.selected_shared)
+    serving = server.serving(state.selected_shared)
     return Played(state, reports, server.backend.evaluate(serving, "test", selected=True))

@@ -199,7 +199,7 @@ class MethodContract:
     def test_a_stack_of_clients_equals_one_client_at_a_time(self) -> None:
         """Results do not depend on how clients are stacked, on threads or on silos."""
         method, view, streams = self._make(), self._odd_view(), Streams(0)
-        if method.pooled:
+        if method.traits.pooled:
             pytest.skip("a pooled yardstick sees all clients at once")
         done = self._round(view)
         received = method.download(done.shared)
@@ -225,7 +225,7 @@ class MethodContract:
     def test_a_pooled_method_says_so(self) -> None:
         """A pooled yardstick is one stack of everybody, and one upload."""
         method = self._make()
-        if not method.pooled:
+        if not method.traits.pooled:
             pytest.skip("not pooled: clients are trained on their own")
         done = self._round(self._view())
         assert done.fitted.update.clients == 1, "a pooled method is one upload"
@@ -245,7 +245,7 @@ class MethodContract:
         uploads += update.dense.values()
         downloads = [*method.download(done.shared).values(), *method.download(done.after).values()]
         for name, values in private_arrays(private):
-            sent_to_anybody = downloads if name in method.reveals else uploads + downloads
+            sent_to_anybody = downloads if name in method.traits.reveals else uploads + downloads
             for sent in sent_to_anybody:
                 assert not np.shares_memory(values, sent), f"'{name}' travels: memory is shared"
         before = dict(private_arrays(done.private))
@@ -253,7 +253,7 @@ class MethodContract:
             secrets = list(secrets_in(values))
             if name in before and before[name].shape == values.shape:
                 secrets += secrets_in(values - before[name])
-            for sent in [] if name in method.reveals else uploads:
+            for sent in [] if name in method.traits.reveals else uploads:
                 content = np.ascontiguousarray(sent, values.dtype).tobytes()
                 leaked = any(secret in content for secret in secrets)
                 assert not leaked, f"'{name}' travels: it is in an upload"
@@ -269,7 +269,7 @@ class MethodContract:
     def test_nobody(self) -> None:
         """An empty stack uploads nothing and fails nowhere."""
         method, streams = self._make(), Streams(0)
-        if method.pooled:
+        if method.traits.pooled:
             pytest.skip("a pooled yardstick always has everybody")
         whole = self._view()
         shared = method.init(whole, streams)
@@ -299,7 +299,7 @@ class MethodContract:
     def test_it_learns_or_says_that_it_does_not(self) -> None:
         """On users with tastes the held-out item is found far more often than by chance."""
         method = self._make()
-        if not (method.learns and self.beats_chance):
+        if not (method.traits.learns and self.beats_chance):
             pytest.skip("declared: learns = False or beats_chance = False")
         hits, chance = self._hits_and_chance(method)
         # 60 users: the standard deviation of chance is about 0.05, so twice chance is 4 of them.
@@ -335,7 +335,7 @@ class MethodContract:
         return _Round(view, shared, declared, private, fitted, kept, after)
 
     def _check_update(self, update: Update, clients: int) -> None:
-        expected = 1 if self.method.pooled else clients
+        expected = 1 if self.method.traits.pooled else clients
         assert update.clients == expected, f"{update.clients} uploads of {expected} clients"
         for name, stack in update.rows.items():
             check_rows(stack, expected, name)

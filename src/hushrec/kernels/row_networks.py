@@ -16,8 +16,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hushrec.kernels import ANY_ORDER
-from hushrec.kernels.networks import descend, inner, product, rectify
+from hushrec.kernels.inner_product import ANY_ORDER
+from hushrec.kernels.layers import (
+    add_product,
+    cross_entropy_errors,
+    inner,
+    rectify,
+    subtract_product,
+)
 
 Array = NDArray[Any]
 
@@ -31,7 +37,7 @@ class Shape(NamedTuple):
     """Of the item row, of the hidden layers, and 1."""
 
 
-class Rates(NamedTuple):
+class NetworkRates(NamedTuple):
     """How far a step goes."""
 
     vector: float
@@ -41,7 +47,19 @@ class Rates(NamedTuple):
     """Largest norm of the gradient of all that a step moves; infinite without a limit."""
 
 
-class Room(NamedTuple):
+class RowSamples(NamedTuple):
+    """Samples in the order in which they are gone through."""
+
+    indptr: Array
+    """Client c has those from ``indptr[c]`` to ``indptr[c + 1]``."""
+    places: Array
+    """Of each sample's item among the client's rows, from 0 on."""
+    labels: Array
+    epochs: int
+    """Passes, of the same length each."""
+
+
+class NetworkRoom(NamedTuple):
     """What a step writes its intermediate results to."""
 
     outputs: Array
@@ -57,28 +75,25 @@ class Room(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def train_clients(
+def fit_row_networks(
     theta: Array,
     rows: Array,
     rows_indptr: Array,
-    indptr: Array,
-    place: Array,
-    labels: Array,
-    epochs: int,
+    samples: RowSamples,
     batch: int,
     shape: Shape,
-    rates: Rates,
+    rates: NetworkRates,
     two_steps: bool,
 ) -> Array:
     """Train each client's parameters and rows in place; return its mean loss before its steps.
 
-    Client c has the samples ``indptr[c]:indptr[c + 1]``, which go through ``epochs`` passes of the
-    same length and name its rows from 0 on. A batch takes one joint step or, with ``two_steps``,
-    one on the rows after that on the parameters.
+    A batch takes one joint step or, with ``two_steps``, one on the rows after that on the
+    parameters.
     """
+    indptr, place, labels, epochs = samples
     losses = np.zeros(len(theta))
     most = max(1, np.diff(rows_indptr).max()) if len(theta) else 1
-    room = new_room(min(batch, max(1, len(labels))), most, theta.shape[1], shape)
+    room = new_network_room(min(batch, max(1, len(labels))), most, theta.shape[1], shape)
     for c in range(len(theta)):
         length = (indptr[c + 1] - indptr[c]) // epochs
         own = rows[rows_indptr[c] : rows_indptr[c + 1]]
@@ -87,11 +102,11 @@ def train_clients(
             start, end = indptr[c] + epoch * length, indptr[c] + (epoch + 1) * length
             for a in range(start, end, batch):
                 b = min(a + batch, end)
-                losses[c] += take_step(
+                losses[c] += step_row_network(
                     theta[c], own, place[a:b], labels[a:b], shape, rates, True, not two_steps, room
                 )
                 if two_steps:
-                    take_step(
+                    step_row_network(
                         theta[c], own, place[a:b], labels[a:b], shape, rates, False, True, room
                     )
                 steps += 1
@@ -100,10 +115,10 @@ def train_clients(
 
 
 @njit(cache=True, nogil=True)
-def new_room(samples: int, rows: int, parameters: int, shape: Shape) -> Room:
+def new_network_room(samples: int, rows: int, parameters: int, shape: Shape) -> NetworkRoom:
     """Return room for steps of up to this many samples and rows."""
     total, largest = samples * shape.widths.sum(), (shape.widths[:-1] * shape.widths[1:]).max()
-    return Room(
+    return NetworkRoom(
         np.empty(total, np.float32),
         np.empty(total, np.float32),
         np.zeros(parameters, np.float32),
@@ -113,25 +128,25 @@ def new_room(samples: int, rows: int, parameters: int, shape: Shape) -> Room:
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def take_step(
+def step_row_network(
     theta: Array,
     own: Array,
     place: Array,
     labels: Array,
     shape: Shape,
-    rates: Rates,
+    rates: NetworkRates,
     moves_network: bool,
     moves_rows: bool,
-    room: Room,
+    room: NetworkRoom,
 ) -> float:
     """Take one step on a batch, in place; return the mean cross-entropy before it."""
     n, width, v = len(labels), shape.widths[0], shape.vector
     rows = room.outputs[: n * width].reshape((n, width))
     for s in range(n):
         rows[s] = own[place[s]]
-    logits = forward(theta, n, shape, room)
-    loss = judge(logits, labels, room.errors[n * shape.widths[:-1].sum() :])
-    backward(theta, n, shape, moves_network, moves_rows, room)
+    logits = row_network_forward(theta, n, shape, room)
+    loss = cross_entropy_errors(logits, labels, room.errors[n * shape.widths[:-1].sum() :])
+    row_network_backward(theta, n, shape, moves_network, moves_rows, room)
     errors = room.errors[: n * width].reshape((n, width))
     squares = np.float32(0)
     if moves_network:
@@ -158,7 +173,7 @@ def take_step(
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def forward(theta: Array, n: int, shape: Shape, room: Room) -> Array:
+def row_network_forward(theta: Array, n: int, shape: Shape, room: NetworkRoom) -> Array:
     """Fill the outputs from the rows, which lie before them; return the last ones, the logits."""
     widths, v, depth = shape.widths, shape.vector, len(shape.widths) - 1
     at, start = 0, v
@@ -173,10 +188,12 @@ def forward(theta: Array, n: int, shape: Shape, room: Room) -> Array:
         weights = theta[start : start + size].reshape((widths[k], widths[k + 1]))
         out[0] = theta[start + size : start + size + widths[k + 1]]
         if k == 0 and v > 0:
-            product(theta[:v].reshape((1, v)), theta[share:start].reshape((v, widths[1])), out[:1])
+            add_product(
+                theta[:v].reshape((1, v)), theta[share:start].reshape((v, widths[1])), out[:1]
+            )
         for s in range(1, n):
             out[s] = out[0]
-        product(below, weights, out)
+        add_product(below, weights, out)
         if k < depth - 1:
             rectify(out)
         start += size + widths[k + 1]
@@ -184,19 +201,8 @@ def forward(theta: Array, n: int, shape: Shape, room: Room) -> Array:
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def judge(logits: Array, labels: Array, errors: Array) -> float:
-    """Fill the derivatives of the mean cross-entropy by the logits; return that mean."""
-    n, loss = len(labels), 0.0
-    for s in range(n):
-        logit = np.float64(logits[s])
-        loss += max(logit, 0.0) - logit * labels[s] + np.log1p(np.exp(-abs(logit)))
-        errors[s] = (1 / (1 + np.exp(-logit)) - labels[s]) / n
-    return loss / n
-
-
-@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def backward(
-    theta: Array, n: int, shape: Shape, of_network: bool, of_rows: bool, room: Room
+def row_network_backward(
+    theta: Array, n: int, shape: Shape, of_network: bool, of_rows: bool, room: NetworkRoom
 ) -> None:
     """Carry the errors down to the item rows, and leave the gradient of the parameters."""
     widths, v, depth = shape.widths, shape.vector, len(shape.widths) - 1
@@ -211,7 +217,7 @@ def backward(
         below = room.outputs[at : at + n * widths[k]].reshape((n, widths[k]))
         if of_network:
             gradient = room.gradient[start : start + size].reshape((widths[k], widths[k + 1]))
-            descend(below, error, np.float32(-1), gradient)
+            subtract_product(below, error, np.float32(-1), gradient)
             for s in range(n):
                 for j in range(widths[k + 1]):
                     room.gradient[bias + j] += error[s, j]
@@ -223,7 +229,7 @@ def backward(
                     turned[j, i] = weights[i, j]
             passed = room.errors[at : at + n * widths[k]].reshape((n, widths[k]))
             passed[:] = 0
-            product(error, turned, passed)
+            add_product(error, turned, passed)
             if k > 0:
                 for s in range(n):
                     for i in range(widths[k]):

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushrec import kernels
 from hushrec.clients import Ragged, TrainView
-from hushrec.methods.inner_product import InnerProductConfig
-from hushrec.methods.inner_product import train as train_in_kernel
+from hushrec.methods.options import InnerProductConfig
 from hushrec.rng import Round, Streams
+from hushrec.training.inner_product import Descent, train_inner_product
+from hushrec.training.samples import draw_device_samples
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec import neural  # noqa: E402
+from hushrec.training import tensors  # noqa: E402
+from hushrec.training.tensors import Phase  # noqa: E402
 
 N_ITEMS, D = 40, 6
 STREAMS = Streams(5)
@@ -43,7 +44,7 @@ def table() -> np.ndarray:
 
 def linear_loss(params, rows, batch):
     logits = (rows["items"] * params["vector"][:, None]).sum(-1) + params["bias"][:, None]
-    return neural.mean_bce(logits, batch)
+    return tensors.mean_bce(logits, batch)
 
 
 @pytest.mark.parametrize("two_steps", [False, True])
@@ -55,17 +56,18 @@ def test_a_linear_score_is_trained_as_in_the_kernel(two_steps: bool, epochs: int
     biases = np.zeros(len(view), np.float32)
     both = {"vector": config.lr, "bias": config.lr}
     item = {"items": config.lr * N_ITEMS * config.item_rate}
-    params, tables, _ = neural.train(
+    params, tables, _ = tensors.train_tensors(
         {"vector": vectors, "bias": biases},
         {"items": table()},
         linear_loss,
-        [both, item] if two_steps else [{**both, **item}],
-        neural.draw_samples(view, config.negatives, epochs, Round(3, STREAMS)),
+        [Phase(both), Phase(item)] if two_steps else [Phase({**both, **item})],
+        draw_device_samples(view, config.negatives, epochs, Round(3, STREAMS)),
         config.batch,
         N_ITEMS,
     )
-    rows, _ = train_in_kernel(
-        config, view, table(), vectors, biases, STREAMS, 3, two_steps=two_steps
+    descent = Descent(*config.rates(N_ITEMS), two_steps=two_steps)
+    rows, _ = train_inner_product(
+        view, Round(3, STREAMS), table(), vectors, biases, config.pace, descent
     )
     np.testing.assert_allclose(params["vector"], vectors, atol=1e-5)
     np.testing.assert_allclose(params["bias"], biases, atol=1e-5)
@@ -88,18 +90,18 @@ def test_a_linear_score_is_trained_as_in_the_kernel(two_steps: bool, epochs: int
 
 
 def deep_loss(params, rows, batch):
-    return neural.mean_bce(neural.mlp(params, rows["items"])[..., 0], batch)
+    return tensors.mean_bce(tensors.mlp(params, rows["items"])[..., 0], batch)
 
 
 def train_deep(view: TrainView):
-    network = neural.initial_mlp([D, 8, 4, 1], STREAMS, "init")
+    network = tensors.initial_mlp([D, 8, 4, 1], STREAMS, "init")
     rates = {**dict.fromkeys(network, 0.3), "items": 0.5}
-    samples = neural.draw_samples(view, 4, 2, Round(1, STREAMS))
-    return neural.train(
-        neural.repeat(network, len(view)),
+    samples = draw_device_samples(view, 4, 2, Round(1, STREAMS))
+    return tensors.train_tensors(
+        tensors.repeat(network, len(view)),
         {"items": table()},
         deep_loss,
-        [rates],
+        [Phase(rates)],
         samples,
         16,
         N_ITEMS,
@@ -125,9 +127,9 @@ def test_company_changes_no_bit(chosen: list[int]) -> None:
 def test_a_deep_network_is_trained_as_one_device_would() -> None:
     view = clients(LENGTHS)
     params, tables, losses = train_deep(view)
-    network = neural.initial_mlp([D, 8, 4, 1], STREAMS, "init")
+    network = tensors.initial_mlp([D, 8, 4, 1], STREAMS, "init")
     for c in range(len(view)):
-        samples = neural.draw_samples(view.take(np.array([c])), 4, 2, Round(1, STREAMS))
+        samples = draw_device_samples(view.take(np.array([c])), 4, 2, Round(1, STREAMS))
         own = {name: torch.tensor(array, requires_grad=True) for name, array in network.items()}
         items = torch.tensor(table(), requires_grad=True)
         seen = []
@@ -150,17 +152,9 @@ def test_a_deep_network_is_trained_as_one_device_would() -> None:
                         tensor.grad = None
         for name, tensor in own.items():
             np.testing.assert_allclose(params[name][c], tensor.detach().numpy(), atol=1e-5)
-        stack = tables["items"]
-        mine = slice(stack.indptr[c], stack.indptr[c + 1])
+        rows = tables["items"]
+        mine = slice(rows.indptr[c], rows.indptr[c + 1])
         np.testing.assert_allclose(
-            stack.rows[mine], items.detach().numpy()[stack.ids[mine]], atol=1e-5
+            rows.rows[mine], items.detach().numpy()[rows.ids[mine]], atol=1e-5
         )
         assert losses[c] == pytest.approx(np.mean(seen) if seen else 0, abs=1e-5)
-
-
-def test_places_number_items_by_first_use() -> None:
-    indptr, items = np.array([0, 4, 4, 6]), np.array([5, 3, 5, 9, 3, 3], np.int32)
-    out_indptr, ids, place = kernels.places(indptr, items, 10)
-    assert out_indptr.tolist() == [0, 3, 3, 4]
-    assert ids.tolist() == [5, 3, 9, 3]
-    assert place.tolist() == [0, 1, 0, 2, 0, 0]

@@ -1,9 +1,9 @@
 """The network of PrivRec and its rivals: features, or ids, through an MLP to one score (eq. 1).
 
 All parameters of a network are one flat vector, so that a proximal term, a step and an upload are
-one operation each; `Network.shapes` says where what is. The first layer is written as a sum of what
-the user and what the item contribute: a client's own part is worked out once per step, not once
-per sample.
+one operation each; `FeatureNetwork.shapes` says where what is. The first layer is written as a sum
+of what the user and what the item contribute: a client's own part is worked out once per step, not
+once per sample.
 """
 
 from __future__ import annotations
@@ -11,66 +11,34 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from hushrec import kernels, neural
+from hushrec import kernels
 from hushrec.aggregate import ClientRows
 from hushrec.clients import TrainView
 from hushrec.data.features import encode
 from hushrec.errors import ConfigError
-from hushrec.kernels.networks import Descent, Layout, Side, train_clients
-from hushrec.methods.base import MethodConfig
-from hushrec.neural import Tensor, torch
-from hushrec.rng import Round, Streams
+from hushrec.kernels.feature_networks import (
+    FeatureSamples,
+    Inputs,
+    Layout,
+    ProximalDescent,
+    fit_feature_networks,
+)
+from hushrec.kernels.first_layer import Side
+from hushrec.rng import Streams
+from hushrec.training import tensors
+from hushrec.training.samples import DeviceSamples
+from hushrec.training.tensors import Tensor, torch
 
 Array = NDArray[Any]
 
-STACK_INTERACTIONS = 512
-"""Of a stack: a cohort is small and a client takes long, so that threads share few clients each."""
-
-
-class NetworkConfig(MethodConfig):
-    """Options of every method with this network."""
-
-    d: Annotated[int, Field(ge=1)] = 64
-    """Width of an embedding."""
-    hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (
-        64,
-        32,
-        16,
-        8,
-    )
-    """Widths of the hidden layers."""
-    lr: Annotated[float, Field(gt=0)] = 0.05
-    """Rate of a step on the device (alpha1)."""
-    epochs: Annotated[int, Field(ge=1)] = 5
-    """Passes over the client's samples per round (E2)."""
-    batch: Annotated[int, Field(ge=1)] = 32
-    """Samples per step; the loss is a mean over them."""
-    positive_above: float | None = None
-    """A training row with a value above this is a positive, any other a negative.  [all positive]
-    """
-    negatives: Annotated[int, Field(ge=0, le=1000)] = 4
-    """Items without a training row that are drawn as negatives, per row, afresh every round."""
-    server_rate: Annotated[float, Field(gt=0)] = 1.0
-    """How far the server follows the mean difference (alpha3)."""
-    adapt_epochs: Annotated[int, Field(ge=0)] = 5
-    """Passes over its samples that a device fine-tunes its copy for before it scores."""
-    adapt_lr: Annotated[float, Field(gt=0)] | None = None
-    """Rate of those steps.  [lr]"""
-
-    @property
-    def adapt_rate(self) -> float:
-        """The rate of fine-tuning."""
-        return self.lr if self.adapt_lr is None else self.adapt_lr
-
 
 @dataclass(frozen=True)
-class Network:
+class FeatureNetwork:
     """The sizes of a network, and with them the places of its parameters in the flat vector."""
 
     user_fields: tuple[int, ...]
@@ -93,13 +61,8 @@ class Network:
             "first/user": (d * len(users) + self.user_numbers, first),
             "first/item": (d * len(items) + self.item_numbers, first),
             "first/bias": (first,),
-            **neural.mlp_shapes((*self.hidden, 1)),
+            **tensors.mlp_shapes((*self.hidden, 1)),
         }
-
-    @property
-    def size(self) -> int:
-        """Number of parameters."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
 
     def initial(self, streams: Streams) -> NDArray[np.float32]:
         """Draw embeddings from N(0, 1), weights for layers of ReLUs (He et al. 2015), biases 0."""
@@ -146,7 +109,7 @@ class Network:
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
-    def first_layer(self, params: neural.Params, side: Literal["user", "item"]) -> Tensor:
+    def first_layer(self, params: tensors.Params, side: Literal["user", "item"]) -> Tensor:
         """Return what each feature of a side adds to the first layer, [clients, features, width].
 
         Embeddings enter the first layer linearly, so a category's embedding times its weights is
@@ -161,40 +124,31 @@ class Network:
         ]
         return torch.cat([*rows, numbers], 1)
 
-    def logits(self, params: neural.Params, users: Tensor, items: Tensor) -> Tensor:
+    def logits(self, params: tensors.Params, users: Tensor, items: Tensor) -> Tensor:
         """Score [clients, samples] from features [clients, 1 or samples, …] (equation 1).
 
         Without the output's sigmoid: the loss and the ranking take logits.
         """
         from_user = torch.bmm(users, self.first_layer(params, "user"))
         from_item = torch.bmm(items, self.first_layer(params, "item"))
-        return self.rest(params, from_user, from_item)
-
-    def rest(self, params: neural.Params, from_user: Tensor, from_item: Tensor) -> Tensor:
-        """Go on from what users and items contribute to the first layer."""
         first = torch.relu(from_item + (from_user + params["first/bias"][:, None]))
-        return neural.mlp(params, first)[..., 0]
+        return tensors.mlp(params, first)[..., 0]
 
 
-def network_of(config: NetworkConfig, view: TrainView, name: str) -> Network:
+def feature_network_of(
+    view: TrainView, d: int, hidden: tuple[int, ...], method: str
+) -> FeatureNetwork:
     """Return the network for these features; refuse data without any."""
     nobody = np.zeros(0, np.int64)
     users = encode(view.user_features, nobody, "user")
     items = encode(view.item_features, nobody, "item")
     if not view.item_features:
         raise ConfigError(
-            f"{name} knows items by their features alone, and this data has none: use data with "
+            f"{method} knows items by their features alone, and this data has none: use data with "
             "item features (ml-1m, ml-100k, frappe, demo), or give yours with 'hushrec data import "
             "… --items FILE --item-feature COLUMN'"
         )
-    return Network(
-        users.fields,
-        users.numbers,
-        items.fields,
-        items.numbers,
-        config.d,
-        config.hidden,
-    )
+    return FeatureNetwork(users.fields, users.numbers, items.fields, items.numbers, d, hidden)
 
 
 def proximal(
@@ -207,52 +161,58 @@ def proximal(
     return mu / 2 * (squares if kind == "squared" else (squares + 1e-12).sqrt())
 
 
-def draw_samples(config: NetworkConfig, view: TrainView, epochs: int, now: Round) -> neural.Samples:
-    """Draw the clients' samples of a round: their rows, and items they have none of."""
-    return neural.draw_samples(
-        view,
-        config.negatives,
-        epochs,
-        now,
-        positive_above=config.positive_above,
-    )
-
-
-def train_copies(
-    network: Network,
-    descent: Descent,
+def train_feature_networks(
+    network: FeatureNetwork,
+    descent: ProximalDescent,
     theta: NDArray[np.float32],
-    users: NDArray[np.float32],
-    items: NDArray[np.float32],
-    samples: neural.Samples,
+    features: tuple[NDArray[np.float32], NDArray[np.float32]],
+    samples: DeviceSamples,
     batch: int,
 ) -> tuple[NDArray[np.float32], ClientRows, NDArray[np.float64]]:
     """Train a copy of theta for each client on its samples.
 
-    ``users`` has a row of inputs per client, ``items`` one per item. Where the descent has a rate
-    for them, the items are a table that is trained as well, each client's rows apart. Returns the
+    ``features`` are a row of inputs per client, and one per item. Where the descent has a rate for
+    them, the items are a table that is trained as well, each client's rows apart. Returns the
     copies, the touched rows of that table as the clients left them, and each client's mean loss
     before its steps.
     """
-    n_clients = len(samples.indptr) - 1
+    n_clients, (users, items) = len(samples.indptr) - 1, features
     indptr, ids, sample_item = np.zeros(n_clients + 1, np.int64), samples.items[:0], samples.items
     if descent.item_lr:
-        indptr, ids, sample_item = kernels.places(samples.indptr, samples.items, len(items))
+        indptr, ids, sample_item = kernels.number_by_first_use(
+            samples.indptr, samples.items, len(items)
+        )
         items = items[ids]
     copies = np.repeat(theta[None], n_clients, 0)
-    losses = train_clients(
+    owner = np.repeat(np.arange(n_clients), np.diff(samples.indptr))
+    losses = fit_feature_networks(
         copies,
         theta,
-        users,
-        items,
-        samples.indptr,
-        np.repeat(np.arange(n_clients), np.diff(samples.indptr)),
-        sample_item.astype(np.int64),
-        samples.labels,
-        samples.epochs,
+        Inputs(users, items, indptr),
+        FeatureSamples(
+            samples.indptr, owner, sample_item.astype(np.int64), samples.labels, samples.epochs
+        ),
         batch,
         network.layout,
         descent,
-        indptr,
     )
     return copies, ClientRows(indptr, ids, items[: len(ids)]), losses
+
+
+def train_pooled_network(
+    network: FeatureNetwork,
+    descent: ProximalDescent,
+    theta: NDArray[np.float32],
+    features: tuple[NDArray[np.float32], NDArray[np.float32]],
+    samples: DeviceSamples,
+    order: NDArray[np.int64],
+    batch: int,
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Train one copy of theta, [1, size], on everybody's samples in this order; and its loss."""
+    copy = theta[None].copy()
+    owner = np.repeat(np.arange(len(samples.lengths)), samples.lengths)[order]
+    items = samples.items[order].astype(np.int64)
+    whole = FeatureSamples(np.array([0, len(order)]), owner, items, samples.labels[order], 1)
+    inputs = Inputs(*features, np.zeros(2, np.int64))
+    loss = fit_feature_networks(copy, theta, inputs, whole, batch, network.layout, descent)
+    return copy, loss

@@ -1,48 +1,20 @@
 """The fused loops against `reference`: same numbers, only faster."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import chisquare
 
 import reference
 from hushrec import kernels
 from hushrec.aggregate import ClientRows, ExactSum, Update
-from hushrec.clients import Ragged, TrainView
-from hushrec.methods.inner_product import NO_TABLE, apply_mean, deltas
-from hushrec.rng import Round, Streams
+from hushrec.kernels.draws import Pace
+from hushrec.kernels.inner_product import Model, Rates, sigmoid
+from hushrec.kernels.pooled import fit_pooled
+from hushrec.rng import Streams
+from hushrec.training.inner_product import apply_mean, deltas, with_rows
+from hushrec.training.samples import stack_of
+from odd_clients import N_ITEMS, population, ragged
 
-N_ITEMS, D = 25, 6
-
-
-def ragged(rows, dtype=np.int32):
-    flat = [value for row in rows for value in row]
-    return Ragged(np.cumsum([0, *map(len, rows)]), np.array(flat, dtype))
-
-
-def population(repeats=False):
-    """Seven devices: one positive, every item, all but one, and ordinary ones."""
-    rng = np.random.default_rng(5)
-    rows = [
-        [3],
-        list(range(N_ITEMS)),
-        [i for i in range(N_ITEMS) if i != 11],
-        *(rng.permutation(N_ITEMS)[:n].tolist() for n in (2, 5, 9, 14)),
-    ]
-    if repeats:
-        rows[4] = rows[4] + rows[4][:3] + rows[4][:1]
-        rows[0] = [3, 3, 3]
-    pos = ragged(rows)
-    return TrainView(
-        users=np.array([0, 4, 5, 6, 17, 900, 2**31 - 1], np.int32),
-        n_items=N_ITEMS,
-        positives=pos,
-        times=Ragged(pos.indptr, np.arange(len(pos.values))),
-        values=Ragged(pos.indptr, np.ones(len(pos.values), np.float32)),
-    )
+D = 6
 
 
 def relative(ours, theirs):
@@ -55,7 +27,7 @@ def three_rounds(view, dtype, own_tables=False, with_bias=True, rounds=3, **opti
     rng = np.random.default_rng(3)
     n = len(view)
     table = rng.standard_normal((N_ITEMS, D)).astype(dtype)
-    own = np.repeat(table[None], n, axis=0) if own_tables else NO_TABLE.astype(dtype)
+    own = np.repeat(table[None], n, axis=0) if own_tables else None
     start = rng.uniform(-0.4, 0.4, D).astype(dtype)
     vectors = np.repeat(start[None], n, axis=0)
     biases = np.full(n, 0.1 if with_bias else 0.0, dtype)
@@ -70,22 +42,12 @@ def three_rounds(view, dtype, own_tables=False, with_bias=True, rounds=3, **opti
         before = [a.copy() for a in (view.users, view.positives.values, excluded.values)]
         indptr, ids, rows, losses = kernels.fit_inner_product(
             key,
-            view.users,
-            view.positives.indptr,
-            view.positives.values,
-            excluded.indptr,
-            excluded.values,
-            table,
-            own,
-            vectors,
-            biases,
-            options["negatives"],
-            options["epochs"],
-            options["batch"],
-            rates["rate"],
-            rates["item_rate"],
-            with_bias,
+            stack_of(view),
+            Model(table, vectors, biases, with_bias),
+            Pace(*(options[name] for name in ("negatives", "epochs", "batch"))),
+            Rates(rates["rate"], rates["item_rate"], dtype(1)),
             options["two_steps"],
+            own,
         )
         for old, new in zip(
             before, (view.users, view.positives.values, excluded.values), strict=True
@@ -93,6 +55,7 @@ def three_rounds(view, dtype, own_tables=False, with_bias=True, rounds=3, **opti
             np.testing.assert_array_equal(old, new)
         np.testing.assert_array_equal(received, table)  # the received table is not written to
         trained = ClientRows(indptr, ids, rows)
+        own = with_rows(own, trained) if own_tables else None
 
         ref_tables, ref_losses, last_touched = [], [], []
         for c in range(n):
@@ -187,20 +150,14 @@ def test_a_client_is_trained_alike_alone_and_in_a_stack():
 
 
 def test_fit_of_nobody():
-    view = population().take(np.array([], np.int64))
-    excluded = view.excluded()
+    view, table = population().take(np.array([], np.int64)), np.ones((N_ITEMS, D), np.float32)
     indptr, ids, rows, losses = kernels.fit_inner_product(
         Streams(0).key("fit", 1),
-        view.users,
-        view.positives.indptr,
-        view.positives.values,
-        excluded.indptr,
-        excluded.values,
-        np.ones((N_ITEMS, D), np.float32),
-        NO_TABLE,
-        np.ones((0, D), np.float32),
-        np.ones(0, np.float32),
-        *(4, 1, 256, np.float32(0.1), np.float32(1), True, True),
+        stack_of(view),
+        Model(table, np.ones((0, D), np.float32), np.ones(0, np.float32), True),
+        Pace(4, 1, 256),
+        Rates(np.float32(0.1), np.float32(1), np.float32(1)),
+        True,
     )
     assert indptr.tolist() == [0]
     assert len(ids) == len(rows) == len(losses) == 0
@@ -215,19 +172,7 @@ def test_fit_pooled_equals_the_plain_loop(negatives, decay):
     ref_table, ref_vectors = table.copy(), vectors.copy()
     for number in (1, 2, 3):
         key = Streams(2).key("fit", number)
-        loss = kernels.fit_pooled(
-            key,
-            view.users,
-            view.positives.indptr,
-            view.positives.values,
-            excluded.indptr,
-            excluded.values,
-            table,
-            vectors,
-            negatives,
-            0.05,
-            decay,
-        )
+        loss = fit_pooled(key, stack_of(view), table, vectors, negatives, 0.05, decay)
         ref_table, ref_vectors, ref_loss = reference.fit_pooled(
             key,
             view.users,
@@ -244,111 +189,7 @@ def test_fit_pooled_equals_the_plain_loop(negatives, decay):
     assert relative(vectors, ref_vectors) < 1e-12
 
 
-# ------------------------------------------------------------------ draws
-
-
-words = st.integers(0, 2**64 - 1)
-keys = st.tuples(words, words).map(lambda pair: np.array(pair, np.uint64))
-
-
-@given(keys, st.integers(-1, 2**31 - 1), st.integers(0, 2**20))
-def test_draw_is_the_published_formula(key, user, position):
-    assert int(kernels.draw(key, user, position)) == reference.draw(key, user, position)
-
-
-@given(words, st.integers(1, 2**31 - 1))
-def test_below_stays_below(word, bound):
-    value = kernels.below(np.uint64(word), bound)
-    assert 0 <= value < bound
-    assert value == reference.below(word, bound)
-
-
-@given(st.integers(1, 60), st.data())
-def test_nth_outside(n_items, data):
-    excluded = sorted(data.draw(st.sets(st.integers(0, n_items - 1))))
-    outside = np.setdiff1d(np.arange(n_items), excluded)
-    got = [kernels.nth_outside(np.array(excluded, np.int32), n) for n in range(len(outside))]
-    assert got == outside.tolist()
-    listed = np.full(n_items, -1, np.int32)
-    kernels.list_outside(np.array(excluded, np.int32), n_items, listed)
-    assert listed[: len(outside)].tolist() == got
-
-
-exclusions = st.integers(1, 40).flatmap(
-    lambda n: st.tuples(
-        st.just(n), st.lists(st.sets(st.integers(0, n - 1)).map(sorted), min_size=1, max_size=4)
-    )
-)
-
-
-@given(exclusions, keys, st.integers(0, 30))
-def test_draw_outside(world, key, count):
-    n_items, rows = world
-    out = ragged(rows)
-    users = np.arange(len(rows), dtype=np.int32) * 7
-    counts = np.full(len(rows), count)
-    drawn = Ragged(*kernels.draw_outside(key, users, out.indptr, out.values, n_items, counts))
-    for c, row in enumerate(rows):
-        expected = reference.negatives(reference.Stream(key, users[c]), row, n_items, count)
-        assert drawn[c].tolist() == expected
-        assert not set(drawn[c].tolist()) & set(row)
-
-
-@given(exclusions, keys, st.integers(1, 45))
-def test_draw_distinct_outside(world, key, count):
-    n_items, rows = world
-    out = ragged(rows)
-    users = np.arange(len(rows), dtype=np.int32)
-    drawn = Ragged(
-        *kernels.draw_distinct_outside(key, users, out.indptr, out.values, n_items, count)
-    )
-    for c, row in enumerate(rows):
-        pool = set(range(n_items)) - set(row)
-        got = drawn[c].tolist()
-        assert len(got) == len(set(got)) == min(count, len(pool))
-        assert set(got) <= pool
-
-
-@pytest.mark.parametrize("distinct", [False, True])
-def test_draws_are_uniform(distinct):
-    """One client per stream: independent draws, so a chi-square of the counts must be ordinary."""
-    n_items, row, n_users = 30, [0, 4, 5, 6, 29], 20_000
-    out = Ragged(np.arange(n_users + 1) * len(row), np.tile(np.array(row, np.int32), n_users))
-    users = np.arange(n_users, dtype=np.int32)
-    key = Streams(0).key("uniform")
-    if distinct:
-        # The first of several distinct draws, and the last one.
-        _, items = kernels.draw_distinct_outside(key, users, out.indptr, out.values, n_items, 5)
-        looked_at = [items.reshape(-1, 5)[:, 0], items.reshape(-1, 5)[:, 4]]
-    else:
-        count = np.full(n_users, 3)
-        _, items = kernels.draw_outside(key, users, out.indptr, out.values, n_items, count)
-        looked_at = [items.reshape(-1, 3)[:, k] for k in range(3)]
-        pairs = items.reshape(-1, 3)[:, 0].astype(np.int64) * n_items + items.reshape(-1, 3)[:, 1]
-        counts = np.unique(pairs, return_counts=True)[1]
-        assert len(counts) == 25**2  # every pair occurs: draws of one user do not follow each other
-        assert chisquare(counts).pvalue > 1e-3
-    for column in looked_at:
-        counts = np.bincount(column, minlength=n_items)
-        assert (counts[row] == 0).all()
-        assert chisquare(np.delete(counts, row)).pvalue > 1e-3
-
-
-# ------------------------------------------------------------------ ragged stacks and scores
-
-
-@given(exclusions, st.data())
-def test_take_and_sorted_union(world, data):
-    n_items, rows = world
-    first = ragged([data.draw(st.permutations(row)) + list(row) for row in rows])
-    second = ragged([data.draw(st.lists(st.integers(0, n_items - 1), max_size=5)) for _ in rows])
-    union = Ragged(*kernels.sorted_union(first.indptr, first.values, second.indptr, second.values))
-    for c in range(len(rows)):
-        assert union[c].tolist() == sorted({*first[c].tolist(), *second[c].tolist()})
-    order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6))
-    taken = first.take(np.array(order, np.int64))
-    assert len(taken) == len(order)
-    assert [taken[k].tolist() for k in range(len(order))] == [first[c].tolist() for c in order]
+# ------------------------------------------------------------------ scores
 
 
 def test_scores_with_own_rows_equal_own_tables():
@@ -384,32 +225,6 @@ def test_a_score_does_not_depend_on_its_neighbours():
 
 @pytest.mark.parametrize("logit", [-1e4, -100.0, -1.0, 0.0, 1e-8, 3.0, 200.0, 1e4])
 def test_sigmoid_never_overflows(logit):
-    probability, grown = kernels.sigmoid(logit)
+    probability, grown = sigmoid(logit)
     assert probability == pytest.approx(np.exp(-np.logaddexp(0, -logit)), rel=1e-12, abs=1e-300)
     assert np.log(grown) == pytest.approx(np.logaddexp(0, -abs(logit)), rel=1e-12, abs=1e-15)
-
-
-def test_negatives_know_the_future_under_the_published_protocol_only():
-    from hushrec.negatives import draw_negatives
-
-    view = population()
-    heldout = [
-        [k] if k not in view.positives[c] else [] for c, k in enumerate([9, 0, 11, 1, 2, 3, 4])
-    ]
-    published = replace(view, never_negative=ragged(heldout))
-    honest_hits = published_hits = 0
-    for number in range(60):
-        for kind in (view, published):
-            drawn = draw_negatives(kind, 4, Round(number, Streams(0)))
-            hits = sum(int(np.isin(heldout[c], drawn[c]).sum()) for c in range(len(view)))
-            for c in range(len(view)):
-                assert not np.isin(drawn[c], view.positives[c]).any()
-            if kind is view:
-                honest_hits += hits
-            else:
-                published_hits += hits
-    assert published_hits == 0
-    assert honest_hits > 100
-    assert (view.protocol, published.protocol) == ("honest", "published")
-    # Device 2 has all items but one; when that one is held out it has no negative at all.
-    assert len(draw_negatives(published, 4, Round(1, Streams(0)))[2]) == 0

@@ -15,17 +15,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
 from hushrec.aggregate import ClientRows
-from hushrec.clients import TrainView
 from hushrec.errors import MissingExtraError
-from hushrec.negatives import PURPOSE
-from hushrec.rng import Round, Streams
+from hushrec.rng import Streams
+from hushrec.training.samples import DeviceSamples
 
 try:
     # Under this name for the methods too: they import it from here, with the error below.
@@ -45,71 +44,9 @@ Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
-class Samples:
-    """A stack of clients' samples of a round, in the order in which they are gone through."""
-
-    indptr: NDArray[np.int64]
-    items: NDArray[np.int32]
-    labels: NDArray[np.float32]
-    epochs: int
-    """Passes that the order goes through; the samples of each have the same length."""
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Samples of each client in one epoch."""
-        lengths: NDArray[np.int64] = np.diff(self.indptr) // self.epochs
-        return lengths
-
-
-def draw_samples(
-    view: TrainView,
-    negatives: int,
-    epochs: int,
-    now: Round,
-    *,
-    purpose: str = PURPOSE,
-    positive_above: float | None = None,
-) -> Samples:
-    """Draw and shuffle the samples of a round, as `kernels.fit_inner_product` does.
-
-    With ``positive_above``, a training row with a value up to that is a negative too.
-    """
-    key, excluded = now.key(purpose), view.excluded()
-    indptr, items, labels, used = kernels.draw_samples(
-        key,
-        view.users,
-        view.positives.indptr,
-        view.positives.values,
-        excluded.indptr,
-        excluded.values,
-        view.n_items,
-        negatives,
-    )
-    if positive_above is not None:
-        labels[labels > 0] = view.values.values > positive_above
-    return shuffle(Samples(indptr, items, labels, 1), key, view.users, used, epochs)
-
-
-def shuffle(
-    samples: Samples,
-    key: NDArray[np.uint64],
-    users: NDArray[np.int32],
-    used: NDArray[np.int64],
-    epochs: int,
-) -> Samples:
-    """Return one epoch's samples in the shuffled order of several epochs."""
-    indptr, order = kernels.shuffled_epochs(key, users, samples.indptr, used, epochs)
-    return Samples(indptr, samples.items[order], samples.labels[order], epochs)
-
-
-@dataclass(frozen=True)
-class Batch:
+class Step:
     """The samples of one step of `GROUP` clients: [clients, samples]."""
 
-    clients: Tensor
-    """Positions of the clients in the stack; where the group is filled up, the first one's."""
-    items: Tensor
-    """Item of each sample; where the batch is filled up, any."""
     labels: Tensor
     weights: Tensor
     """One over the size of the client's batch; 0 where it is filled up, so sums are means."""
@@ -120,38 +57,52 @@ class Batch:
         return (self.weights[:, 0] > 0).float()
 
 
+@dataclass(frozen=True)
+class Batch(Step):
+    """A step of devices, each of one user."""
+
+    clients: Tensor
+    """Positions of the clients in the stack; where the group is filled up, the last one's."""
+    items: Tensor
+    """Item of each sample; where the batch is filled up, any."""
+
+
 LossOf = Callable[[Params, Params, Batch], Tensor]
 """(parameters, the table rows of each sample, batch) -> the loss of each client, [clients]."""
 
 
-def train(
+class Phase(NamedTuple):
+    """One step of a batch: the parameters and tables that it moves, each at its rate."""
+
+    rates: Mapping[str, float]
+    clip: float | None = None
+    """Largest norm of the gradient, each client's own."""
+
+
+def train_tensors(
     params: Arrays,
     tables: Arrays,
     loss_of: LossOf,
-    phases: Sequence[Mapping[str, float]],
-    samples: Samples,
+    phases: Sequence[Phase],
+    samples: DeviceSamples,
     batch: int,
     n_items: int,
-    clip: float | None = None,
 ) -> tuple[dict[str, Array], dict[str, ClientRows], NDArray[np.float64]]:
     """Train a stack of clients by SGD.
 
     ``params`` have a leading client axis. ``tables`` are tables that all clients start from,
     [items, …], or a table of each client's own, [clients, items, …]. On every batch the phases
-    follow one another: each takes one step on the parameters and tables it names, at the rates it
-    gives, with what the phase before it left. ``clip`` is the largest norm of a phase's gradient,
-    each client's own. Nothing is changed in place.
+    follow one another, each with what the phase before it left. Nothing is changed in place.
 
     Returns the parameters, the touched rows of every table as the clients left them, and each
     client's mean loss before its steps.
     """
-    indptr, ids, place = kernels.places(samples.indptr, samples.items, n_items)
+    indptr, ids, place = kernels.number_by_first_use(samples.indptr, samples.items, n_items)
     trained = {name: np.array(array, np.float32) for name, array in params.items()}
     widths = {name: table.shape[-1] for name, table in tables.items()}
     rows = {name: np.empty((len(ids), width), np.float32) for name, width in widths.items()}
     losses = np.zeros(len(samples.indptr) - 1)
-    for clients in groups(samples):
-        real = np.unique(clients)
+    for clients, real in groups_by_length(samples.lengths):
         state = {name: torch.from_numpy(array[clients]) for name, array in trained.items()}
         owned = [slice(indptr[c], indptr[c + 1]) for c in clients]
         most = max(1, *(own.stop - own.start for own in owned))
@@ -164,12 +115,12 @@ def train(
             local[name] = torch.from_numpy(received)
         total = torch.zeros(GROUP, dtype=torch.float64)
         for step, slots in batches(samples, place, clients, batch):
-            for number, rates in enumerate(phases):
-                loss = _step(state, local, loss_of, rates, step, slots, clip)
+            for number, phase in enumerate(phases):
+                loss = _step(state, local, loss_of, phase, step, slots)
                 if number == 0:
                     total += loss.double() * step.active
         steps = np.maximum(1, -(-samples.lengths // batch) * samples.epochs)
-        for g, c in enumerate(real):
+        for g, c in enumerate(clients[:real]):
             losses[c] = float(total[g]) / steps[c]
             for name, tensor in state.items():
                 trained[name][c] = tensor[g].numpy()
@@ -182,30 +133,30 @@ def _step(
     state: dict[str, Tensor],
     local: dict[str, Tensor],
     loss_of: LossOf,
-    rates: Mapping[str, float],
+    phase: Phase,
     step: Batch,
     slots: Tensor,
-    clip: float | None,
 ) -> Tensor:
-    """Take one step on what ``rates`` names; return the clients' losses before it."""
+    """Take one step of a phase; return the clients' losses before it."""
     looked_up = {
         name: table.gather(1, slots[..., None].expand(-1, -1, table.shape[-1]))
         for name, table in local.items()
     }
-    moving = {name: (state if name in state else looked_up)[name] for name in rates}
+    moving = {name: (state if name in state else looked_up)[name] for name in phase.rates}
     for tensor in moving.values():
         tensor.requires_grad_()
     losses = loss_of(state, looked_up, step)
     gradients = torch.autograd.grad((losses * step.active).sum(), list(moving.values()))
-    if clip is not None:
-        factor = _clip_factor(dict(zip(moving, gradients, strict=True)), local, slots, clip)
+    if phase.clip is not None:
+        named = dict(zip(moving, gradients, strict=True))
+        factor = _clip_factor(named, local, slots, phase.clip)
         gradients = tuple(g * factor.view(-1, *[1] * (g.ndim - 1)) for g in gradients)
     for (name, tensor), gradient in zip(moving.items(), gradients, strict=True):
         if name in state:
-            state[name] = tensor.detach() - rates[name] * gradient
+            state[name] = tensor.detach() - phase.rates[name] * gradient
         else:
             index = slots[..., None].expand_as(gradient)
-            local[name].scatter_add_(1, index, -rates[name] * gradient)
+            local[name].scatter_add_(1, index, -phase.rates[name] * gradient)
     return losses.detach()
 
 
@@ -224,16 +175,16 @@ def _clip_factor(
     return torch.clamp(limit / (squared.sqrt() + 1e-6), max=1)
 
 
-def groups(samples: Samples) -> Iterator[NDArray[np.int64]]:
-    """Cut a stack into groups of clients with about as many steps; fill the last one up."""
-    order = np.argsort(samples.lengths, kind="stable")
+def groups_by_length(lengths: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Cut a stack into groups of about as many steps: (clients, filled up; how many are real)."""
+    order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), GROUP):
         group = np.sort(order[start : start + GROUP])
-        yield np.append(group, np.full(GROUP - len(group), group[-1]))
+        yield np.append(group, np.full(GROUP - len(group), group[-1])), len(group)
 
 
 def batches(
-    samples: Samples, place: NDArray[np.int64], clients: NDArray[np.int64], batch: int
+    samples: DeviceSamples, place: NDArray[np.int64], clients: NDArray[np.int64], batch: int
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Yield the steps of a group, with the place of each sample's item among the client's rows."""
     real = len(np.unique(clients))
@@ -249,16 +200,16 @@ def batches(
             weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0).astype(np.float32)
             yield (
                 Batch(
-                    whole,
-                    torch.from_numpy(samples.items[at].astype(np.int64)),
                     torch.from_numpy(samples.labels[at]),
                     torch.from_numpy(weights),
+                    whole,
+                    torch.from_numpy(samples.items[at].astype(np.int64)),
                 ),
                 torch.from_numpy(np.where(valid, place[at], 0)),
             )
 
 
-def mean_bce(logits: Tensor, batch: Batch) -> Tensor:
+def mean_bce(logits: Tensor, batch: Step) -> Tensor:
     """Return each client's mean binary cross-entropy."""
     entropy = torch.nn.functional.binary_cross_entropy_with_logits(
         logits, batch.labels, reduction="none"
@@ -297,11 +248,9 @@ def mlp(params: Params, inputs: Tensor) -> Tensor:
     return out
 
 
-def in_groups(n_clients: int) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Cut a stack into groups for scoring: (clients, filled up; how many of them are real)."""
-    for start in range(0, n_clients, GROUP):
-        clients = np.arange(start, min(start + GROUP, n_clients))
-        yield np.append(clients, np.full(GROUP - len(clients), start)), len(clients)
+def groups_in_order(n_clients: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Cut a stack into groups as it stands: (clients, filled up; how many are real)."""
+    return groups_by_length(np.zeros(n_clients, np.int64))
 
 
 def repeat(arrays: Arrays, clients: int) -> dict[str, Array]:

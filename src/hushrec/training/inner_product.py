@@ -1,0 +1,140 @@
+"""The family that scores an item by an inner product with its row: training and scoring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec import kernels
+from hushrec.aggregate import ClientRows, Total
+from hushrec.clients import TrainView
+from hushrec.errors import ConfigError
+from hushrec.kernels.draws import Pace
+from hushrec.kernels.inner_product import Additive, Model, Rates
+from hushrec.memory import require_memory
+from hushrec.rng import Round, Streams
+from hushrec.training.samples import PURPOSE, stack_of
+
+Array = NDArray[Any]
+
+
+class Descent(NamedTuple):
+    """How far a batch moves a client's own parameters and its item rows, and in which order."""
+
+    own: float
+    """Rate of the client's vector, or network."""
+    item: float
+    """Rate of the item rows."""
+    two_steps: bool
+    """Whether the rows' step comes after that on the own parameters, and sees the new ones."""
+    decay: float = 1.0
+    """Both rates shrink by this factor after every batch, afresh in each round."""
+    clip: float | None = None
+    """Largest norm of the gradient of all that a step moves."""
+
+    def check(self, numbers: np.dtype[Any]) -> None:
+        """Refuse rates that these numbers cannot hold."""
+        if max(self.own, self.item) > np.finfo(numbers).max:
+            raise ConfigError(
+                f"an item rate of {self.item:g} is too large: use a smaller lr or item_rate"
+            )
+
+
+def initial_table(
+    d: int, std: float, n_items: int, streams: Streams, purpose: str = "init/items"
+) -> Array:
+    """Draw an item table before training."""
+    # The table, its successor and two threads' exact sums live at the same time.
+    require_memory(6 * 4 * n_items * d, f"an item table of width d={d}", "a smaller d")
+    drawn = streams.generator(purpose).standard_normal((n_items, d), np.float32)
+    return drawn * np.float32(std)
+
+
+def first_vector(d: int, std: float, streams: Streams) -> Array:
+    """Draw the user vector that all devices start from."""
+    return streams.generator("init/vector").standard_normal(d, np.float32) * np.float32(std)
+
+
+def first_score_function(d: int, streams: Streams) -> tuple[Array, Array]:
+    """Draw the vector and bias of the linear layer that all devices start from."""
+    bound = 1 / np.sqrt(d)
+    drawn = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
+    return drawn[:d].astype(np.float32), np.asarray(drawn[d], np.float32)
+
+
+def train_inner_product(
+    view: TrainView,
+    now: Round,
+    table: Array,
+    vectors: Array,
+    biases: Array | None,
+    pace: Pace,
+    descent: Descent,
+    additive: Additive | None = None,
+) -> tuple[ClientRows, NDArray[np.float64]]:
+    """Train a stack of clients (`kernels.fit_inner_product`).
+
+    They start from ``table``, or each from its own one, [clients, items, d]. ``vectors`` and
+    ``biases`` change in place. Returns the touched rows as the clients left them, and each client's
+    mean loss.
+    """
+    descent.check(table.dtype)
+    number = table.dtype.type
+    own_tables = table if table.ndim == 3 else None
+    received = table if own_tables is None else np.zeros(table.shape[1:], table.dtype)
+    still = np.zeros(len(view), table.dtype) if biases is None else biases
+    indptr, ids, rows, losses = kernels.fit_inner_product(
+        now.key(PURPOSE),
+        stack_of(view),
+        Model(received, vectors, still, biases is not None),
+        pace,
+        Rates(number(descent.own), number(descent.item), number(descent.decay)),
+        descent.two_steps,
+        own_tables,
+        additive,
+        None if descent.clip is None else number(descent.clip),
+    )
+    return ClientRows(indptr, ids, rows), losses
+
+
+def deltas(trained: ClientRows, table: Array) -> ClientRows:
+    """Return the trained rows as differences from the received table."""
+    return replace(trained, base=table)
+
+
+def apply_mean(table: Array, total: Total, name: str) -> Array:
+    """Add the mean delta; a row that a client left alone counts as unchanged there."""
+    out = table.copy()
+    if name in total.rows:
+        ids, summed = total.rows[name]
+        kernels.add_mean(out, ids, summed, total.clients)
+    return out
+
+
+def score_inner_product(table: Array, vectors: Array) -> NDArray[np.float32]:
+    """Score every item by its row, without a bias."""
+    scores: NDArray[np.float32] = kernels.inner_products(
+        table.astype(np.float32, copy=False),
+        vectors.astype(np.float32, copy=False),
+        np.zeros(len(vectors), np.float32),
+    )
+    return scores
+
+
+def score_own_tables(tables: Array, vectors: Array, biases: Array) -> NDArray[np.float32]:
+    """Score every item with each client's own table."""
+    scores = np.empty(tables.shape[:2], np.float32)
+    for c in range(len(tables)):
+        own = slice(c, c + 1)
+        scores[own] = kernels.inner_products(tables[c], vectors[own], biases[own])
+    return scores
+
+
+def with_rows(tables: Array, rows: ClientRows) -> Array:
+    """Return whole tables with the trained rows in place."""
+    out, everybody = tables.copy(), np.arange(len(tables))
+    kernels.put_rows(out, everybody, everybody, rows.indptr, rows.ids, rows.rows)
+    return out

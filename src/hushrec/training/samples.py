@@ -1,0 +1,171 @@
+"""Samples: what a client trains on in a round, and the order in which it goes through it.
+
+Negatives are items a client has not touched, drawn uniformly. The samplers take a `TrainView` and
+nothing else: held-out rows are not a legal argument, so under the honest protocol a held-out item
+is drawn like any other item the device has not seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec import kernels
+from hushrec.clients import Ragged, TrainView
+from hushrec.kernels.draws import Stack
+from hushrec.rng import Round
+
+PURPOSE = "fit"
+"""Kernels that draw negatives as they train read the same stream in the same order."""
+
+
+def stack_of(view: TrainView) -> Stack:
+    """Return the clients of a view as kernels take them."""
+    positives, excluded = view.positives, view.excluded()
+    return Stack(view.users, positives.indptr, positives.values, excluded.indptr, excluded.values)
+
+
+def draw_negatives(view: TrainView, per_positive: int, now: Round) -> Ragged:
+    """Draw the negatives of one round for every client: ``per_positive`` for each positive."""
+    excluded, count = view.excluded(), np.asarray(view.positives.lengths * per_positive)
+    exclusions = excluded.indptr, excluded.values
+    key = now.key(PURPOSE)
+    return Ragged(*kernels.draw_outside(key, view.users, *exclusions, view.n_items, count))
+
+
+# ---------------------------------------------------------------- devices
+
+
+@dataclass(frozen=True)
+class DeviceSamples:
+    """A stack of devices' samples of a round, in the order in which they are gone through."""
+
+    indptr: NDArray[np.int64]
+    items: NDArray[np.int32]
+    labels: NDArray[np.float32]
+    epochs: int
+    """Passes that the order goes through; the samples of each have the same length."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Samples of each client in one epoch."""
+        lengths: NDArray[np.int64] = np.diff(self.indptr) // self.epochs
+        return lengths
+
+
+@dataclass(frozen=True)
+class Unshuffled:
+    """One epoch of a stack of devices' samples: each positive, followed by its negatives."""
+
+    indptr: NDArray[np.int64]
+    items: NDArray[np.int32]
+    labels: NDArray[np.float32]
+    used: NDArray[np.int64]
+    """How many numbers of each client's stream are spent."""
+    key: NDArray[np.uint64]
+    users: NDArray[np.int32]
+
+    def in_epochs(self, epochs: int) -> DeviceSamples:
+        """Return the samples in the shuffled order of several epochs."""
+        indptr, order = kernels.shuffled_epochs(
+            self.key, self.users, self.indptr, self.used, epochs
+        )
+        return DeviceSamples(indptr, self.items[order], self.labels[order], epochs)
+
+
+def draw_unshuffled(
+    view: TrainView, negatives: int, now: Round, purpose: str = PURPOSE
+) -> Unshuffled:
+    """Draw the samples of a round, as `kernels.fit_inner_product` does."""
+    key = now.key(purpose)
+    drawn = kernels.list_samples(key, stack_of(view), view.n_items, negatives)
+    return Unshuffled(*drawn, key, view.users)
+
+
+def draw_device_samples(
+    view: TrainView,
+    negatives: int,
+    epochs: int,
+    now: Round,
+    *,
+    purpose: str = PURPOSE,
+    positive_above: float | None = None,
+) -> DeviceSamples:
+    """Draw and shuffle the samples of a round, as `kernels.fit_inner_product` does.
+
+    With ``positive_above``, a training row with a value up to that is a negative too.
+    """
+    drawn = draw_unshuffled(view, negatives, now, purpose)
+    if positive_above is not None:
+        drawn.labels[drawn.labels > 0] = view.values.values > positive_above
+    return drawn.in_epochs(epochs)
+
+
+def halves(samples: DeviceSamples, epochs: int) -> tuple[DeviceSamples, DeviceSamples]:
+    """Cut shuffled samples into a support set, repeated for some epochs, and a query set."""
+    starts, lengths = samples.indptr[:-1], samples.lengths
+    first = (lengths + 1) // 2
+
+    def part(begin: NDArray[np.int64], size: NDArray[np.int64], times: int) -> DeviceSamples:
+        indptr = np.concatenate([[0], np.cumsum(size * times)])
+        owner = np.repeat(np.arange(len(size)), size * times)
+        within = (np.arange(indptr[-1]) - indptr[owner]) % np.maximum(size, 1)[owner]
+        at = begin[owner] + within
+        return DeviceSamples(indptr, samples.items[at], samples.labels[at], times)
+
+    return part(starts, first, epochs), part(starts + first, lengths - first, 1)
+
+
+# ---------------------------------------------------------------- silos
+
+
+@dataclass(frozen=True)
+class SiloSamples:
+    """A stack of silos' samples of a round, and the order in which the epochs go through them."""
+
+    indptr: NDArray[np.int64]
+    """Where each client's samples would begin if there were one epoch."""
+    users: NDArray[np.int64]
+    """Place of each sample's user among its client's users."""
+    items: NDArray[np.int32]
+    labels: NDArray[np.float32]
+    order: Ragged
+    """Positions of each client's samples in the arrays, epoch after epoch."""
+    epochs: int
+    touched: Ragged
+    """Distinct items of each client, in the order of their first use."""
+    places: NDArray[np.int64]
+    """Place of each sample's item among the client's touched ones."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Samples of each client in one epoch."""
+        lengths: NDArray[np.int64] = np.diff(self.indptr)
+        return lengths
+
+
+def draw_silo_samples(view: TrainView, negatives: int, epochs: int, now: Round) -> SiloSamples:
+    """Draw each user's samples from its own stream, and shuffle them client by client.
+
+    Every epoch has negatives of its own: a silo would learn the same ones by heart.
+    """
+    of_user, items, labels, drawn = kernels.list_samples(
+        now.key(PURPOSE), stack_of(view), view.n_items, negatives * epochs
+    )
+    clients = view.client_indptr
+    first_user = np.repeat(clients[:-1], np.diff(clients))
+    users = np.repeat(np.arange(len(view)) - first_user, np.diff(of_user))
+    *touched, places = kernels.number_by_first_use(of_user[clients], items, view.n_items)
+    # Who has touched every item has no negatives.
+    per_epoch = np.where(drawn > 0, 1 + negatives, 1) * view.positives.lengths
+    indptr = np.concatenate([[0], np.cumsum(per_epoch)])[clients]
+    key = now.key("silo/order")
+    none_used = np.zeros(len(indptr) - 1, np.int64)
+    shuffled = kernels.shuffled_epochs(key, view.clients, indptr, none_used, epochs)
+    at = kernels.samples_of_epochs(
+        *shuffled, indptr, of_user, view.positives.lengths, clients, per_epoch, negatives, epochs
+    )
+    order = Ragged(shuffled[0], at)
+    return SiloSamples(indptr, users, items, labels, order, epochs, Ragged(*touched), places)
