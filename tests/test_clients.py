@@ -12,6 +12,7 @@ from hushrec.clients import CohortConfig, Ragged, balanced_chunks, chunks
 from hushrec.errors import ConfigError
 from hushrec.rng import Streams
 from hushrec.split import SplitConfig, make_split
+from hushrec.testing import clients_of
 
 
 @given(st.integers(1, 200), st.data())
@@ -122,3 +123,11 @@ def test_empty_rows():
     assert len(nothing) == 3
     assert nothing.lengths.tolist() == [0, 0, 0]
     assert nothing[1].tolist() == []
+
+
+def test_a_stack_holds_its_own_features_only():
+    view = clients_of([[1], [2], [3], [4]])
+    mine = view.take(np.array([2, 0]))
+    (column,) = mine.user_features.values()
+    (everybody,) = view.user_features.values()
+    np.testing.assert_array_equal(column.codes, everybody.codes[[2, 0]])

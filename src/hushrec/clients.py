@@ -67,6 +67,7 @@ class TrainView:
     values: Ragged
     never_negative: Ragged | None = None
     user_features: Features = field(default_factory=dict)
+    """A row for each user of the stack, and nobody else's."""
     item_features: Features = field(default_factory=dict)
     holders: NDArray[np.int32] | None = None
     """Client that holds each user, users of one client together; None if each is a client."""
@@ -115,6 +116,7 @@ class TrainView:
             holders=None if self.holders is None else self.holders[clients],
             positives=self.positives.take(clients),
             times=self.times.take(clients),
+            user_features={name: c.take(clients) for name, c in self.user_features.items()},
             values=self.values.take(clients),
             never_negative=None if never is None else never.take(clients),
             _excluded=None if excluded is None else excluded.take(clients),

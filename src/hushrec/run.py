@@ -16,7 +16,7 @@ from hushrec.checkpoint import SELECTED, Diary, load_model, restore
 from hushrec.clients import Protocol, Ragged, TrainView
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
-from hushrec.data.features import with_newcomer
+from hushrec.data.features import of_newcomer
 from hushrec.errors import ConfigError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.ranking import Ranks, top_k
@@ -189,7 +189,7 @@ class Run:
         newcomer = replace(
             self.split.train.take(np.zeros(1, np.int64)),
             users=np.array([self.split.n_users], np.int32),
-            user_features=with_newcomer(self.split.train.user_features, features),
+            user_features=of_newcomer(self.split.train.user_features, features),
         )
         # Whoever names an item without a rating means that they like it.
         liked = np.full(len(latest_first), self.split.data.value.max(), np.float32)

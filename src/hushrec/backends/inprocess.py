@@ -85,7 +85,7 @@ class InProcess:
     ) -> Collected:
         """Train the cohort stack by stack; protect and sum what comes back."""
         threads, number = self.machine.n_threads, download.round
-        stacks = self._stacks(protection, cohort)
+        stacks = self.stacks(protection, cohort)
 
         def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, LossSum, int]:
             summed, loss, sent = ExactSum(self.view.n_items), LossSum(), 0
@@ -108,7 +108,8 @@ class InProcess:
         up_bytes = sum(sent for _, _, sent in results)
         return Collected(total, loss, up_bytes, download.nbytes(len(cohort)))
 
-    def _stacks(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    def stacks(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Cut a cohort into stacks that are trained at once."""
         method = self.task.method
         if method.traits.pooled:
             return [cohort]

@@ -55,22 +55,16 @@ def encode(features: Features, rows: NDArray[Any], owner: str) -> Encoded:
     """
     bags, numbers = [], []
     for name, column in features.items():
-        known = rows < _length(column)
+        known = rows < len(column)
         at = np.where(known, rows, 0)
         if isinstance(column, Numeric):
-            scaled = _scaled(column, name, owner)[at] if _length(column) else np.zeros(len(rows))
+            scaled = _scaled(column, name, owner)[at] if len(column) else np.zeros(len(rows))
             numbers.append(np.where(known, scaled, 0))
         else:
             bags.append(_bag(column, at, known, f"{owner} feature '{name}'"))
     parts = [*bags, *(column[:, None] for column in numbers), np.zeros((len(rows), 0))]
     sizes = tuple(bag.shape[1] for bag in bags)
     return Encoded(np.hstack(parts).astype(np.float32), sizes, len(numbers))
-
-
-def _length(column: Column) -> int:
-    if isinstance(column, Categorical):
-        return len(column.codes)
-    return len(column.flags if isinstance(column, MultiCategorical) else column.values)
 
 
 def _bag(
@@ -112,21 +106,21 @@ def _scaled(column: Numeric, name: str, owner: str) -> Array:
     return np.nan_to_num(scaled, nan=0.0)
 
 
-def with_newcomer(columns: Features, known: Mapping[str, str]) -> Features:
-    """Return the columns with one more row, from what a person says of themselves."""
+def of_newcomer(columns: Features, known: Mapping[str, str]) -> Features:
+    """Return the columns of one more person, from what they say of themselves."""
     for name in known:
         if name not in columns:
             raise ConfigError(f"no user feature '{name}'{nearest(name, columns)}")
-    return {name: _one_more(column, name, known.get(name)) for name, column in columns.items()}
+    return {name: _of_one(column, name, known.get(name)) for name, column in columns.items()}
 
 
-def _one_more(column: Column, name: str, said: str | None) -> Column:
+def _of_one(column: Column, name: str, said: str | None) -> Column:
     if isinstance(column, Numeric):
         try:
             value = float("nan") if said is None else float(said)
         except ValueError:
             raise ConfigError(f"user feature '{name}' = '{said}': expected a number") from None
-        return replace(column, values=np.append(column.values, np.float32(value)))
+        return replace(column, values=np.array([value], np.float32))
     names = column.names.tolist()
     words = [] if said is None else said.split("|")
     for word in words:
@@ -136,8 +130,8 @@ def _one_more(column: Column, name: str, said: str | None) -> Column:
         if len(words) > 1:
             raise ConfigError(f"user feature '{name}' takes one value, not {len(words)}")
         code = names.index(words[0]) if words else -1
-        return replace(column, codes=np.append(column.codes, np.int32(code)))
-    return replace(column, flags=np.vstack([column.flags, np.isin(column.names, words)]))
+        return replace(column, codes=np.array([code], np.int32))
+    return replace(column, flags=np.isin(column.names, words)[None])
 
 
 def usual(column: Column, owner: NDArray[np.int32], n_owners: int) -> Column:

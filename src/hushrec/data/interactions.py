@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,13 @@ class Categorical:
         codes = np.array([code[entry] for entry in entries], np.int32)
         return cls(codes, np.array(known, np.str_))
 
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, rows: NDArray[Any]) -> Self:
+        """Return these rows."""
+        return replace(self, codes=self.codes[rows])
+
 
 @dataclass(frozen=True)
 class MultiCategorical:
@@ -47,6 +54,13 @@ class MultiCategorical:
         flags = np.array([[name in some for name in known] for some in sets], np.bool_)
         return cls(flags.reshape(len(sets), len(known)), np.array(known, np.str_))
 
+    def __len__(self) -> int:
+        return len(self.flags)
+
+    def take(self, rows: NDArray[Any]) -> Self:
+        """Return these rows."""
+        return replace(self, flags=self.flags[rows])
+
 
 @dataclass(frozen=True)
 class Numeric:
@@ -56,6 +70,13 @@ class Numeric:
     low: float | None = None
     high: float | None = None
     """The range the numbers are declared to lie in: public, whatever the data."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, rows: NDArray[Any]) -> Self:
+        """Return these rows."""
+        return replace(self, values=self.values[rows])
 
 
 Column = Categorical | MultiCategorical | Numeric
@@ -172,7 +193,7 @@ class Interactions:
             item=self.item[rows],
             value=self.value[rows],
             time=self.time[rows],
-            context={name: _select(column, rows) for name, column in self.context.items()},
+            context={name: column.take(rows) for name, column in self.context.items()},
         )
 
     def users_with_at_least(self, rows: int) -> Interactions:
@@ -191,17 +212,9 @@ class Interactions:
             users=self.users[users],
             items=self.items[items],
             titles=None if self.titles is None else self.titles[items],
-            user_features={n: _select(c, users) for n, c in self.user_features.items()},
-            item_features={n: _select(c, items) for n, c in self.item_features.items()},
+            user_features={n: c.take(users) for n, c in self.user_features.items()},
+            item_features={n: c.take(items) for n, c in self.item_features.items()},
         )
-
-
-def _select(column: Column, rows: NDArray[Any]) -> Column:
-    if isinstance(column, Categorical):
-        return replace(column, codes=column.codes[rows])
-    if isinstance(column, MultiCategorical):
-        return replace(column, flags=column.flags[rows])
-    return replace(column, values=column.values[rows])
 
 
 def _describe(column: Column) -> str:

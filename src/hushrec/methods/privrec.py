@@ -93,7 +93,8 @@ class PrivRec(Method):
         if thetas is None:
             thetas = np.broadcast_to(shared["theta"], (len(history), len(shared["theta"])))
         network = self.network(history)
-        users = torch.from_numpy(encode(history.user_features, history.users, "user").rows)
+        everybody = np.arange(len(history))
+        users = torch.from_numpy(encode(history.user_features, everybody, "user").rows)
         every_item = np.arange(history.n_items)
         distinct, place = encode(history.item_features, every_item, "item").distinct()
         items = torch.from_numpy(distinct).expand(tensors.GROUP, *distinct.shape)
@@ -141,6 +142,6 @@ class PrivRec(Method):
 
 def features(view: TrainView) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the features of the clients and of all items, a row each."""
-    users = encode(view.user_features, view.users, "user")
+    users = encode(view.user_features, np.arange(len(view)), "user")
     items = encode(view.item_features, np.arange(view.n_items), "item")
     return users.rows, items.rows

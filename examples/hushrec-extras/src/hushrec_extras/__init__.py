@@ -1,0 +1,1 @@
+"""Parts for hushrec that live in a package of their own."""

@@ -1,0 +1,22 @@
+"""Backwards: a backend that trains its clients from the last to the first, one at a time.
+
+What comes out is the same to the bit: who comes when does not matter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.backends.inprocess import InProcess
+from hushrec.privacy.protection import Protection
+
+
+class Backwards(InProcess):
+    """Everybody in this process, in another order."""
+
+    def stacks(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return every client by itself, the last one first."""
+        if self.task.method.traits.pooled:
+            return super().stacks(protection, cohort)
+        return [cohort[k : k + 1] for k in reversed(range(len(cohort)))]
