@@ -13,11 +13,6 @@ import pytest
 import hushrec
 
 ROOT = Path(hushrec.__file__).parent
-NOT_YET = {
-    ("methods", "privacy"),
-}
-"""Imports that close a circle and have still to go; a pair that is gone must leave this list."""
-
 FILES = {"pathlib", "os", "io", "shutil", "tempfile", "hushrec.run_folder"}
 """What reads and writes files."""
 
@@ -90,17 +85,9 @@ def modules():
 
 def test_packages_point_one_way(modules):
     edges = graph(modules)
-    circle = cycle(set(edges) - NOT_YET)
+    circle = cycle(set(edges))
     lines = [line for pair in pairwise(circle) for line in edges[pair]]
     assert not circle, "\n".join([" -> ".join(circle), *lines])
-
-
-@pytest.mark.parametrize("pair", sorted(NOT_YET), ids=" -> ".join)
-def test_what_is_not_yet_done_still_is_to_do(modules, pair):
-    """With everything else allowed that is left, this pair alone closes a circle."""
-    edges = set(graph(modules))
-    assert pair in edges, f"{pair} is gone: take it out of NOT_YET"
-    assert cycle(edges - (NOT_YET - {pair})), f"{pair} closes no circle: take it out of NOT_YET"
 
 
 def test_only_the_commands_know_click_and_the_report(modules):

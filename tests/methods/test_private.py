@@ -20,6 +20,7 @@ from hushrec.commands import main
 from hushrec.config import Experiment, make_experiment
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.kernels import pairs as pair_kernels
+from hushrec.methods.denoise import expected_powers
 from hushrec.methods.fedals import FedALS
 from hushrec.methods.fedease import FedEASE, PrivateFedEASE
 from hushrec.methods.fednext import FedNext, PrivateFedNext
@@ -29,7 +30,6 @@ from hushrec.prepare import plan_privacy
 from hushrec.privacy.calibrate import Schedule, make_plan
 from hushrec.privacy.clip import FlatClip, client_norms
 from hushrec.privacy.config import PrivacyConfig
-from hushrec.privacy.denoise import expected_powers
 from hushrec.privacy.noise import CentralGaussian
 from hushrec.privacy.protection import UploadShape, check_shape
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams

@@ -96,6 +96,15 @@ def put_rows(
 
 
 @njit(cache=True, nogil=True)
+def add_scattered(dense: Array, indptr: Array, ids: Array, rows: Array) -> None:
+    """Add each client's rows to its own whole table: dense is [clients, n_rows, width]."""
+    for c in range(len(dense)):
+        for entry in range(indptr[c], indptr[c + 1]):
+            for k in range(rows.shape[1]):
+                dense[c, ids[entry], k] += rows[entry, k]
+
+
+@njit(cache=True, nogil=True)
 def changed_rows(
     indptr: Array, ids: Array, rows: Array, base: Array, factors: Array, above: Any
 ) -> tuple[Array, Array, Array]:

@@ -35,6 +35,7 @@ from pydantic import Field
 
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
+from hushrec.kernels import add_scattered
 from hushrec.methods.base import (
     Fitted,
     Method,
@@ -46,7 +47,6 @@ from hushrec.methods.base import (
     Traits,
 )
 from hushrec.methods.options import PerceptronConfig
-from hushrec.privacy.kernels import add_scattered
 from hushrec.rng import PastNoise, Round, Streams
 from hushrec.training.perceptron import Perceptron, score_user
 from hushrec.training.rules import Adam, PlainDescent

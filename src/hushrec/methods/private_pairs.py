@@ -8,7 +8,7 @@ has the same norm, so that nobody's room is wasted:
    be seen through the noise (`methods.head`), with the small share ``counting`` of the budget.
 2. **Pairs.** A device drops all other items from its history, counts pairs over what is left, with
    weight ``counted`` for an item by itself, and scales all of it to norm 1. The server estimates
-   each sum from its noisy value (`privacy.denoise`), pairs being grouped by how often they would
+   each sum from its noisy value (`methods.denoise`), pairs being grouped by how often they would
    meet by chance and, where direction counts, by the noisy sum of the reverse pair; then it solves
    the method's own system.
 
@@ -34,9 +34,9 @@ from hushrec.kernels import pairs as pair_kernels
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Private, Shared
 from hushrec.methods.capabilities import SharesBudget
+from hushrec.methods.denoise import expected_powers
 from hushrec.methods.head import COUNTS, count_items, find_head, only
 from hushrec.methods.item_pairs import TABLE, Block, ItemPairs, ItemPairsConfig, Vector
-from hushrec.privacy.denoise import expected_powers
 from hushrec.rng import Round, Streams
 
 RARELY = 2e-5

@@ -49,15 +49,6 @@ def ascending_keys(indptr: Array, keys: Array, space: int) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)
-def add_scattered(dense: Array, indptr: Array, ids: Array, rows: Array) -> None:
-    """Add each client's rows to its own whole table: dense is [clients, n_rows, width]."""
-    for c in range(len(dense)):
-        for entry in range(indptr[c], indptr[c + 1]):
-            for k in range(rows.shape[1]):
-                dense[c, ids[entry], k] += rows[entry, k]
-
-
 @njit(cache=True, nogil=True, inline="always")
 def uniform(word: np.uint64) -> float:
     """Map a random word to the middle of one of 2^53 cells of (0, 1)."""

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from hushrec.aggregate import Total, Update, UploadShape
 from hushrec.clients import TrainView
+from hushrec.kernels import add_scattered
 from hushrec.privacy.accountant import Neighbours, sensitivity
 from hushrec.privacy.clip import Clip
-from hushrec.privacy.kernels import add_scattered, gaussian_noise, laplace_noise
+from hushrec.privacy.kernels import gaussian_noise, laplace_noise
 from hushrec.privacy.protection import Mechanism, check_shape
 from hushrec.rng import PastNoise, SecretRound, SecretStreams
 
