@@ -238,8 +238,7 @@ def _view(split: Split, cases: list[Case]) -> TrainView:
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     items = np.concatenate([case.past for case in cases]).astype(np.int32)
     return replace(
-        split.train,
-        users=np.array([case.user for case in cases], np.int32),
+        split.train.take(np.array([case.user for case in cases])),
         positives=Ragged(indptr, items),
         times=Ragged(indptr, np.concatenate([np.arange(n) for n in lengths])),
         values=Ragged(indptr, np.ones(len(items), np.float32)),
