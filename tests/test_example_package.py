@@ -8,18 +8,22 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "hushrec-cooccurrence"
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLE, EXTRAS = EXAMPLES / "hushrec-cooccurrence", EXAMPLES / "hushrec-extras"
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The example in a folder of its own, built without a network."""
+    """The examples in a folder of their own, built without a network."""
     pytest.importorskip("hatchling")
     target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     offline = ["--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
-        [*pip, *offline, "--target", target, EXAMPLE], capture_output=True, text=True, check=False
+        [*pip, *offline, "--target", target, EXAMPLE, EXTRAS],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert (target / "hushrec_cooccurrence.py").is_file()
@@ -68,3 +72,44 @@ def test_it_keeps_the_contract(installed):
 def test_without_it_the_name_is_unknown(tmp_path):
     code = "from hushrec.methods.base import method_names; print('cooccurrence' in method_names())"
     assert run(code, tmp_path).strip() == "False"
+
+
+EXTRAS_CODE = """
+import json, hushrec
+from hushrec.backends.inprocess import Machine
+from hushrec.errors import ConfigError
+plain = hushrec.train("demo", "fedmf", rounds=2)
+backwards = hushrec.train("demo", "fedmf", rounds=2, machine=Machine(backend="backwards"))
+layered = {"privacy.layers": ["largest-rows"]}
+half = hushrec.train("demo", "fedmf", rounds=2, settings=layered)
+noised = {**layered, "privacy.mode": "central", "privacy.epsilon": 8.0}
+noisy = hushrec.train("demo", "fedmf", rounds=2, settings=noised)
+try:
+    hushrec.train("demo", "fedmf", rounds=1, settings={"privacy.layers": ["smallest-rows"]})
+except ConfigError as error:
+    refused = str(error)
+sent = [run.summary["communication"]["up_bytes"] for run in (plain, half)]
+print(json.dumps({
+    "same": bool((plain.shared["items"] == backwards.shared["items"]).all()),
+    "half": sent[1] / sent[0],
+    "epsilon": noisy.summary["privacy"]["epsilon"],
+    "refused": refused,
+}))
+"""
+
+
+def test_a_backend_and_a_mechanism_of_another_package_take_part(installed):
+    told = json.loads(run(EXTRAS_CODE, installed).splitlines()[-1])
+    assert told["same"], "the order of clients does not matter"
+    assert 0.49 < told["half"] < 0.52
+    assert 7 < told["epsilon"] <= 8, "layers before clipping leave the guarantee as it is"
+    assert told["refused"] == "unknown mechanism 'smallest-rows'; did you mean 'largest-rows'?"
+
+
+def test_the_extras_keep_their_contracts(installed):
+    """Of the backend's, a few methods: the whole contract is ours in tests/backends."""
+    chosen = "TwoTower or LargestRows or (Backwards and (fedmf or popularity or two-tower))"
+    tests = str(EXTRAS / "tests")
+    said = run(None, installed, "-m", "pytest", "-v", "-p", "no:cacheprovider", tests, "-k", chosen)
+    assert " passed" in said
+    assert "failed" not in said

@@ -93,12 +93,14 @@ def make_experiment(
     *,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    **top_level: Any,
+    protocol: Protocol | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
 ) -> Experiment:
     """Build an experiment from defaults, a preset, then explicit settings, later ones winning.
 
     ``settings`` are options of the method (``lr``) or dotted keys of a section
-    (``cohort.size``). ``top_level`` are `Experiment`'s own fields; None means not given.
+    (``cohort.size``). None means not given.
     """
     given = {} if preset is None else read_preset(method, preset)
     mode = (settings or {}).get("privacy.mode") or given.get("privacy", {}).get("mode")
@@ -116,7 +118,8 @@ def make_experiment(
             values.setdefault(section, {})[name] = value
         else:
             raise ConfigError(f"unknown section '{section}' in '{key}'{nearest(section, SECTIONS)}")
-    values |= {name: value for name, value in top_level.items() if value is not None}
+    said = {"protocol": protocol, "rounds": rounds, "seed": seed}
+    values |= {name: value for name, value in said.items() if value is not None}
     config = _validated(found.Config, values["options"], f"option of {method}")
     values["options"] = _plain(config)
     values.setdefault("rounds", found(config).planned_rounds)

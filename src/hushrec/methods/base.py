@@ -14,7 +14,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +22,8 @@ from pydantic import BaseModel, ConfigDict
 
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
-from hushrec.errors import ConfigError, nearest
+from hushrec.errors import ConfigError
+from hushrec.registry import find, names
 from hushrec.rng import Round, Streams
 from hushrec.store.fields import PerClient as PerClient
 from hushrec.store.fields import PerClientRows as PerClientRows
@@ -148,15 +148,12 @@ class Method(ABC):
 
 def method_names() -> list[str]:
     """Return the names of all installed methods."""
-    return sorted(point.name for point in entry_points(group="hushrec.methods"))
+    return names("methods")
 
 
 def method_class(name: str) -> type[Method]:
     """Find a method by name."""
-    for point in entry_points(group="hushrec.methods"):
-        if point.name == name:
-            loaded = point.load()
-            if not (isinstance(loaded, type) and issubclass(loaded, Method)):
-                raise ConfigError(f"method '{name}' ({point.value}) is not a hushrec Method")
-            return loaded
-    raise ConfigError(f"unknown method '{name}'{nearest(name, method_names())}")
+    loaded = find("methods", name)
+    if not (isinstance(loaded, type) and issubclass(loaded, Method)):
+        raise ConfigError(f"method '{name}' ({loaded!r}) is not a hushrec Method")
+    return loaded

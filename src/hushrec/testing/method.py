@@ -222,6 +222,32 @@ class MethodContract:
             "the sum of the uploads depends on the stack"
         )
 
+    def test_rounds_to_come_are_exact_too(self) -> None:
+        """After three rounds, clients one by one have come to the same bits as all at once."""
+        method = self._make()
+        if method.traits.pooled:
+            pytest.skip("a pooled yardstick sees all clients at once")
+        at_once, alone = (
+            Federation(method, self._view(), machine=Machine(threads=1, chunk=chunk))
+            for chunk in (None, 1)
+        )
+        for _ in range(3):
+            first, second = at_once.round(), alone.round()
+            check_same(at_once.shared, alone.shared, "clients one by one")
+            assert first.loss == second.loss, "losses depend on the stack"
+            assert first.up_bytes == second.up_bytes, "bytes depend on the stack"
+
+    def test_what_is_served_is_enough(self) -> None:
+        """A device scores and adapts with `serving` alone as with everything."""
+        method, done, streams = self._make(), self._round(self._view()), Streams(0)
+        served = method.serving(done.after)
+        assert served.keys() <= done.after.keys(), "serving makes up parameters"
+        scores = []
+        for shared in (done.after, served):
+            private = method.adapt(shared, done.kept, done.view, streams)
+            scores.append(method.score(shared, private, done.view))
+        assert np.array_equal(scores[0], scores[1]), "score needs more than what is served"
+
     def test_a_pooled_method_says_so(self) -> None:
         """A pooled yardstick is one stack of everybody, and one upload."""
         method = self._make()
