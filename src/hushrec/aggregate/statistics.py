@@ -12,20 +12,17 @@ STEPS = 2**128
 """Metrics and losses are summed in whole steps of 1 / STEPS: exactly, so in any order."""
 PLACES = 32
 """Bins of the histogram of places: bin b counts places from 2^b on."""
-LARGEST_LOSS = 2.0**22
+LARGEST_LOSS = 2.0**20
 """A larger loss is no loss any more."""
 
 
 def exact_sum(values: NDArray[np.float64]) -> int:
-    """Return the sum of numbers in steps; whatever is below 2^-70 counts as nothing."""
-    mantissa, exponent = np.frexp(np.where(np.abs(values) < 2.0**-70, 0.0, values))
-    whole = (mantissa * 2.0**53).astype(np.int64)
+    """Return the sum of numbers below 2^20 in steps; bits of them below 2^-105 are dropped."""
     total = 0
-    for power in np.unique(exponent).tolist():
-        mine = whole[exponent == power]
-        # In halves, so that no sum of theirs overflows.
-        summed = (int((mine >> 26).sum()) << 26) + int((mine & (2**26 - 1)).sum())
-        total += summed << (power - 53 + 128)
+    for shift in (20, 62, 104):  # the larger bits first, and of what is left the larger ones
+        whole = np.rint(values * 2.0**shift)
+        values = values - whole * 2.0**-shift
+        total += int(whole.astype(np.int64).sum()) << (128 - shift)
     return total
 
 

@@ -49,6 +49,9 @@ class Visit(NamedTuple):
     """Their positions among all users that are written."""
     new: Array
     """Which of them come for the first time."""
+    here: slice | Array
+    """`mine` and `slots` as numpy moves them fastest."""
+    there: slice | Array
 
 
 class Column:
@@ -81,13 +84,14 @@ class Column:
         values = np.empty((len(users), *self.spec.initial.shape), self.spec.initial.dtype)
         for shelf, mine in store.by_shelf(users):
             store.use(shelf, len(mine) * self.spec.initial.nbytes)
-            values[span(mine)] = shelf.values[self.name][span(store.slot[users[mine]])]
+            here = all_or_span(mine, len(users))
+            values[here] = shelf.values[self.name][span(store.slot[users[mine]])]
         values[~store.visited[users]] = self.spec.initial
         return values
 
     def write(self, to: Visit, value: Kept) -> None:
         """Write the blocks of the users on a shelf."""
-        to.shelf.values[self.name][span(to.slots)] = np.asarray(value)[span(to.mine)]
+        to.shelf.values[self.name][to.there] = np.asarray(value)[to.here]
 
 
 class TableColumn(Column):
@@ -216,3 +220,8 @@ def span(places: Array) -> slice | Array:
     if len(places) and (np.diff(places) == 1).all():
         return slice(int(places[0]), int(places[-1]) + 1)
     return places
+
+
+def all_or_span(mine: Array, count: int) -> slice | Array:
+    """Return a slice for positions, ascending, among so many; they often are all of them."""
+    return slice(None) if len(mine) == count else span(mine)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hushrec.aggregate import ClientRows
 from hushrec.errors import ConfigError
 from hushrec.memory import require_memory
-from hushrec.store.columns import Shelf, Visit, column_of
+from hushrec.store.columns import Shelf, Visit, all_or_span, column_of, span
 from hushrec.store.fields import Private, PrivateFields
 
 Array = NDArray[Any]
@@ -127,7 +127,8 @@ class PrivateStore:
         self._place(users)
         for shelf, mine in self.by_shelf(users):
             self.use(shelf, len(mine) * self.bytes_per_user)
-            visit = Visit(shelf, self.slot[users[mine]], users[mine], mine, new[mine])
+            slots, here = self.slot[users[mine]], all_or_span(mine, len(users))
+            visit = Visit(shelf, slots, users[mine], mine, new[mine], here, span(slots))
             for name, value in values.items():
                 self.columns[name].write(visit, value)
 
