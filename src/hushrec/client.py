@@ -6,10 +6,12 @@ stack does is exact for one, so that a simulation of thousands and a device run 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hushrec.aggregate import UploadShape
 from hushrec.aggregate.statistics import LossSum
@@ -19,6 +21,9 @@ from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.protection import Protection
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.store import PrivateStore
+
+NOBODY: NDArray[np.int64] = np.zeros(0, np.int64)
+NO_STATE: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,19 @@ class Task:
     def nobodys(self) -> Private:
         """The private parameters of no clients."""
         fields = self.method.private_fields(self.nobody, self.initial, self.streams)
-        return PrivateStore(fields, 0).read(np.zeros(0, np.int64))
+        return PrivateStore(fields, 0).read(NOBODY)
+
+    def download(
+        self,
+        number: int,
+        shared: Shared,
+        clients: NDArray[np.int64] = NOBODY,
+        state: Mapping[str, float] = NO_STATE,
+    ) -> Download:
+        """Return what these clients are sent in a round; ``state`` is that of the protection."""
+        method = self.method
+        own = method.download_own(shared, clients)
+        return Download(number, method.download(shared), own, state)
 
     def upload_shape(self, download: Download) -> UploadShape:
         """Return what everybody uploads in this round: it follows from what everybody receives."""

@@ -13,7 +13,6 @@ from hushrec.client import Task
 from hushrec.config import Experiment
 from hushrec.errors import ConfigError
 from hushrec.evaluate.evaluator import Evaluator
-from hushrec.messages import Download
 from hushrec.methods.base import Method
 from hushrec.methods.capabilities import SharesBudget
 from hushrec.privacy.calibrate import Schedule, make_plan, personal_budgets
@@ -100,15 +99,15 @@ def _layers(experiment: Experiment, task: Task) -> list[Mechanism]:
     """Make the layers of other packages, for the shape of the first round's uploads."""
     if not experiment.privacy.layers:
         return []
-    shape = task.upload_shape(Download(1, task.method.download(task.initial)))
+    shape = task.upload_shape(task.download(1, task.initial))
     return [find("mechanisms", name)(shape) for name in experiment.privacy.layers]
 
 
 def upload_schedule(method: Method, task: Task, rounds: int) -> Schedule:
     """Return what is uploaded when: nobody's data decides it, so it is asked of no clients."""
-    received = method.download(task.initial)
+    sent = task.download(1, task.initial)
     shapes = {
-        number: task.upload_shape(Download(number, received)).require_closed()
+        number: task.upload_shape(replace(sent, round=number)).require_closed()
         for number in range(1, rounds + 1)
     }
     shares, norm = (

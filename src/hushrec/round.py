@@ -20,7 +20,7 @@ from hushrec.client import Task
 from hushrec.config import Experiment
 from hushrec.errors import DivergedError, StoppedError
 from hushrec.evaluate.evaluator import EvaluationConfig
-from hushrec.messages import Download, Evaluation
+from hushrec.messages import Evaluation
 from hushrec.methods.base import Shared
 from hushrec.methods.capabilities import is_marked
 from hushrec.privacy.budgets import Ledger
@@ -133,8 +133,7 @@ def run_rounds(
         drawn = experiment.cohort.draw(len(server.clients), task.streams, number)
         cohort, state.ledger = plan.admit(server.clients[drawn], state.ledger, number)
         # 2. What they receive.
-        own = method.download_own(state.shared, cohort)
-        download = Download(number, method.download(state.shared), own, state.protection)
+        download = task.download(number, state.shared, cohort, state.protection)
         protection = task.protection_of(download.to(cohort[:0]))
         # 3. Fit, 4. protect, 5. sum: on the clients, whatever the backend.
         collected = backend.train(download, protection, cohort)

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from hushrec.aggregate import ClientRows, Update
 from hushrec.backends.inprocess import Machine
+from hushrec.methods.base import Fitted, Method, PerClient, Traits
 from hushrec.prepare import prepare
 from hushrec.testing import BackendContract
 
@@ -42,3 +45,47 @@ def test_the_contract_bites(broken):
 
     with pytest.raises(AssertionError):
         Broken().compare("fedmf", {"privacy.mode": "local-gaussian", "privacy.scale": 0.1})
+
+
+class Clustered(Method):
+    """Counts in two clusters: each client is sent, and scores by, the counts of its own one."""
+
+    name = "clustered"
+    traits = Traits(rounds=3)
+
+    def init(self, view, streams):
+        return {"counts": np.ones((2, view.n_items), np.float32)}
+
+    def private_fields(self, view, shared, streams):
+        return {"received": PerClient(np.ones(view.n_items, np.float32))}
+
+    def download(self, shared):
+        return {}
+
+    def download_own(self, shared, clients):
+        return {"mine": shared["counts"][clients % 2]}
+
+    def fit(self, shared, private, view, now):
+        past = view.positives
+        owner = np.repeat(np.arange(len(view)), past.lengths)
+        seen = 1 / shared["mine"][owner, past.values]
+        parity = (view.clients % 2)[owner]
+        rows = np.stack([seen * (parity == 0), seen * (parity == 1)], 1).astype(np.float32)
+        update = Update(len(view), {"counts": ClientRows(past.indptr, past.values, rows)})
+        return Fitted(update, {"received": shared["mine"]})
+
+    def apply(self, shared, total):
+        ids, summed = total.rows["counts"]
+        counts = shared["counts"].copy()
+        counts[:, ids] += summed.T.astype(np.float32)
+        return {"counts": counts}
+
+    def score(self, shared, private, history):
+        return np.asarray(private["received"])
+
+
+def test_a_download_may_differ_from_client_to_client(monkeypatch):
+    monkeypatch.setattr("hushrec.config.method_class", lambda name: Clustered)
+    TestInProcess().compare("clustered", {})
+    TestInProcess().compare("clustered", {"cohort.kind": "fixed", "cohort.size": 13})
+    TestInProcess().compare("clustered", {"privacy.mode": "central", "privacy.epsilon": 8.0})

@@ -27,7 +27,6 @@ from hushrec.aggregate import ClientRows, ExactSum, Total, Update
 from hushrec.client import take_part
 from hushrec.clients import TrainView, chunks
 from hushrec.evaluate.significance import bootstrap_interval
-from hushrec.messages import Download
 from hushrec.methods.base import Shared
 from hushrec.prepare import make_task
 from hushrec.privacy.plan import Plan
@@ -96,8 +95,7 @@ def item_inference(
 
     task = make_task(run.experiment, run.split, plan.protection)
     state = plan.protection.state
-    download = Download(number, run.method.download(run.shared), protection=state)
-    protection = task.protection_of(download)
+    protection = task.protection_of(task.download(number, run.shared, state=state))
     tallies = {RAW: Tally("the server, in privacy mode none")}
     if protection.mechanisms:
         aggregator = plan.trust == "aggregator"
@@ -108,7 +106,7 @@ def item_inference(
     truths: list[NDArray[Any]] = []
     done, most = 0, STACK_BYTES // (run.store.bytes_per_user + protection.client_bytes)
     for part in chunks(cohort, max(1, min(most, STACK_CLIENTS))):
-        here = view.take(part)
+        here, download = view.take(part), task.download(number, run.shared, part, state)
         raw, sent = (
             take_part(task, side, download, here, run.store.read(part))[0].update
             for side in (Protection(), protection)
@@ -157,9 +155,9 @@ def run_streams(run: Run) -> Streams:
 def attacked_round(run: Run) -> int | None:
     """Return the first round after the selected one that uploads, else the last one that does."""
     task, last = make_task(run.experiment, run.split), None
-    received = run.method.download(run.shared)
+    sent = task.download(1, run.shared)
     for number in range(1, run.experiment.rounds + 1):
-        if task.upload_shape(Download(number, received)).entries:
+        if task.upload_shape(replace(sent, round=number)).entries:
             last = number
             if number > run.summary["selected_round"]:
                 break

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hushrec.client import Task, take_part
 from hushrec.clients import TrainView, chunks
-from hushrec.messages import Download
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.protection import Protection
 from hushrec.rng import SecretStreams, Streams
@@ -27,11 +28,11 @@ def fold_in(
     everybody = np.arange(len(view))
     if fields:
         task = Task(method, Protection(), streams, SecretStreams(0), view.take(everybody[:0]))
-        received = method.download(shared)
         # A pooled method would train the newcomers on each other; each stands alone here.
         for clients in chunks(everybody, 1 if method.traits.pooled else max(1, len(view))):
             own = view.take(clients)
+            download = task.download(0, shared, own.clients.astype(np.int64))
             for number in range(passes):
-                download, kept = Download(number, received), store.read(clients)
-                store.write(clients, take_part(task, task.protection, download, own, kept)[1])
+                now, kept = replace(download, round=number), store.read(clients)
+                store.write(clients, take_part(task, task.protection, now, own, kept)[1])
     return store.read(everybody)

@@ -12,7 +12,6 @@ from hushrec.backends.inprocess import THIS_MACHINE, InProcess, Machine
 from hushrec.client import Task
 from hushrec.clients import Ragged, TrainView
 from hushrec.data.interactions import Categorical, Features, Interactions, Numeric
-from hushrec.messages import Download
 from hushrec.methods.base import Method
 from hushrec.privacy.protection import Protection
 from hushrec.rng import SecretRound, SecretStreams, Streams
@@ -99,8 +98,7 @@ class Federation:
         method, self.number = self.task.method, self.number + 1
         if cohort is None:
             cohort = np.arange(len(self.backend.view.clients))
-        own = method.download_own(self.shared, cohort)
-        download = Download(self.number, method.download(self.shared), own, self.state)
+        download = self.task.download(self.number, self.shared, cohort, self.state)
         protection = self.task.protection_of(download.to(cohort[:0]))
         collected = self.backend.train(download, protection, cohort)
         secret = SecretRound(self.number, self.task.secret)
