@@ -26,15 +26,17 @@ FILE = Path(__file__).with_name("golden.json")
 LIBRARIES = ("numpy", "numba", "scipy", "torch")
 METRICS = ("hr@10", "ndcg@10", "auc")
 
-CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0}
-LOCAL = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
-LAPLACE = {"privacy.mode": "local-laplace", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
+SEEDED = {"privacy.noise_seed": 0}
+CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0, **SEEDED}
+LOCAL = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0, **SEEDED}
+LAPLACE = {"privacy.mode": "local-laplace", "privacy.epsilon": 8.0, "privacy.clip": 1.0, **SEEDED}
 BUDGETS = {
     "privacy.mode": "local-gaussian",
     "privacy.clip": 1.0,
     "privacy.budgets": "activity",
     "privacy.epsilon_min": 1.0,
     "privacy.epsilon_max": 8.0,
+    **SEEDED,
 }
 SILOS = {"silos.kind": "dirichlet", "silos.count": 12}
 FIXED = {"cohort.kind": "fixed", "cohort.size": 60}
@@ -119,10 +121,16 @@ CASES: dict[str, dict[str, Any]] = {
     "privrec central": case("privrec", SMALL, FIXED, CENTRAL),
     "privrec-cen": case("privrec-cen", SMALL),
     "000 LIPM ml-100k": paper(
-        "ml-100k", "lipm", 2, SMALL, {"silos.kind": "dirichlet", "silos.count": 50}, preset="dpps"
+        "ml-100k",
+        "lipm",
+        2,
+        SMALL,
+        {"silos.kind": "dirichlet", "silos.count": 50},
+        SEEDED,
+        preset="dpps",
     ),
     "001 PFedRec ml-100k": {**paper("ml-100k", "pfedrec", 10), "protocol": "published"},
-    "002 DP-PrivRec ml-100k": paper("ml-100k", "privrec", 10, preset="dp-paper"),
+    "002 DP-PrivRec ml-100k": paper("ml-100k", "privrec", 10, SEEDED, preset="dp-paper"),
     "003 FedRAP ml-100k": {**paper("ml-100k", "fedrap", 3), "protocol": "published"},
     "004 FedRKG filmtrust": {
         **paper("filmtrust", "fedrkg", 12, {"interval": 5}),

@@ -18,7 +18,7 @@ LEDGER = "ledger"
 """File of a checkpoint with what each client spent."""
 CURRENT, SELECTED = "current", "selected"
 NUMBERS = (
-    *("data", "round", "selected_round", "selected_value", "stale_looks", "up_bytes"),
+    *("data", "key", "round", "selected_round", "selected_value", "stale_looks", "up_bytes"),
     *("down_bytes", "seconds", "account", "protection"),
 )
 """What of the state are numbers and words."""
@@ -45,7 +45,14 @@ class Diary:
     def finish(self, state: State) -> None:
         """Write what the run came to: the selected round alone."""
         files = _files(state, self.backend, (SELECTED,))
-        self.folder.save_checkpoint(FINAL, _numbers(state), files)
+        # No more noise will be drawn, and nobody is to draw this run's again.
+        self.folder.save_checkpoint(FINAL, {**_numbers(state), "key": None}, files)
+
+
+def saved_key(folder: RunFolder) -> str | None:
+    """Return the key of the noise of a run that is to go on; None where it begins anew."""
+    name = folder.checkpoint_name()
+    return None if name is None else folder.read_checkpoint(name)["key"]
 
 
 def restore(state: State, backend: Backend, folder: RunFolder) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hushrec import kernels
 from hushrec.data.interactions import Features
 from hushrec.errors import ConfigError
-from hushrec.rng import Streams
+from hushrec.rng import SecretStreams, Streams
 
 Protocol = Literal["honest", "published"]
 
@@ -155,7 +155,9 @@ class CohortConfig(BaseModel):
                 )
         return self
 
-    def draw(self, population: int, streams: Streams, round_number: int) -> NDArray[np.int64]:
+    def draw(
+        self, population: int, streams: Streams | SecretStreams, round_number: int
+    ) -> NDArray[np.int64]:
         """Return the clients of a round, ascending."""
         if self.kind == "all":
             return np.arange(population)

@@ -21,7 +21,7 @@ from hushrec.privacy.guarantee import SILO
 from hushrec.privacy.plan import NoPlan, Plan
 from hushrec.privacy.protection import Mechanism, Protection
 from hushrec.registry import find
-from hushrec.rng import SecretStreams, Streams
+from hushrec.rng import SecretStreams, Streams, new_key
 from hushrec.round import Server, State
 from hushrec.split import Split
 from hushrec.store import PrivateStore
@@ -37,23 +37,38 @@ class Prepared(Server):
 def make_task(
     experiment: Experiment,
     split: Split,
-    protection: Protection = Protection(),  # noqa: B008
+    protection: Protection = Protection(),  # noqa: B008 - a frozen value
+    key: str | None = None,
 ) -> Task:
-    """Return what clients and server agree on."""
+    """Return what clients and server agree on; without a ``key``, noise comes from a new one.
+
+    A key is good for this experiment and this data only: used elsewhere, it gives other noise.
+    """
     nobody = split.train_view(experiment.protocol).take(np.zeros(0, np.int64))
-    seed = experiment.seed
-    method = experiment.make_method()
-    return Task(method, protection, Streams(seed), SecretStreams(seed), nobody)
+    seeded = experiment.privacy.noise_seed
+    if seeded is None:
+        bound_to = experiment.to_toml(), split.digest()
+        secret = SecretStreams.from_key(key or new_key(), *bound_to)
+    else:
+        secret = SecretStreams(seeded)
+    return Task(experiment.make_method(), protection, Streams(experiment.seed), secret, nobody)
 
 
 def prepare(
-    experiment: Experiment, split: Split, plan: Plan, machine: Machine, place: Path | None = None
+    experiment: Experiment,
+    split: Split,
+    plan: Plan,
+    machine: Machine,
+    place: Path | None = None,
+    key: str | None = None,
 ) -> tuple[Prepared, State]:
     """Return a server with everybody in this process, and its state before the first round.
 
-    ``place`` is a folder for private parameters that outgrow the memory.
+    ``place`` is a folder for private parameters that outgrow the memory, ``key`` that of the noise
+    of a run that goes on.
     """
-    task = make_task(experiment, split, plan.protection)
+    key = key or new_key()
+    task = make_task(experiment, split, plan.protection, key)
     method, streams = task.method, task.streams
     if method.traits.pooled and experiment.cohort.kind != "all":
         raise ConfigError(f"{method.name} pools all data: cohort.kind must be 'all'")
@@ -67,7 +82,7 @@ def prepare(
     newcomers = len(split.training_users) < split.n_users
     server = Prepared(experiment, task, plan, split.training_clients, backend, newcomers)
     protection, ledger = plan.protection.state, plan.first_ledger(len(view.clients))
-    return server, State(shared, split.digest(), protection=protection, ledger=ledger)
+    return server, State(shared, split.digest(), key, protection=protection, ledger=ledger)
 
 
 def plan_privacy(experiment: Experiment, split: Split) -> Plan:

@@ -5,8 +5,9 @@ whatever thread or machine. That is what makes a run independent of chunk size, 
 threads, of the backend and of where it was resumed.
 
 There are two kinds, and they are different types. `Streams` come from the run's seed, which
-everybody knows: first parameters, samples, who takes part, what is looked at. `SecretStreams` are
-for noise, which protects nothing once its numbers are known.
+everybody knows: first parameters, samples, what is looked at. `SecretStreams` are for noise, which
+protects nothing once its numbers are known, and for who takes part where that is to be hidden;
+their root is drawn from the operating system for each run.
 
 Python code takes a numpy generator (`generator`); kernels take a 128-bit key (`key`), mix in each
 user's number and count upwards (`kernels.draw`).
@@ -15,6 +16,7 @@ user's number and count upwards (`kernels.draw`).
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +27,16 @@ from numpy.typing import NDArray
 Key = NDArray[np.uint64]
 
 
+def new_key() -> str:
+    """Draw 256 bits from the operating system."""
+    return secrets.token_hex(32)
+
+
 @dataclass(frozen=True)
 class _Addressed:
     """Random streams under one root, addressed by purpose, round and user."""
 
-    seed: int
+    seed: int | str
 
     def key(self, purpose: str, round_number: int = 0) -> Key:
         """Return the 128-bit key of a purpose in a round, as two words; kernels add the user."""
@@ -47,14 +54,22 @@ class _Addressed:
 class Streams(_Addressed):
     """Public streams, that everybody may know: from the run's seed."""
 
+    seed: int
+
 
 @dataclass(frozen=True)
 class SecretStreams(_Addressed):
-    """Streams of noise.
+    """Streams of noise and of hidden coins."""
 
-    A simulation makes them from the run's seed, so that it can be repeated; its noise hides nothing
-    from whoever knows the seed.
-    """
+    @classmethod
+    def drawn(cls, *bound_to: str) -> SecretStreams:
+        """Draw a root that nobody knows, good for what it is bound to only."""
+        return cls.from_key(new_key(), *bound_to)
+
+    @classmethod
+    def from_key(cls, key: str, *bound_to: str) -> SecretStreams:
+        """Return the streams of a key; bound to something else, it gives other numbers."""
+        return cls("/".join([key, *bound_to]))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hushrec.methods.base import Shared
 from hushrec.methods.capabilities import is_marked
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.plan import Plan
-from hushrec.rng import SecretRound
+from hushrec.rng import SecretRound, SecretStreams, Streams
 
 
 @dataclass
@@ -35,6 +35,8 @@ class State:
     shared: Shared
     data: str
     """Digest of the split; a checkpoint is of no use with another one."""
+    key: str | None = None
+    """Of the noise: as long as the run goes on, so that it can go on with the same."""
     round: int = 0
     selected_round: int = 0
     selected_value: float = -np.inf
@@ -76,6 +78,11 @@ class Server:
     backend: Backend
     newcomers: bool = False
     """Whether users are looked at that training leaves out."""
+
+    @property
+    def coins(self) -> Streams | SecretStreams:
+        """What cohorts are drawn with: where privacy is promised, nobody knows who took part."""
+        return self.task.streams if self.experiment.privacy.mode == "none" else self.task.secret
 
     def serving(self, shared: Shared) -> Shared:
         """Return what is sent to be scored with; newcomers fold themselves in, which takes all."""
@@ -130,7 +137,7 @@ def run_rounds(
     while state.round < experiment.rounds and not 0 < config.patience <= state.stale_looks:
         began, number = time.perf_counter(), state.round + 1
         # 1. Who takes part.
-        drawn = experiment.cohort.draw(len(server.clients), task.streams, number)
+        drawn = experiment.cohort.draw(len(server.clients), server.coins, number)
         cohort, state.ledger = plan.admit(server.clients[drawn], state.ledger, number)
         # 2. What they receive.
         download = task.download(number, state.shared, cohort, state.protection)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.backends.inprocess import THIS_MACHINE, Machine
-from hushrec.checkpoint import SELECTED, Diary, load_model, restore
+from hushrec.checkpoint import SELECTED, Diary, load_model, restore, saved_key
 from hushrec.clients import Protocol, Ragged, TrainView
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
@@ -269,7 +269,9 @@ def train_experiment(
         folder = RunFolder.create(out, experiment)
     machine = conduct.get("machine", THIS_MACHINE)
     with folder.locked() if folder else nullcontext():
-        server, state = prepare(experiment, split, plan, machine, folder.path if folder else None)
+        key = saved_key(folder) if folder and resume else None
+        place = folder.path if folder else None
+        server, state = prepare(experiment, split, plan, machine, place, key)
         if folder and resume:
             restore(state, server.backend, folder)
         journal = Diary(folder, server.backend, machine.checkpoint_seconds) if folder else None

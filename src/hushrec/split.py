@@ -130,9 +130,13 @@ class Split:
     def digest(self) -> str:
         """Identify what trains and what is held out: a model of other data does not fit."""
         hashed = hashlib.blake2b(str(self.data.n_items).encode(), digest_size=16)
-        for part in (self.train.positives, self.valid, self.test):
+        train = self.train
+        for part in (train.positives, train.times, train.values, self.valid, self.test):
             hashed.update(part.indptr.tobytes())
             hashed.update(part.values.tobytes())
+        for columns in (train.user_features, train.item_features):
+            for name, column in columns.items():
+                hashed.update(name.encode() + column.tobytes())
         if len(self.disliked.values):
             hashed.update(self.disliked.indptr.tobytes() + self.disliked.values.tobytes())
         if self.holders is not None:

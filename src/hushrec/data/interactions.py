@@ -38,6 +38,10 @@ class Categorical:
         """Return these rows."""
         return replace(self, codes=self.codes[rows])
 
+    def tobytes(self) -> bytes:
+        """Return what identifies the column."""
+        return self.codes.tobytes() + "\0".join(self.names).encode()
+
 
 @dataclass(frozen=True)
 class MultiCategorical:
@@ -61,6 +65,10 @@ class MultiCategorical:
         """Return these rows."""
         return replace(self, flags=self.flags[rows])
 
+    def tobytes(self) -> bytes:
+        """Return what identifies the column."""
+        return self.flags.tobytes() + "\0".join(self.names).encode()
+
 
 @dataclass(frozen=True)
 class Numeric:
@@ -77,6 +85,10 @@ class Numeric:
     def take(self, rows: NDArray[Any]) -> Self:
         """Return these rows."""
         return replace(self, values=self.values[rows])
+
+    def tobytes(self) -> bytes:
+        """Return what identifies the column."""
+        return self.values.tobytes() + f"{self.low}/{self.high}".encode()
 
 
 Column = Categorical | MultiCategorical | Numeric

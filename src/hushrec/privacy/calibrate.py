@@ -81,6 +81,7 @@ def make_plan(
         Protection(),
         delta=config.delta or population**-1.1,
         asked=config.epsilon,
+        noise_seed=config.noise_seed,
         rounds=rounds,
         silent=silent,
         shares=shares,

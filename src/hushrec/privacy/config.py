@@ -65,6 +65,9 @@ class PrivacyConfig(BaseModel):
     sigma: Literal["calibrated", "paper"] | None = None
     """Noise that keeps a budget over the run; or DPPS's own clip / epsilon, which keeps none, and
     of which the true epsilon is said.  [calibrated]"""
+    noise_seed: Annotated[int, Field(ge=0)] | None = None
+    """Makes noise and hidden coins repeatable, for experiments: whoever knows the seed can remove
+    the noise, and the statement says so.  [a secret key, drawn for each run]"""
     layers: tuple[str, ...] = ()
     """Mechanisms of other packages, by entry point, that act on an upload before it is clipped and
     noised: whatever they make of it, the guarantee is that of the mode."""

@@ -15,7 +15,8 @@ NOT_COVERED = (
     "metrics, losses and ranks in the run folder",
     "options tuned on the same data, and other runs or seeds on it",
     "private parameters, which stay on the device and are not noised",
-    "noise from seeded streams, as this is a simulation: whoever knows the seed can remove it",
+    "what somebody could do who breaks the generator of the noise, which is a fast one under a "
+    "secret key and no cipher",
     "rounding of the noise to floating point and of the sums to 2^-32",
 )
 
@@ -48,6 +49,8 @@ class Guarantee:
     unit: str = "user"
     """Whose data may change: all interactions of one user, or of all users of one silo."""
     not_covered: tuple[str, ...] = NOT_COVERED
+    noise_seed: int | None = None
+    """Where the noise can be drawn again by whoever knows this number."""
 
     @property
     def statement(self) -> str:
@@ -56,9 +59,15 @@ class Guarantee:
             "add-or-remove-one": f"with or without any one {self.unit}",
             "replace-one": f"with any one {self.unit}'s data replaced by any other's",
         }[self.neighbours]
+        simulated = (
+            f"Simulated: noise from privacy.noise_seed = {self.noise_seed}, which whoever knows it "
+            "can remove. "
+            if self.noise_seed is not None
+            else ""
+        )
         return (
-            f"{self.unit.capitalize()}-level ({self.epsilon:.4g}, {self.delta:.3g})-differential "
-            f"privacy: what up to {self.rounds} rounds release is as likely, up to a factor "
+            f"{simulated}{self.unit.capitalize()}-level ({self.epsilon:.4g}, {self.delta:.3g})-"
+            f"differential privacy: what up to {self.rounds} rounds release is as likely, up to a factor "
             f"e^{self.epsilon:.4g} and a probability {self.delta:.3g}, {change}. "
             f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. "
             f"Trust: {TRUSTED[self.trust]}. Not covered: {'; '.join(self.not_covered)}."

@@ -57,6 +57,8 @@ class Plan:
     """Those of them in which nothing is uploaded; they cost nothing."""
     deviations: NDArray[np.float64] | None = None
     """Of the noise that each client adds to its uploads, where they differ."""
+    noise_seed: int | None = None
+    """Where noise can be repeated."""
     unit: str = "user"
     """Whose data a client holds: a user's, or a silo's."""
     budgets: Budgets | None = None
@@ -130,6 +132,7 @@ class Plan:
             rounds=max(self.rounds, run),
             unit=self.unit,
             not_covered=self._not_covered(),
+            noise_seed=self.noise_seed,
         )
         account = {"asked_epsilon": self.asked, "spent_epsilon": spent, "account": list(history)}
         return {**guarantee.as_dict(), **account}
@@ -148,6 +151,7 @@ class Plan:
             rounds=max(self.rounds, run),
             unit=self.unit,
             not_covered=(*PUBLIC_BUDGETS, *self._not_covered()),
+            noise_seed=self.noise_seed,
         )
         said = budgets.summary(ledger.spent, ledger.turned_away)
         return {

@@ -33,13 +33,17 @@ from hushrec.split import Split, make_split
 from hushrec.testing.checks import check_same
 from hushrec.testing.worlds import taste_world
 
-CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0}
+SEEDED = {"privacy.noise_seed": 0}
+CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0, **SEEDED}
 ADAPTIVE = {**CENTRAL, "cohort.kind": "poisson", "cohort.probability": 0.5}
-GAUSSIAN = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
+GAUSSIAN = {
+    **{"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0},
+    **SEEDED,
+}
 LAPLACE = {**GAUSSIAN, "privacy.mode": "local-laplace"}
 BUDGETS = {
     **{"privacy.mode": "local-gaussian", "privacy.clip": 1.0, "privacy.budgets": "activity"},
-    **{"privacy.epsilon_min": 1.0, "privacy.epsilon_max": 8.0},
+    **{"privacy.epsilon_min": 1.0, "privacy.epsilon_max": 8.0, **SEEDED},
 }
 SILOS = {"silos.kind": "dirichlet", "silos.count": 7}
 SMALLER: Mapping[str, Mapping[str, Any]] = {
