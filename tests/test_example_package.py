@@ -82,7 +82,7 @@ plain = hushrec.train("demo", "fedmf", rounds=2)
 backwards = hushrec.train("demo", "fedmf", rounds=2, machine=Machine(backend="backwards"))
 layered = {"privacy.layers": ["largest-rows"]}
 half = hushrec.train("demo", "fedmf", rounds=2, settings=layered)
-noised = {**layered, "privacy.mode": "central", "privacy.epsilon": 8.0}
+noised = {**layered, "privacy.mode": "central", "privacy.noise_seed": 0, "privacy.epsilon": 8.0}
 noisy = hushrec.train("demo", "fedmf", rounds=2, settings=noised)
 try:
     hushrec.train("demo", "fedmf", rounds=1, settings={"privacy.layers": ["smallest-rows"]})

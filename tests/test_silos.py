@@ -174,7 +174,13 @@ def test_the_guarantee_is_for_a_silo():
         taste_world(),
         "lipm",
         rounds=1,
-        settings={**SETTINGS, "privacy.mode": "central", "privacy.epsilon": 5, "privacy.clip": 1},
+        settings={
+            **SETTINGS,
+            "privacy.mode": "central",
+            "privacy.noise_seed": 0,
+            "privacy.epsilon": 5,
+            "privacy.clip": 1,
+        },
     )
     said = run.summary["privacy"]
     assert said["unit"] == "client (silo)"

@@ -130,6 +130,7 @@ class Upload:
                 arrays[f"indptr/{name}"] = sent.indptr
         facts = {"round": self.round, "clients": update.clients, "loss": self.loss.steps}
         facts |= {"trained": self.loss.clients, "lost": self.loss.lost}
+        facts["emptied"] = update.emptied
         return _pack("upload", facts, arrays)
 
     @classmethod
@@ -144,7 +145,9 @@ class Upload:
         loss = LossSum(_whole(facts, "loss"), _count(facts, "trained"), _count(facts, "lost"))
         if loss.clients > clients or loss.lost > loss.clients:
             raise MessageError("the upload counts more losses than clients")
-        update = _read_update(arrays, expected)
+        update = replace(_read_update(arrays, expected), emptied=_count(facts, "emptied"))
+        if update.emptied > clients:
+            raise MessageError("the upload counts more empty uploads than clients")
         if expected.norm is not None:
             for norm in _norms(update):
                 if not norm <= expected.norm * SLACK:
@@ -248,7 +251,7 @@ def _unpack(kind: str, data: bytes, most: int) -> tuple[dict[str, Any], dict[str
 
 def _whole(facts: Mapping[str, Any], name: str) -> int:
     value = facts.get(name) if isinstance(facts, Mapping) else None
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**200:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**300:
         raise MessageError(f"the message says no whole number for '{name}'")
     return value
 
@@ -281,7 +284,7 @@ def _written_out(update: Update) -> Update:
         table[owner, rows.ids] = rows.differences().rows
         dense[name] = table
     dense |= {name: array.astype(np.float32) for name, array in update.dense.items()}
-    return Update(update.clients, dense=dense)
+    return Update(update.clients, dense=dense, emptied=update.emptied)
 
 
 def _read_update(arrays: Arrays, expected: Expected) -> Update:

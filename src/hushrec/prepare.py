@@ -76,7 +76,8 @@ def prepare(
     shared = method.init(view, streams)
     fields = method.private_fields(view, shared, streams)
     store = PrivateStore.create(fields, len(view.clients), experiment.store, place)
-    evaluator = Evaluator(split, experiment.evaluation, streams, machine.n_threads)
+    tolerant, threads = experiment.privacy.promises, machine.n_threads
+    evaluator = Evaluator(split, experiment.evaluation, streams, threads, tolerant)
     make_backend = find("backends", machine.backend)
     backend = make_backend(task, replace(view, noise=plan.deviations), store, evaluator, machine)
     newcomers = len(split.training_users) < split.n_users
@@ -90,8 +91,15 @@ def plan_privacy(experiment: Experiment, split: Split) -> Plan:
     config, cohort, method = experiment.privacy, experiment.cohort, experiment.make_method()
     population = len(split.training_clients)
     check_privacy(config, cohort, type(method), population)
+    dates = experiment.split.valid_from, experiment.split.test_from
+    if config.promises and experiment.split.kind == "time" and None in dates:
+        raise ConfigError(
+            "a date that is a share of everybody's rows moves with each of them, and no noise "
+            "covers what it lets into training: give split.valid_from and split.test_from, or "
+            "another split.kind"
+        )
     view, task = split.train_view(experiment.protocol), make_task(experiment, split)
-    if config.mode == "none":
+    if not config.promises:
         return NoPlan(
             Protection().after(_layers(experiment, task)),
             pooled=method.traits.pooled,

@@ -65,6 +65,10 @@ class State:
             self.stale_looks += regular
         return better
 
+    def is_stale(self, config: EvaluationConfig) -> bool:
+        """Say whether the last so many looks were no better than one before them."""
+        return 0 < config.patience <= self.stale_looks
+
 
 @dataclass(frozen=True)
 class Server:
@@ -80,9 +84,14 @@ class Server:
     """Whether users are looked at that training leaves out."""
 
     @property
+    def protects(self) -> bool:
+        """Whether privacy is promised: then nobody's data may stop the run."""
+        return self.experiment.privacy.promises
+
+    @property
     def coins(self) -> Streams | SecretStreams:
         """What cohorts are drawn with: where privacy is promised, nobody knows who took part."""
-        return self.task.streams if self.experiment.privacy.mode == "none" else self.task.secret
+        return self.task.secret if self.protects else self.task.streams
 
     def serving(self, shared: Shared) -> Shared:
         """Return what is sent to be scored with; newcomers fold themselves in, which takes all."""
@@ -134,7 +143,7 @@ def run_rounds(
     """Train to the end or an early stop; the state then holds the selected round."""
     experiment, task, plan, backend = server.experiment, server.task, server.plan, server.backend
     method, config = task.method, experiment.evaluation
-    while state.round < experiment.rounds and not 0 < config.patience <= state.stale_looks:
+    while state.round < experiment.rounds and not state.is_stale(config):
         began, number = time.perf_counter(), state.round + 1
         # 1. Who takes part.
         drawn = experiment.cohort.draw(len(server.clients), server.coins, number)
@@ -155,7 +164,7 @@ def run_rounds(
             state.up_bytes += collected.up_bytes
             state.down_bytes += collected.down_bytes
         state.round = number
-        loss = _mean_loss(collected.loss, number)
+        loss = collected.loss.mean if server.protects else _mean_loss(collected.loss, number)
         # 8. Look at the validation items; the best look selects the round.
         regular = number % config.every == 0 or number == experiment.rounds
         valid: Mapping[str, Mapping[str, float]] | None = None
@@ -170,6 +179,8 @@ def run_rounds(
         state.seconds += seconds
         line = {"round": number, "clients": len(cohort), "loss": loss, "valid": valid, **more}
         sent = {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes, "seconds": seconds}
+        if collected.emptied:
+            line["emptied"] = collected.emptied
         journal.record({**line, **sent})
         best = state.selected_round, state.selected_value
         on_round(RoundReport(number, experiment.rounds, loss, valid, seconds, *best))

@@ -129,7 +129,9 @@ class Run:
 
     def evaluator(self, threads: int) -> Evaluator:
         """Return the evaluation side of this run."""
-        return Evaluator(self.split, self.experiment.evaluation, self._streams, threads)
+        experiment = self.experiment
+        tolerant = experiment.privacy.promises
+        return Evaluator(self.split, experiment.evaluation, self._streams, threads, tolerant)
 
     def recommend(
         self,

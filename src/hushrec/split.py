@@ -37,6 +37,11 @@ class SplitConfig(BaseModel):
     """Share that validates (not for leave-one-out)."""
     test: Annotated[float, Field(gt=0, lt=0.9)] = 0.2
     """Share that tests (not for leave-one-out)."""
+    valid_from: int | None = None
+    """For `time`: rows from this time on validate, in place of a share of everybody's rows; needed,
+    with `test_from`, where privacy is promised."""
+    test_from: int | None = None
+    """For `time`: rows from this time on test."""
     order: Literal["time", "random"] = "time"
     """What "later" means for `ratio` and within an unseen user."""
     min_train: Annotated[int, Field(ge=1)] = 1
@@ -304,7 +309,9 @@ def _time(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.i
         raise ConfigError(f"{rows.data.name} has no timestamps: split.kind = 'time' cannot be used")
     time = rows.data.time[rows.order]
     shares = [1 - config.test - config.valid, 1 - config.test]
-    first_valid, first_test = np.quantile(time, shares, method="higher")
+    found = np.quantile(time, shares, method="higher")
+    first_valid = found[0] if config.valid_from is None else config.valid_from
+    first_test = found[1] if config.test_from is None else config.test_from
     return np.select([time >= first_test, time >= first_valid], [TEST, VALID], TRAIN).astype(
         np.int8
     )

@@ -116,6 +116,12 @@ def tune(
         raise ConfigError(f"{start.method} declares no options to search for (Tunable.search)")
     if base.protocol != "honest":
         raise ConfigError("a search under the published protocol would tune the leak: use honest")
+    if base.privacy.mode != "none":
+        raise ConfigError(
+            "every trial of a search would release another model, and all of them have to be paid "
+            f"for: leave out privacy.mode = {base.privacy.mode}, search on public data, and train "
+            "once with what it finds"
+        )
     search = _open(out, base, space)
     split = make_split(data, base.split, Streams(base.seed), base.silos)
     while len(search.trials) < trials:

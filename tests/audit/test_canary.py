@@ -23,7 +23,12 @@ from hushrec.privacy.noise import CentralGaussian
 from hushrec.rng import Streams
 from hushrec.split import SplitConfig, make_split
 
-CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 1.5, "privacy.delta": 1e-3}
+CENTRAL = {
+    "privacy.mode": "central",
+    "privacy.noise_seed": 0,
+    "privacy.epsilon": 1.5,
+    "privacy.delta": 1e-3,
+}
 LOCAL = {"privacy.clip": 0.5, "privacy.epsilon": 1.5, "privacy.delta": 1e-3}
 MODES = {
     "central flat": {**CENTRAL, "privacy.clip": 0.5},
@@ -32,10 +37,11 @@ MODES = {
     "central replace-one": {**CENTRAL, "privacy.neighbours": "replace-one"},
     "central poisson": {**CENTRAL, "cohort.kind": "poisson", "cohort.probability": 0.3},
     "central fixed": {**CENTRAL, "cohort.kind": "fixed", "cohort.size": 9},
-    "local gaussian": {**LOCAL, "privacy.mode": "local-gaussian"},
-    "local laplace": {**LOCAL, "privacy.mode": "local-laplace"},
+    "local gaussian": {**LOCAL, "privacy.mode": "local-gaussian", "privacy.noise_seed": 0},
+    "local laplace": {**LOCAL, "privacy.mode": "local-laplace", "privacy.noise_seed": 0},
     "budgets": {
         "privacy.mode": "local-gaussian",
+        "privacy.noise_seed": 0,
         "privacy.clip": 0.5,
         "privacy.budgets": "activity",
         "privacy.epsilon_min": 0.5,

@@ -28,9 +28,24 @@ OPTIONS = {
     "fedrkg": {"d": 6, "item_rate": 1.0, "interval": 2},
     "fedals": {"d": 4},
 }
-LOCAL = {"privacy.mode": "local-gaussian", "privacy.clip": 1.0, "privacy.epsilon": 8.0}
-LAPLACE = {"privacy.mode": "local-laplace", "privacy.clip": 1.0, "privacy.epsilon": 8.0}
-CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 4.0, "privacy.delta": 1e-3}
+LOCAL = {
+    "privacy.mode": "local-gaussian",
+    "privacy.noise_seed": 0,
+    "privacy.clip": 1.0,
+    "privacy.epsilon": 8.0,
+}
+LAPLACE = {
+    "privacy.mode": "local-laplace",
+    "privacy.noise_seed": 0,
+    "privacy.clip": 1.0,
+    "privacy.epsilon": 8.0,
+}
+CENTRAL = {
+    "privacy.mode": "central",
+    "privacy.noise_seed": 0,
+    "privacy.epsilon": 4.0,
+    "privacy.delta": 1e-3,
+}
 
 
 def attack(data, method, settings=(), users=120):

@@ -116,7 +116,7 @@ def test_a_run_without_a_folder(tiny):
 
 
 def test_an_audit_leaves_the_run_as_it_is(tiny, tmp_path):
-    settings = {"d": 3, "privacy.mode": "central", "privacy.epsilon": 2.0}
+    settings = {"d": 3, "privacy.mode": "central", "privacy.noise_seed": 0, "privacy.epsilon": 2.0}
     train(tiny, "pfedrec", rounds=2, settings=settings, out=tmp_path / "run")
     files = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     audit(Run.open(tmp_path / "run", tiny), users=20, trials=1000)

@@ -198,6 +198,7 @@ DPPS = {
     "silos.count": 6,
     "evaluation.every": 3,
     "privacy.mode": "local-gaussian",
+    "privacy.noise_seed": 0,
     "privacy.clip": 1.0,
     "privacy.budgets": "activity",
     "privacy.epsilon_min": 0.5,

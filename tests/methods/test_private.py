@@ -42,7 +42,7 @@ from test_run import StopAfter, bits
 
 PRIVATE = (PrivateFedNext, PrivateFedEASE, PrivateFedALS)
 NAMES = tuple(method.name for method in PRIVATE)
-CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 4.0}
+CENTRAL = {"privacy.mode": "central", "privacy.noise_seed": 0, "privacy.epsilon": 4.0}
 M = 12
 
 
@@ -373,7 +373,11 @@ def test_the_command_line_works_by_itself(tmp_path):
         ({"cohort.kind": "fixed", "cohort.size": 9}, None, "cohort.kind = all"),
         ({"privacy.clipping": "adaptive"}, None, "bounds its uploads itself"),
         ({"counting": 1.0}, None, "counting"),
-        ({"privacy.mode": "local-gaussian", "privacy.clip": 1.0}, None, "keys of an open space"),
+        (
+            {"privacy.mode": "local-gaussian", "privacy.noise_seed": 0, "privacy.clip": 1.0},
+            None,
+            "keys of an open space",
+        ),
     ],
     ids=str,
 )

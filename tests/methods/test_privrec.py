@@ -427,6 +427,7 @@ def test_dp_privrec_runs_with_the_papers_clipping():
         "cohort.kind": "fixed",
         "cohort.size": 10,
         "privacy.mode": "central",
+        "privacy.noise_seed": 0,
         "privacy.noise": 1.0,
         "privacy.clipping": "adaptive",
         "privacy.clip": 1.0,

@@ -37,6 +37,7 @@ from test_run import StopAfter, bits
 
 BUDGETS = {
     "privacy.mode": "local-gaussian",
+    "privacy.noise_seed": 2,
     "privacy.budgets": "activity",
     "privacy.epsilon_min": 1.0,
     "privacy.epsilon_max": 8.0,
@@ -264,8 +265,14 @@ def test_declared_budgets(tiny):
         ({**LOCAL, "privacy.budget_uploads": 3}, "needs privacy.budgets"),
         ({**BUDGETS, "privacy.epsilon_max": None}, "needs privacy.epsilon_max"),
         ({**BUDGETS, "privacy.budgets": "declared"}, "needs privacy.budgets = activity"),
-        ({**BUDGETS, "privacy.mode": "central"}, "use --privacy local-gaussian"),
-        ({**BUDGETS, "privacy.mode": "local-laplace"}, "use --privacy local-gaussian"),
+        (
+            {**BUDGETS, "privacy.mode": "central", "privacy.noise_seed": 2},
+            "use --privacy local-gaussian",
+        ),
+        (
+            {**BUDGETS, "privacy.mode": "local-laplace", "privacy.noise_seed": 2},
+            "use --privacy local-gaussian",
+        ),
         ({**BUDGETS, "privacy.epsilon": 2.0}, "leave out --epsilon"),
         ({**BUDGETS, "privacy.scale": 2.0}, "leave out --epsilon and --scale"),
         ({**BUDGETS, "privacy.clip": None}, "add --clip"),

@@ -29,11 +29,16 @@ from hushrec.split import SplitConfig, make_split
 from hushrec.testing import Federation, MechanismContract
 from test_run import StopAfter, bits
 
-CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 4.0, "privacy.delta": 1e-3}
+CENTRAL = {
+    "privacy.mode": "central",
+    "privacy.noise_seed": 2,
+    "privacy.epsilon": 4.0,
+    "privacy.delta": 1e-3,
+}
 POISSON = {"cohort.kind": "poisson", "cohort.probability": 0.4}
 FIXED = {"cohort.kind": "fixed", "cohort.size": 9}
 SMALL = {"d": 4, "item_rate": 1.0, "evaluation.every": 2}
-LAPLACE = {"privacy.mode": "local-laplace", "privacy.scale": 0.2}
+LAPLACE = {"privacy.mode": "local-laplace", "privacy.noise_seed": 2, "privacy.scale": 0.2}
 
 
 def go(data, settings, method="fedmf", rounds=6, **more):
@@ -70,7 +75,7 @@ def test_a_central_run_keeps_the_epsilon_it_was_asked_for(cohort, neighbours, wo
     assert entry["count"] == 6
     assert words in said["sampling"]
     claim = f"({said['epsilon']:.4g}, 0.001)"
-    for part in (words, claim, "simulation", "validation", "stay on the device"):
+    for part in (words, claim, "Simulated", "validation", "stay on the device"):
         assert part in said["statement"]
     json.dumps(said)
 
@@ -86,7 +91,9 @@ def test_whoever_may_stop_early_claims_for_all_rounds(tiny):
 
 
 def test_delta_has_a_default_below_one_in_n(tiny):
-    said = go(tiny, {"privacy.mode": "central", "privacy.noise": 3.0}).summary["privacy"]
+    said = go(
+        tiny, {"privacy.mode": "central", "privacy.noise_seed": 2, "privacy.noise": 3.0}
+    ).summary["privacy"]
     assert said["delta"] == 30**-1.1 < 1 / 30
     expected = epsilon_of(Gaussian(3.0, Everybody(), "add-or-remove-one"), 6, said["delta"])
     assert said["epsilon"] == pytest.approx(expected)
@@ -104,12 +111,22 @@ def test_clipped_laplace_noise_is_pure_and_adds_up(tiny):
     said = go(tiny, {**LAPLACE, "privacy.clip": 0.05}).summary["privacy"]
     assert said["epsilon"] == pytest.approx(6 * 2 * 0.05 / 0.2)
     assert (said["delta"], said["trust"], said["neighbours"]) == (0.0, "nobody", "replace-one")
-    asked = {"privacy.mode": "local-laplace", "privacy.epsilon": 3.0, "privacy.clip": 0.05}
+    asked = {
+        "privacy.mode": "local-laplace",
+        "privacy.noise_seed": 2,
+        "privacy.epsilon": 3.0,
+        "privacy.clip": 0.05,
+    }
     assert go(tiny, asked).summary["privacy"]["epsilon"] == pytest.approx(3.0)
 
 
 def test_clipped_local_gaussian_noise(tiny):
-    asked = {"privacy.mode": "local-gaussian", "privacy.clip": 0.5, "privacy.epsilon": 5.0}
+    asked = {
+        "privacy.mode": "local-gaussian",
+        "privacy.noise_seed": 2,
+        "privacy.clip": 0.5,
+        "privacy.epsilon": 5.0,
+    }
     said = go(tiny, {**asked, "privacy.delta": 1e-3, **POISSON}).summary["privacy"]
     assert 0.99 * 5 <= said["epsilon"] <= 5
     # The server sees who uploads: sampling amplifies nothing.
@@ -137,7 +154,12 @@ def test_a_method_that_said_it_uploads_nothing_is_held_to_it(tiny):
 def test_private_popularity_counts(small):
     """Clipped, noised counts of everybody's items: with little noise, the same list."""
     exact = train(small, "popularity").shared["counts"]
-    settings = {"privacy.mode": "central", "privacy.noise": 1e-4, "privacy.clip": 100.0}
+    settings = {
+        "privacy.mode": "central",
+        "privacy.noise_seed": 2,
+        "privacy.noise": 1e-4,
+        "privacy.clip": 100.0,
+    }
     noisy = train(small, "popularity", settings=settings)
     np.testing.assert_allclose(noisy.shared["counts"], exact, atol=0.1)
     assert (noisy.shared["counts"] != exact).all()
@@ -149,7 +171,8 @@ def test_private_popularity_counts(small):
 @pytest.mark.parametrize("mode", ["central", "local-laplace", "local-gaussian"])
 def test_the_byte_counter_counts_whole_uploads(method, mode, tiny):
     noise = "noise" if mode == "central" else "scale"
-    settings = {"privacy.mode": mode, "privacy.clip": 1.0, f"privacy.{noise}": 1.0}
+    settings = {"privacy.mode": mode, "privacy.noise_seed": 2, "privacy.clip": 1.0}
+    settings[f"privacy.{noise}"] = 1.0
     sent = go(tiny, settings, method).summary["communication"]["up_bytes"]
     assert sent == 6 * 30 * 40 * 4 * 4  # rounds, clients, items, width, bytes
 
@@ -176,7 +199,12 @@ MODES = {
     "central flat": {**CENTRAL, **FIXED, "privacy.clip": 0.5},
     "central row": {**CENTRAL, "privacy.clipping": "row", "privacy.clip": 0.1},
     "laplace": LAPLACE,
-    "gaussian": {"privacy.mode": "local-gaussian", "privacy.clip": 0.5, "privacy.scale": 0.3},
+    "gaussian": {
+        "privacy.mode": "local-gaussian",
+        "privacy.noise_seed": 2,
+        "privacy.clip": 0.5,
+        "privacy.scale": 0.3,
+    },
 }
 
 
@@ -286,7 +314,12 @@ def test_private_never_travels(method, mode, tiny):
 @pytest.mark.parametrize(("cohort", "factor"), [(POISSON, 1), (FIXED, 2)])
 def test_adaptive_clipping_costs_as_much_as_one_sum(cohort, factor, tiny):
     """z_update = (z^-2 - (2 sigma_b)^-2)^(-1/2), and sensitivities twice as large if replaced."""
-    settings = {"privacy.mode": "central", "privacy.noise": 1.2, "privacy.bit_noise": 5.0}
+    settings = {
+        "privacy.mode": "central",
+        "privacy.noise_seed": 2,
+        "privacy.noise": 1.2,
+        "privacy.bit_noise": 5.0,
+    }
     made = plan(tiny, {**settings, **cohort})
     (layer,) = made.protection.mechanisms
     assert made.event.multiplier == 1.2
@@ -298,7 +331,12 @@ def test_adaptive_clipping_costs_as_much_as_one_sum(cohort, factor, tiny):
 @pytest.mark.parametrize(("cohort", "factor"), [(POISSON, 1), (FIXED, 2)])
 def test_the_share_of_the_count_splits_the_noise(cohort, factor, tiny):
     """The h of DP-PrivRec: z / sqrt(1 - h) on the updates and z / sqrt(h) on the bits cost z."""
-    settings = {"privacy.mode": "central", "privacy.noise": 1.2, "privacy.bit_share": 0.7}
+    settings = {
+        "privacy.mode": "central",
+        "privacy.noise_seed": 2,
+        "privacy.noise": 1.2,
+        "privacy.bit_share": 0.7,
+    }
     (layer,) = plan(tiny, {**settings, **cohort}).protection.mechanisms
     assert layer.multiplier == pytest.approx(1.2 / math.sqrt(1 - 0.7))
     of_bits = layer.clip.bit_noise / (factor * 0.5)
@@ -323,8 +361,8 @@ class Weighted(FedMF):
     traits = Traits(data_weighted=True)
 
 
-MODE = {"privacy.mode": "central"}
-LOCAL = {"privacy.mode": "local-gaussian"}
+MODE = {"privacy.mode": "central", "privacy.noise_seed": 2}
+LOCAL = {"privacy.mode": "local-gaussian", "privacy.noise_seed": 2}
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,18 @@ from hushrec.run import train
 from hushrec.run_folder import FINAL, RunFolder
 from test_run import StopAfter, bits
 
-LOCAL = {"privacy.mode": "local-gaussian", "privacy.clip": 0.5, "privacy.epsilon": 5.0}
-LAPLACE = {"privacy.mode": "local-laplace", "privacy.clip": 0.5, "privacy.epsilon": 5.0}
+LOCAL = {
+    "privacy.mode": "local-gaussian",
+    "privacy.noise_seed": 2,
+    "privacy.clip": 0.5,
+    "privacy.epsilon": 5.0,
+}
+LAPLACE = {
+    "privacy.mode": "local-laplace",
+    "privacy.noise_seed": 2,
+    "privacy.clip": 0.5,
+    "privacy.epsilon": 5.0,
+}
 GUIDED = {"d": 3, "item_rate": 1.0, "interval": 2, "evaluation.every": 2}
 ADD = "add-or-remove-one"
 

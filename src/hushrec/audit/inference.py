@@ -93,7 +93,8 @@ def item_inference(
     counts = np.bincount(view.take(clients).positives.values, minlength=view.n_items)
     by_popularity = np.argsort(-counts, kind="stable")
 
-    task = make_task(run.experiment, run.split, plan.protection)
+    # Other noise than the run's own, which nobody can draw again, and the same for every audit.
+    task = make_task(run.experiment, run.split, plan.protection, f"audit {streams.seed}")
     state = plan.protection.state
     protection = task.protection_of(task.download(number, run.shared, state=state))
     tallies = {RAW: Tally("the server, in privacy mode none")}

@@ -33,6 +33,8 @@ class Collected:
     loss: LossSum
     up_bytes: int
     down_bytes: int
+    emptied: int = 0
+    """Uploads that held a number which is none, and counted as zero."""
 
 
 class Backend(Protocol):

@@ -87,8 +87,9 @@ class InProcess:
         threads, number = self.machine.n_threads, download.round
         stacks = self.stacks(protection, cohort)
 
-        def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, LossSum, int]:
-            summed, loss, sent = ExactSum(self.view.n_items), LossSum(), 0
+        def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, LossSum, int, int]:
+            summed, loss = ExactSum(self.view.n_items), LossSum()
+            sent = emptied = 0
             for clients in mine:
                 view = self.view.take_clients(clients)
                 own = download.to(np.searchsorted(cohort, clients))
@@ -96,17 +97,19 @@ class InProcess:
                 summed.add(protection.receive(upload.update, view.clients, number))
                 self.store.write(clients, kept)
                 loss, sent = loss.merge(upload.loss), sent + upload.update.nbytes
-            return summed, loss, sent
+                emptied += upload.update.emptied
+            return summed, loss, sent, emptied
 
         with ThreadPoolExecutor(threads) as pool:
             results = list(pool.map(work, [stacks[t::threads] for t in range(threads)]))
         self.store.release()
         total, loss = ExactSum(self.view.n_items), LossSum()
-        for summed, more, _ in results:
+        for summed, more, *_ in results:
             total.merge(summed)
             loss = loss.merge(more)
-        up_bytes = sum(sent for _, _, sent in results)
-        return Collected(total, loss, up_bytes, download.nbytes(len(cohort)))
+        up_bytes = sum(sent for _, _, sent, _ in results)
+        emptied = sum(count for *_, count in results)
+        return Collected(total, loss, up_bytes, download.nbytes(len(cohort)), emptied)
 
     def stacks(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Cut a cohort into stacks that are trained at once."""

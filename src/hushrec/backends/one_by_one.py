@@ -41,7 +41,8 @@ class Device:
         fields = task.method.private_fields(self.view, task.initial, task.streams)
         self.store = PrivateStore(fields, 1)
         self.selected: PrivateStore | None = None
-        self.evaluator = Evaluator(split, experiment.evaluation, task.streams, threads=1)
+        tolerant = experiment.privacy.promises
+        self.evaluator = Evaluator(split, experiment.evaluation, task.streams, 1, tolerant)
 
     def take_part(self, message: bytes) -> bytes:
         """Answer a download with an upload."""
@@ -88,7 +89,8 @@ class OneByOne:
         self, download: Download, protection: Protection, cohort: NDArray[np.int64]
     ) -> Collected:
         """Let the clients take part one after the other."""
-        summed, loss, up_bytes, down_bytes = ExactSum(self.task.nobody.n_items), LossSum(), 0, 0
+        summed, loss = ExactSum(self.task.nobody.n_items), LossSum()
+        up_bytes = down_bytes = emptied = 0
         expected = Expected(
             download.round,
             protection.sent_shape(self.task.upload_shape(download.to(ALONE[:0])), download.round),
@@ -103,7 +105,8 @@ class OneByOne:
             summed.add(protection.receive(upload.update, number, download.round))
             loss = loss.merge(upload.loss)
             up_bytes, down_bytes = up_bytes + payload(answer), down_bytes + payload(message)
-        return Collected(summed, loss, up_bytes, down_bytes)
+            emptied += upload.update.emptied
+        return Collected(summed, loss, up_bytes, down_bytes, emptied)
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
         """Merge what the clients say of their own held-out items."""

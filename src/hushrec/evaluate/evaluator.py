@@ -84,8 +84,11 @@ class Evaluator:
         config: EvaluationConfig,
         streams: Streams,
         threads: int,
+        tolerant: bool = False,
     ) -> None:
+        """Where ``tolerant``, scores that are no numbers are the worst, and stop nobody else."""
         self.split = split
+        self.tolerant = tolerant
         self.config = config
         self.streams = streams
         self.threads = threads
@@ -211,13 +214,19 @@ class Evaluator:
         """
         score, holders = score or method.score, self.split.holders
         if holders is None or not method.traits.silos:
-            return score(shared, self.private_of(method, shared, store, users), view)
+            found = score(shared, self.private_of(method, shared, store, users), view)
+            return self._told(found)
         order = np.argsort(holders[users], kind="stable")
         together = replace(view.take(order), holders=holders[users[order]])
         scores = np.empty((len(users), view.n_items), np.float32)
         clients = self._client[users[order]][together.client_indptr[:-1]]
         scores[order] = score(shared, store.read(clients), together)
-        return scores
+        return self._told(scores)
+
+    def _told(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not self.tolerant or np.isfinite(scores).all():
+            return scores
+        return np.where(np.isfinite(scores), scores, np.finfo(np.float32).min)
 
     def private_of(
         self, method: Method, shared: Shared, store: PrivateStore, users: NDArray[np.int64]

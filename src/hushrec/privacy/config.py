@@ -74,6 +74,11 @@ class PrivacyConfig(BaseModel):
     budget_uploads: Annotated[int, Field(ge=1)] | None = None
     """Uploads that a budget pays for; whoever made them stops.  [all that are planned]"""
 
+    @property
+    def promises(self) -> bool:
+        """Whether anything is asked of privacy: then nobody's data may stop a run."""
+        return self.mode != "none"
+
 
 def clipping_of(config: PrivacyConfig) -> str:
     """Return the kind of clipping, which follows from the rest where it is not said."""

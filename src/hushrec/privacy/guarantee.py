@@ -67,8 +67,8 @@ class Guarantee:
         )
         return (
             f"{simulated}{self.unit.capitalize()}-level ({self.epsilon:.4g}, {self.delta:.3g})-"
-            f"differential privacy: what up to {self.rounds} rounds release is as likely, up to a factor "
-            f"e^{self.epsilon:.4g} and a probability {self.delta:.3g}, {change}. "
+            f"differential privacy: what up to {self.rounds} rounds release is as likely, up to a "
+            f"factor e^{self.epsilon:.4g} and a probability {self.delta:.3g}, {change}. "
             f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. "
             f"Trust: {TRUSTED[self.trust]}. Not covered: {'; '.join(self.not_covered)}."
         )

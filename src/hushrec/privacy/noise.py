@@ -125,7 +125,7 @@ class LocalNoise(Mechanism):
         for name, shape in self.shape.dense.items():
             noise = self.drawn(name, shape, view, secret)
             dense[name] = update.dense[name] + noise
-        return Update(update.clients, dense=dense)
+        return Update(update.clients, dense=dense, emptied=update.emptied)
 
     def sent_shape(self, shape: UploadShape) -> UploadShape:
         """Send whole tables as dense arrays."""

@@ -132,8 +132,8 @@ class Protection:
             self.silence.check(update)
             return update
         if self.mechanisms:
-            written = {name: stack.differences() for name, stack in update.rows.items()}
-            update = replace(update, rows=written)
+            written = {name: rows.differences() for name, rows in update.rows.items()}
+            update = finite_or_zero(replace(update, rows=written))
         for mechanism in self.mechanisms:
             update = mechanism.protect(update, view, secret)
         return update
@@ -196,3 +196,31 @@ def check_shape(update: Update, shape: UploadShape) -> None:
                 "cannot be bounded: sum a client's rows before uploading them, in the order of "
                 "their keys"
             )
+
+
+def finite_or_zero(update: Update) -> Update:
+    """Empty the uploads that hold a number which is none: nobody's data may stop a run.
+
+    Their rows and arrays stay, as zeros, so nothing else of them changes.
+    """
+    broken = np.zeros(update.clients, np.bool_)
+    for rows in update.rows.values():
+        bad = ~np.isfinite(rows.rows).all(1)
+        owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
+        broken[owner[bad]] = True
+    for array in update.dense.values():
+        broken |= ~np.isfinite(array.reshape(update.clients, -1)).all(1)
+    if not broken.any():
+        return update
+    kept = {
+        name: replace(
+            rows,
+            rows=np.where(np.repeat(broken, np.diff(rows.indptr))[:, None], 0, rows.rows),
+        )
+        for name, rows in update.rows.items()
+    }
+    dense = {
+        name: np.where(broken.reshape(-1, *[1] * (array.ndim - 1)), 0, array).astype(array.dtype)
+        for name, array in update.dense.items()
+    }
+    return replace(update, rows=kept, dense=dense, emptied=int(broken.sum()))
