@@ -248,7 +248,7 @@ def _unpack(kind: str, data: bytes, most: int) -> tuple[dict[str, Any], dict[str
 
 def _whole(facts: Mapping[str, Any], name: str) -> int:
     value = facts.get(name) if isinstance(facts, Mapping) else None
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**200:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**300:
         raise MessageError(f"the message says no whole number for '{name}'")
     return value
 

@@ -12,14 +12,18 @@ STEPS = 2**128
 """Metrics and losses are summed in whole steps of 1 / STEPS: exactly, so in any order."""
 PLACES = 32
 """Bins of the histogram of places: bin b counts places from 2^b on."""
-LARGEST_LOSS = 2.0**20
+LARGEST_LOSS = 2.0**100
 """A larger loss is no loss any more."""
 
 
 def exact_sum(values: NDArray[np.float64]) -> int:
-    """Return the sum of numbers below 2^20 in steps; bits of them below 2^-105 are dropped."""
+    """Return the sum of numbers in steps; bits of them below 2^-105 are dropped."""
+    # The larger bits first, and of what is left the larger ones. Small numbers have none above.
+    levels: tuple[int, ...] = (20, 62, 104)
+    if np.abs(values).max(initial=0.0) >= 2.0**20:
+        levels = (-64, -22, *levels)
     total = 0
-    for shift in (20, 62, 104):  # the larger bits first, and of what is left the larger ones
+    for shift in levels:
         whole = np.rint(values * 2.0**shift)
         values = values - whole * 2.0**-shift
         total += int(whole.astype(np.int64).sum()) << (128 - shift)
