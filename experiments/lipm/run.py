@@ -49,14 +49,19 @@ TABLES = {
 }
 
 
-def settings_of(cell: dict[str, Any], plan: dict[str, Any], silos: int) -> dict[str, Any]:
-    """Put a cell's settings together, its own last."""
+def settings_of(
+    cell: dict[str, Any], plan: dict[str, Any], silos: int, seed: int
+) -> dict[str, Any]:
+    """Put a cell's settings together, its own last; noise can be repeated: it's an experiment."""
     settings = dict(plan["common"])
     if method_class(cell["method"]).traits.silos:
         settings |= {**plan["silos"], "silos.count": silos}
     if cell.get("dpps"):
         settings |= plan["dpps"]
-    return {**settings, **cell.get("set", {})}
+    settings |= cell.get("set", {})
+    if "privacy.mode" in settings:
+        settings["privacy.noise_seed"] = seed
+    return settings
 
 
 def run_cells(args: argparse.Namespace, plan: dict[str, Any]) -> None:
@@ -76,7 +81,7 @@ def run_cells(args: argparse.Namespace, plan: dict[str, Any]) -> None:
                 else {
                     "rounds": cell.get("rounds", args.rounds),
                     "seed": seed,
-                    "settings": settings_of(cell, plan, args.silos),
+                    "settings": settings_of(cell, plan, args.silos, seed),
                 }
             )
             run = train(

@@ -52,7 +52,7 @@ def run(
     for method in methods:
         for seed in seeds:
             for epsilon in epsilons or settings["epsilons"]:
-                options = options_of(settings, data, method, epsilon)
+                options = options_of(settings, data, method, epsilon, seed)
                 rounds = options.pop("rounds", None)
                 trained = hushrec.train(
                     interactions,
@@ -78,8 +78,10 @@ def read_data(name: str, settings: dict[str, Any]) -> Interactions:
     return load(name) if viewers is None else demo(viewers=viewers)
 
 
-def options_of(settings: dict[str, Any], data: str, method: str, epsilon: float) -> dict[str, Any]:
-    """Return the settings of one run."""
+def options_of(
+    settings: dict[str, Any], data: str, method: str, epsilon: float, seed: int
+) -> dict[str, Any]:
+    """Return the settings of one run; its noise can be repeated, as this is an experiment."""
     own = settings.get("method", {}).get(method, {})
     options = {**settings["data"][data].get("settings", {}), **own.get("settings", {})}
     if math.isinf(epsilon):
@@ -89,6 +91,7 @@ def options_of(settings: dict[str, Any], data: str, method: str, epsilon: float)
         **own.get("private", {}),
         "privacy.mode": "central",
         "privacy.epsilon": epsilon,
+        "privacy.noise_seed": seed,
     }
 
 

@@ -98,6 +98,8 @@ def run_cells(runs: Path, only: str, seeds: int, threads: int) -> None:
                     train(load(data), resume=True, **how)
                     continue
                 settings = {**SPLIT, **more, **OF_DATA.get((data, cell), {})}
+                if preset == "dp-paper":  # an experiment's noise can be repeated
+                    settings["privacy.noise_seed"] = seed
                 rounds = ROUNDS.get((data, cell))
                 train(
                     load(data),
