@@ -138,7 +138,7 @@ def _sum_trials(
     rows: int,
     streams: Streams,
 ) -> tuple[Values, Values]:
-    stack, bound, replaced = (
+    protection, bound, replaced = (
         Protection((layer,)),
         layer.clip.bound,
         layer.neighbours == "replace-one",
@@ -164,8 +164,8 @@ def _sum_trials(
         )
         summed = ExactSum(n_rows)
         sent = Update(len(upload), {ENTRY: table})
-        summed.add(stack.protect(sent, _clients(upload, n_rows), secret))
-        total = stack.finish(summed.total(), secret)[0].rows[ENTRY][1]
+        summed.add(protection.protect(sent, _clients(upload, n_rows), secret))
+        total = protection.finish(summed.total(), secret)[0].rows[ENTRY][1]
         # Its projection on the canary's direction.
         seen = (total.sum(0) / math.sqrt(rows) if rows > 1 else total[:, 0]) / (
             bound * math.sqrt(rows)
@@ -190,16 +190,16 @@ def local_trials(
         *plan.protection.mechanisms[:-1],
         replace(noise, shape=UploadShape(1, {}, {ENTRY: (1,)})),
     )
-    stack, bound = Protection(layers), _local_clip(plan).bound
+    protection, bound = Protection(layers), _local_clip(plan).bound
     there = streams.generator("audit/canaries").permutation(trials) < trials // 2
     view, evidence = _clients(np.arange(trials), 1), np.zeros(trials)
     view = replace(view, noise=np.full(trials, scale))
     upload = Update(trials, dense={ENTRY: np.where(there, 2 * bound, -2 * bound)[:, None]})
     for done, number in enumerate(uploads, 1):
         seen = (
-            stack.protect(upload, view, SecretRound(number, SecretStreams(streams.seed))).dense[
-                ENTRY
-            ][:, 0]
+            protection.protect(
+                upload, view, SecretRound(number, SecretStreams(streams.seed))
+            ).dense[ENTRY][:, 0]
             / bound
         )
         if noise.kind == "laplace":

@@ -64,12 +64,12 @@ class RowClip(Mechanism):
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Clip each row."""
         rows = {}
-        for name, stack in update.rows.items():
-            each_row = np.arange(len(stack.rows) + 1)
-            norms = _norms(len(stack.rows), [(each_row, stack.rows)], self.power)
+        for name, given in update.rows.items():
+            each_row = np.arange(len(given.rows) + 1)
+            norms = _norms(len(given.rows), [(each_row, given.rows)], self.power)
             factors = _factors(norms, self.bound)
-            clipped = (stack.rows * factors[:, None]).astype(np.float32)
-            rows[name] = replace(stack, rows=clipped)
+            clipped = (given.rows * factors[:, None]).astype(np.float32)
+            rows[name] = replace(given, rows=clipped)
         dense = {}
         for name, array in update.dense.items():
             alone = Update(update.clients, dense={name: array})
@@ -159,7 +159,7 @@ Clip = FlatClip | RowClip | AdaptiveClip
 def client_norms(update: Update, power: Power) -> NDArray[np.float64]:
     """Return the norm of each client's whole upload, over all tables and dense arrays."""
     parts: list[tuple[NDArray[Any], NDArray[Any]]] = [
-        (stack.indptr, stack.rows) for stack in update.rows.values()
+        (rows.indptr, rows.rows) for rows in update.rows.values()
     ]
     one_each = np.arange(update.clients + 1)
     parts += [
@@ -187,10 +187,10 @@ def _factors(norms: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
 
 def _scaled(update: Update, factors: NDArray[np.float64]) -> Update:
     rows = {}
-    for name, stack in update.rows.items():
-        factor = np.repeat(factors, np.diff(stack.indptr))
-        clipped = (stack.rows * factor[:, None]).astype(np.float32)
-        rows[name] = replace(stack, rows=clipped)
+    for name, given in update.rows.items():
+        factor = np.repeat(factors, np.diff(given.indptr))
+        clipped = (given.rows * factor[:, None]).astype(np.float32)
+        rows[name] = replace(given, rows=clipped)
     dense = {
         name: (array * factors.reshape(-1, *[1] * (array.ndim - 1))).astype(
             np.result_type(array.dtype, np.float32)

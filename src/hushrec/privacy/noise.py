@@ -119,8 +119,8 @@ class LocalNoise(Mechanism):
         dense: dict[str, NDArray[Any]] = {}
         for name, width in self.shape.tables.items():
             table = self.drawn(name, (self.shape.n_rows, width), view, secret)
-            stack = update.rows[name]
-            add_scattered(table, stack.indptr, stack.ids, stack.rows)
+            sent = update.rows[name]
+            add_scattered(table, sent.indptr, sent.ids, sent.rows)
             dense[name] = table
         for name, shape in self.shape.dense.items():
             noise = self.drawn(name, shape, view, secret)

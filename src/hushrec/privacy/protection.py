@@ -167,7 +167,7 @@ class Protection:
         return next((noise for noise in remembered if noise is not None), None)
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Protection]:
-        """Apply the server sides in reverse order; return the stack of the next round too."""
+        """Apply the server sides in reverse order; return the next round's protection too."""
         if self.silence is not None and not self.acts(secret.number):
             return self.silence.finish(total), self
         following: list[Mechanism] = []
