@@ -53,7 +53,6 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
     "fedrkg": {"interval": 1, "d": 4},
 }
 """Options that keep the contract quick, and let guidance happen within its rounds."""
-FEDERATED = [name for name in method_names() if not method_class(name).traits.pooled]
 PRIVACY = {"plain": {}, "central": CENTRAL, "gaussian": GAUSSIAN}
 FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fedmf adaptive, Poisson": ("fedmf", ADAPTIVE),
@@ -92,9 +91,11 @@ class BackendContract:
         raise NotImplementedError
 
     @pytest.mark.parametrize("mode", PRIVACY)
-    @pytest.mark.parametrize("method", FEDERATED)
+    @pytest.mark.parametrize("method", method_names())
     def test_every_method(self, method: str, mode: str) -> None:
         """Every federated method, with and without privacy."""
+        if method_class(method).traits.pooled:
+            pytest.skip("a pooled yardstick has no clients")
         self.compare(method, {**SMALLER.get(method, {}), **PRIVACY[mode]})
 
     @pytest.mark.parametrize("form", FORMS)
