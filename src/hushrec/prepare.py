@@ -80,8 +80,7 @@ def prepare(
     evaluator = Evaluator(split, experiment.evaluation, streams, threads, tolerant)
     make_backend = find("backends", machine.backend)
     backend = make_backend(task, replace(view, noise=plan.deviations), store, evaluator, machine)
-    newcomers = len(split.training_users) < split.n_users
-    server = Prepared(experiment, task, plan, split.training_clients, backend, newcomers)
+    server = Prepared(experiment, task, plan, split.training_clients, backend, split.newcomers)
     protection, ledger = plan.protection.state, plan.first_ledger(len(view.clients))
     return server, State(shared, split.digest(), key, protection=protection, ledger=ledger)
 

@@ -62,11 +62,6 @@ class SecretStreams(_Addressed):
     """Streams of noise and of hidden coins."""
 
     @classmethod
-    def drawn(cls, *bound_to: str) -> SecretStreams:
-        """Draw a root that nobody knows, good for what it is bound to only."""
-        return cls.from_key(new_key(), *bound_to)
-
-    @classmethod
     def from_key(cls, key: str, *bound_to: str) -> SecretStreams:
         """Return the streams of a key; bound to something else, it gives other numbers."""
         return cls("/".join([key, *bound_to]))

@@ -79,6 +79,11 @@ class Split:
         return len(self.train)
 
     @property
+    def newcomers(self) -> bool:
+        """Whether some users are left out of training."""
+        return len(self.training_users) < self.n_users
+
+    @property
     def training_clients(self) -> NDArray[np.int64]:
         """Return the population that cohorts are drawn from."""
         if self.holders is None:

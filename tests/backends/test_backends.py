@@ -7,9 +7,21 @@ import pytest
 
 from hushrec.aggregate import ClientRows, Update
 from hushrec.backends.inprocess import Machine
-from hushrec.methods.base import Fitted, Method, PerClient, Traits
-from hushrec.prepare import prepare
-from hushrec.testing import BackendContract
+from hushrec.config import make_experiment
+from hushrec.errors import ConfigError
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    PerClient,
+    Traits,
+    method_class,
+    method_names,
+)
+from hushrec.prepare import plan_privacy, prepare
+from hushrec.rng import Streams
+from hushrec.split import make_split
+from hushrec.testing import BackendContract, taste_world
+from hushrec.testing.backend import GAUSSIAN
 
 
 class TestInProcess(BackendContract):
@@ -17,6 +29,20 @@ class TestInProcess(BackendContract):
 
     def make(self, server, split):
         return prepare(server.experiment, split, server.plan, self.machine)[0].backend
+
+
+def test_only_pairs_refuse_local_noise():
+    """What the contract passes over as refused is known: nothing else hides behind it."""
+    refused = []
+    for name in method_names():
+        if not method_class(name).traits.pooled:
+            experiment = make_experiment("tastes", name, settings=GAUSSIAN, rounds=1)
+            split = make_split(taste_world(), experiment.split, Streams(0))
+            try:
+                plan_privacy(experiment, split)
+            except ConfigError:
+                refused.append(name)
+    assert refused == ["fedease", "fednext"]
 
 
 @pytest.mark.parametrize(

@@ -121,38 +121,32 @@ class Plan:
             # Whoever may stop at any round, having seen the models, claims for all of them.
             for number in self.uploads(range(run + 1, self.rounds + 1)):
                 accountant.record(self.event_of(number))
-        guarantee = Guarantee(
-            epsilon=accountant.epsilon(self.delta),
-            # Laplace noise, and saying nothing, never fail.
-            delta=self.delta if isinstance(self.event, Gaussian) else 0.0,
-            neighbours=self.neighbours,
-            sampling=str(self.sampling),
-            trust=self.trust,
-            mechanism=self.mechanism,
-            rounds=max(self.rounds, run),
-            unit=self.unit,
-            not_covered=self._not_covered(),
-            noise_seed=self.noise_seed,
-        )
+        # Laplace noise, and saying nothing, never fail.
+        delta = self.delta if isinstance(self.event, Gaussian) else 0.0
+        guarantee = self._guarantee(accountant.epsilon(self.delta), delta, run)
         account = {"asked_epsilon": self.asked, "spent_epsilon": spent, "account": list(history)}
         return {**guarantee.as_dict(), **account}
 
-    def _not_covered(self) -> tuple[str, ...]:
-        return (SILOS_NOT_COVERED, *NOT_COVERED) if self.unit == SILO else NOT_COVERED
-
-    def _personal_statement(self, budgets: Budgets, ledger: Ledger, run: int) -> dict[str, Any]:
-        guarantee = Guarantee(
-            epsilon=float(budgets.claims().max()),
-            delta=self.delta,
+    def _guarantee(
+        self, epsilon: float, delta: float, run: int, public: tuple[str, ...] = ()
+    ) -> Guarantee:
+        silos = (SILOS_NOT_COVERED,) if self.unit == SILO else ()
+        return Guarantee(
+            epsilon=epsilon,
+            delta=delta,
             neighbours=self.neighbours,
             sampling=str(self.sampling),
             trust=self.trust,
             mechanism=self.mechanism,
             rounds=max(self.rounds, run),
             unit=self.unit,
-            not_covered=(*PUBLIC_BUDGETS, *self._not_covered()),
+            not_covered=(*public, *silos, *NOT_COVERED),
             noise_seed=self.noise_seed,
         )
+
+    def _personal_statement(self, budgets: Budgets, ledger: Ledger, run: int) -> dict[str, Any]:
+        largest = float(budgets.claims().max())
+        guarantee = self._guarantee(largest, self.delta, run, PUBLIC_BUDGETS)
         said = budgets.summary(ledger.spent, ledger.turned_away)
         return {
             **guarantee.as_dict(),
