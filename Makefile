@@ -31,8 +31,10 @@ run: $(VENV)/.base  ## install, train on the embedded data, evaluate, write and 
 	@echo
 	@echo "open runs/demo/report.html in a browser"
 
+# Workers share the cores: linear algebra that spins on threads of its own would take twice the time.
+# A third worker has the cores while federations of real processes wait for each other.
 test: $(VENV)/.dev lint browser  ## lint, types and all tests, papers' figures among them
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
 
 lint: $(VENV)/.dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .

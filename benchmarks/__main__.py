@@ -10,6 +10,7 @@ import copy
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import platform
 import random
@@ -20,12 +21,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -37,9 +40,11 @@ from hushrec.config import make_experiment
 from hushrec.data import load
 from hushrec.data.synthetic import population
 from hushrec.errors import DataError
+from hushrec.kernels import draw
 from hushrec.memory import peak_rss_bytes
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.rng import Round, Streams
+from hushrec.privacy.discrete import law
+from hushrec.rng import Round, SecretStreams, Streams
 from hushrec.split import make_split
 from hushrec.store import PrivateStore, StoreConfig
 from hushrec.testing import Federation
@@ -68,6 +73,7 @@ class Sizes:
     population_items: int = 100_000
     cohort: int = 2_000
     population_rounds: int = 25
+    draws: int = 5_000_000
 
 
 FULL = Sizes()
@@ -83,10 +89,12 @@ QUICK = Sizes(
     population_items=2_000,
     cohort=100,
     population_rounds=3,
+    draws=20_000,
 )
 MEAN_LENGTH = 20
 FACTORS = (1, 2, 4, 8)
 WARM_UP = 3
+NOISE_TURNS = 4
 
 
 def bar(what: str, value: float, limit: float, at_least: bool = False) -> Json:
@@ -416,7 +424,47 @@ ABOUT = {
     "speed": "speed: one PFedRec round of all devices, one thread, against a plain per-device loop",
     "growth": "growth: the time of a round as the users double, and double again",
     "population": "population: equal cohorts out of a million users and out of ten thousand",
+    "noise": "noise: numbers of discrete noise from a cipher, against floating point without one",
 }
+
+
+def noise(sizes: Sizes, show: Progress) -> Json:
+    """Draw noise as local modes do, and as floating-point numbers by Box and Muller."""
+    task = show.add_task("noise", total=NOISE_TURNS)
+    draws, found = sizes.draws, dict[str, list[float]]()
+    for turn in range(NOISE_TURNS):
+        words = SecretStreams(0).words("noise", turn)
+        key = Streams(0).key("noise", turn)
+        ways: dict[str, Callable[[], object]] = {
+            "gaussian": partial(law("gaussian", 2**32).draw, words, draws),
+            "laplace": partial(law("laplace", 2**32).draw, words, draws),
+            "floating": partial(box_and_muller, key, draws),
+        }
+        for way, draw_all in ways.items():
+            began = time.perf_counter()
+            draw_all()
+            found.setdefault(way, []).append((time.perf_counter() - began) / draws)
+        show.update(task, advance=1)
+    nanoseconds = {kind: 1e9 * min(seconds) for kind, seconds in found.items()}
+    return {
+        "draws": sizes.draws,
+        "nanoseconds": nanoseconds,
+        "bars": [
+            bar(f"{kind} over floating point", nanoseconds[kind] / nanoseconds["floating"], 5.0)
+            for kind in ("gaussian", "laplace")
+        ],
+    }
+
+
+@njit(cache=True)
+def box_and_muller(key: NDArray[np.uint64], size: int) -> NDArray[np.float32]:
+    """Draw Gaussian noise in floating point from a fast generator: the rival."""
+    out = np.empty(size, np.float32)
+    for k in range(0, size - 1, 2):
+        radius = math.sqrt(-2.0 * math.log((float(draw(key, 0, k) >> 11) + 0.5) * 2.0**-53))
+        angle = 2.0 * math.pi * (float(draw(key, 0, k + 1) >> 11) + 0.5) * 2.0**-53
+        out[k], out[k + 1] = radius * math.cos(angle), radius * math.sin(angle)
+    return out
 
 
 @contextmanager
@@ -440,6 +488,8 @@ def measure(which: str, sizes: Sizes, quick: bool, console: Console) -> Json:
                 out[name] = speed(sizes, show)
             elif name == "growth":
                 out[name] = growth(sizes, show)
+            elif name == "noise":
+                out[name] = noise(sizes, show)
             else:
                 out[name] = big_population(sizes, show, quick)
     out["bars_met"] = all(one["met"] for name in chosen for one in out[name]["bars"])
@@ -479,6 +529,9 @@ def _details(name: str, found: Json) -> Iterator[tuple[str, str]]:
         )
         yield "ratio of processor time", f"{found['cpu_ratio']:.1f}"
         yield "same work (samples, losses)", "yes" if alike else "[bold red]NO[/]"
+    elif name == "noise":
+        each = found["nanoseconds"]
+        yield "a number", "  ".join(f"{kind} {time:.0f} ns" for kind, time in each.items())
     elif name == "growth":
         for threads in ("one thread", "all threads"):
             times = found[threads]["times"].values()

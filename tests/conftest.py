@@ -43,7 +43,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def interactions(rows, name="tiny", **more) -> Interactions:
-    """Interactions from (user, item, time) rows; ids are the numbers as text."""
+    """Interactions from (user, item, time) rows; ids are the numbers as text, and declared."""
     user, item, time = (np.array(column) for column in zip(*rows, strict=True))
     return Interactions(
         name=name,
@@ -51,9 +51,9 @@ def interactions(rows, name="tiny", **more) -> Interactions:
         item=item.astype(np.int32),
         value=np.arange(1, len(user) + 1, dtype=np.float32),
         time=time.astype(np.int64),
-        users=np.array([f"u{k}" for k in range(user.max() + 1)]),
-        items=np.array([f"i{k}" for k in range(item.max() + 1)]),
-        **more,
+        users=np.array([f"u{k:03d}" for k in range(user.max() + 1)]),
+        items=np.array([f"i{k:03d}" for k in range(item.max() + 1)]),
+        **{"items_declared": True, **more},
     )
 
 
@@ -67,14 +67,7 @@ def blocks(n_users=30, n_items=40, n_blocks=2, length=8, seed=0) -> Interactions
         rows += [(user, item, place) for place, item in enumerate(liked)]
     # Every item occurs in the vocabulary, touched or not.
     data = interactions(rows, name="blocks")
-    items = np.array([f"i{k}" for k in range(n_items)])
-    return data if data.n_items == n_items else _with_items(data, items)
-
-
-def _with_items(data, items):
-    from dataclasses import replace
-
-    return replace(data, items=items)
+    return data.with_public_items(f"i{k:03d}" for k in range(n_items))
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ BUDGETS = {
 }
 SILOS = {"silos.kind": "dirichlet", "silos.count": 12}
 FIXED = {"cohort.kind": "fixed", "cohort.size": 60}
+REPLACED = {"privacy.neighbours": "replace-one"}
 POISSON = {"cohort.kind": "poisson", "cohort.probability": 0.3}
 SMALL = {"d": 8, "hidden": [8, 4]}
 DUAL = {"dual": True}
@@ -74,11 +75,12 @@ CASES: dict[str, dict[str, Any]] = {
     "fedease": case("fedease", rounds=None),
     "fedease central": case("fedease", CENTRAL, rounds=None),
     "fedmf": case("fedmf", FIXED),
+    "fedmix": case("fedmix", {"network_rounds": 8, "evaluation.every": 4}, rounds=None),
     "fedmf dual": case("fedmf", DUAL, POISSON),
     "fedmf central adaptive": case("fedmf", CENTRAL, POISSON),
     "fedmf central flat": case("fedmf", CENTRAL, {"privacy.clip": 1.0}),
-    "fedmf central row fixed": case(
-        "fedmf", CENTRAL, FIXED, {"privacy.clipping": "row", "privacy.clip": 0.1}
+    "fedmf central row": case(
+        "fedmf", CENTRAL, REPLACED, {"privacy.clipping": "row", "privacy.clip": 0.1}
     ),
     "fedmf gaussian": case("fedmf", LOCAL),
     "fedmf laplace": case("fedmf", LAPLACE),
@@ -112,7 +114,7 @@ CASES: dict[str, dict[str, Any]] = {
     "pfedme": case("pfedme", SMALL, SILOS),
     "pfedrec": case("pfedrec"),
     "pfedrec mlp": case("pfedrec", {"score_function": "mlp", "d": 8}),
-    "pfedrec central": case("pfedrec", CENTRAL, FIXED),
+    "pfedrec central": case("pfedrec", CENTRAL, REPLACED),
     "pfedrec gaussian": case("pfedrec", LOCAL, {"d": 8}),
     "popularity": case("popularity", rounds=None),
     "popularity central": case("popularity", CENTRAL, rounds=None),

@@ -302,3 +302,57 @@ def rank(scores, target: int, candidates) -> tuple[int, int]:
     ahead = sum(1 for i in candidates if i != target and scores[i] > scores[target])
     tied = sum(1 for i in candidates if i != target and scores[i] == scores[target])
     return ahead, tied
+
+
+# ------------------------------------------------------------------ a mixture of experts
+
+
+def by_lag(row, neighbours, weights, ends, by_place, n_items):
+    """What a history's last items say, in buckets by how far back they are; 0 has no end."""
+    out = np.zeros((len(ends), n_items))
+    for g, item in enumerate(reversed(row), start=1):
+        buckets = [b for b, end in enumerate(ends) if end == 0 or g <= end]
+        if buckets:
+            weight = by_place[g - 1] if g <= len(by_place) else 1.0
+            for neighbour, value in zip(neighbours[item], weights[item], strict=True):
+                out[buckets[0], neighbour] += weight * value
+    return out
+
+
+def groups_following(row, members, sizes, by_gap):
+    """Which group of an item followed which; groups of two fields are never paired."""
+    field = np.repeat(np.arange(len(sizes)), sizes)
+    out = np.zeros((len(field), len(field)))
+    for p, i in enumerate(row):
+        for gap, j in enumerate(row[p + 1 : p + 1 + len(by_gap)]):
+            out += by_gap[gap] * np.outer(members[i], members[j])
+    return out * (field[:, None] == field)
+
+
+def mixture_loss(rows, weights, scale):
+    """Cross-entropy of the first row under the softmax of weighed scores."""
+    rows = rows.double()
+    logits = (rows[:, :-1] / torch.tensor(scale).double()) @ weights + rows[:, -1]
+    return torch.logsumexp(logits, 0) - logits[0]
+
+
+def network_loss(rows, weights, center, scale, parameters, best):
+    """The same after the network spoke, among the best of the mixture; None if it is not asked."""
+    rows = rows[rows[:, -1] > -1e29]
+    scaled = rows[:, :-2] / scale[:-1]
+    mixed, before = scaled @ weights[0], scaled @ weights[1]
+    chosen = np.sort(np.argsort(-mixed, kind="stable")[:best])
+    near = rows[1:, -1] == 0
+    if chosen[0] != 0 or before[0] < before[1:][near].min():
+        return None
+    x = torch.tensor((rows[chosen, :-1] - center) / scale)
+    width = x.shape[1]
+    hidden = next(h for h in range(1, 99) if width * h + h * h + 3 * h + 1 == len(parameters))
+    sizes = [width * hidden, hidden, hidden**2, hidden, hidden, 1]
+    w1, b1, w2, b2, w3, multiplier = torch.split(parameters, sizes)
+    first = x @ w1.reshape(width, hidden) + b1
+    first = first * torch.sigmoid(1.702 * first)
+    second = first @ w2.reshape(hidden, hidden) + b2
+    second = second * torch.sigmoid(1.702 * second)
+    logits = multiplier * torch.tensor(mixed[chosen]) + second @ w3
+    return torch.logsumexp(logits, 0) - logits[0]

@@ -14,7 +14,8 @@ from safetensors.numpy import save
 from hushrec.aggregate import ClientRows, Update, UploadShape
 from hushrec.aggregate.statistics import STEPS, LossSum, Tally, exact_sum
 from hushrec.errors import MessageError
-from hushrec.messages import Download, Evaluation, Expected, Upload, payload
+from hushrec.frame import payload
+from hushrec.messages import Download, Evaluation, Expected, Upload
 
 SHAPE = UploadShape(9, {"items": 2}, {"head": (3,)}, {"pairs": (16, 1), "open": (None, 1)})
 EXPECTED = Expected(4, SHAPE)
@@ -120,10 +121,11 @@ def test_a_norm_within_the_bound_is_fine():
         b"\xff" * 64,
         pickle.dumps({"rows": [1, 2]}),
         save({"head": np.ones(3)}),
-        save({"head": np.ones(3)}, metadata={"format": "hushrec-1", "kind": "upload"}),
-        save({}, metadata={"format": "hushrec-1", "kind": "upload", "facts": "[" * 5000}),
-        save({}, metadata={"format": "hushrec-1", "kind": "upload", "facts": "[1]"}),
-        save({}, metadata={"format": "hushrec-0", "kind": "upload", "facts": "{}"}),
+        save({"head": np.ones(3)}, metadata={"hushrec-1": '{"kind": "upload"}'}),
+        save({}, metadata={"hushrec-1": "[" * 5000}),
+        save({}, metadata={"hushrec-1": "7"}),
+        save({}, metadata={"hushrec-1": '{"kind": "upload", "facts": [1]}'}),
+        save({}, metadata={"hushrec-0": '{"kind": "upload", "facts": {}}'}),
         sent().to_bytes()[:-3],
     ],
     ids=lambda data: repr(data[:12]),

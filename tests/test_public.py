@@ -36,6 +36,8 @@ def test_the_exception_tree():
         "RunError": "InputError",
         "DivergedError": "HushrecError",
         "MessageError": "HushrecError",
+        "TooFewError": "HushrecError",
+        "FederationError": "HushrecError",
         "StoppedError": "HushrecError",
         "MissingExtraError": "HushrecError",
     }

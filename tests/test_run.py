@@ -363,12 +363,12 @@ def test_two_readers_of_one_run_do_not_disturb_each_other(tiny, tmp_path):
     out = tmp_path / "run"
     go(tiny, out, "fedmf", {"store.kind": "file"})
     first = Run.open(out, tiny)
-    before = [r.item for r in first.recommend("u3")]
+    before = [r.item for r in first.recommend("u003")]
     vectors = first.store.read(np.arange(30))["vector"].copy()
     second = Run.open(out, tiny)
     np.testing.assert_array_equal(first.store.read(np.arange(30))["vector"], vectors)
     np.testing.assert_array_equal(second.store.read(np.arange(30))["vector"], vectors)
-    assert [r.item for r in first.recommend("u3")] == before
+    assert [r.item for r in first.recommend("u003")] == before
 
 
 # ------------------------------------------------------------------ a full disk
@@ -487,7 +487,7 @@ def test_stored_metrics_can_be_recomputed(method, tiny, tmp_path):
         assert ours.keys() == stored.keys()
         for name in ours:
             np.testing.assert_array_equal(ours[name], stored[name])
-    assert [r.item for r in made.recommend("u3")] == [r.item for r in run.recommend("u3")]
+    assert [r.item for r in made.recommend("u003")] == [r.item for r in run.recommend("u003")]
 
 
 def test_a_split_without_validation_items_is_told(tiny):
@@ -558,15 +558,15 @@ def test_pooled_methods_need_everybody(tiny):
 def test_recommend_known_and_new_users(tiny):
     run = train(tiny, "fedmf", rounds=150, settings={"evaluation.every": 150})
     touched = {str(tiny.items[i]) for i in tiny.item[tiny.user == 3]}
-    listed = [r.item for r in run.recommend("u3", k=7)]
+    listed = [r.item for r in run.recommend("u003", k=7)]
     assert len(listed) == len(set(listed)) == 7
     assert not touched & set(listed)
-    assert run.recommend("u3", k=7) == run.recommend("u3", k=7)
-    scores = [r.score for r in run.recommend("u3", k=7)]
+    assert run.recommend("u003", k=7) == run.recommend("u003", k=7)
+    scores = [r.score for r in run.recommend("u003", k=7)]
     assert scores == sorted(scores, reverse=True)
 
     before = {k: v.tobytes() for k, v in run.shared.items()}, run.store.visited.copy()
-    history = [f"i{k}" for k in range(8)] + ["no such item"]
+    history = [f"i{k:03d}" for k in range(8)] + ["no such item"]
     new = [r.item for r in run.recommend("somebody", k=5, history=history)]
     assert not set(history) & set(new)
     # Someone who liked the first block gets the first block.
@@ -577,7 +577,7 @@ def test_recommend_known_and_new_users(tiny):
         run.recommend("somebody")
     with pytest.raises(ConfigError, match="none of the items"):
         run.recommend("somebody", history=["x"])
-    assert len(run.recommend("u3", k=1000)) == 40 - len(touched)
+    assert len(run.recommend("u003", k=1000)) == 40 - len(touched)
 
 
 def test_a_run_without_a_folder_leaves_nothing_behind(tiny, tmp_path, monkeypatch):
@@ -586,9 +586,9 @@ def test_a_run_without_a_folder_leaves_nothing_behind(tiny, tmp_path, monkeypatc
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", None)
     run = go(tiny, None, "fedmf", {"store.kind": "file"})
-    assert run.recommend("u1")  # its files are still readable
+    assert run.recommend("u001")  # its files are still readable
     shutil.rmtree(tmp_path / "tmp")
-    assert run.recommend("u1")
+    assert run.recommend("u001")
     assert list(tmp_path.iterdir()) == []
     assert hushrec.Run is Run
 

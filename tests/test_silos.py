@@ -151,10 +151,10 @@ def test_a_run_on_silos_resumes_to_the_bit(tmp_path):
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert summary["silos"]["count"] == 6
     again = hushrec.Run.open(tmp_path / "b", taste_world())
-    assert [r.item for r in again.recommend("user-7")] == [
-        r.item for r in whole.recommend("user-7")
+    assert [r.item for r in again.recommend("user-07")] == [
+        r.item for r in whole.recommend("user-07")
     ]
-    assert len(again.recommend("anna", history=["item-1", "item-2"])) == 10
+    assert len(again.recommend("anna", history=["item-01", "item-02"])) == 10
 
 
 def test_a_user_is_scored_with_its_own_silo():
@@ -185,7 +185,7 @@ def test_the_guarantee_is_for_a_silo():
     said = run.summary["privacy"]
     assert said["unit"] == "client (silo)"
     assert "any one client (silo)" in said["statement"]
-    assert said["delta"] == pytest.approx(6**-1.1)
+    assert said["delta"] == 1e-5
 
 
 def test_silos_are_part_of_the_configuration():

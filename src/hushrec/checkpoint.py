@@ -8,7 +8,7 @@ from typing import Any
 
 from hushrec.backends.base import Backend
 from hushrec.errors import RunError
-from hushrec.messages import Arrays
+from hushrec.frame import Arrays
 from hushrec.methods.base import Shared
 from hushrec.privacy.budgets import Ledger
 from hushrec.round import State

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hushrec import kernels
 from hushrec.data.interactions import Features
 from hushrec.errors import ConfigError
-from hushrec.rng import SecretStreams, Streams
+from hushrec.rng import SecretStreams, Streams, Words
 
 Protocol = Literal["honest", "published"]
 
@@ -161,19 +162,29 @@ class CohortConfig(BaseModel):
         """Return the clients of a round, ascending."""
         if self.kind == "all":
             return np.arange(population)
-        generator = streams.generator("cohort", round_number)
         if self.kind == "fixed":
             if self.size is None:
                 raise ConfigError("cohort.kind = 'fixed' needs cohort.size")
             if self.size > population:
                 raise ConfigError(f"cohort.size = {self.size} exceeds the {population} clients")
-            size = self.size
-        else:
-            if self.probability is None:
-                raise ConfigError("cohort.kind = 'poisson' needs cohort.probability")
-            # A binomial count and a uniform subset of that size are independent coin flips.
-            size = int(generator.binomial(population, self.probability))
+        elif self.probability is None:
+            raise ConfigError("cohort.kind = 'poisson' needs cohort.probability")
+        if isinstance(streams, SecretStreams):
+            return self._draw_secretly(population, streams.words("cohort", round_number))
+        generator = streams.generator("cohort", round_number)
+        # A binomial count and a uniform subset of that size are independent coin flips.
+        size = self.size or int(generator.binomial(population, self.probability or 0.0))
         return np.sort(generator.choice(population, size, replace=False, shuffle=False))
+
+    def _draw_secretly(self, population: int, words: Words) -> NDArray[np.int64]:
+        """Flip a coin of 64 bits for each client, or take those with the smallest of them."""
+        coins = words.take(population)
+        if self.size is not None:
+            return np.sort(np.argsort(coins, kind="stable")[: self.size])
+        assert self.probability is not None, "checked"
+        # Rounded down: nobody takes part more often than is accounted for.
+        limit = int(Fraction(self.probability) * 2**64)
+        return np.flatnonzero(coins < np.uint64(limit)) if limit < 2**64 else np.arange(population)
 
 
 def chunks(cohort: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:

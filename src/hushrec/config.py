@@ -34,6 +34,8 @@ class Experiment(BaseModel):
 
     data: str
     """A name of the catalogue, an imported name, or a path."""
+    items: str | None = None
+    """Path of the public list of items, where one was given with data that is a file."""
     method: str
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the method, complete."""
@@ -91,6 +93,7 @@ def make_experiment(
     data: str,
     method: str,
     *,
+    items: str | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     protocol: Protocol | None = None,
@@ -106,9 +109,10 @@ def make_experiment(
     mode = (settings or {}).get("privacy.mode") or given.get("privacy", {}).get("mode")
     found = _class_for(method, mode)
     values: dict[str, Any] = {"options": {}}
-    if not found.traits.learns:
-        # Yardsticks do not converge; their last round is the result.
-        values["evaluation"] = {"every": found.traits.rounds}
+    # Yardsticks do not converge; their last round is the result.
+    every = found.traits.every if found.traits.learns else found.traits.rounds
+    if every > 1:
+        values["evaluation"] = {"every": every}
     _merge(values, given)
     for key, value in (settings or {}).items():
         section, dot, name = key.partition(".")
@@ -123,15 +127,14 @@ def make_experiment(
     config = _validated(found.Config, values["options"], f"option of {method}")
     values["options"] = _plain(config)
     values.setdefault("rounds", found(config).planned_rounds)
-    return _validated(
-        Experiment, {"data": data, "method": method, "preset": preset, **values}, "setting"
-    )
+    named = {"data": data, "items": items, "method": method, "preset": preset}
+    return _validated(Experiment, {**named, **values}, "setting")
 
 
 def _class_for(method: str, privacy_mode: str | None) -> type[Method]:
     """Find a method by name, in its form for noise on sums where that is asked for."""
     found = method_class(method)
-    return found.under_noise or found if privacy_mode == "central" else found
+    return found.under_noise or found if privacy_mode in ("central", "distributed") else found
 
 
 def preset_names(method: str) -> list[str]:

@@ -9,6 +9,8 @@
     │   └── RunError          a run folder: exists already, damaged, or not a run
     ├── DivergedError         training left the numbers (NaN, infinity, overflow of the exact sums)
     ├── MessageError          what another party sent cannot be used, and counts for nothing
+    ├── TooFewError           too few nodes are left for a sum that hides each of them
+    ├── FederationError       too few nodes, or none that fits; what is done is saved
     ├── StoppedError          the user asked to stop; what is done is saved
     └── MissingExtraError     an optional dependency; the message carries the pip line
 
@@ -49,6 +51,14 @@ class DivergedError(HushrecError):
 
 class MessageError(HushrecError):
     """A message that is damaged, forged, late or larger than agreed."""
+
+
+class TooFewError(HushrecError):
+    """Too few nodes are left for a sum that hides each of them."""
+
+
+class FederationError(HushrecError):
+    """Too few nodes take part for a run to begin or to go on."""
 
 
 class StoppedError(HushrecError):

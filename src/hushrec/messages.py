@@ -1,8 +1,7 @@
 """What travels between server and clients: values with a bytes form, validated on arrival.
 
-`Download` goes to the clients, `Upload` and `Evaluation` come back. A message is a safetensors
-file: arrays, and a header with their names and a few facts. The byte counter of a run counts the
-arrays, as `nbytes`; the header, some hundred bytes, is not counted.
+`Download` goes to the clients, `Upload` and `Evaluation` come back, each in a `hushrec.frame`. The
+byte counter of a run counts the arrays, as `nbytes`, and not the header of some hundred bytes.
 
 Whoever reads a message says what it must be (`Expected`): kind, round, names, shapes, dtypes,
 finite numbers, norm, and how large it may be before it is even looked at. Anything else is a
@@ -11,28 +10,28 @@ finite numbers, norm, and how large it may be before it is even looked at. Anyth
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from hushrec.aggregate import ClientRows, Update, UploadShape
 from hushrec.aggregate.statistics import PLACES, STEPS, LossSum, Tally
 from hushrec.errors import MessageError
+from hushrec.frame import (
+    HEADER_BYTES,
+    LARGEST,
+    Array,
+    Arrays,
+    check_finite,
+    count_in,
+    pack,
+    unpack,
+    whole_in,
+)
 
-Array = NDArray[Any]
-Arrays = Mapping[str, Array]
-
-FORMAT = "hushrec-1"
-HEADER_BYTES = 2**16
-"""Largest header: names and shapes of the arrays, and the facts."""
-LARGEST = 2**30
-"""Largest message where nothing tighter is known."""
 SLACK = 1 + 1e-6
 """A norm is worked out again on arrival, and may round up."""
 
@@ -70,23 +69,23 @@ class Download:
         arrays = {f"common/{name}": array for name, array in self.common.items()}
         arrays |= {f"own/{name}": array for name, array in self.own.items()}
         facts = {"round": self.round, "protection": dict(self.protection)}
-        return _pack("download", facts, arrays)
+        return pack("download", facts, arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes, most: int = LARGEST) -> Download:
         """Read it on the client."""
-        facts, arrays = _unpack("download", data, most)
+        facts, arrays = unpack("download", data, most)
         parts: dict[str, dict[str, Array]] = {"common": {}, "own": {}}
         for name, array in arrays.items():
             part, _, rest = name.partition("/")
             if part not in parts or not rest:
                 raise MessageError(f"the download holds an array '{name}' that is not known")
-            _check_finite(array, name)
+            check_finite(array, name)
             parts[part][rest] = array
         state = facts.get("protection")
         if not isinstance(state, dict) or not all(isinstance(v, float) for v in state.values()):
             raise MessageError("the download holds no state of the protection")
-        return cls(_count(facts, "round"), **parts, protection=state)
+        return cls(count_in(facts, "round"), **parts, protection=state)
 
 
 @dataclass(frozen=True)
@@ -131,21 +130,21 @@ class Upload:
         facts = {"round": self.round, "clients": update.clients, "loss": self.loss.steps}
         facts |= {"trained": self.loss.clients, "lost": self.loss.lost}
         facts["emptied"] = update.emptied
-        return _pack("upload", facts, arrays)
+        return pack("upload", facts, arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes, expected: Expected) -> Upload:
         """Read it on the server; refuse whatever is not as expected."""
-        facts, arrays = _unpack("upload", data, expected.most_bytes)
-        number, clients = _count(facts, "round"), _count(facts, "clients")
+        facts, arrays = unpack("upload", data, expected.most_bytes)
+        number, clients = count_in(facts, "round"), count_in(facts, "clients")
         if number != expected.round:
             raise MessageError(f"the upload is of round {number}, not of round {expected.round}")
         if clients != expected.clients:
             raise MessageError(f"the upload is of {clients} clients, not of {expected.clients}")
-        loss = LossSum(_whole(facts, "loss"), _count(facts, "trained"), _count(facts, "lost"))
+        loss = LossSum(whole_in(facts, "loss"), count_in(facts, "trained"), count_in(facts, "lost"))
         if loss.clients > clients or loss.lost > loss.clients:
             raise MessageError("the upload counts more losses than clients")
-        update = replace(_read_update(arrays, expected), emptied=_count(facts, "emptied"))
+        update = replace(_read_update(arrays, expected), emptied=count_in(facts, "emptied"))
         if update.emptied > clients:
             raise MessageError("the upload counts more empty uploads than clients")
         if expected.norm is not None:
@@ -191,12 +190,12 @@ class Evaluation:
             for name, tally in self.tallies.items()
         }
         places = {f"places/{name}": tally.places for name, tally in self.tallies.items()}
-        return _pack("evaluation", {"tallies": facts}, places)
+        return pack("evaluation", {"tallies": facts}, places)
 
     @classmethod
     def from_bytes(cls, data: bytes, names: Mapping[str, list[str]]) -> Evaluation:
         """Read it; ``names`` are the metrics of each candidate set."""
-        facts, arrays = _unpack("evaluation", data, 4 * HEADER_BYTES)
+        facts, arrays = unpack("evaluation", data, 4 * HEADER_BYTES)
         said = facts.get("tallies")
         if not isinstance(said, dict) or said.keys() != names.keys():
             raise MessageError("the evaluation is not of the candidate sets that were asked for")
@@ -205,7 +204,7 @@ class Evaluation:
         tallies = {}
         for candidates, metrics in names.items():
             tally, places = said[candidates], arrays[f"places/{candidates}"]
-            users, sums = _count(tally, "users"), tally.get("sums")
+            users, sums = count_in(tally, "users"), tally.get("sums")
             if not isinstance(sums, dict) or sorted(sums) != sorted(metrics if users else []):
                 raise MessageError("the evaluation is not of the metrics that were asked for")
             if not all(isinstance(s, int) and 0 <= s <= users * STEPS for s in sums.values()):
@@ -215,57 +214,6 @@ class Evaluation:
             own = {name: sums[name] for name in metrics if users}
             tallies[candidates] = Tally(users, own, places)
         return cls(tallies)
-
-
-# ------------------------------------------------------------ the frame
-
-
-def payload(data: bytes) -> int:
-    """Return the bytes of a message's arrays, its header left out."""
-    return len(data) - 8 - int.from_bytes(data[:8], "little")
-
-
-def _pack(kind: str, facts: Mapping[str, Any], arrays: Arrays) -> bytes:
-    said = {"format": FORMAT, "kind": kind, "facts": json.dumps(facts)}
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return bytes(save(whole, metadata=said))
-
-
-def _unpack(kind: str, data: bytes, most: int) -> tuple[dict[str, Any], dict[str, Array]]:
-    if len(data) > most:
-        raise MessageError(f"the {kind} has {len(data):,} bytes, more than the {most:,} allowed")
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > min(HEADER_BYTES, len(data) - 8):
-        raise MessageError(f"the {kind} is no message of hushrec: it has no header")
-    try:
-        said = json.loads(data[8 : 8 + size])["__metadata__"]
-        if said["format"] != FORMAT or said["kind"] != kind:
-            raise MessageError(f"the message is no {kind} of this version of hushrec")
-        facts, arrays = json.loads(said["facts"]), load(data)
-    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-        raise MessageError(f"the {kind} is damaged: {type(error).__name__}") from None
-    if not isinstance(facts, dict):
-        raise MessageError(f"the {kind} is damaged: its facts are no table")
-    return facts, arrays
-
-
-def _whole(facts: Mapping[str, Any], name: str) -> int:
-    value = facts.get(name) if isinstance(facts, Mapping) else None
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**300:
-        raise MessageError(f"the message says no whole number for '{name}'")
-    return value
-
-
-def _count(facts: Mapping[str, Any], name: str) -> int:
-    value = _whole(facts, name)
-    if value < 0:
-        raise MessageError(f"the message counts {value} for '{name}'")
-    return value
-
-
-def _check_finite(array: Array, name: str) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise MessageError(f"'{name}' holds numbers that are not finite")
 
 
 # ------------------------------------------------------------ updates as arrays
@@ -302,7 +250,7 @@ def _read_update(arrays: Arrays, expected: Expected) -> Update:
         what = "lacks" if name in names else "holds an array that nobody asked for:"
         raise MessageError(f"the upload {what} '{name}'")
     for name, array in arrays.items():
-        _check_finite(array, name)
+        check_finite(array, name)
     for name, own in dense.items():
         array = arrays[f"dense/{name}"]
         if array.shape != own or array.dtype not in (np.float32, np.float64):

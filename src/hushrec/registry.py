@@ -1,7 +1,7 @@
-"""Parts that other packages bring: methods, mechanisms and backends are found by entry points.
+"""Parts that other packages bring are found by entry points: methods, experts, and so on.
 
 A package declares, in its own ``pyproject.toml``, a name in one of the groups ``hushrec.methods``,
-``hushrec.mechanisms`` and ``hushrec.backends``; ours are declared the same way.
+``hushrec.experts``, ``hushrec.mechanisms`` and ``hushrec.backends``; ours are declared alike.
 """
 
 from __future__ import annotations

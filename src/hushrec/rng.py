@@ -9,8 +9,10 @@ everybody knows: first parameters, samples, what is looked at. `SecretStreams` a
 protects nothing once its numbers are known, and for who takes part where that is to be hidden;
 their root is drawn from the operating system for each run.
 
-Python code takes a numpy generator (`generator`); kernels take a 128-bit key (`key`), mix in each
-user's number and count upwards (`kernels.draw`).
+Public streams are fast: Python code takes a numpy generator (`generator`); kernels take a 128-bit
+key (`key`), mix in each user's number and count upwards (`kernels.draw`). Secret streams are the
+words of a stream cipher, ChaCha20, under a key for each address (`words`): whoever sees some of
+them learns nothing of the others.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
 Key = NDArray[np.uint64]
@@ -32,16 +36,26 @@ def new_key() -> str:
     return secrets.token_hex(32)
 
 
-@dataclass(frozen=True)
-class _Addressed:
-    """Random streams under one root, addressed by purpose, round and user."""
+class Words:
+    """The words of a stream cipher, one after the other, each read once."""
 
-    seed: int | str
+    def __init__(self, key: bytes) -> None:
+        self._keystream = Cipher(ChaCha20(key, bytes(16)), None).encryptor()
+
+    def take(self, count: int) -> NDArray[np.uint64]:
+        """Return the next words."""
+        return np.frombuffer(self._keystream.update(bytes(8 * count)), "<u8")
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Public streams, that everybody may know: from the run's seed."""
+
+    seed: int
 
     def key(self, purpose: str, round_number: int = 0) -> Key:
         """Return the 128-bit key of a purpose in a round, as two words; kernels add the user."""
-        address = f"{self.seed}/{purpose}/{round_number}".encode()
-        digest = hashlib.blake2b(address, digest_size=16).digest()
+        digest = _digest(f"{self.seed}/{purpose}/{round_number}", 16)
         return np.frombuffer(digest, dtype=np.uint64).copy()
 
     def generator(self, purpose: str, round_number: int = 0, user: int = -1) -> np.random.Generator:
@@ -51,20 +65,24 @@ class _Addressed:
 
 
 @dataclass(frozen=True)
-class Streams(_Addressed):
-    """Public streams, that everybody may know: from the run's seed."""
-
-    seed: int
-
-
-@dataclass(frozen=True)
-class SecretStreams(_Addressed):
+class SecretStreams:
     """Streams of noise and of hidden coins."""
+
+    root: int | str
+    """A key, or the number of an experiment that is to be repeatable."""
 
     @classmethod
     def from_key(cls, key: str, *bound_to: str) -> SecretStreams:
         """Return the streams of a key; bound to something else, it gives other numbers."""
         return cls("/".join([key, *bound_to]))
+
+    def words(self, purpose: str, round_number: int, user: int = -1) -> Words:
+        """Return the words of one address; ``user=-1`` is the server."""
+        return Words(_digest(f"{self.root}/{purpose}/{round_number}/{user}", 32))
+
+
+def _digest(address: str, size: int) -> bytes:
+    return hashlib.blake2b(address.encode(), digest_size=size).digest()
 
 
 @dataclass(frozen=True)
@@ -74,13 +92,13 @@ class SecretRound:
     number: int
     streams: SecretStreams
 
-    def key(self, purpose: str) -> Key:
-        """Return the key of a purpose in this round."""
-        return self.streams.key(purpose, self.number)
+    def words(self, purpose: str, user: int = -1) -> Words:
+        """Return the words of a purpose in this round, for a client or the server."""
+        return self.streams.words(purpose, self.number, user)
 
-    def generator(self, purpose: str) -> np.random.Generator:
-        """Return the server's generator for a purpose in this round."""
-        return self.streams.generator(purpose, self.number)
+    def of(self, somebody: str) -> SecretRound:
+        """Return somebody else's streams, where a simulation has to have them all."""
+        return SecretRound(self.number, SecretStreams(f"{self.streams.root}/{somebody}"))
 
 
 PastNoise = Callable[[str, tuple[int, ...], Any, int], NDArray[np.float32]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from hushrec.methods.capabilities import is_marked
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.plan import Plan
 from hushrec.rng import SecretRound, SecretStreams, Streams
+
+SelectedBy = Literal["validation", "noised validation", "last round"]
 
 
 @dataclass
@@ -65,9 +67,13 @@ class State:
             self.stale_looks += regular
         return better
 
+    def take_last(self) -> None:
+        """Keep this round, whatever it is worth: nobody's data decides."""
+        self.selected_round, self.selected_shared = self.round, self.shared
+
     def is_stale(self, config: EvaluationConfig) -> bool:
         """Say whether the last so many looks were no better than one before them."""
-        return 0 < config.patience <= self.stale_looks
+        return 0 < config.most_stale <= self.stale_looks
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,13 @@ class Server:
     def protects(self) -> bool:
         """Whether privacy is promised: then nobody's data may stop the run."""
         return self.experiment.privacy.promises
+
+    @property
+    def selected_by(self) -> SelectedBy:
+        """What decides which round is shipped."""
+        if not self.protects:
+            return "validation"
+        return "last round" if self.plan.looks is None else "noised validation"
 
     @property
     def coins(self) -> Streams | SecretStreams:
@@ -142,8 +155,8 @@ def run_rounds(
 ) -> None:
     """Train to the end or an early stop; the state then holds the selected round."""
     experiment, task, plan, backend = server.experiment, server.task, server.plan, server.backend
-    method, config = task.method, experiment.evaluation
-    while state.round < experiment.rounds and not state.is_stale(config):
+    method = task.method
+    while state.round < experiment.rounds and not state.is_stale(experiment.evaluation):
         began, number = time.perf_counter(), state.round + 1
         # 1. Who takes part.
         drawn = experiment.cohort.draw(len(server.clients), server.coins, number)
@@ -154,46 +167,71 @@ def run_rounds(
         # 3. Fit, 4. protect, 5. sum: on the clients, whatever the backend.
         collected = backend.train(download, protection, cohort)
         # 6. Undo the server's side of the protection and apply the sum.
-        secret = SecretRound(number, task.secret)
-        total, following = protection.finish(collected.summed.total(), secret)
-        if total.clients:
-            state.shared = method.apply(state.shared, total)
-        # 7. Account for the privacy and for the messages.
-        state.account, state.protection = plan.charge(state.account, number), following.state
+        if not collected.lost:
+            secret = SecretRound(number, task.secret)
+            total, following = protection.finish(collected.summed, secret, shared=collected.noised)
+            state.protection = following.state
+            if total.clients:
+                state.shared = method.apply(state.shared, total)
+        # 7. Account for the privacy and for the messages; a lost sum may have been seen.
+        state.account = plan.charge(state.account, number)
         if not method.traits.pooled:
             state.up_bytes += collected.up_bytes
             state.down_bytes += collected.down_bytes
         state.round = number
         loss = collected.loss.mean if server.protects else _mean_loss(collected.loss, number)
-        # 8. Look at the validation items; the best look selects the round.
-        regular = number % config.every == 0 or number == experiment.rounds
-        valid: Mapping[str, Mapping[str, float]] | None = None
-        more: Mapping[str, Any] = {}
-        if regular or is_marked(method, number) or is_marked(method, number + 1):
-            looked = backend.evaluate(server.serving(state.shared), "valid")
-            if state.select(selection_value(looked, config), regular=regular):
-                backend.keep_selected()
-            valid, more = looked.means(), backend.describe(state.shared, number)
+        # 8. Look at the validation items and select the round.
+        seen = _look(server, state)
         # 9. Record, and save from time to time.
         seconds = time.perf_counter() - began
         state.seconds += seconds
-        line = {"round": number, "clients": len(cohort), "loss": loss, "valid": valid, **more}
+        line = {"round": number, "clients": len(cohort), "loss": loss, **seen}
         sent = {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes, "seconds": seconds}
         if collected.emptied:
             line["emptied"] = collected.emptied
+        if collected.lost:
+            line["lost"] = True
         journal.record({**line, **sent})
         best = state.selected_round, state.selected_value
-        on_round(RoundReport(number, experiment.rounds, loss, valid, seconds, *best))
+        on_round(RoundReport(number, experiment.rounds, loss, seen["valid"], seconds, *best))
         stopping = should_stop()  # asked once: what is said to be saved is saved
         journal.save(state, now=stopping)
         if stopping and state.round < experiment.rounds:
             raise StoppedError(f"stopped after round {number}")
 
 
+def _look(server: Server, state: State) -> dict[str, Any]:
+    """Look at the validation items, if it is time, and select the round; say what was seen.
+
+    The best look selects. Under privacy only noised looks may, which are paid for; without them the
+    last round is shipped, and looks are for the log.
+    """
+    experiment, method, backend = server.experiment, server.task.method, server.backend
+    config, number, paid = experiment.evaluation, state.round, server.plan.looks
+    regular = number in config.looks(experiment.rounds)
+    if not (regular or is_marked(method, number) or is_marked(method, number + 1)):
+        return {"valid": None}
+    looked = backend.evaluate(server.serving(state.shared), "valid")
+    seen = {"valid": looked.means(), **backend.describe(state.shared, number)}
+    better = False
+    if not server.protects:
+        better = state.select(selection_value(looked, config), regular=regular)
+    elif paid is None:
+        better = number == experiment.rounds
+        if better:
+            state.take_last()
+    elif regular:
+        secret = SecretRound(number, server.task.secret)
+        seen["noised"] = paid.value(looked.tallies[config.candidates], config.select, secret)
+        better = state.select(seen["noised"], regular=True)
+    if better:
+        backend.keep_selected()
+    return seen
+
+
 def selection_value(looked: Evaluation, config: EvaluationConfig) -> float:
     """Return the value by which rounds are compared."""
-    candidates = "full" if config.select_on == "full" else config.sampled_name
-    return looked.tallies[candidates].mean(config.select)
+    return looked.tallies[config.candidates].mean(config.select)
 
 
 def _mean_loss(loss: LossSum, number: int) -> float | None:

@@ -21,7 +21,8 @@ from hushrec.errors import ConfigError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.ranking import Ranks, top_k
 from hushrec.methods.base import Method, Shared
-from hushrec.prepare import Prepared, plan_privacy, prepare
+from hushrec.methods.capabilities import Explains
+from hushrec.prepare import Prepared, plan_privacy, population_of, prepare
 from hushrec.rng import Streams
 from hushrec.round import NoJournal, RoundReport, State, run_rounds
 from hushrec.run_folder import FINAL, RunFolder, replacing
@@ -38,6 +39,8 @@ class Recommendation:
     item: str
     title: str
     score: float
+    because: str = ""
+    """Whose voice spoke for it most, where a method mixes several."""
 
 
 class Run:
@@ -91,7 +94,7 @@ class Run:
             )
         experiment = folder.experiment()
         split = make_split(
-            data or load(experiment.data),
+            data or load(experiment.data, items=experiment.items),
             experiment.split,
             Streams(experiment.seed),
             experiment.silos,
@@ -166,10 +169,13 @@ class Run:
             scores = self.method.score(self.shared, private, view)
         seen = view.positives
         items, values = top_k(scores, seen.indptr, seen.values, min(int(k), data.n_items))
+        found = items[:, items[0] >= 0]
+        voices = [""] * found.shape[1]
+        if isinstance(self.method, Explains):
+            (voices,) = self.method.voices(self.shared, view, found)
         return [
-            Recommendation(str(data.items[item]), data.title(item), float(value))
-            for item, value in zip(items[0], values[0], strict=True)
-            if item >= 0
+            Recommendation(str(data.items[item]), data.title(item), float(value), voice)
+            for item, value, voice in zip(found[0], values[0], voices, strict=False)
         ]
 
     def _everything(self, number: int) -> TrainView:
@@ -265,7 +271,7 @@ def train_experiment(
     streams = Streams(experiment.seed)
     split = make_split(interactions, experiment.split, streams, experiment.silos)
     # What cannot be drawn or cannot be guaranteed is refused before anything is written.
-    experiment.cohort.draw(len(split.training_clients), streams, 1)
+    experiment.cohort.draw(len(population_of(experiment, split)), streams, 1)
     plan = plan_privacy(experiment, split)
     if out is not None and folder is None:
         folder = RunFolder.create(out, experiment)
@@ -289,7 +295,7 @@ def train_experiment(
             server.backend.evaluate(serving, part, selected=True)
         if journal:
             journal.finish(state)
-        summary = summarise(server, split, state)
+        summary = summarise(server, split, state, interactions)
         if folder:
             folder.write_arrays("users.npz", ranks_to_arrays(server.backend.ranks))
             folder.write_json("summary.json", summary)
@@ -347,6 +353,7 @@ def _asked_for(data: Interactions, method: str, options: TrainOptions) -> Experi
     return make_experiment(
         data.name,
         method,
+        items=data.items_file,
         preset=options.get("preset"),
         settings=options.get("settings"),
         protocol=options.get("protocol"),

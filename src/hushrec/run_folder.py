@@ -43,6 +43,8 @@ from hushrec.store import WORKSPACE
 Arrays = Mapping[str, NDArray[Any]]
 FINAL = "final"
 AUDIT_FILE = "audit.json"
+FEDERATED = "roster.json"
+"""What a run folder of a federation's server has, and no other."""
 SUMMARY_KEYS = {
     *("method", "data", "protocol", "protocol_mark", "options", "rounds", "selected_round", "seed"),
     *("test", "valid", "yardsticks", "lists", "users", "notes", "communication", "time"),
@@ -88,6 +90,10 @@ class RunFolder:
                 shutil.rmtree(left, ignore_errors=True)
             yield
 
+    def is_locked(self) -> bool:
+        """Say whether a process trains in this folder now."""
+        return is_held(self.path / ".lock")
+
     def experiment(self) -> Experiment:
         """Read the configuration."""
         file = self.path / "config.toml"
@@ -124,6 +130,11 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """Read summary.json and check that it is one."""
+        if (self.path / FEDERATED).exists():
+            raise RunError(
+                f"{self.path} is the server's side of a federation, and what its users had is on "
+                "the nodes: see 'hushrec federate status'"
+            )
         summary = self.read_json("summary.json")
         missing = sorted(SUMMARY_KEYS - summary.keys())
         if missing:
@@ -249,6 +260,18 @@ class RunFolder:
             f"{file} is missing or damaged: this checkpoint cannot be used; "
             "start the run anew with --overwrite"
         )
+
+
+def is_held(lock: Path) -> bool:
+    """Say whether a process holds a lock file."""
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def require_free(path: Path, *, overwrite: bool) -> None:

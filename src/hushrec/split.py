@@ -19,6 +19,7 @@ from hushrec.clients import Protocol, Ragged, TrainView
 from hushrec.data.features import usual
 from hushrec.data.interactions import Categorical, Column, Interactions
 from hushrec.errors import ConfigError, DataError
+from hushrec.kernels.draws import draw_each
 from hushrec.rng import Streams
 from hushrec.silos import SilosConfig, hold
 
@@ -66,8 +67,11 @@ class Split:
     train: TrainView
     valid: Ragged
     test: Ragged
+    members: NDArray[np.int64]
+    """Everybody on the list of users but unseen ones, with rows or without: nobody's data decides
+    it."""
     training_users: NDArray[np.int64]
-    """The population that trains: users with a past, unseen ones left out."""
+    """The population that trains: members with a past."""
     disliked: Ragged
     """Held-out items that are not to be found, and that nobody should be asked to rank."""
     holders: NDArray[np.int32] | None = None
@@ -86,9 +90,15 @@ class Split:
     @property
     def training_clients(self) -> NDArray[np.int64]:
         """Return the population that cohorts are drawn from."""
-        if self.holders is None:
-            return self.training_users
-        return np.unique(self.holders[self.training_users]).astype(np.int64)
+        return self._clients_of(self.training_users)
+
+    @property
+    def member_clients(self) -> NDArray[np.int64]:
+        """Return the population that cohorts are drawn from where data may not decide it."""
+        return self._clients_of(self.members)
+
+    def _clients_of(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
+        return users if self.holders is None else np.unique(self.holders[users]).astype(np.int64)
 
     def heldout(self, part: Part) -> Ragged:
         """Return the items to be found in this part."""
@@ -132,6 +142,7 @@ class Split:
             train=self.train.take(users),
             valid=self.valid.take(users),
             test=self.test.take(users),
+            members=np.flatnonzero(np.isin(users, self.members)),
             training_users=np.flatnonzero(trains),
             disliked=self.disliked.take(users),
             holders=None if self.holders is None else self.holders[users],
@@ -178,6 +189,17 @@ class Split:
 TRAIN, VALID, TEST, UNUSED, DISLIKED = 0, 1, 2, 3, 4
 
 
+@dataclass(frozen=True)
+class Share:
+    """Whose rows these are: all users', or those of a node that sees nobody else's."""
+
+    numbers: NDArray[np.int64]
+    """Number of each user in the population."""
+    population: int
+    holders: NDArray[np.int32] | None = None
+    """Silo of each user, where a silo is a client."""
+
+
 def make_split(
     data: Interactions,
     config: SplitConfig,
@@ -190,6 +212,23 @@ def make_split(
             "silos hold the users they train on: use another split.kind than unseen-users, or "
             "silos.kind = none"
         )
+    # An item's number is its row in what is released: by id, whoever made the data.
+    data = data.ordered()
+    if data.n_users < 2 or data.n_items < 2:
+        raise DataError(f"{data.name}: needs at least two users and two items")
+    split = split_share(data, config, streams, Share(np.arange(data.n_users), data.n_users))
+    for part, use in ((split.valid, "validate"), (split.test, "test")):
+        if not len(part.values):
+            raise DataError(
+                f"{data.name}: no user is long enough for a {config.kind} split with something to "
+                f"{use} on; use more data, larger shares or another split.kind"
+            )
+    holders = None if silos.kind == "none" else hold(split.train, silos, streams)
+    return replace(split, holders=holders)
+
+
+def split_share(data: Interactions, config: SplitConfig, streams: Streams, share: Share) -> Split:
+    """Split the rows of some users, as `make_split` splits them among everybody's."""
     if config.repeats == "merge":
         data = data.merged()
     if config.drop_below is not None:
@@ -198,9 +237,7 @@ def make_split(
             raise DataError(f"{data.name}: no value reaches split.drop_below = {config.drop_below}")
         note = f"{int((~keep).sum()):,} rows with a value below {config.drop_below:g} left out"
         data = replace(data.select(keep), notes=(*data.notes, note))
-    if data.n_users < 2 or data.n_items < 2:
-        raise DataError(f"{data.name}: needs at least two users and two items")
-    rows = _Ordered.of(data)
+    rows = _Ordered.of(data, share)
     part = _PARTS[config.kind](rows, config, streams)
 
     n_train = np.bincount(rows.user[part == TRAIN], minlength=data.n_users)
@@ -213,12 +250,6 @@ def make_split(
     if config.positive_above is not None:
         low = data.value[rows.order] <= config.positive_above
         part[low & ((part == VALID) | (part == TEST))] = DISLIKED
-    for number, use in ((VALID, "validate"), (TEST, "test")):
-        if not (part == number).any():
-            raise DataError(
-                f"{data.name}: no user is long enough for a {config.kind} split with something to "
-                f"{use} on; use more data, larger shares or another split.kind"
-            )
 
     def ragged(number: int, values: NDArray[Any]) -> Ragged:
         chosen = part == number
@@ -226,7 +257,7 @@ def make_split(
         return Ragged(np.concatenate([[0], np.cumsum(counts)]), values[rows.order][chosen])
 
     train = TrainView(
-        users=np.arange(data.n_users, dtype=np.int32),
+        users=share.numbers.astype(np.int32),
         n_items=data.n_items,
         positives=ragged(TRAIN, data.item),
         times=ragged(TRAIN, data.time),
@@ -235,12 +266,17 @@ def make_split(
         item_features=data.item_features,
     )
     valid, test = ragged(VALID, data.item), ragged(TEST, data.item)
-    trains = train.positives.lengths > 0
-    if config.kind == "unseen-users":
-        trains &= _unseen_role(data.n_users, config, streams) == TRAIN
+    members = np.flatnonzero(may_train(config, streams, share.population)[share.numbers])
+    training = members[train.positives.lengths[members] > 0]
     disliked = ragged(DISLIKED, data.item)
-    holders = None if silos.kind == "none" else hold(train, silos, streams)
-    return Split(config, data, train, valid, test, np.flatnonzero(trains), disliked, holders)
+    return Split(config, data, train, valid, test, members, training, disliked, share.holders)
+
+
+def may_train(config: SplitConfig, streams: Streams, population: int) -> NDArray[np.bool_]:
+    """Say of everybody, by number, whether the split lets them train."""
+    if config.kind != "unseen-users":
+        return np.ones(population, np.bool_)
+    return np.asarray(_unseen_role(population, config, streams) == TRAIN)
 
 
 def _usual_context(rows: _Ordered, training: NDArray[np.bool_]) -> dict[str, Column]:
@@ -267,6 +303,7 @@ class _Ordered:
     """All rows, user by user, oldest first."""
 
     data: Interactions
+    share: Share
     order: NDArray[np.int64]
     user: NDArray[np.int32]
     place: NDArray[np.int64]
@@ -275,12 +312,12 @@ class _Ordered:
     """Number of rows of the row's user."""
 
     @classmethod
-    def of(cls, data: Interactions) -> _Ordered:
+    def of(cls, data: Interactions, share: Share) -> _Ordered:
         order = np.lexsort((np.arange(len(data)), data.time, data.user))
         user = data.user[order]
         count = np.bincount(data.user, minlength=data.n_users)
         first = np.cumsum(count) - count
-        return cls(data, order, user, np.arange(len(order)) - first[user], count[user])
+        return cls(data, share, order, user, np.arange(len(order)) - first[user], count[user])
 
     @property
     def n_users(self) -> int:
@@ -289,7 +326,9 @@ class _Ordered:
 
     def shuffled_place(self, streams: Streams) -> NDArray[np.int64]:
         """Return places of a random order instead of the order in time."""
-        ticket = streams.generator("split/order").random(len(self.order))
+        # From each user's own stream: nobody's rows move anybody else's.
+        numbers = self.share.numbers[self.user].astype(np.int32)
+        ticket = draw_each(streams.key("split/order"), numbers, self.place)
         place = np.empty(len(ticket), np.int64)
         place[np.lexsort((ticket, self.user))] = self.place
         return place
@@ -323,7 +362,7 @@ def _time(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.i
 
 
 def _unseen_users(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
-    role = _unseen_role(rows.data.n_users, config, streams)[rows.user]
+    role = _unseen_role(rows.share.population, config, streams)[rows.share.numbers[rows.user]]
     place = rows.place if config.order == "time" else rows.shuffled_place(streams)
     # The earlier half adapts the model on the device; only the later half is ranked.
     return np.where(place >= (rows.size + 1) // 2, role, TRAIN).astype(np.int8)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hushrec import silos
+from hushrec.data import Interactions
 from hushrec.evaluate.metrics import coverage, popularity_bias
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.memory import peak_rss_bytes
 from hushrec.methods.capabilities import facts_of
 from hushrec.prepare import Prepared
+from hushrec.privacy.compose import Claim, compose, promises
 from hushrec.round import State
 from hushrec.split import Split
 
@@ -53,15 +56,33 @@ def mean_summary(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "time": {key: mean("time", key) for key in ("total_s", "per_round_s")},
         "peak_rss_bytes": max(summary["peak_rss_bytes"] for summary in summaries),
-        # Of one run; the weakest, where seeds stopped at different rounds.
-        "privacy": max(
-            (summary["privacy"] for summary in summaries), key=lambda said: said["epsilon"] or 0
-        ),
+        "privacy": _privacy_of_seeds(summaries),
     }
 
 
-def summarise(server: Prepared, split: Split, state: State) -> dict[str, Any]:
-    """Return what summary.json holds; these names are a contract."""
+def _privacy_of_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is said of one run, the weakest, and of all together: each may be published."""
+    said = [summary["privacy"] for summary in summaries]
+    weakest = max(said, key=lambda one: one["epsilon"] or 0)
+    if len(said) < 2 or not all(map(promises, said)):
+        return dict(weakest)
+    together = compose([Claim.of(f"seed-{s['seed']}", s) for s in summaries])
+    return {**weakest, "statement": together.statement, "together": together.as_dict()}
+
+
+def data_digest(data: Interactions) -> str:
+    """Identify people's rows, whatever is made of them and whichever list of items they are on."""
+    touched = np.bincount(data.item, minlength=data.n_items) > 0
+    hashed = hashlib.blake2b(digest_size=16)
+    for ids in (data.users, data.items[touched]):
+        hashed.update("\n".join([*ids.tolist(), ""]).encode())
+    for array in (data.user, (np.cumsum(touched) - 1)[data.item], data.value, data.time):
+        hashed.update(np.ascontiguousarray(array).tobytes())
+    return hashed.hexdigest()
+
+
+def summarise(server: Prepared, split: Split, state: State, data: Interactions) -> dict[str, Any]:
+    """Return what summary.json holds; these names are a contract. ``data`` was split."""
     experiment, backend, method = server.experiment, server.backend, server.task.method
     evaluator, store, shared = backend.evaluator, backend.selected, state.selected_shared
     assert evaluator is not None and store is not None, "a round was selected"
@@ -72,12 +93,14 @@ def summarise(server: Prepared, split: Split, state: State) -> dict[str, Any]:
     return {
         "method": experiment.method,
         "data": experiment.data,
+        "data_digest": data_digest(data),
         "protocol": experiment.protocol,
         "protocol_mark": PUBLISHED_MARK if experiment.protocol == "published" else None,
         "preset": experiment.preset,
         "options": experiment.options,
         "rounds": state.round,
         "selected_round": state.selected_round,
+        "selected_by": server.selected_by,
         "seed": experiment.seed,
         "test": evaluator.summarise(backend.ranks["test"]),
         "valid": evaluator.summarise(backend.ranks["valid"]),

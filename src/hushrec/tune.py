@@ -104,6 +104,7 @@ def tune(
     base = make_experiment(
         data.name,
         start.method,
+        items=data.items_file,
         preset=start.preset,
         settings=start.settings,
         rounds=start.rounds,
@@ -168,6 +169,7 @@ def write_preset(search: Search, base: Experiment, command: str | None) -> Path:
         "evaluation": {
             name: getattr(base.evaluation, name)
             for name in ("every", "select", "select_on", "patience")
+            if getattr(base.evaluation, name) is not None
         },
     }
     file = search.folder / f"{PRESET}.toml"

@@ -1,26 +1,36 @@
 """Canaries: an honest mechanism is never caught, one with too little noise always is."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from hushrec.audit.canary import (
+from hushrec.aggregate import UploadShape
+from hushrec.audit.canary import canaries
+from hushrec.audit.layout import Stage, stages_of
+from hushrec.audit.trials import (
     CERTAIN,
     Trials,
-    _clopper_pearson,
-    canaries,
+    clopper_pearson,
     gaussian_bound,
+    guessing_bound,
     lower_bound,
     most_provable,
 )
+from hushrec.clients import CohortConfig
 from hushrec.config import make_experiment
-from hushrec.prepare import plan_privacy
+from hushrec.prepare import make_task, plan_privacy
+from hushrec.privacy import clip as clip_module
 from hushrec.privacy import noise as noise_module
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
+from hushrec.privacy.calibrate import Schedule, make_plan
+from hushrec.privacy.clip import BIT
+from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import CentralGaussian
-from hushrec.rng import Streams
+from hushrec.rng import SecretStreams, Streams
+from hushrec.run import train
 from hushrec.split import SplitConfig, make_split
 
 CENTRAL = {
@@ -54,33 +64,36 @@ ROUNDS = 3
 
 def plan_of(data, mode, method="fedmf", **options):
     settings = {"d": 4, **options, **MODES[mode]}
+    if mode == "central fixed":  # for methods that keep nothing private
+        method, settings = "popularity", MODES[mode]
     experiment = make_experiment("tiny", method, settings=settings, rounds=ROUNDS, seed=2)
-    return plan_privacy(experiment, make_split(data, SplitConfig(), Streams(2)))
+    return staged(experiment, make_split(data, SplitConfig(), Streams(2)))
 
 
-def run_canaries(plan, seed, trials=4000):
+def staged(experiment, split, shared=None):
+    """Return the plan of an experiment and its rounds, with the layouts that they have."""
+    plan = plan_privacy(experiment, split)
+    task = make_task(experiment, split, plan.protection)
+    return plan, stages_of(task, plan, shared or task.initial)
+
+
+def run_canaries(plan, stages, seed, trials=4000):
     claimed = plan.statement([], 0)["epsilon"] if plan.budgets is None else math.nan
-    return canaries(plan, claimed, trials, Streams(seed), lambda done, total: None)
+    return canaries(plan, stages, claimed, trials, Streams(seed), lambda done, total: None)
 
 
 def weaken(monkeypatch, factor):
     """Draw less noise than was planned, everywhere."""
-    deviation = CentralGaussian.noise_std
-    monkeypatch.setattr(
-        CentralGaussian, "noise_std", lambda self, number=1: factor * deviation(self, number)
-    )
-    for name in ("laplace_noise", "gaussian_noise"):
-        draw = getattr(noise_module, name)
-        weaker = lambda *a, draw=draw: np.float32(factor) * draw(*a)  # noqa: E731
-        monkeypatch.setattr(noise_module, name, weaker)
+    planned = noise_module.steps_of
+    monkeypatch.setattr(noise_module, "steps_of", lambda scale: planned(factor * scale))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_honest_mechanism_is_not_caught(mode, tiny):
-    plan = plan_of(tiny, mode)
+    plan, stages = plan_of(tiny, mode)
     strongest = 0.0
     for seed in range(6):
-        for result in run_canaries(plan, seed):
+        for result in run_canaries(plan, stages, seed):
             assert not result["contradicted"], (seed, result)
             assert result["lower_bound"] <= result["claimed_epsilon"]
             assert result["rounds"] == ROUNDS
@@ -92,25 +105,108 @@ def test_an_honest_mechanism_is_not_caught(mode, tiny):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_too_little_noise_is_caught(mode, tiny, monkeypatch):
-    plan = plan_of(tiny, mode)
-    # With 0.3 of its noise a fixed-size cohort is NOT caught: bound 1.43, claim 1.50. The
-    # likely cause, not studied, is that its Rényi analysis is loose.
-    weaken(monkeypatch, 0.2 if mode == "central fixed" else 0.3)
-    for result in run_canaries(plan, 0, trials=20_000):
+    plan, stages = plan_of(tiny, mode)
+    weaken(monkeypatch, 0.3)
+    for result in run_canaries(plan, stages, 0, trials=20_000):
         assert result["contradicted"], result
         assert result["lower_bound"] > result["claimed_epsilon"]
 
 
 def test_a_schedule_is_composed_over_its_uploads(tiny):
-    plan = plan_of(tiny, "central flat", "fedrkg", interval=2)
-    (result,) = run_canaries(plan, 0)
+    plan, stages = plan_of(tiny, "central flat", "fedrkg", interval=2)
+    (result,) = run_canaries(plan, stages, 0)
     assert result["rounds"] == 1
     assert 0 < result["gaussian_lower_bound"] < result["claimed_epsilon"] * 1.2
 
 
 def test_same_seed_same_result(tiny):
-    plan = plan_of(tiny, "central poisson")
-    assert run_canaries(plan, 3) == run_canaries(plan, 3) != run_canaries(plan, 4)
+    plan, stages = plan_of(tiny, "central poisson")
+    once = run_canaries(plan, stages, 3)
+    assert once == run_canaries(plan, stages, 3) != run_canaries(plan, stages, 4)
+
+
+# ------------------------------------------------------------ every array of the layout
+
+LAYOUT = UploadShape(30, {"items": 3}, {"head": (4, 5), "bias": ()}, {"pairs": (25, 1)})
+
+
+def laid_out(rounds=2, **asked):
+    """Plan two rounds of uploads with arrays of every kind."""
+    config = PrivacyConfig(**{"mode": "central", "epsilon": 1.5, "delta": 1e-3, **asked})
+    shape = LAYOUT
+    if config.mode != "central":
+        shape = replace(LAYOUT, spaces={})
+    plan = make_plan(config, CohortConfig(), Schedule(shape, rounds), 50)
+    return plan, [Stage(number, plan.protection) for number in range(1, rounds + 1)]
+
+
+def caught(plan, stages, trials=4000):
+    """Say which canaries find a larger epsilon than is claimed."""
+    found = run_canaries(plan, stages, 0, trials)
+    assert {one["where"] for one in found} >= {"items", "head", "bias", "all arrays"}
+    return {one["where"] for one in found if one["contradicted"]}
+
+
+WAYS = {"flat": {"clip": 0.5}, "adaptive": {}, "row": {"clip": 0.5, "clipping": "row"}}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_honest_noise_on_every_array(way):
+    assert caught(*laid_out(**WAYS[way])) == set()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("kind", "arrays"), [("dense", {"head", "bias"}), ("spaces", {"pairs"})])
+def test_a_canary_finds_the_array_without_noise(way, kind, arrays, monkeypatch):
+    honest = CentralGaussian.noise
+
+    def noise(self, secret, part=1.0):
+        added = honest(self, secret, part)
+        kept = {
+            name: steps if name == BIT else np.zeros_like(steps)
+            for name, steps in getattr(added, kind).items()
+        }
+        return replace(added, **{kind: kept})
+
+    monkeypatch.setattr(CentralGaussian, "noise", noise)
+    assert caught(*laid_out(**WAYS[way])) - {"all arrays"} == arrays
+
+
+@pytest.mark.parametrize("rounds", [2, 4])
+@pytest.mark.parametrize("mode", ["central", "local-gaussian", "local-laplace"])
+def test_noise_that_repeats_itself_cancels_for_the_attacker(mode, rounds, monkeypatch):
+    honest = SecretStreams.words
+    monkeypatch.setattr(
+        SecretStreams,
+        "words",
+        lambda self, purpose, number, user=-1: honest(self, purpose, 1, user),
+    )
+    found = caught(*laid_out(rounds, mode=mode, clip=0.5))
+    assert found >= {"items", "head", "bias", "all arrays"}
+
+
+def test_a_dense_array_that_is_not_clipped(monkeypatch):
+    """A canary asks for twice the bound; what it gets of that shows."""
+    honest = clip_module._scaled
+    monkeypatch.setattr(
+        clip_module,
+        "_scaled",
+        lambda update, factors: replace(honest(update, factors), dense=update.dense),
+    )
+    assert {"head", "bias"} <= caught(*laid_out(clip=0.5, clipping="flat"), trials=10_000)
+
+
+@pytest.mark.parametrize("method", ["fednext", "fedease", "fedals"])
+def test_layouts_that_follow_from_what_was_released(method, small):
+    run = train(small, method, settings=CENTRAL, seed=2)
+    plan, stages = staged(run.experiment, run.split, run.shared)
+    layouts = [stage.shape.whole for stage in stages]
+    assert len(layouts) == plan.rounds
+    assert layouts[0] == {"counts": (60, 1)}
+    head = int(run.shared["head"].sum())
+    assert layouts[1] == ({"items": (60, 16)} if method == "fedals" else {"pairs": (head**2, 1)})
+    (result,) = run_canaries(plan, stages, 0)
+    assert not result["contradicted"]
 
 
 # ------------------------------------------------------------ the bounds themselves
@@ -119,7 +215,7 @@ def test_same_seed_same_result(tiny):
 @pytest.mark.parametrize(("hits", "n"), [(0, 50), (1, 50), (17, 50), (50, 50)])
 def test_clopper_pearson(hits, n):
     exact = binomtest(hits, n).proportion_ci(0.95, method="exact")
-    low, high = _clopper_pearson(np.array([hits]), n, 0.95)
+    low, high = clopper_pearson(np.array([hits]), n, 0.95)
     assert low[0] == pytest.approx(exact.low, abs=1e-12)
     assert high[0] == pytest.approx(exact.high)
 
@@ -150,11 +246,39 @@ def test_no_trial_proves_more_than_all_of_them_can():
     assert gaussian_bound(nothing, 1e-5, 0.95) == 0
 
 
-@pytest.mark.parametrize(("factor", "caught"), [(1.0, False), (0.3, True)])
-def test_rounds_of_unequal_shares(factor, caught, small, monkeypatch):
+@pytest.mark.parametrize(("factor", "false"), [(1.0, False), (0.3, True)])
+def test_rounds_of_unequal_shares(factor, false, small, monkeypatch):
     """FedNext under noise spends little on counts and the rest on pairs."""
-    experiment = make_experiment("small", "fednext", settings=CENTRAL, seed=2)
-    plan = plan_privacy(experiment, make_split(small, SplitConfig(), Streams(2)))
+    run = train(small, "fednext", settings=CENTRAL, seed=2)
+    plan, stages = staged(run.experiment, run.split, run.shared)
     weaken(monkeypatch, factor)
-    (found,) = run_canaries(plan, 0)
-    assert found["contradicted"] == caught
+    (found,) = run_canaries(plan, stages, 0)
+    assert found["contradicted"] == false
+
+
+# ------------------------------------------------------------ guesses in one run
+
+
+def test_guesses_prove_what_they_can():
+    """Known from the paper's own table: all of r guesses right, without delta."""
+    for guesses in (10, 100, 1000):
+        # All right has probability p^r; at 95 % p is at least 0.05^(1 / r).
+        p = 0.05 ** (1 / guesses)
+        found = guessing_bound(guesses, guesses, guesses, 0.0, 0.95)
+        assert found == pytest.approx(math.log(p / (1 - p)), abs=1e-3)
+    assert guessing_bound(50, 100, 100, 0.0, 0.95) == 0
+    assert guessing_bound(0, 0, 100, 1e-5, 0.95) == 0
+    once, twice = (guessing_bound(90, 100, 100, 0.0, 0.95, apart) for apart in (1, 2))
+    assert twice == pytest.approx(once / 2, abs=1e-3), "two steps between neighbours"
+    assert guessing_bound(90, 100, 1000, 1e-4, 0.95) < guessing_bound(90, 100, 1000, 0.0, 0.95)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_the_bound_from_guesses_holds(epsilon):
+    """Randomised response tells every coin with as much certainty as epsilon allows."""
+    p, over = 1 / (1 + math.exp(-epsilon)), 0
+    for seed in range(40):
+        right = np.random.default_rng(seed).binomial(400, p)
+        over += guessing_bound(right, 400, 400, 0.0, 0.95) > epsilon
+        assert guessing_bound(right, 400, 400, 0.0, CERTAIN) <= epsilon
+    assert over <= 6, "two are expected"

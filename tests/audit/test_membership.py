@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conftest import interactions
-from hushrec.audit.membership import _pairs, _people, membership, rates
+from hushrec.audit.membership import _pairs, _people, guesses, membership, rates
 from hushrec.methods.base import method_names
 from hushrec.rng import Streams
 from hushrec.run import train
@@ -92,6 +92,42 @@ def test_pairs_never_look_at_test_items(small):
         expected = split.train.positives[case.user][-1:] if case.member else split.valid[case.user]
         np.testing.assert_array_equal(case.targets, expected)
         assert not np.isin(case.targets, case.past).any()
+
+
+def test_guesses_count_where_chance_decided_who_trained(small):
+    private = {"privacy.mode": "central", "privacy.noise_seed": 0, "privacy.epsilon": 1.0}
+    kinds = {
+        "unseen-users": True,
+        "leave-one-out": False,
+        "ratio": False,
+    }
+    for kind, counts in kinds.items():
+        found = attack(small, "popularity", {**private, "split.kind": kind})
+        assert (found["guesses"] is not None) == counts, kind
+    at_random = {**private, "split.kind": "ratio", "split.order": "random"}
+    guessed = attack(small, "popularity", at_random)["guesses"]
+    assert 0 < guessed["guesses"] <= guessed["pairs"] == 80
+    assert not guessed["contradicted"]
+    assert guessed["delta"] == 1e-7, "the account says what is claimed there"
+    assert guessed["claimed_epsilon"] > 1.0
+    assert attack(small, "popularity", UNSEEN)["guesses"] is None, "there is no claim"
+
+
+def test_what_guesses_contradict():
+    claim = {"epsilon": 1.0, "delta": 1e-7, "neighbours": "replace-one"}
+    generator = np.random.default_rng(0)
+    nothing, all_right = generator.normal(0, 1, 300), np.abs(generator.normal(0, 1, 300))
+    assert not guesses(nothing, claim)["contradicted"]
+    sure = guesses(all_right, claim)
+    assert sure["contradicted"]
+    assert sure["right"] == sure["guesses"] == sure["pairs"] == 300
+    # A few that are told apart among many that are not: whoever is bold finds them.
+    few = np.concatenate([nothing, np.full(60, 9.0)])
+    bold = guesses(few, claim)
+    assert bold["contradicted"]
+    assert bold["guesses"] < 100
+    emptied = guesses(few, {**claim, "neighbours": "zero-out-one"})
+    assert emptied["certain_lower_bound"] < 0.6 * bold["certain_lower_bound"]
 
 
 def test_known_answers():

@@ -31,7 +31,7 @@ class TestInProcess(BackendContract):
         return prepare(server.experiment, split, server.plan, self.machine)[0].backend
 
 
-def test_only_pairs_refuse_local_noise():
+def test_only_pairs_and_their_mixture_refuse_local_noise():
     """What the contract passes over as refused is known: nothing else hides behind it."""
     refused = []
     for name in method_names():
@@ -42,7 +42,7 @@ def test_only_pairs_refuse_local_noise():
                 plan_privacy(experiment, split)
             except ConfigError:
                 refused.append(name)
-    assert refused == ["fedease", "fednext"]
+    assert refused == ["fedease", "fedmix", "fednext"]
 
 
 @pytest.mark.parametrize(

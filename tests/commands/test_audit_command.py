@@ -54,6 +54,9 @@ def test_an_honest_claim_stands(runs):
     assert found == json.loads((runs / "central" / "audit.json").read_text())
     assert found["verdict"] == "kept"
     (canary,) = found["canaries"]
+    assert (canary["who"], canary["where"]) == ("any user", "items")
+    assert found["soundness"]["arrays"] == ["items"]
+    assert found["soundness"]["problems"] == found["reasons"] == []
     assert 0 < canary["lower_bound"] < canary["claimed_epsilon"] <= 1
     assert canary["rounds"] == 3
     assert found["items"]["evidence"].keys() == {
@@ -81,7 +84,8 @@ def test_a_false_claim_fails(runs, monkeypatch):
     done = hushrec("audit", runs / "central", *QUICK)
     assert done.exit_code == 1, done.output
     assert "The claim is false" in " ".join(done.stdout.split())
-    assert "contradicted by its canaries" in done.stderr
+    assert "is contradicted: canaries: any user" in done.stderr
+    assert "of 'items' is 0.3" in " ".join(done.stdout.split()), "noise by itself says so too"
     assert "contradicted</span>" in (runs / "central" / "report.html").read_text()
 
 

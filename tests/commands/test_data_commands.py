@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,6 +144,9 @@ def test_import_with_features(run, ratings, described):
         ("gender:number", "line 2, column 'gender': 'f' is not a number"),
         ("age:number:9:1", "must ascend"),
         ("age:integer", "NAME:number:LOW:HIGH"),
+        ("gender:category:f|x", "line 3, column 'gender': 'm' is not among the categories"),
+        ("gender:set:f|x", "line 3, column 'gender': 'm' is not among the categories"),
+        ("gender:category:f|m|f", "name each category once"),
     ],
 )
 def test_a_feature_that_is_not_there_or_not_so(run, ratings, described, column, words):
@@ -151,6 +155,38 @@ def test_a_feature_that_is_not_there_or_not_so(run, ratings, described, column, 
 
 
 def test_features_are_declared_with_their_file(run, ratings, described):
-    for arguments in (described[:2], ["--item-feature", "genres"]):
-        with pytest.raises(ConfigError, match="both a file and the columns"):
+    for arguments, words in (
+        (described[:2], "both a file and the columns"),
+        (["--item-feature", "genres"], "need the file that they are in: --items FILE"),
+    ):
+        with pytest.raises(ConfigError, match=words):
             run("import", str(ratings), "--name", "mine", *arguments)
+
+
+def test_categories_are_declared_and_kept(run, ratings, described):
+    columns = ["--user-feature", "gender:category:x|m|f", "--item-feature", "genres:set:war|drama"]
+    run("import", str(ratings), "--name", "mine", *described, *columns)
+    loaded = catalog.load("mine")
+    gender, genres = loaded.user_features["gender"], loaded.item_features["genres"]
+    assert gender.declared
+    assert gender.names.tolist() == ["x", "m", "f"]  # as they were given
+    assert gender.codes.tolist() == [1, 2]
+    assert genres.names.tolist() == ["war", "drama"]
+    assert genres.declared
+    run("import", str(ratings), "--name", "found", *described, "--user-feature", "gender")
+    assert not catalog.load("found").user_features["gender"].declared
+
+
+def test_the_list_of_items_is_kept_with_an_import(run, ratings, described):
+    run("import", str(ratings), "--name", "found")
+    assert not catalog.load("found").items_declared
+    (described_by := Path(described[3])).write_text("z\ny\nx\n")
+    run("import", str(ratings), "--name", "mine", "--items", str(described_by))
+    loaded = catalog.load("mine")
+    assert loaded.items_declared
+    assert loaded.items.tolist() == ["x", "y", "z"]
+    for name in ("mine", "demo"):
+        with pytest.raises(ConfigError, match="--items is for data that is a file"):
+            run("info", name, "--items", str(described_by))
+    said = json.loads(run("info", str(ratings), "--items", str(described_by), "--json").stdout)
+    assert (said["items"], said["items_declared"]) == (3, True)

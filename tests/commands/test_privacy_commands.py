@@ -26,7 +26,7 @@ def test_epsilon():
     assert answer["epsilon"] == pytest.approx(1.7092, abs=1e-4)
     poisson = json.loads(ask("epsilon", "--noise", "1", *RUN, "--json"))
     assert poisson["epsilon"] == pytest.approx(0.85, abs=0.01)
-    assert poisson["neighbours"] == "add-or-remove-one"
+    assert poisson["neighbours"] == "zero-out-one"
 
 
 def test_noise_and_epsilon_are_inverse():
@@ -65,7 +65,7 @@ def test_plot(tmp_path):
         (["epsilon", "--noise", "1", *RUN, "--sampling", "none"], "leave out --cohort"),
         (["epsilon", "--noise", "1", *RUN[:2], *RUN[4:]], "needs --cohort"),
         (
-            ["epsilon", "--noise", "1", *RUN, *FIXED, "add-or-remove-one"],
+            ["epsilon", "--noise", "1", *RUN, *FIXED, "zero-out-one"],
             "neighbours = replace-one",
         ),
         (["epsilon", "--noise", "1", *RUN, "--neighbours", "replace-one"], "fixed-size sampling"),
@@ -80,6 +80,6 @@ def test_refusals_say_what_to_change(arguments, message):
     assert message in ask(*arguments, code=2)
 
 
-@pytest.mark.parametrize("name", ["epsilon", "noise", "tables", "plot"])
+@pytest.mark.parametrize("name", ["epsilon", "noise", "compose", "tables", "plot"])
 def test_help_has_examples(name):
     assert f"hushrec privacy {name}" in ask(name, "--help")

@@ -36,6 +36,61 @@ def rows(data):
     ]
 
 
+# ------------------------------------------------------------------ the public list of items
+
+
+def test_the_list_is_the_catalogue_touched_or_not(write):
+    ratings, films = write(CSV), write("item\nwine\ntea\n\nmilk\ncoffee\n", "films.txt")
+    data = read_interactions(ratings, items=films)
+    assert rows(data) == ROWS
+    assert list(data.items) == ["coffee", "milk", "tea", "wine"]
+    assert data.items_declared
+    assert not read_interactions(ratings).items_declared
+
+
+@pytest.mark.parametrize(
+    "films",
+    [
+        "tea\nmilk, warm\nmilk\n",
+        "item,title\ntea,Tea\nmilk,Milk\n",
+        '{"item": "tea"}\n{"item": "milk"}\n',
+        "asin;genres\nmilk;a\ntea;b\n",
+    ],
+)
+def test_the_list_is_read_from_lines_and_tables(write, films):
+    data = read_interactions(write(CSV), items=write(films, "films"))
+    assert {"tea", "milk"} <= set(data.items.tolist())
+    assert rows(data) == ROWS
+
+
+def test_titles_are_those_of_the_list_and_nobodys(write):
+    ratings = write("user,item,title\nann,tea,Ann's\nbob,milk,Bob's\n")
+    films = write("item,title\ntea,Tea\nwine,Wine\nmilk,Milk\n", "films.csv")
+    data = read_interactions(ratings, items=films)
+    assert [data.title(k) for k in range(3)] == ["Milk", "Tea", "Wine"]
+    bare = read_interactions(ratings, items=write("tea\nmilk\n", "films.txt"))
+    assert [bare.title(k) for k in range(2)] == ["milk", "tea"]
+
+
+@pytest.mark.parametrize(
+    ("films", "words"),
+    [
+        ("milk\nwine\n", r"ratings\.csv, line 2, column 'item': item 'tea' is not in the list of"),
+        (
+            "wine\nbeer\n",
+            r"line 2, .*'tea' is not in the list .*\(nor are 1 others\); add it there",
+        ),
+        ("tea\nmilk\n\ntea\n", r"films\.csv, line 4, column 0: 'tea' is there already"),
+        ("item,title\ntea,T\nmilk,M\nmilk,M\n", r"line 4, column 'item': 'milk' is there already"),
+        ("\n", r"films\.csv: the file is empty"),
+        ("item,title\ntea,T\n,M\n", r"line 3, column 'item': empty id"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused_by_line(write, films, words):
+    with pytest.raises(DataError, match=words):
+        read_interactions(write(CSV), items=write(films, "films.csv"))
+
+
 # ------------------------------------------------------------------------------------ harmless
 
 
@@ -43,8 +98,8 @@ def test_plain_csv(write):
     data = read_interactions(write(CSV))
     assert rows(data) == ROWS
     assert data.name == "ratings"
-    assert list(data.users) == ["ann", "bob"]  # order of first appearance
-    assert list(data.items) == ["tea", "milk"]
+    assert list(data.users) == ["ann", "bob"]
+    assert list(data.items) == ["milk", "tea"]  # by id, not by who came first
     assert data.has_time
     assert data.notes == ()
     assert (data.user.dtype, data.item.dtype, data.value.dtype, data.time.dtype) == (
@@ -73,7 +128,7 @@ def test_an_odd_delimiter_is_taken_when_given(write):
 
 def test_semicolons_with_commas_inside(write):
     text = "user;item;rating\nann;tea, green;1\nbob;milk, warm;2\n"
-    assert list(read_interactions(write(text)).items) == ["tea, green", "milk, warm"]
+    assert list(read_interactions(write(text)).items) == ["milk, warm", "tea, green"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +154,7 @@ def test_columns_by_name_in_any_order(write):
     chosen = {"user": "who", "item": "WHAT", "value": "stars", "time": "when", "title": "label"}
     data = read_interactions(write(text), Columns(**chosen))
     assert rows(data) == ROWS
-    assert [data.title(k) for k in range(2)] == ["Tea", "Milk"]
+    assert [data.title(k) for k in range(2)] == ["Milk", "Tea"]
 
 
 def test_columns_by_number(write):
@@ -154,12 +209,12 @@ def test_odd_ids(write):
 
 def test_quotes_after_a_space(write):
     data = read_interactions(write('user, item, rating\nann, "tea, green", 1\nbob, milk, 2\n'))
-    assert list(data.items) == ["tea, green", "milk"]
+    assert list(data.items) == ["milk", "tea, green"]
 
 
 def test_the_first_of_two_columns_of_one_name_is_taken(write):
     data = read_interactions(write("user,item,item\nann,tea,x\nbob,milk,x\n"))
-    assert list(data.items) == ["tea", "milk"]
+    assert list(data.items) == ["milk", "tea"]
 
 
 def test_dates_without_a_zone_are_utc_anywhere(write, monkeypatch):

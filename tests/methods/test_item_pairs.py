@@ -302,7 +302,7 @@ def test_one_round_counts_and_the_others_choose(tmp_path):
     assert alone.summary["rounds"] == 1
     assert alone.summary["test"] == run.summary["test"]
     again = hushrec.Run.open(tmp_path / "run", taste_world())
-    assert again.recommend("user-0") == run.recommend("user-0")
+    assert again.recommend("user-00") == run.recommend("user-00")
 
 
 # ------------------------------------------------------------------ real data

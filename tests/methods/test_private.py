@@ -31,11 +31,10 @@ from hushrec.privacy.calibrate import Schedule, make_plan
 from hushrec.privacy.clip import FlatClip, client_norms
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import CentralGaussian
-from hushrec.privacy.protection import UploadShape, check_shape
+from hushrec.privacy.protection import Protection, UploadShape, check_shape
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.run import train
 from hushrec.run_folder import RunFolder
-from hushrec.serve.bundle import export
 from hushrec.split import SplitConfig, make_split
 from hushrec.testing import MethodContract, clients_of, taste_world
 from test_run import StopAfter, bits
@@ -259,9 +258,7 @@ def keyed_upload(rng, clients, space):
 def test_noise_covers_every_key_and_has_the_right_size():
     """Whoever uploads what: every key of the space is there, with noise of the round's share."""
     space, shape = 40_000, UploadShape(M, {}, {}, {"pairs": (40_000, 1)})
-    layer = CentralGaussian(
-        FlatClip(2.0), 1.5, "add-or-remove-one", shape, 3.0, shares=(0.25, 0.75)
-    )
+    layer = CentralGaussian(FlatClip(2.0), 1.5, "zero-out-one", shape, 3.0, shares=(0.25, 0.75))
     rng = np.random.default_rng(0)
     for number, share in ((1, 0.25), (2, 0.75)):
         std = 2.0 * 1.5 / math.sqrt(share)
@@ -273,7 +270,8 @@ def test_noise_covers_every_key_and_has_the_right_size():
             assert clipped.nbytes == len(clients) * 4 * space, "the size of a message tells nothing"
             summed.add(clipped)
             exact.add(FlatClip(2.0).protect(update, None, SecretRound(number, SecretStreams(0))))
-            total, _ = layer.finish(summed.total(), SecretRound(number, SecretStreams(0)))
+            secret = SecretRound(number, SecretStreams(0))
+            total, _ = Protection((layer,)).finish(summed, secret)
             assert total.noise_std == pytest.approx(std)
             keys, noisy = total.rows["pairs"]
             np.testing.assert_array_equal(keys, np.arange(space))
@@ -310,12 +308,12 @@ def test_uploads_are_as_long_as_the_head_is(method, small):
 def test_the_guarantee_is_that_of_all_rounds_together(method, small):
     said = train(small, method, settings=CENTRAL).summary["privacy"]
     assert said["guarantee"] == "user-level (epsilon, delta)-DP"
-    assert said["delta"] == len(small.users) ** -1.1
+    assert said["delta"] == 1e-5
     assert 0.99 * 4 <= said["epsilon"] <= 4
     assert said["spent_epsilon"] == said["epsilon"]
     information = sum(entry["count"] / entry["multiplier"] ** 2 for entry in said["account"])
     assert said["epsilon"] == pytest.approx(
-        get_epsilon_gaussian(information**-0.5, said["delta"]), rel=1e-6
+        get_epsilon_gaussian(information**-0.5, said["delta"]), rel=1e-3
     )
     assert said["account"][0]["multiplier"] > 2 * said["account"][1]["multiplier"]
     assert "in round 1" in said["statement"]
@@ -324,7 +322,7 @@ def test_the_guarantee_is_that_of_all_rounds_together(method, small):
 def test_replaced_users_cost_twice_the_noise(small):
     split = make_split(small, SplitConfig(), Streams(0))
     layers = []
-    for neighbours in ("add-or-remove-one", "replace-one"):
+    for neighbours in ("zero-out-one", "replace-one"):
         made = make_experiment(
             "small", "fednext", settings={**CENTRAL, "privacy.neighbours": neighbours}
         )
@@ -472,7 +470,7 @@ def test_many_users_are_served_well_under_noise():
         plan = make_plan(config, CohortConfig(), schedule, 4_000)
         summed = ExactSum(20)
         summed.add(plan.protection.protect(update, view, SecretRound(number, SecretStreams(0))))
-        total, _ = plan.protection.finish(summed.total(), SecretRound(number, SecretStreams(0)))
+        total, _ = plan.protection.finish(summed, SecretRound(number, SecretStreams(0)))
         shared = method.apply(shared, total)
     scores = method.score(shared, {}, view.take(np.arange(40)))
     for row, score in zip(rows, scores, strict=False):
@@ -485,14 +483,8 @@ def test_the_taste_world_has_a_guarantee_and_finite_scores():
     assert np.isfinite(run.shared["items"]).all()
 
 
-def test_a_bundle_of_a_private_run_is_refused(tiny, tmp_path):
-    run = train(tiny, "fednext", settings=CENTRAL)
-    with pytest.raises(ConfigError, match="items of its head only"):
-        export(run, tmp_path / "bundle")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "hr"), [(8.0, 0.19), (2.0, 0.12)])
+@pytest.mark.parametrize(("epsilon", "hr"), [(8.0, 0.20), (2.0, 0.135)])
 def test_accuracy_on_real_data(data_dir, epsilon, hr):
     run = train("ml-1m", "fednext", settings={**CENTRAL, "privacy.epsilon": epsilon})
     assert run.metrics["full"]["hr@10"] >= hr

@@ -407,7 +407,7 @@ def test_a_newcomer_is_served_from_their_items_and_features():
     run = train(
         taste_world(), "privrec", rounds=20, settings={**SMALL, "split.kind": "unseen-users"}
     )
-    liked = [f"item-{k}" for k in range(20, 28)]
+    liked = [f"item-{k:02d}" for k in range(20, 28)]
     found = run.recommend("somebody", 8, liked, {"taste": "middle"})
     assert {line.item for line in found}.isdisjoint(liked)
     assert sum(20 <= int(line.item.removeprefix("item-")) < 40 for line in found) >= 6

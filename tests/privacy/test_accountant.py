@@ -24,7 +24,7 @@ from hushrec.privacy.accountant import (
 )
 from hushrec.privacy.tables import DELTAS, cells
 
-ADD, REPLACE = "add-or-remove-one", "replace-one"
+ADD, REPLACE = "zero-out-one", "replace-one"
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_sensitivity_is_twice_the_bound_under_replace_one():
     ("make", "message"),
     [
         (lambda: Gaussian(1, FixedSize(2, 9), ADD), "neighbours = replace-one"),
-        (lambda: Gaussian(1, Poisson(0.1), REPLACE), "neighbours = add-or-remove-one"),
+        (lambda: Gaussian(1, Poisson(0.1), REPLACE), "neighbours = zero-out-one"),
         (lambda: Gaussian(-1, Everybody(), ADD), "not negative"),
         (lambda: Poisson(0.0), r"\(0, 1\]"),
         (lambda: Poisson(1.5), r"\(0, 1\]"),
@@ -148,8 +148,8 @@ def test_sensitivity_is_twice_the_bound_under_replace_one():
         (lambda: Pure(-1.0), "not negative"),
         (lambda: Accountant().epsilon(0.0), "delta"),
         (lambda: Accountant().epsilon(1.0), "delta"),
-        (lambda: noise_for(0, 1e-5, 10, Everybody(), ADD), "epsilon"),
-        (lambda: noise_for(1, 1e-5, 0, Everybody(), ADD), "rounds"),
+        (lambda: noise_for(0, 1e-5, 10, lambda z: Gaussian(z, Everybody(), ADD)), "epsilon"),
+        (lambda: noise_for(1, 1e-5, 0, lambda z: Gaussian(z, Everybody(), ADD)), "rounds"),
     ],
 )
 def test_what_no_theorem_covers_cannot_be_made(make, message):
@@ -175,7 +175,7 @@ def test_two_relations_do_not_mix():
 )
 @pytest.mark.parametrize("target", [0.5, 4.0])
 def test_the_noise_found_gives_the_epsilon_back(sampling, neighbours, target):
-    noise = noise_for(target, 1e-6, 200, sampling, neighbours)
+    noise = noise_for(target, 1e-6, 200, lambda z: Gaussian(z, sampling, neighbours))
     reached = epsilon_of(Gaussian(noise, sampling, neighbours), 200, 1e-6)
     assert target * 0.99 <= reached <= target
 

@@ -29,7 +29,7 @@ from hushrec.privacy.budgets import (
     by_activity,
 )
 from hushrec.privacy.protection import UploadShape
-from hushrec.rng import SecretRound, SecretStreams, Streams
+from hushrec.rng import SecretRound, SecretStreams
 from hushrec.run import Run, train
 from hushrec.run_folder import FINAL, RunFolder
 from hushrec.testing import MechanismContract, clients_of
@@ -49,6 +49,8 @@ DEVIATIONS = np.array([0.3, 0.5, 0.4, 2.0])
 
 
 class TestPersonalNoise(MechanismContract):
+    covers_spaces = False
+
     def make(self, shape):
         return PersonalNoise("gaussian", 1.0, shape, DEVIATIONS)
 
@@ -145,7 +147,7 @@ def test_budgets_follow_the_rank_of_activity():
 )
 def test_no_client_ever_exceeds_its_budget(epsilon, uploads, seed):
     """Whoever is drawn, however often: accounts stay within budgets, and come close to them."""
-    budgets = Budgets.of(epsilon, 1e-5, uploads)
+    budgets = Budgets.of(epsilon, 1e-5, uploads, lambda z: Gaussian(z, Everybody(), "replace-one"))
     assert len(budgets.levels) <= LEVELS
     assert (budgets.levels[budgets.level] <= epsilon).all(), "rounded down"
     ledger, generator = Ledger.empty(len(epsilon)), np.random.default_rng(seed)
@@ -181,6 +183,36 @@ def test_a_run_keeps_everybody_within_its_budget(tiny):
     json.dumps(said)
 
 
+def replaced(data, user, rows):
+    """The data with other interactions of one user: the first ``rows`` items of the list."""
+    kept = data.user != user
+    new = {"user": np.full(rows, user), "item": np.arange(rows), "time": np.arange(rows)}
+    new["value"] = np.ones(rows)
+    columns = {
+        name: np.append(getattr(data, name)[kept], added.astype(getattr(data, name).dtype))
+        for name, added in new.items()
+    }
+    return replace(data, **columns)
+
+
+def test_neighbours_are_those_that_leave_the_budgets_as_they_are(tiny):
+    """The deviation of the noise shows the rank of a client's activity; so nothing else is said."""
+    rows = int((tiny.user == 3).sum())
+    noise, alike, longer = (
+        plan(data, BUDGETS).deviations
+        for data in (tiny, replaced(tiny, 3, rows), replaced(tiny, 3, 4 * rows))
+    )
+    np.testing.assert_array_equal(alike, noise)
+    assert (longer != noise).any(), "so a guarantee for every replacement would be false"
+    said = go(tiny, BUDGETS).summary["privacy"]
+    assert said["same_budgets"]
+    assert "replaced by any other that leaves everybody's budget as it is." in said["statement"]
+    one_for_all = {**LOCAL, "privacy.epsilon": 8.0, "privacy.clip": 1.0}
+    said = go(tiny, one_for_all).summary["privacy"]
+    assert not said["same_budgets"]
+    assert "replaced by any other." in said["statement"]
+
+
 def test_who_cannot_pay_stops_and_the_run_goes_on(tiny, tmp_path):
     run = go(tiny, FEW, rounds=12, out=tmp_path / "run")
     own = run.summary["privacy"]["budgets"]
@@ -188,7 +220,7 @@ def test_who_cannot_pay_stops_and_the_run_goes_on(tiny, tmp_path):
     assert 0 < own["stopped"] <= 30
     assert own["over_budget"] == 0
     # Poisson with 0.4 over 12 rounds, two uploads each: the same counted by hand.
-    drawn = [run.experiment.cohort.draw(30, Streams(2), number) for number in range(1, 13)]
+    drawn = [run.experiment.cohort.draw(30, SecretStreams(2), number) for number in range(1, 13)]
     made = np.zeros(30, int)
     for line, cohort in zip(run.folder.read_metrics(), drawn, strict=True):
         able = cohort[made[cohort] < 2]
@@ -250,7 +282,7 @@ def test_declared_budgets(tiny):
     with pytest.raises(ConfigError, match="this data has none"):
         go(tiny, mode)
     asked[7] = -1
-    with pytest.raises(ConfigError, match="user 'u7' declares a budget of -1 in 'wish'"):
+    with pytest.raises(ConfigError, match="user 'u007' declares a budget of -1 in 'wish'"):
         go(data, mode)
 
 

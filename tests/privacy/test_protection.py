@@ -44,7 +44,7 @@ def test_in_order_on_the_device_and_reversed_on_the_server(tiny):
     np.testing.assert_array_equal(update.dense["head"], np.full((3, 2), 0.25))
     summed = ExactSum(view.n_items)
     summed.add(protected)
-    total, following = stack.finish(summed.total(), SecretRound(4, SecretStreams(0)))
+    total, following = stack.finish(summed, SecretRound(4, SecretStreams(0)))
     assert following == stack
     np.testing.assert_array_equal(total.dense["head"], [0.75, 0.75])
     assert log == [

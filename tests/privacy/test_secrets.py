@@ -1,6 +1,7 @@
 """The attacks that a known seed allowed, and what else one user could do: they find nothing now."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from hushrec.aggregate import ClientRows, Update
 from hushrec.config import make_experiment
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.prepare import make_task
+from hushrec.privacy.discrete import law
 from hushrec.privacy.protection import finite_or_zero
 from hushrec.rng import SecretStreams, Streams
 from hushrec.split import SplitConfig, make_split
@@ -75,8 +77,11 @@ def likeness(world, guess, **settings):
     """Correlate what a release holds beside the counts with the noise of a guessed seed."""
     exact = hushrec.train(world, "popularity").shared["counts"]
     clipped = exact * (counts(world, **{"privacy.epsilon": 1e6}) @ exact / (exact @ exact))
-    residual = counts(world, **settings) - clipped
-    noise = SecretStreams(guess).generator("privacy/sum/counts", 1).standard_normal(len(exact))
+    run = hushrec.train(world, "popularity", settings={**CENTRAL, **settings})
+    residual = run.shared["counts"].astype(np.float64) - clipped
+    words = SecretStreams(guess).words("privacy/sum/counts", 1)
+    scale = math.ceil(run.summary["privacy"]["account"][0]["multiplier"] * 2**32)  # of a clip of 1
+    noise = law("gaussian", scale).draw(words, len(exact))
     return abs(np.corrcoef(residual, noise)[0, 1])
 
 
@@ -90,7 +95,7 @@ def test_a_key_is_good_for_one_experiment_and_one_data_set(world):
         experiment = make_experiment("w", "popularity", settings=settings)
         split = make_split(data, experiment.split, Streams(0))
         task = make_task(experiment, split, key="the same key")
-        return task.secret.generator("privacy/sum/counts", 1).random(4).tolist()
+        return task.secret.words("privacy/sum/counts", 1).take(4).tolist()
 
     again, other = noise(CENTRAL), noise({**CENTRAL, "privacy.epsilon": 2.0})
     assert again == noise(CENTRAL)

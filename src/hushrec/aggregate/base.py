@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol, Self
 
-from hushrec.aggregate.update import Total, Update
+from hushrec.aggregate.update import Steps, Total, Update
 
 
 class Aggregate(Protocol):
@@ -20,6 +20,10 @@ class Aggregate(Protocol):
 
     def add(self, update: Update) -> None:
         """Take in the uploads of a stack of clients."""
+        ...
+
+    def add_steps(self, steps: Steps) -> None:
+        """Add whole steps to every entry of some arrays."""
         ...
 
     def merge(self, other: Self) -> None:

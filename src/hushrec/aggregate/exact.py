@@ -7,13 +7,15 @@ that secure aggregation needs. The step is a thousandth of what a float32 near 1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
-from hushrec.aggregate.update import Total, Update
+from hushrec.aggregate.shape import UploadShape
+from hushrec.aggregate.update import Steps, Total, Update
 from hushrec.errors import DivergedError
 from hushrec.kernels import pairs as pair_kernels
 
@@ -89,6 +91,18 @@ class ExactSum:
             flat = array.reshape(len(array), total.size)
             self._check(kernels.add_dense(total.reshape(-1), flat), name)
 
+    def add_steps(self, steps: Steps) -> None:
+        """Add whole steps to every entry of some arrays: exactly, as everything here."""
+        noise = ExactSum(self.n_rows)
+        noise._rows = {
+            name: (table, np.ones(self.n_rows, np.bool_)) for name, table in steps.tables.items()
+        }
+        for name, rows in steps.spaces.items():
+            noise._keyed[name] = _KeyedSum()
+            noise._keyed[name].runs.append((np.arange(len(rows)), rows))
+        noise._dense = dict(steps.dense)
+        self.merge(noise)
+
     def merge(self, other: ExactSum) -> None:
         """Fold in another running sum, which is used up."""
         self.clients += other.clients
@@ -106,6 +120,39 @@ class ExactSum:
         for name, dense in other._dense.items():
             self._dense[name] = self._dense.get(name, np.zeros_like(dense)) + dense
             self._check(bool((abs(self._dense[name]) < 2**62).all()), name)
+
+    def to_arrays(self) -> dict[str, NDArray[np.int64]]:
+        """Return the sum in whole steps, for a message: the touched rows of tables and spaces."""
+        arrays: dict[str, NDArray[np.int64]] = {}
+        for name, (total, touched) in self._rows.items():
+            ids = np.flatnonzero(touched)
+            arrays |= {f"ids/{name}": ids, f"rows/{name}": total[ids]}
+        for name, keyed in self._keyed.items():
+            keys, steps, fits = keyed.total()
+            self._check(fits, name)
+            arrays |= {f"ids/{name}": keys, f"rows/{name}": steps}
+        return arrays | {f"dense/{name}": array for name, array in self._dense.items()}
+
+    @classmethod
+    def from_arrays(
+        cls, shape: UploadShape, clients: int, arrays: Mapping[str, NDArray[np.int64]]
+    ) -> ExactSum:
+        """Read back what `to_arrays` wrote, of uploads of this shape."""
+        found = cls(shape.n_rows)
+        found.clients = clients
+        for name, array in arrays.items():
+            part, _, name = name.partition("/")
+            if part == "dense":
+                found._dense[name] = array
+            elif part == "rows" and name in shape.tables:
+                total = np.zeros((shape.n_rows, shape.tables[name]), np.int64)
+                touched, ids = np.zeros(shape.n_rows, np.bool_), arrays[f"ids/{name}"]
+                total[ids], touched[ids] = array, True
+                found._rows[name] = total, touched
+            elif part == "rows":
+                found._keyed[name] = _KeyedSum()
+                found._keyed[name].runs.append((arrays[f"ids/{name}"], array))
+        return found
 
     def total(self) -> Total:
         """Return the sum as numbers."""

@@ -52,6 +52,13 @@ class UploadShape:
         return self
 
     @property
+    def whole(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every table, closed space and dense array of one upload written out whole."""
+        tables = {name: (self.n_rows, width) for name, width in self.tables.items()}
+        spaces = {name: (keys or 0, width) for name, (keys, width) in self.spaces.items()}
+        return {**tables, **spaces, **self.dense}
+
+    @property
     def entries(self) -> int:
         """Count the numbers of one upload; of an open space, one row."""
         sizes = [int(np.prod(shape)) for shape in self.dense.values()]

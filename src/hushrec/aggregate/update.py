@@ -75,6 +75,29 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """Whole steps of the exact sum for every entry of some arrays: noise, which is no upload."""
+
+    tables: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    spaces: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """[keys, width] for every key of a closed space"""
+    dense: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    def plus(self, other: Steps) -> Steps:
+        """Return the sum of both, which are of the same arrays."""
+        return Steps(
+            *(
+                {name: array + theirs[name] for name, array in mine.items()}
+                for mine, theirs in (
+                    (self.tables, other.tables),
+                    (self.spaces, other.spaces),
+                    (self.dense, other.dense),
+                )
+            )
+        )
+
+
+@dataclass(frozen=True)
 class Total:
     """The sum over the clients of a round, as numbers."""
 

@@ -1,4 +1,4 @@
-"""`audit`: attack a finished run in three ways and hold its claim against what is found."""
+"""`audit`: attack a finished run in four ways and hold its claim against what is found."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from typing import Any, Literal
 
 from hushrec.audit.canary import canaries
 from hushrec.audit.inference import item_inference
+from hushrec.audit.layout import stages_of
 from hushrec.audit.membership import membership
+from hushrec.audit.soundness import soundness
 from hushrec.errors import RunError
-from hushrec.prepare import plan_privacy
-from hushrec.privacy.plan import NoPlan
+from hushrec.prepare import make_task, plan_privacy
+from hushrec.privacy.noise import CentralGaussian, LocalNoise
+from hushrec.privacy.plan import NoPlan, Plan
 from hushrec.rng import Streams
 from hushrec.run import Run
 from hushrec.run_folder import AUDIT_FILE, FINAL
 
 Verdict = Literal["kept", "contradicted", "no claim", "not tested"]
 VERDICTS: dict[Verdict, str] = {
-    "kept": "The canaries do not contradict the claim. That is no proof of it: a lower bound says "
-    "what an attacker certainly learns, the claim what none can.",
-    "contradicted": "The claim is false: canaries show a larger epsilon than it, with 99.99 % "
-    "confidence. Do not rely on this run's guarantee.",
+    "kept": "Nothing contradicts the claim. That is no proof of it: a lower bound says what an "
+    "attacker certainly learns, the claim what none can.",
+    "contradicted": "The claim is false, with 99.99 % confidence. Do not rely on this run's "
+    "guarantee.",
     "no claim": "The run gives no guarantee, so there is none to contradict; the attacks above "
     "show what that means.",
     "not tested": "The claim was not tested: nothing is uploaded, or there is no canary for its "
     "mechanism.",
 }
+SIMULATED = (
+    "The noise is simulated, from privacy.noise_seed = {seed}: whoever knows that number removes "
+    "it, whatever the verdict."
+)
 
 Progress = Callable[[str, int, int], None]
 
@@ -68,20 +75,56 @@ def audit(
         "items": item_inference(
             run, plan, users, streams, lambda done, total: on_progress("items", done, total)
         ),
-        "canaries": [],
+        **_mechanism(run, plan, trials, streams, on_progress),
     }
-    verdict: Verdict = "no claim" if said["epsilon"] is None else "not tested"
-    if not isinstance(plan, NoPlan) and said["epsilon"]:
-        found["canaries"] = canaries(
+    found |= _verdict(found, run.experiment.privacy.noise_seed)
+    run.folder.write_json(AUDIT_FILE, found)
+    return found
+
+
+def _mechanism(
+    run: Run, plan: Plan, trials: int, streams: Streams, on_progress: Progress
+) -> dict[str, Any]:
+    """Attack what a claim rests on, if there is one, in the layout of the run's uploads."""
+    claimed, layers = run.summary["privacy"]["epsilon"], plan.protection.mechanisms
+    known = bool(layers) and isinstance(layers[-1], CentralGaussian | LocalNoise)
+    if isinstance(plan, NoPlan) or not claimed or not known:
+        return {"canaries": [], "soundness": None}
+    task = make_task(run.experiment, run.split, plan.protection)
+    stages = stages_of(task, plan, run.shared)
+    return {
+        "canaries": canaries(
             plan,
-            said["epsilon"],
+            stages,
+            claimed,
             trials,
             streams,
             lambda done, total: on_progress("canaries", done, total),
+        ),
+        "soundness": soundness(plan, stages, streams),
+    }
+
+
+def _verdict(found: dict[str, Any], noise_seed: int | None) -> dict[str, Any]:
+    """Say whether anything that was found contradicts the claim, and what."""
+    reasons = [
+        f"canaries: {result['who']}, canary in {result['where']}: epsilon is at least "
+        f"{result['certain_lower_bound']:.3g}, and {result['claimed_epsilon']:.3g} is claimed"
+        for result in found["canaries"]
+        if result["contradicted"]
+    ]
+    reasons += (found["soundness"] or {}).get("problems", [])
+    guessed = found["membership"].get("guesses")
+    if guessed is not None and guessed["contradicted"]:
+        reasons.append(
+            f"membership: {guessed['right']} of {guessed['guesses']} guesses are right, so epsilon "
+            f"is at least {guessed['certain_lower_bound']:.3g}, and "
+            f"{guessed['claimed_epsilon']:.3g} is claimed at delta {guessed['delta']:.2g}"
         )
-        if found["canaries"]:
-            wrong = any(result["contradicted"] for result in found["canaries"])
-            verdict = "contradicted" if wrong else "kept"
-    found |= {"verdict": verdict, "verdict_words": VERDICTS[verdict]}
-    run.folder.write_json(AUDIT_FILE, found)
-    return found
+    verdict: Verdict = "no claim" if found["claim"]["epsilon"] is None else "not tested"
+    if found["canaries"] or reasons:
+        verdict = "contradicted" if reasons else "kept"
+    words = VERDICTS[verdict]
+    if noise_seed is not None and verdict != "no claim":
+        words += " " + SIMULATED.format(seed=noise_seed)
+    return {"verdict": verdict, "reasons": reasons, "verdict_words": words}

@@ -1,281 +1,231 @@
 """Canaries: an epsilon that the run's own mechanism provably exceeds, to hold against its claim.
 
-A canary is a client whose clipped upload lies in one known direction, as large as clipping
-allows. In half of the trials it is there, in the other half it is not (or, where neighbours replace
-one another, uploads the opposite). The mechanism is the run's: its device side, the exact sum and
-its server side, with its noise, cohort and number of rounds. Every entry has noise of its own, so
-canaries on different entries of one sum are trials that do not disturb each other; other clients
-would only shift an entry by what the attacker is allowed to know. (Local noise with clipping by
-rows: the canary fills one row of many, and the bound is loose.)
+A canary is a client whose clipped upload lies in a place that the attacker knows, as large as
+clipping allows: in each array of the run's layout in turn, and in all of them at once. In half of
+the trials it is there, in the other half it is not (or, where neighbours replace one another,
+another one uploads the opposite). The mechanism is the run's, from `Protection.protect` over the
+exact sum to `Protection.finish`, with its noise, cohort and rounds, and with secret streams of its
+own. Only the arrays' sizes are the audit's: one entry for each canary, as noise and bounds of flat
+clipping are the same for all sizes. (What holds at the real sizes, `soundness` looks at.) Other
+clients would only shift an entry by what the attacker is allowed to know.
 
-The attacker sees all rounds of its entry and computes the likelihood ratio of the two worlds. With
-a threshold that was chosen on one half of the trials, the other half gives true and false positive
-rates with Clopper-Pearson bounds, and (epsilon, delta)-DP would need TPR <= e^epsilon FPR + delta:
+Canaries change their sign from round to round. Noise that repeats itself cancels for the attacker
+then, and not for the canary.
 
-    epsilon >= log((TPR_low - delta) / FPR_high)        (or the same for "not there")
+The attacker computes the likelihood ratio of the two worlds over all rounds. What that proves is
+`trials`' affair. Neighbours are the worst ones: where a cohort has a fixed size, everybody else
+uploads the opposite, so that whoever takes the canary's place makes the difference larger.
 
-Where all rounds are plain Gaussians the claim is more than one epsilon: it is a trade-off curve
-with one parameter, mu. Then mu >= z(TPR_low) - z(FPR_high), and the epsilon of that mu at the run's
-delta is a second, sharper bound (Dong, Roth, Su 2022).
-
-Bounds are printed at 95 %. A claim is called contradicted only at 99.99 %: else one honest run in
-twenty or so would fail.
+Clipping by rows bounds every row by itself, so there a canary fills rows of a small table. Local
+noise with clipping by rows has a scale that is made for all rows: there the bound is loose.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import beta, norm
 
-from hushrec.aggregate import ClientRows, ExactSum, Update, UploadShape
-from hushrec.clients import Ragged, TrainView
-from hushrec.privacy.accountant import (
-    Everybody,
-    FixedSize,
-    Gaussian,
-    Poisson,
-    Pure,
-    Sampling,
-    epsilon_of,
-    sensitivity,
+from hushrec.aggregate import UploadShape
+from hushrec.audit.layout import (
+    Places,
+    Stage,
+    Values,
+    clients,
+    noised_sum,
+    uploads,
+    written_out,
 )
+from hushrec.audit.trials import Trials, certain_among, judged
+from hushrec.privacy.accountant import Everybody, FixedSize, Poisson, Pure, Sampling, sensitivity
 from hushrec.privacy.budgets import PersonalNoise
-from hushrec.privacy.clip import FlatClip, RowClip
-from hushrec.privacy.noise import CentralGaussian, LocalNoise, round_multiplier
+from hushrec.privacy.clip import RowClip
+from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.plan import Plan
-from hushrec.privacy.protection import Protection
 from hushrec.rng import SecretRound, SecretStreams, Streams
 
-CONFIDENCE = 0.95
-CERTAIN = 0.9999
-ENTRY = "canary"
-THRESHOLDS = 200
 COLUMN, BLOCK = 4, 200
-"""Rows that a canary fills where clipping is by rows, and canaries in one sum there."""
+"""Rows that a canary fills where clipping is by rows; and canaries in one sum, there and in dense
+arrays, which every upload holds whole."""
+LOCAL_STREAMS = 200_000
+"""Streams of local noise that may be opened, one for each client, array and round: then there are
+fewer trials, but never fewer than so many."""
+FEWEST = 1000
 
-Values = NDArray[np.float64]
+Group = tuple[tuple[str, ...], ...]
+"""The arrays that a kind of canary lies in, round by round."""
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Trials:
-    """The attacker's statistic in each world, larger if the canary is there."""
+class Question:
+    """One claim, held against one kind of canary."""
 
-    there: Values
-    absent: Values
+    who: str
+    where: str
+    claimed: float
+    stages: Sequence[Stage]
+    group: Group
+    scale: float | None = None
+    """Of the noise on each upload, where it is local."""
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether clipping is by rows."""
+        return isinstance(self.stages[0].clip, RowClip)
+
+    def secret(self, stage: Stage, block: int, streams: Streams) -> SecretRound:
+        """Return secret streams that are nobody else's."""
+        key = f"audit {streams.seed}", self.who, self.where, str(block)
+        return SecretRound(stage.number, SecretStreams.from_key(*key))
 
 
 def canaries(
     plan: Plan,
+    stages: Sequence[Stage],
     claimed: float,
     trials: int,
     streams: Streams,
-    on_round: Callable[[int, int], None],
+    on_done: Progress,
 ) -> list[dict[str, Any]]:
-    """Audit the mechanism of a plan with a guarantee; one result for each claim it makes."""
-    uploads = plan.uploads(range(1, plan.rounds + 1))
-    noise = plan.protection.mechanisms[-1]
-    if isinstance(noise, CentralGaussian):
-        found = central_trials(plan, noise, uploads, trials, streams, on_round)
-        unsampled = isinstance(plan.sampling, Everybody)
-        return [_result("any user", found, claimed, plan.delta, len(uploads), gaussian=unsampled)]
-    if isinstance(noise, PersonalNoise):
-        assert plan.budgets is not None
-        own, claims, results = plan.budgets, plan.budgets.claims(), []
-        apart = sensitivity(_local_clip(plan).whole_bound(noise.shape), "replace-one")
-        for level, who in ((0, "smallest budget"), (len(own.levels) - 1, "largest budget")):
-            deviation = apart * own.multiplier[level]
-            layer = replace(noise, deviations=np.full(trials, deviation))
-            rounds = uploads[: own.uploads]
-            found = local_trials(plan, layer, deviation, rounds, trials, streams, on_round)
-            claim = float(claims[level])
-            results.append(_result(f"a user with the {who}", found, claim, plan.delta, len(rounds)))
-        return results
-    if isinstance(noise, LocalNoise):
-        found = local_trials(plan, noise, noise.scale, uploads, trials, streams, on_round)
-        delta = 0.0 if isinstance(plan.event, Pure) else plan.delta
-        gaussian = noise.kind == "gaussian"
-        return [_result("any user", found, claimed, delta, len(uploads), gaussian=gaussian)]
-    return []
+    """Audit a mechanism with a guarantee; one result for each claim and each kind of canary."""
+    asked = questions(plan, stages, claimed)
+    pure, sampled = isinstance(plan.event, Pure), not isinstance(plan.sampling, Everybody)
+    results = []
+    for done, question in enumerate(asked, 1):
+        if question.scale is None:
+            made = central_trials(plan, question, trials, streams)
+        else:
+            opened = sum(len(stage.shape.whole) for stage in question.stages) * len(asked)
+            count = min(trials, max(FEWEST, LOCAL_STREAMS // opened))
+            made = local_trials(plan, question, count, streams)
+        found = judged(
+            made,
+            question.claimed,
+            0.0 if pure else plan.delta,
+            gaussian=not pure and not sampled,
+            certain=certain_among(len(asked)),
+        )
+        said = {"who": question.who, "where": question.where, "rounds": len(question.stages)}
+        results.append({**said, **found})
+        on_done(done, len(asked))
+    return results
 
 
-def central_trials(
-    plan: Plan,
-    noise: CentralGaussian,
-    uploads: list[int],
-    trials: int,
-    streams: Streams,
-    on_round: Callable[[int, int], None],
-) -> Trials:
-    """Let canaries in and out of noised sums, each with an entry of its own.
+def questions(plan: Plan, stages: Sequence[Stage], claimed: float) -> list[Question]:
+    """Return every claim with every kind of canary."""
+    first = stages[0]
+    scale = first.planned(plan) if isinstance(first.noise, LocalNoise) and plan.event else None
+    claims: list[tuple[str, float, Sequence[Stage], float | None]]
+    claims = [("any user", claimed, stages, scale)]
+    if isinstance(first.noise, PersonalNoise):
+        assert plan.budgets is not None, "who has noise of its own has a budget"
+        own = plan.budgets
+        apart = sensitivity(first.clip.whole_bound(first.shape), "replace-one")
+        levels = (0, "smallest"), (len(own.levels) - 1, "largest")
+        claims = [
+            (
+                f"a user with the {which} budget",
+                float(own.claims()[level]),
+                stages[: own.uploads],
+                float(apart * own.multiplier[level]),
+            )
+            for level, which in levels
+        ]
+    return [
+        Question(who, where, claim, some, group, noise)
+        for who, claim, some, noise in claims
+        for where, group in groups_of(some)
+    ]
 
-    The layout of the sum is changed to one entry for each canary; all else is the run's. Clipping
-    by rows bounds every row by itself, so there a canary fills a column of a few rows.
-    """
-    by_rows = isinstance(noise.clip, RowClip)
-    rows, block = (COLUMN, BLOCK) if by_rows else (1, trials)
-    parts = []
-    for start in range(0, trials, block):
-        size = min(block, trials - start)
-        shape = UploadShape(*((rows, {ENTRY: size}) if by_rows else (size, {ENTRY: 1})), {})
-        layer = replace(noise, shape=shape)
-        seed = Streams(streams.seed + start)  # other noise for every block
-        parts.append(_sum_trials(layer, plan.sampling, uploads, size, rows, seed))
-        on_round(start + size, trials)
+
+def groups_of(stages: Sequence[Stage]) -> list[tuple[str, Group]]:
+    """Return the kinds of canaries: in one array of each round, each in turn, and in all."""
+    layouts = [tuple(stage.shape.whole) for stage in stages]
+    most = max(map(len, layouts))
+    found: list[tuple[str, Group]] = []
+    for turn in range(most):
+        group = tuple((names[turn % len(names)],) for names in layouts)
+        found.append((", ".join(dict.fromkeys(name for (name,) in group)), group))
+    return [*found, ("all arrays", tuple(layouts))] if most > 1 else found
+
+
+# ------------------------------------------------------------ noise on the sum
+
+
+def central_trials(plan: Plan, question: Question, trials: int, streams: Streams) -> Trials:
+    """Let canaries in and out of noised sums, each with entries of its own."""
+    dense = any(
+        name in stage.shape.dense
+        for stage, names in zip(question.stages, question.group, strict=True)
+        for name in names
+    )
+    block = BLOCK if question.by_rows or dense else trials
+    parts = [
+        _sum_trials(plan, question, start, min(block, trials - start), streams)
+        for start in range(0, trials, block)
+    ]
     return Trials(*(np.concatenate(worlds) for worlds in zip(*parts, strict=True)))
 
 
 def _sum_trials(
-    layer: CentralGaussian,
-    sampling: Sampling,
-    uploads: list[int],
-    trials: int,
-    rows: int,
-    streams: Streams,
+    plan: Plan, question: Question, start: int, count: int, streams: Streams
 ) -> tuple[Values, Values]:
-    protection, bound, replaced = (
-        Protection((layer,)),
-        layer.clip.bound,
-        layer.neighbours == "replace-one",
-    )
-    generator, share = streams.generator("audit/canaries"), _participation(sampling)
-    there, evidence = generator.permutation(trials) < trials // 2, np.zeros(trials)
-    n_rows, width = layer.shape.n_rows, layer.shape.tables[ENTRY]
-    for number in uploads:
-        secret = SecretRound(number, SecretStreams(streams.seed))
-        # In units of the canary, whose norm is that of the bound of a whole upload.
-        own = round_multiplier(layer.multiplier, layer.shares, number)
-        deviation = own * sensitivity(1.0, layer.neighbours)
-        taking_part = (there | replaced) & (generator.random(trials) < share)
-        upload = np.flatnonzero(taking_part)
-        values = np.zeros((len(upload), rows, width), np.float32)
-        column = upload if rows > 1 else np.zeros_like(upload)
-        values[np.arange(len(upload)), :, column] = (np.where(there, 2, -2)[upload] * bound)[
-            :, None
-        ]
-        ids = np.tile(np.arange(rows), len(upload)) if rows > 1 else upload
-        table = ClientRows(
-            rows * np.arange(len(upload) + 1), ids.astype(np.int32), values.reshape(-1, width)
-        )
-        summed = ExactSum(n_rows)
-        sent = Update(len(upload), {ENTRY: table})
-        summed.add(protection.protect(sent, _clients(upload, n_rows), secret))
-        total = protection.finish(summed.total(), secret)[0].rows[ENTRY][1]
-        # Its projection on the canary's direction.
-        seen = (total.sum(0) / math.sqrt(rows) if rows > 1 else total[:, 0]) / (
-            bound * math.sqrt(rows)
-        )
-        evidence += _mixed(seen, deviation, share)
-        if replaced:
-            evidence -= _mixed(-seen, deviation, share)
+    """Put ``count`` canaries into the same sums; return the evidence for each, by world."""
+    generator = streams.generator(f"audit/canaries/{question.where}", start)
+    there, evidence = generator.permutation(count) < count // 2, np.zeros(count)
+    share, replaced = _participation(plan.sampling), plan.neighbours == "replace-one"
+    for turn, (stage, names) in enumerate(zip(question.stages, question.group, strict=True)):
+        shape, places = _trial_layout(stage.shape, names, count, by_rows=question.by_rows)
+        here, bound = stage.of(shape), stage.clip.bound
+        taking_part = there & (generator.random(count) < share)
+        who = np.arange(count) if replaced else np.flatnonzero(taking_part)
+        sign = -1.0 if turn % 2 else 1.0
+        amounts = 2 * bound * sign * np.where(taking_part, 1, -1)[who]
+        secret = question.secret(stage, start, streams)
+        given = uploads(shape, {name: entries[who] for name, entries in places.items()}, amounts)
+        sent = here.protection.protect(given, clients(who.astype(np.int32), shape.n_rows), secret)
+        total = written_out(noised_sum(here, sent, secret), shape)
+        # Its projection on the canary's direction, in units of the canary.
+        entries = sum(of.shape[1] for of in places.values())
+        norm = bound * (math.sqrt(entries) if question.by_rows else 1)
+        along = np.sum([total[name][of].sum(1) for name, of in places.items()], axis=0)
+        seen = sign * along / (math.sqrt(entries) * norm)
+        deviation = here.planned(plan) / norm
+        ratio = (2 * seen if replaced else seen - 0.5) / deviation**2
+        evidence += _mixed(ratio, share)
     return evidence[there], evidence[~there]
 
 
-def local_trials(
-    plan: Plan,
-    noise: LocalNoise,
-    scale: float,
-    uploads: list[int],
-    trials: int,
-    streams: Streams,
-    on_round: Callable[[int, int], None],
-) -> Trials:
-    """Let canaries upload one thing or its opposite; the server sees each upload by itself."""
-    layers = (
-        *plan.protection.mechanisms[:-1],
-        replace(noise, shape=UploadShape(1, {}, {ENTRY: (1,)})),
-    )
-    protection, bound = Protection(layers), _local_clip(plan).bound
-    there = streams.generator("audit/canaries").permutation(trials) < trials // 2
-    view, evidence = _clients(np.arange(trials), 1), np.zeros(trials)
-    view = replace(view, noise=np.full(trials, scale))
-    upload = Update(trials, dense={ENTRY: np.where(there, 2 * bound, -2 * bound)[:, None]})
-    for done, number in enumerate(uploads, 1):
-        seen = (
-            protection.protect(
-                upload, view, SecretRound(number, SecretStreams(streams.seed))
-            ).dense[ENTRY][:, 0]
-            / bound
+def _trial_layout(
+    shape: UploadShape, names: Sequence[str], count: int, *, by_rows: bool
+) -> tuple[UploadShape, Places]:
+    """Return the layout with an entry of the named arrays for each canary, and where they lie."""
+    each = np.arange(count)[:, None]
+    if by_rows:  # a column of every table for each
+        columns = np.arange(COLUMN)[None] * count + each
+        made = UploadShape(
+            COLUMN,
+            dict.fromkeys(shape.tables, count),
+            dict.fromkeys(shape.dense, (count,)),
+            dict.fromkeys(shape.spaces, (COLUMN, count)),
         )
-        if noise.kind == "laplace":
-            evidence += (np.abs(seen + 1) - np.abs(seen - 1)) * bound / scale
-        else:
-            evidence += 2 * seen * (bound / scale) ** 2
-        on_round(done, len(uploads))
-    return Trials(evidence[there], evidence[~there])
-
-
-def lower_bound(trials: Trials, delta: float, confidence: float) -> tuple[float, float, float]:
-    """Return a lower bound of epsilon, and the TPR and FPR it rests on."""
-    return _bounded(
-        trials, confidence, lambda low, high: np.log(np.maximum(low - delta, 1e-300) / high)
+        return made, {name: each if name in shape.dense else columns for name in names}
+    size = {name: count if name in names else 1 for name in shape.whole}
+    made = UploadShape(
+        max((size[name] for name in shape.tables), default=1),
+        dict.fromkeys(shape.tables, 1),
+        {name: (size[name],) for name in shape.dense},
+        {name: (size[name], 1) for name in shape.spaces},
     )
+    return made, dict.fromkeys(names, each)
 
 
-def gaussian_bound(trials: Trials, delta: float, confidence: float) -> float:
-    """Return the epsilon at delta of the smallest Gaussian trade-off that fits the trials."""
-    mu, _, _ = _bounded(trials, confidence, lambda low, high: norm.ppf(low) - norm.ppf(high))
-    if mu <= 0:
-        return 0.0
-    return epsilon_of(Gaussian(1 / mu, Everybody(), "replace-one"), 1, delta)
-
-
-def most_provable(trials: int, delta: float) -> float:
-    """Return the largest bound that so many trials can give: an attacker that never errs."""
-    low, high = _clopper_pearson(np.array([trials // 4, 0]), trials // 4, CONFIDENCE)
-    return math.log(max(low[0] - delta, 1e-300) / high[1])
-
-
-def _bounded(
-    trials: Trials, confidence: float, value: Callable[[Values, Values], Values]
-) -> tuple[float, float, float]:
-    """Choose threshold and side on one half of the trials; judge them on the other."""
-    halves = [(trials.there[k::2], trials.absent[k::2]) for k in (0, 1)]
-    (one, zero), (one_test, zero_test) = halves
-    best, chosen = -math.inf, (1.0, 0.0)
-    for side in (1.0, -1.0):
-        # "Not there" is the same question with the worlds and the sign exchanged.
-        hit, miss = (one, zero) if side > 0 else (-zero, -one)
-        thresholds = np.quantile(np.concatenate([hit, miss]), np.linspace(0, 1, THRESHOLDS))
-        thresholds = np.unique(np.concatenate([thresholds, np.sort(miss)[-10:]]))
-        values = value(*_rates(hit, miss, thresholds, confidence))
-        if values.max() > best:
-            best, chosen = float(values.max()), (side, float(thresholds[values.argmax()]))
-    side, threshold = chosen
-    hit, miss = (one_test, zero_test) if side > 0 else (-zero_test, -one_test)
-    low, high = _rates(hit, miss, np.array([threshold]), confidence)
-    found = max(0.0, float(value(low, high)[0]))
-    return found, float((hit > threshold).mean()), float((miss > threshold).mean())
-
-
-def _rates(
-    hit: Values, miss: Values, thresholds: Values, confidence: float
-) -> tuple[Values, Values]:
-    """Return the lower end of TPR and the upper end of FPR at each threshold."""
-    true = len(hit) - np.searchsorted(np.sort(hit), thresholds, "right")
-    false = len(miss) - np.searchsorted(np.sort(miss), thresholds, "right")
-    return (
-        _clopper_pearson(true, len(hit), confidence)[0],
-        _clopper_pearson(false, len(miss), confidence)[1],
-    )
-
-
-def _clopper_pearson(hits: NDArray[Any], n: int, confidence: float) -> tuple[Values, Values]:
-    """Return bounds of a probability; both rates together hold with this confidence."""
-    tail = (1 - confidence) / 2
-    low = np.where(hits > 0, beta.ppf(tail, np.maximum(hits, 1), n - hits + 1), 0.0)
-    high = np.where(hits < n, beta.ppf(1 - tail, hits + 1, np.maximum(n - hits, 1)), 1.0)
-    return np.clip(low, 1e-300, 1), np.clip(high, 1e-300, 1)
-
-
-def _mixed(seen: Values, deviation: float, share: float) -> Values:
+def _mixed(ratio: Values, share: float) -> Values:
     """Return the log-likelihood ratio of a canary that takes part now and then, against none."""
-    ratio = (seen - 0.5) / deviation**2
     if share >= 1:
         return ratio
     return np.asarray(np.logaddexp(math.log1p(-share), math.log(share) + ratio))
@@ -288,37 +238,31 @@ def _participation(sampling: Sampling) -> float:
     return sampling.size / sampling.population if isinstance(sampling, FixedSize) else 1.0
 
 
-def _local_clip(plan: Plan) -> FlatClip | RowClip:
-    """Return the clipping under local noise, without which there is no claim to audit."""
-    return next(m for m in plan.protection.mechanisms if isinstance(m, FlatClip | RowClip))
+# ------------------------------------------------------------ noise on every upload
 
 
-def _clients(users: NDArray[np.int64], n_items: int) -> TrainView:
-    none = Ragged.empty(len(users))
-    return TrainView(users.astype(np.int32), n_items, none, none, none)
-
-
-def _result(
-    who: str, trials: Trials, claimed: float, delta: float, rounds: int, *, gaussian: bool = True
-) -> dict[str, Any]:
-    lower, true, false = lower_bound(trials, delta, CONFIDENCE)
-    certain = lower_bound(trials, delta, CERTAIN)[0]
-    sharper = None
-    if gaussian and delta > 0:
-        sharper = gaussian_bound(trials, delta, CONFIDENCE)
-        certain = max(certain, gaussian_bound(trials, delta, CERTAIN))
-    count = len(trials.there) + len(trials.absent)
-    return {
-        "who": who,
-        "claimed_epsilon": claimed,
-        "delta": delta,
-        "lower_bound": lower,
-        "gaussian_lower_bound": sharper,
-        "most_provable": most_provable(count, delta),
-        "tpr": true,
-        "fpr": false,
-        "trials": count,
-        "rounds": rounds,
-        "certain_lower_bound": certain,
-        "contradicted": certain > claimed,
-    }
+def local_trials(plan: Plan, question: Question, count: int, streams: Streams) -> Trials:
+    """Let canaries upload one thing or its opposite; the server sees each upload by itself."""
+    assert question.scale is not None, "local noise has a scale"
+    scale, first = question.scale, question.stages[0]
+    generator = streams.generator(f"audit/canaries/{question.where}")
+    there, evidence = generator.permutation(count) < count // 2, np.zeros(count)
+    shape = UploadShape(
+        1, dict.fromkeys(first.shape.tables, 1), dict.fromkeys(first.shape.dense, (1,))
+    )
+    view = clients(np.arange(count, dtype=np.int32), 1, np.full(count, scale))
+    for turn, (stage, names) in enumerate(zip(question.stages, question.group, strict=True)):
+        clip, sign = stage.clip, -1.0 if turn % 2 else 1.0
+        places: Places = dict.fromkeys(names, np.zeros((count, 1), np.int64))
+        amounts = 2 * clip.bound * sign * np.where(there, 1, -1)
+        given = uploads(shape, places, amounts)
+        secret = question.secret(stage, 0, streams)
+        sent = stage.of(shape).protection.protect(given, view, secret).dense
+        seen = sign * np.stack([sent[name].reshape(count) for name in names]).astype(np.float64)
+        # What clipping leaves of the canary in each array.
+        left = clip.bound / (1 if question.by_rows else len(names) ** (1 / clip.power))
+        if isinstance(plan.event, Pure):  # Laplace noise
+            evidence += (np.abs(seen + left) - np.abs(seen - left)).sum(0) / scale
+        else:
+            evidence += 2 * left * seen.sum(0) / scale**2
+    return Trials(evidence[there], evidence[~there])

@@ -127,7 +127,7 @@ def item_inference(
             popular.append(np.isin(by_popularity[: len(truth)], truth).mean())
         done += len(part)
         on_client(done, len(cohort))
-    total = protection.finish(summed.total(), SecretRound(number, task.secret))[0]
+    total = protection.finish(summed, SecretRound(number, task.secret))[0]
     pairs = {
         name: _pair_items(rows, run.shared, view.n_items)
         for name, rows in raw.rows.items()

@@ -13,11 +13,21 @@ training they tend to rank higher. Two forms, by what the run's split leaves out
   popularity among other users, which knows nothing of the pair, is shown as a yardstick. In the
   order of time the training item is also nearer to the rest of the past, which that does not take
   out: a small AUC above the yardstick need not be a leak.
+
+**When it counts.** The attacker looks at the shared model alone, which a claim covers, and never at
+private parameters, which it does not. Where chance alone decided what trained, a claim bounds how
+often a guess can be right: members and others are paired at random, and the attacker says of each
+pair which one trained, or says nothing. Which one it is was a fair coin, whatever the other pairs
+are, and the two outcomes differ by one user's data for another's: one step between neighbours that
+replace one another, two where they are emptied. So right guesses prove an epsilon
+(`trials.guessing_bound`), and if that exceeds the claim, the claim is false. That is so for people,
+and for pairs that a split in random order chose; in the order of time it was no coin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +35,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from hushrec.audit.trials import CONFIDENCE, certain_among, guessing_bound
 from hushrec.clients import Ragged, TrainView, chunks
+from hushrec.privacy.accountant import Accountant
 from hushrec.rng import Streams
 from hushrec.run import Run
 from hushrec.serve.fold_in import fold_in
@@ -33,6 +45,9 @@ from hushrec.split import Split
 from hushrec.store import store_bytes
 
 RESAMPLES = 500
+BOLDNESS = (1.0, 0.5, 0.2, 0.1)
+"""Shares of the pairs that are guessed, those with the clearest difference."""
+SMALL_DELTA = 1e-7
 LOW_FPR = 0.01
 FEWEST_FOR_LOW_FPR = 100
 STACK_BYTES = 128 * 2**20
@@ -84,6 +99,9 @@ def membership(
     score, popular = (np.bincount(place, values) / count for values in (scores, popularity))
     owner, member = who[0], who[1].astype(bool)
     found = rates(score[member], score[~member])
+    differences = _paired(score, member, owner, generator, people=people)
+    by_chance = people or (run.split.config.kind == "ratio" and run.split.config.order == "random")
+    claim = _at_small_delta(run.summary["privacy"])
     return {
         "threat": THREATS["people" if people else "pairs"],
         "compared": COMPARED["people" if people else "pairs"],
@@ -100,7 +118,66 @@ def membership(
             "name": "popularity among other users",
             **rates(popular[member], popular[~member]),
         },
+        "guesses": guesses(differences, claim) if by_chance and claim["epsilon"] else None,
     }
+
+
+def _at_small_delta(claim: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the same claim at a smaller delta, if it has an account.
+
+    The delta of a claim may fail for each pair: it would take up all the doubt that is left.
+    """
+    if not claim.get("claimed") or claim["delta"] <= SMALL_DELTA:
+        return claim
+    epsilon = Accountant(claim["claimed"]).epsilon(SMALL_DELTA)
+    return {**claim, "epsilon": epsilon, "delta": SMALL_DELTA}
+
+
+def _paired(
+    score: Values,
+    member: NDArray[np.bool_],
+    owner: NDArray[np.int64],
+    generator: Any,
+    *,
+    people: bool,
+) -> Values:
+    """Return how much higher members score than the others they are paired with."""
+    members, others = score[member], score[~member]
+    if people:  # anybody with anybody
+        return np.asarray(members - generator.permutation(others))
+    own = dict(zip(owner[~member].tolist(), others.tolist(), strict=True))
+    return np.array([s - own[user] for user, s in zip(owner[member], members, strict=True)])
+
+
+def guesses(differences: Values, claim: Mapping[str, Any]) -> dict[str, Any]:
+    """Guess the member of each pair by the score; hold the claim against how often that is right.
+
+    ``differences`` are the members' scores less those of the others that they are paired with.
+    """
+    apart = 1 if claim["neighbours"] == "replace-one" else 2
+    clearest = np.argsort(-np.abs(differences), kind="stable")
+    found = []
+    for share in BOLDNESS:
+        made = clearest[: math.ceil(share * len(differences))]
+        made = made[differences[made] != 0]
+        right, coins = int((differences[made] > 0).sum()), len(differences)
+        lower, surely = (
+            guessing_bound(right, len(made), coins, claim["delta"], confidence, apart)
+            for confidence in (CONFIDENCE, certain_among(len(BOLDNESS)))
+        )
+        found.append(
+            {
+                "pairs": coins,
+                "guesses": len(made),
+                "right": right,
+                "claimed_epsilon": claim["epsilon"],
+                "delta": claim["delta"],
+                "lower_bound": lower,
+                "certain_lower_bound": surely,
+                "contradicted": surely > claim["epsilon"],
+            }
+        )
+    return max(found, key=lambda one: one["certain_lower_bound"])
 
 
 def rates(members: Values, others: Values) -> dict[str, float | None]:

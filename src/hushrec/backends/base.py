@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from hushrec.aggregate import Aggregate
 from hushrec.aggregate.statistics import LossSum
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
-from hushrec.messages import Arrays, Download, Evaluation
+from hushrec.frame import Arrays
+from hushrec.messages import Download, Evaluation
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 from hushrec.split import Part
@@ -35,6 +36,10 @@ class Collected:
     down_bytes: int
     emptied: int = 0
     """Uploads that held a number which is none, and counted as zero."""
+    noised: bool = False
+    """Whether nodes added their shares of the noise before anybody summed."""
+    lost: bool = False
+    """Whether the sum can never be opened: there is nothing to apply, and the round is over."""
 
 
 class Backend(Protocol):

@@ -18,7 +18,8 @@ from hushrec.client import Task, take_part
 from hushrec.clients import TrainView, balanced_chunks, chunks
 from hushrec.errors import ConfigError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
-from hushrec.messages import Arrays, Download, Evaluation
+from hushrec.frame import Arrays
+from hushrec.messages import Download, Evaluation
 from hushrec.methods.base import Shared
 from hushrec.methods.capabilities import is_marked
 from hushrec.privacy.protection import Protection

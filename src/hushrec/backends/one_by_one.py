@@ -20,7 +20,8 @@ from hushrec.backends.base import Collected
 from hushrec.client import Task, take_part
 from hushrec.config import Experiment
 from hushrec.evaluate.evaluator import Evaluator
-from hushrec.messages import Arrays, Download, Evaluation, Expected, Upload, payload
+from hushrec.frame import Arrays, payload
+from hushrec.messages import Download, Evaluation, Expected, Upload
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 from hushrec.split import Part, Split
@@ -83,7 +84,7 @@ class OneByOne:
             noise = None if deviations is None else deviations[client : client + 1]
             self.devices[client] = Device(agreed, own, experiment, noise)
         config = experiment.evaluation
-        self.metrics = {name: config.metric_names() for name in ("full", config.sampled_name)}
+        self.metrics = config.reported
 
     def train(
         self, download: Download, protection: Protection, cohort: NDArray[np.int64]

@@ -15,9 +15,13 @@ from hushrec.commands.audit import audit_command
 from hushrec.commands.data import data_commands
 from hushrec.commands.doctor import doctor_command
 from hushrec.commands.evaluate import analyse_command, compare_command, evaluate_command
+from hushrec.commands.federate import federate_commands
+from hushrec.commands.federated import rehearse_command, run_command, status_command
 from hushrec.commands.methods import methods_command
+from hushrec.commands.node import node_commands
 from hushrec.commands.privacy import privacy_commands
 from hushrec.commands.recommend import export_command, recommend_command
+from hushrec.commands.release import release_command
 from hushrec.commands.report import report_command
 from hushrec.commands.train import train_command
 from hushrec.commands.tune import tune_command
@@ -51,15 +55,20 @@ def main() -> None:
     """
 
 
+for command in (run_command, status_command, rehearse_command):
+    federate_commands.add_command(command)
 for command in (
     data_commands,
     privacy_commands,
+    node_commands,
+    federate_commands,
     audit_command,
     evaluate_command,
     analyse_command,
     compare_command,
     recommend_command,
     export_command,
+    release_command,
     train_command,
     report_command,
     methods_command,

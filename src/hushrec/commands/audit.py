@@ -47,9 +47,10 @@ from hushrec.run import Run
 )
 @json_option
 def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: bool) -> None:
-    """Attack a finished run: membership, items in uploads, canary users.
+    """Attack a finished run: membership, items in uploads, canary users, clipping and noise.
 
-    Writes audit.json and the report. Exits with 1 if canaries contradict the claimed epsilon.
+    Writes audit.json and the report. Exits with 1 if something contradicts the claimed epsilon, and
+    says what.
 
     \b
     hushrec audit runs/first
@@ -68,9 +69,13 @@ def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: boo
             console.print(table)
             console.print()
         console.print(found["verdict_words"], highlight=False)
+        for reason in found["reasons"]:
+            console.print(f"- {reason}", highlight=False, markup=False)
         console.print(f"report: {report}", highlight=False, soft_wrap=True)
     if found["verdict"] == "contradicted":
-        click.echo(f"hushrec: the claim of {folder} is contradicted by its canaries", err=True)
+        reasons = found["reasons"]
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        click.echo(f"hushrec: the claim of {folder} is contradicted: {reasons[0]}{more}", err=True)
         sys.exit(1)
 
 
@@ -78,6 +83,8 @@ def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
     yield _membership_table(found["membership"])
     yield _items_table(found["items"])
     yield _canary_table(found["canaries"], found["claim"])
+    if found["soundness"] is not None:
+        yield _soundness_table(found["soundness"])
 
 
 def _membership_table(found: Mapping[str, Any]) -> Table:
@@ -95,9 +102,20 @@ def _membership_table(found: Mapping[str, Any]) -> Table:
         table.add_row(name, here, interval, popular, chance)
     table.caption = (
         f"{found['members']:,} members, {found['others']:,} others: {found['compared']}. "
-        f"Threat: {found['threat']}."
+        f"Threat: {found['threat']}.{_guessed(found['guesses'])}"
     )
     return table
+
+
+def _guessed(found: Mapping[str, Any] | None) -> str:
+    """Say what guesses prove, where they prove anything."""
+    if found is None:
+        return ""
+    return (
+        f" {found['right']} of {found['guesses']} guesses in {found['pairs']} pairs are right: "
+        f"epsilon is at least {found['lower_bound']:.3f}, and {found['claimed_epsilon']:.3f} is "
+        f"claimed at delta {found['delta']:.2g}."
+    )
 
 
 def _items_table(found: Mapping[str, Any]) -> Table:
@@ -136,7 +154,7 @@ def _canary_table(found: list[Mapping[str, Any]], claim: Mapping[str, Any]) -> T
     for result in found:
         sharper = result["gaussian_lower_bound"]
         table.add_row(
-            result["who"],
+            f"{result['who']}, {result['where']}",
             f"{result['claimed_epsilon']:.3f}",
             f"{result['lower_bound']:.3f}",
             "–" if sharper is None else f"{sharper:.3f}",
@@ -146,7 +164,27 @@ def _canary_table(found: list[Mapping[str, Any]], claim: Mapping[str, Any]) -> T
         )
     first = found[0]
     table.caption = (
-        f"{first['trials']:,} trials of {first['rounds']} rounds, Clopper-Pearson at 95 %"
+        f"{first['trials']:,} trials of {first['rounds']} rounds for a canary in each array of an "
+        "upload, Clopper-Pearson at 95 %"
+    )
+    return table
+
+
+def _soundness_table(found: Mapping[str, Any]) -> Table:
+    table = _new_table("Clipping and noise: is it what the claim rests on?", None)
+    for name in ("numbers", "arrays", "rounds", "tests", "problems"):
+        table.add_column(name, justify="right")
+    table.add_row(
+        f"{found['numbers']:,}",
+        f"{len(found['arrays'])}",
+        f"{found['rounds']}",
+        f"{found['tests']:,}",
+        f"{len(found['problems'])}",
+        style="bold red" if found["problems"] else "",
+    )
+    table.caption = (
+        "reach of one upload; noise on every number, as much as claimed, of the law claimed, "
+        "independent of all other; whole steps"
     )
     return table
 

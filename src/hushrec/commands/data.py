@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hushrec.commands.options import gather, json_option
+from hushrec.commands.options import gather, items_option, json_option
 from hushrec.data.catalog import fetch, import_file, load, names
 from hushrec.data.datasets import CATALOG, DataSet
 from hushrec.data.files import FeatureFiles
@@ -59,15 +59,16 @@ def list_command(as_json: bool) -> None:
 
 @data_commands.command("info")
 @click.argument("source", metavar="NAME|FILE")
+@items_option
 @json_option
-def info_command(source: str, as_json: bool) -> None:
+def info_command(source: str, items: str | None, as_json: bool) -> None:
     """Describe a data set or a file: counts, density, ties, features, terms, checksums.
 
     \b
     hushrec data info ml-100k
-    hushrec data info ratings.csv.gz --json
+    hushrec data info ratings.csv.gz --items films.csv --json
     """
-    summary = load(source).facts()
+    summary = load(source, items=items).facts()
     if source in CATALOG:
         dataset = CATALOG[source]
         folder = dataset.find() if dataset.files else None
@@ -132,7 +133,11 @@ def fetch_command(name: str, as_json: bool) -> None:
     "features",
     FeatureFiles,
     click.option("--users", type=click.Path(path_type=Path), help="File of user features."),
-    click.option("--items", type=click.Path(path_type=Path), help="File of item features."),
+    click.option(
+        "--items",
+        type=click.Path(path_type=Path),
+        help="Public list of items, with their features.",
+    ),
     click.option(
         "--user-feature", "user_features", multiple=True, metavar="COLUMN", help="Repeatable."
     ),
@@ -152,16 +157,18 @@ def import_command(
 ) -> None:
     """Read a file once and keep it under a name.
 
-    CSV, TSV, other delimiters, JSON lines and Parquet are read, gzip or not. Features come from
-    files with a line per user or item; a column is a category, or a set of them separated by |
-    (NAME:set), or a number with its range (NAME:number:0:100).
+    CSV, TSV, other delimiters, JSON lines and Parquet are read, gzip or not. --items is the public
+    list of items, which training under privacy needs: an id per line, or a table. Features come
+    from files with a line per user or item; a column is a category, or a set of them separated by |
+    (NAME:set), or a number with its range (NAME:number:0:100). Categories of users that are public
+    are named (NAME:category:A|B, NAME:set:A|B).
 
     \b
     hushrec data import ratings.csv --name mine
     hushrec data import log.tsv.gz --name log --user who --item what --time when
     hushrec data import plain.txt --name plain --user 0 --item 1 --delimiter '|'
     hushrec data import ratings.csv --name mine --items films.csv --item-feature genres:set
-        --users people.csv --user-feature gender --user-feature age:number:0:100
+        --users people.csv --user-feature 'gender:category:F|M' --user-feature age:number:0:100
     """
     summary = import_file(file, name, columns, features, overwrite=overwrite).facts()
     _show(summary, as_json)

@@ -16,9 +16,9 @@ from hushrec.report.tables import shown_metrics
 from hushrec.round import RoundReport
 
 
-def load_aloud(name: str, *, quiet: bool) -> Interactions:
+def load_aloud(name: str, items: str | None, *, quiet: bool) -> Interactions:
     """Load data and say what was handled while reading it."""
-    data = load(name)
+    data = load(name, items=items)
     if not quiet:
         for note in data.notes:
             click.echo(note, err=True)

@@ -23,6 +23,11 @@ threads_option = click.option(
     help="Threads to use; the result does not depend on it.",
 )
 data_option = click.option("--data", default="demo", show_default=True, metavar="NAME|FILE")
+items_option = click.option(
+    "--items",
+    metavar="FILE",
+    help="Public list of items of a data file: an id per line, or a table.",
+)
 method_option = click.option("--method", default="fednext", show_default=True, metavar="NAME")
 part_option = click.option(
     "--part", type=click.Choice(["valid", "test"]), default="test", show_default=True

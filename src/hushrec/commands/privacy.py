@@ -1,14 +1,16 @@
-"""``hushrec privacy``: epsilon from noise, noise from epsilon, the paper's tables, a curve."""
+"""``hushrec privacy``: epsilon from noise, noise from epsilon, several runs, tables, a curve."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from hushrec.commands.options import gather, json_option, print_json
 from hushrec.errors import ConfigError
@@ -22,10 +24,12 @@ from hushrec.privacy.accountant import (
     epsilon_of,
     noise_for,
 )
+from hushrec.privacy.compose import Claim, Together, compose
 from hushrec.privacy.tables import DELTAS, ROUNDS, cells
 from hushrec.report.plots import line
 from hushrec.report.standalone import standalone
 from hushrec.report.tables import add_figures, plain_table
+from hushrec.run_folder import RunFolder
 
 CURVE_POINTS = 16
 
@@ -35,7 +39,7 @@ noise_option = click.option(
     required=True,
     metavar="Z",
     help="Standard deviation of the noise over the sensitivity, which is the clipping bound under "
-    "add-or-remove-one and twice the bound under replace-one.",
+    "zero-out-one and twice the bound under replace-one.",
 )
 
 
@@ -64,11 +68,11 @@ class Setting:
                     "sampling 'none' means that everybody takes part: leave out --cohort, "
                     "or use --sampling poisson or fixed"
                 )
-            return Everybody(), self.neighbours or "add-or-remove-one"
+            return Everybody(), self.neighbours or "zero-out-one"
         if cohort is None:
             raise ConfigError(f"--sampling {self.sampling} needs --cohort")
         if self.sampling == "poisson":
-            return Poisson(cohort / population), self.neighbours or "add-or-remove-one"
+            return Poisson(cohort / population), self.neighbours or "zero-out-one"
         if cohort != int(cohort):
             raise ConfigError(f"--cohort {cohort:g}: a fixed-size cohort is a whole number")
         return FixedSize(int(cohort), population), self.neighbours or "replace-one"
@@ -90,8 +94,8 @@ setting_options = gather(
     ),
     click.option(
         "--neighbours",
-        type=click.Choice(["add-or-remove-one", "replace-one"]),
-        help="[replace-one for fixed, else add-or-remove-one]",
+        type=click.Choice(["zero-out-one", "replace-one"]),
+        help="[replace-one for fixed, else zero-out-one]",
     ),
     click.option("--delta", type=float, required=True, metavar="D"),
 )
@@ -104,6 +108,7 @@ def privacy_commands() -> None:
     \b
     hushrec privacy epsilon --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
     hushrec privacy noise --epsilon 4 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
+    hushrec privacy compose runs/monday runs/tuesday
     hushrec privacy tables
     """
 
@@ -136,8 +141,61 @@ def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
     hushrec privacy noise --epsilon 4 --population 943 --rounds 100 --sampling none --delta 1e-4
     """
     drawn = setting.drawn()
-    noise = noise_for(epsilon, setting.delta, setting.rounds, *drawn)
+    noise = noise_for(epsilon, setting.delta, setting.rounds, lambda z: Gaussian(z, *drawn))
     _answer(setting, Gaussian(noise, *drawn), as_json)
+
+
+@privacy_commands.command("compose")
+@click.argument(
+    "folders", metavar="RUN [RUN ...]", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option("--delta", type=float, metavar="D", help="Where to state the sum.  [the runs' own]")
+@json_option
+def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: bool) -> None:
+    """Say what several runs on the same data guarantee together.
+
+    Each run's epsilon is for whoever sees that run alone. A folder of several seeds is all of them.
+
+    \b
+    hushrec privacy compose runs/monday runs/tuesday
+    hushrec privacy compose runs/three-seeds --json
+    hushrec privacy compose runs/small runs/large --delta 1e-6
+    """
+    together = compose([Claim.of(str(folder), said) for folder, said in _runs(folders)], delta)
+    if as_json:
+        print_json(together.as_dict())
+        return
+    console = Console()
+    console.print(_together_table(together))
+    console.print(together.statement, highlight=False)
+
+
+def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, dict[str, Any]]]:
+    """Read the summaries of runs, and of each seed where a run has several; none may come twice."""
+    found: dict[Path, tuple[Path, dict[str, Any]]] = {}
+    for folder in folders:
+        summary = RunFolder.open(folder).read_summary()
+        seeds = [folder / name for name in summary.get("runs", [])]
+        for run in seeds or [folder]:
+            said = RunFolder.open(run).read_summary() if seeds else summary
+            if run.resolve() in found:
+                raise ConfigError(f"{run} is named twice: it was released once")
+            found[run.resolve()] = run, said
+    return list(found.values())
+
+
+def _together_table(together: Together) -> Table:
+    table = plain_table()
+    table.add_column("RUN", overflow="fold")
+    table.add_column("method", no_wrap=True)
+    add_figures(table, ("epsilon", "delta"))
+    for claim in together.runs:
+        mark = "" if claim.noise_seed is None else " (simulated)"
+        figures = f"{claim.epsilon:.4f}", f"{claim.delta:.3g}"
+        table.add_row(escape(f"{claim.run}{mark}"), escape(claim.method), *figures)
+    figures = f"{together.epsilon:.4f}", f"{together.delta:.3g}"
+    table.add_row("all together", "", *figures, style="bold")
+    return table
 
 
 @privacy_commands.command("tables")
@@ -222,7 +280,7 @@ def _answer(setting: Setting, event: Gaussian, as_json: bool) -> None:
     """Say which epsilon so many rounds of this noise reach."""
     epsilon = epsilon_of(event, setting.rounds, setting.delta)
     neighbours = event.neighbours
-    bound = "the clipping bound" if neighbours == "add-or-remove-one" else "twice the bound"
+    bound = "the clipping bound" if neighbours == "zero-out-one" else "twice the bound"
     if as_json:
         print_json(
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hushrec.data.files import read_history
 from hushrec.errors import ConfigError
 from hushrec.report.tables import plain_table
 from hushrec.report.units import human_size
-from hushrec.run import Run
+from hushrec.run import Recommendation, Run
 from hushrec.serve.bundle import export
 
 
@@ -61,6 +62,11 @@ def recommend_command(
         if unknown:
             click.echo(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
     found = run.recommend(user, count, items, dict(pair.split("=", 1) for pair in said))
+    show_recommendations(user, found, as_json)
+
+
+def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bool) -> None:
+    """Print a list."""
     if not found:
         click.echo(f"nothing is left to recommend to '{user}'", err=True)
     if as_json:
@@ -71,8 +77,12 @@ def recommend_command(
     table.add_column("title", overflow="fold")
     table.add_column("item", overflow="fold")
     table.add_column("score", justify="right")
+    explained = any(line.because for line in found)
+    if explained:
+        table.add_column("because of")
     for place, line in enumerate(found, 1):
-        table.add_row(str(place), escape(line.title), escape(line.item), f"{line.score:.3f}")
+        cells = str(place), escape(line.title), escape(line.item), f"{line.score:.3f}"
+        table.add_row(*cells, *([escape(line.because)] if explained else []))
     Console().print(table)
 
 

@@ -27,6 +27,7 @@ class Asked:
     """What to train."""
 
     data: str
+    items: str | None
     method: str
     preset: str | None
     protocol: Protocol | None
@@ -73,6 +74,7 @@ class Place:
     "asked",
     Asked,
     options.data_option,
+    options.items_option,
     options.method_option,
     click.option(
         "--preset", metavar="NAME", help="A set of options that ships, for example 'paper'."
@@ -95,11 +97,11 @@ class Place:
     click.option(
         "--privacy",
         "mode",
-        type=click.Choice(["none", "central", "local-laplace", "local-gaussian"]),
-        help="Noise on the sum, or on every upload.  [none]",
+        type=click.Choice(["none", "central", "distributed", "local-laplace", "local-gaussian"]),
+        help="Noise on the sum, from nodes (--set privacy.nodes=N), or on every upload.  [none]",
     ),
     click.option("--epsilon", type=float, metavar="E", help="Guarantee to keep; finds the noise."),
-    click.option("--delta", type=float, metavar="D", help="Below 1 / clients.  [clients^-1.1]"),
+    click.option("--delta", type=float, metavar="D", help="Below 1 / clients.  [at most 1e-5]"),
     click.option("--scale", type=float, metavar="B", help="Scale of local noise, not --epsilon."),
     click.option("--clip", type=float, metavar="C", help="Bound of an upload's norm."),
     click.option(
@@ -135,6 +137,7 @@ def train_command(
     hushrec train --data ratings.csv --method fedmf --set d=64 --set lr=0.05
     hushrec train --method fedmf --set cohort.kind=fixed --set cohort.size=200
     hushrec train --method fedmf --privacy central --epsilon 4 --delta 1e-5
+    hushrec train --data ratings.csv --items films.csv --privacy central --epsilon 8
     hushrec train --method fedmf --privacy local-laplace --scale 0.2
     hushrec train --method fedmf --privacy local-gaussian --clip 1 --budgets activity \\
         --epsilon-min 1 --epsilon-max 8
@@ -149,7 +152,7 @@ def train_command(
     if not place.resume:
         require_free(out, overwrite=place.overwrite)
     settings = parse_settings(pairs) | protected.settings()
-    data = load_aloud(asked.data, quiet=as_json)
+    data = load_aloud(asked.data, asked.items, quiet=as_json)
     with training_display(as_json) as on_round, polite_stop() as should_stop:
         said: TrainOptions = {
             "preset": asked.preset,
@@ -194,7 +197,8 @@ def _asked_before(asked: Asked, place: Place) -> Asked:
             )
     # The folder knows which seeds; what matters here is whether there are several.
     seeds = 2 if (place.out / "seeds.json").exists() else 1
-    return replace(asked, data=RunFolder.open(place.out).experiment().data, seeds=seeds)
+    begun = RunFolder.open(place.out).experiment()
+    return replace(asked, data=begun.data, items=begun.items, seeds=seeds)
 
 
 def _default_out(asked: Asked) -> Path:

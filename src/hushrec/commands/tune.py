@@ -21,6 +21,7 @@ class Asked:
     """What to search for."""
 
     data: str
+    items: str | None
     method: str
     preset: str | None
     trials: int
@@ -35,7 +36,7 @@ class Asked:
 
     def words(self) -> str:
         """Return the command that asks for it, for the preset to say where it is from."""
-        given = {"--data": self.data, "--method": self.method}
+        given = {"--data": self.data, "--items": self.items, "--method": self.method}
         more = {"--preset": self.preset, "--rounds": self.rounds}
         words = [f"{flag} {at}" for flag, at in (given | more).items() if at is not None]
         words += [f"--set {pair}" for pair in self.pairs]
@@ -47,6 +48,7 @@ class Asked:
     "asked",
     Asked,
     options.data_option,
+    options.items_option,
     options.method_option,
     click.option("--preset", metavar="NAME", help="What trial 0 and the fixed options come from."),
     click.option(
@@ -71,7 +73,7 @@ def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: b
     that was interrupted, or with more --trials; the result is the same as without the stop.
     """
     out = out or Path("tunes") / options.default_name(asked.data, asked.method)
-    data = load_aloud(asked.data, quiet=as_json)
+    data = load_aloud(asked.data, asked.items, quiet=as_json)
     with training_display(as_json) as show, polite_stop() as should_stop:
         search = tune(
             data,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.data.datasets import CATALOG, DataSet
-from hushrec.data.files import FeatureFiles, read_interactions
+from hushrec.data.files import NO_FEATURES, FeatureFiles, read_interactions
 from hushrec.data.folders import Folder, cache_dir
 from hushrec.data.interactions import (
     Categorical,
@@ -36,14 +36,24 @@ Progress = Callable[[int, int | None], None]
 
 
 def load(
-    name_or_path: str | Path, *, data_dir: str | Path | None = None, download: bool = False
+    name_or_path: str | Path,
+    *,
+    items: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    download: bool = False,
 ) -> Interactions:
     """Load a named data set, an imported one, or a file.
 
-    ``data_dir`` is searched before ``HUSHREC_DATA`` and the cache. A named data set that is
-    nowhere is an error unless ``download`` is set.
+    ``items`` is a file with the public list of items, for data that is a file. ``data_dir`` is
+    searched before ``HUSHREC_DATA`` and the cache. A named data set that is nowhere is an error
+    unless ``download`` is set.
     """
     name = str(name_or_path)
+    if items is not None and name in names():
+        raise ConfigError(
+            f"--items is for data that is a file, and '{name}' is a name: the data sets of the "
+            "catalogue have their list of items, and 'hushrec data import' takes one"
+        )
     if name in CATALOG:
         dataset = CATALOG[name]
         if not dataset.files:
@@ -58,7 +68,8 @@ def load(
         return _load_imported(name)
     if name and (Path(name).exists() or Path(name).suffix):
         # The whole path is the name: a run must find its data again from anywhere.
-        return read_interactions(name, name=str(Path(name).resolve()))
+        data = read_interactions(name, name=str(Path(name).resolve()), items=items)
+        return replace(data, items_file=None if items is None else str(Path(items).resolve()))
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
 
 
@@ -75,10 +86,16 @@ def _load_known(dataset: DataSet, folder: Folder) -> Interactions:
             f"{folder.path}: the files do not fit together ({error!r}); "
             f"'hushrec data info {dataset.name}' tells which differ from the original"
         ) from None
-    absent = tuple(
+    notes = [
         f"{name} not found: what it describes is left out" for name in dict.fromkeys(folder.absent)
-    )
-    return replace(data, name=dataset.name, notes=(*data.notes, *absent))
+    ]
+    # What is published is public, its list of items too; of another file we know nothing.
+    file = dataset.interactions_file
+    published = folder.state(file, dataset.files[file]) == "ok"
+    if not published:
+        notes.append(f"{file} is not the published file: its list of items is not taken as public")
+    said = (*data.notes, *notes)
+    return replace(data, name=dataset.name, items_declared=published, notes=said)
 
 
 # ------------------------------------------------------------------------------------ download
@@ -191,7 +208,7 @@ def import_file(
     path: str | Path,
     name: str,
     columns: Columns = RECOGNISED,
-    features: FeatureFiles | None = None,
+    features: FeatureFiles = NO_FEATURES,
     *,
     overwrite: bool = False,
 ) -> Interactions:
@@ -202,15 +219,15 @@ def import_file(
         raise ConfigError(f"'{name}' cannot be a name: no slashes, colons or leading dots")
     if _imported_path(name).exists() and not overwrite:
         raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
-    data = read_interactions(path, columns, name=name)
-    if features:
-        data = features.describe(data)
+    data = read_interactions(path, columns, name=name, items=features.items)
+    data = features.describe(data)
     arrays: dict[str, NDArray[Any]] = {
         part: getattr(data, part) for part in ("user", "item", "value", "time", "users", "items")
     }
     if data.titles is not None:
         arrays["titles"] = data.titles
     arrays["has_time"] = np.array(data.has_time)
+    arrays["items_declared"] = np.array(data.items_declared)
     arrays["notes"] = np.array(data.notes, dtype=np.str_)
     for owner, described in (("user", data.user_features), ("item", data.item_features)):
         for column_name, column in described.items():
@@ -240,6 +257,7 @@ def _load_imported(name: str) -> Interactions:
             item_features=features["item"],
             titles=arrays.pop("titles", None),
             has_time=bool(arrays.pop("has_time")),
+            items_declared=bool(arrays.pop("items_declared")),
             notes=tuple(str(note) for note in arrays.pop("notes")),
             **arrays,
         )
@@ -250,6 +268,7 @@ def _load_imported(name: str) -> Interactions:
 def _column(parts: dict[str, Any]) -> Column:
     if "values" in parts:
         return Numeric(parts.pop("values"), **{name: float(at) for name, at in parts.items()})
+    parts["declared"] = bool(parts["declared"])
     return Categorical(**parts) if "codes" in parts else MultiCategorical(**parts)
 
 

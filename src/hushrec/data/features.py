@@ -146,4 +146,4 @@ def usual(column: Column, owner: NDArray[np.int32], n_owners: int) -> Column:
     known = column.codes >= 0
     np.add.at(counts, (owner[known], column.codes[known]), 1)
     codes = np.where(counts.any(1), counts.argmax(1), -1).astype(np.int32)
-    return Categorical(codes, column.names)
+    return replace(column, codes=codes)

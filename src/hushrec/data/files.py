@@ -24,6 +24,7 @@ from hushrec.data.interactions import (
     MultiCategorical,
     Numeric,
     StrArray,
+    id_order,
 )
 from hushrec.data.tables import (
     RECOGNISED,
@@ -46,19 +47,31 @@ Owner = Literal["user", "item"]
 
 
 def read_interactions(
-    path: str | Path, columns: Columns = RECOGNISED, *, name: str | None = None
+    path: str | Path,
+    columns: Columns = RECOGNISED,
+    *,
+    name: str | None = None,
+    items: str | Path | None = None,
+    share: bool = False,
 ) -> Interactions:
     """Read a file of (user, item, value, time) rows.
 
     Columns that are not asked for are recognised by their usual names. Without a header the order
     user, item, value, time is taken. Repeated pairs are kept; see `Interactions.merged`.
+
+    ``items`` is a file with the public list of items (`read_items`): all of them are there to be
+    recommended, and rows of others are refused. A node's ``share`` of the data may have a single
+    user or item.
     """
+    public = None if items is None else read_items(items)
     table = read_table(Path(path), columns)
     found = choose_columns(table, columns, required=("user", "item"))
     user_codes, users = _ids(table, found["user"])
-    item_codes, items = _ids(table, found["item"])
-    for what, ids in (("user", users), ("item", items)):
-        if len(ids) == 1:
+    item_codes, touched = _ids(table, found["item"])
+    if public is not None:
+        public.require(table, found["item"], item_codes, touched)
+    for what, ids in (("user", users), ("item", public.ids if public else touched)):
+        if len(ids) == 1 and not share:
             raise DataError(
                 f"{table.path}: only one {what} ({str(ids[0])!r}) in {len(user_codes):,} rows; "
                 f"if that is the wrong column, choose another with --{what}"
@@ -68,18 +81,56 @@ def read_interactions(
     else:
         values = np.ones(len(user_codes), np.float32)
         table.notes.append("no value column: every row counts 1")
-    return Interactions(
+    # Titles in the rows are those of whoever came first; a public list has its own, or none.
+    titled = "title" in found and public is None
+    data = Interactions(
         name=name or _plain_stem(table.path),
         user=user_codes,
         item=item_codes,
         value=values,
         time=_times(table, found.get("time")),
         users=users,
-        items=items,
-        titles=_titles(table, found["title"], item_codes) if "title" in found else None,
+        items=touched,
+        titles=_titles(table, found["title"], item_codes) if titled else None,
         has_time="time" in found,
         notes=tuple(table.notes),
     )
+    return data if public is None else public.declare(data)
+
+
+@dataclass(frozen=True)
+class ItemList:
+    """A public list of items, from a file."""
+
+    path: Path
+    ids: StrArray
+    titles: StrArray | None
+
+    def require(self, table: Table, column: int, codes: IntArray, touched: StrArray) -> None:
+        """Refuse rows of items that are not on the list."""
+        strange = ~np.isin(touched, self.ids)
+        if strange.any():
+            row = int(strange[codes].argmax())
+            more = f" (nor are {strange.sum() - 1:,} others)" if strange.sum() > 1 else ""
+            raise DataError(
+                f"{table.at(row, column)}: item '{touched[codes[row]]}' is not in the list of "
+                f"items {self.path}{more}; add it there, or leave its rows out"
+            )
+
+    def declare(self, data: Interactions) -> Interactions:
+        """Return the data with this list for its items."""
+        return replace(data.with_public_items(self.ids), titles=self.titles)
+
+
+def read_items(path: str | Path) -> ItemList:
+    """Read a public list of items: an id per line, or a table with an item column, maybe titles."""
+    table, columns = _item_table(Path(path))
+    codes, ids = _ids(table, columns["item"])
+    if len(ids) < len(codes):
+        row = int(np.delete(np.arange(len(codes)), np.unique(codes, return_index=True)[1])[0])
+        raise DataError(f"{table.at(row, columns['item'])}: '{ids[codes[row]]}' is there already")
+    titles = _titles(table, columns["title"], codes) if "title" in columns else None
+    return ItemList(Path(path), ids, titles)
 
 
 def read_features(
@@ -87,9 +138,12 @@ def read_features(
 ) -> dict[str, Column]:
     """Read the declared columns of a file with a line per user, or per item, in the order of ids.
 
-    A column is declared as ``NAME`` (a category), ``NAME:set`` (several, separated by |) or
-    ``NAME:number:LOW:HIGH``. An empty entry, and whoever has no line, is unknown.
+    A column is declared as ``NAME`` or ``NAME:category:A|B`` (a category, of these), ``NAME:set``
+    or ``NAME:set:A|B`` (several, separated by |) or ``NAME:number:LOW:HIGH``. An empty entry, and
+    whoever has no line, is unknown.
     """
+    if not declared:
+        return {}
     table = read_table(Path(path))
     columns = choose_columns(table, RECOGNISED, required=(owner,))
     line_of: dict[str, int] = {}
@@ -102,11 +156,11 @@ def read_features(
         raise DataError(f"{path}: no {owner} of the interactions has a line in it")
     found: dict[str, Column] = {}
     for words in declared:
-        name, *kind = words.split(":")
-        column = find_asked(table, f"{owner} feature", name)
+        feature = _Declared.of(words)
+        column = find_asked(table, f"{owner} feature", feature.name)
         entries = table.column(column)
         ours = ["" if line is None else entries[line] for line in lines]
-        found[name] = _feature(table, column, words, kind, entries, ours)
+        found[feature.name] = feature.read(table, column, entries, ours)
     return found
 
 
@@ -121,43 +175,78 @@ class FeatureFiles:
 
     def describe(self, data: Interactions) -> Interactions:
         """Return the interactions with these features."""
-        user = self._read("user", self.users, self.user_features, data.users)
-        item = self._read("item", self.items, self.item_features, data.items)
+        if bool(self.user_features) != (self.users is not None):
+            raise ConfigError(
+                "user features need both a file and the columns in it: --users FILE "
+                "--user-feature COLUMN"
+            )
+        if self.item_features and self.items is None:
+            raise ConfigError("item features need the file that they are in: --items FILE")
+        user, item = data.user_features, data.item_features
+        if self.users is not None:
+            user = read_features(self.users, "user", data.users, self.user_features)
+        if self.items is not None:
+            item = read_features(self.items, "item", data.items, self.item_features)
         return replace(data, user_features=user, item_features=item)
 
-    def _read(
-        self, owner: Owner, file: Path | None, declared: tuple[str, ...], ids: StrArray
-    ) -> dict[str, Column]:
-        if bool(declared) != (file is not None):
-            raise ConfigError(
-                f"{owner} features need both a file and the columns in it: --{owner}s FILE "
-                f"--{owner}-feature COLUMN"
-            )
-        return read_features(file, owner, ids, declared) if file else {}
+
+NO_FEATURES = FeatureFiles()
 
 
-def _feature(
-    table: Table, column: int, words: str, kind: list[str], entries: list[str], ours: list[str]
-) -> Column:
-    if not kind or kind == ["category"]:
-        return Categorical.of(ours)
-    if kind == ["set"]:
-        return MultiCategorical.of(entry.split("|") for entry in ours)
-    limits = [float(limit) for limit in kind[1:] if is_number(limit)]
-    if kind[0] == "number" and len(limits) == len(kind) - 1 and len(limits) in (0, 2):
+@dataclass(frozen=True)
+class _Declared:
+    """A feature as it was declared."""
+
+    words: str
+    name: str
+    kind: str
+    names: tuple[str, ...] | None = None
+    """Its categories, where they were given."""
+    limits: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, words: str) -> _Declared:
+        name, _, rest = words.partition(":")
+        kind, _, more = rest.partition(":")
+        parts = more.split(":" if kind == "number" else "|") if more else []
+        if kind in ("", "category", "set"):
+            if "" in parts or len(set(parts)) < len(parts):
+                raise DataError(f"feature '{words}': name each category once, as in A|B|C")
+            return cls(words, name, kind or "category", tuple(parts) if more else None)
+        if kind == "number" and len(parts) in (0, 2) and all(map(is_number, parts)):
+            limits = tuple(float(part) for part in parts)
+            if limits and not limits[0] < limits[1]:
+                raise DataError(f"feature '{words}': the range must ascend")
+            return cls(words, name, kind, limits=limits)
+        raise DataError(
+            f"feature '{words}': write NAME or NAME:category:A|B for a category, NAME:set or "
+            "NAME:set:A|B for several separated by |, or NAME:number:LOW:HIGH"
+        )
+
+    def read(self, table: Table, column: int, entries: list[str], ours: list[str]) -> Column:
+        """Return the column of our rows; what cannot be is refused wherever in the file it is."""
         for row, entry in enumerate(entries):
-            if entry and not (is_number(entry) and np.isfinite(float(entry))):
-                raise DataError(f"{table.at(row, column)}: '{entry}' is not a number")
+            self._check(entry, f"{table.at(row, column)}: '{entry}'")
+        if self.kind == "category":
+            return Categorical.of(ours, self.names)
+        if self.kind == "set":
+            return MultiCategorical.of((entry.split("|") for entry in ours), self.names)
         values = np.array([float(entry) if entry else np.nan for entry in ours], np.float32)
         if np.isnan(values).all():
             raise DataError(f"{table.path}, {table.label(column)}: no number in it")
-        if limits and not limits[0] < limits[1]:
-            raise DataError(f"feature '{words}': the range must ascend")
-        return Numeric(values, *limits)
-    raise DataError(
-        f"feature '{words}': write NAME for a category, NAME:set for several separated by |, or "
-        "NAME:number:LOW:HIGH"
-    )
+        return Numeric(values, *self.limits)
+
+    def _check(self, entry: str, where: str) -> None:
+        if self.kind == "number":
+            if entry and not (is_number(entry) and np.isfinite(float(entry))):
+                raise DataError(f"{where} is not a number")
+        elif self.names is not None:
+            said = set(entry.split("|") if self.kind == "set" else [entry]) - {""}
+            if not said <= set(self.names):
+                raise DataError(
+                    f"{where} is not among the categories of '{self.words}'; declare it there, or "
+                    "leave the entry empty"
+                )
 
 
 def read_history(path: str | Path) -> list[str]:
@@ -166,28 +255,35 @@ def read_history(path: str | Path) -> list[str]:
     The file has one item id per line, or is a table with an item column as `read_interactions`
     reads it; its time column, if any, gives the order.
     """
-    path = Path(path)
-    if not is_structured(path):
-        text, _ = read_text(path)
-        lines = [line.strip() for line in text.split("\n") if line.strip()]
-        if lines and is_item_header(lines[0]):
-            lines = lines[1:]
-        if not lines:
-            raise DataError(f"{path}: the file is empty; write one item id per line")
-        if not looks_like_a_table(lines):
-            return lines
-    table = read_table(path)
-    columns = choose_columns(table, RECOGNISED, required=("item",))
+    table, columns = _item_table(Path(path))
     codes, items = _ids(table, columns["item"])
     order = np.argsort(_times(table, columns.get("time")), kind="stable")
     return [str(items[code]) for code in codes[order]]
+
+
+def _item_table(path: Path) -> tuple[Table, dict[str, int]]:
+    """Read a table with an item column, or one item id per line, and say what is where."""
+    if not is_structured(path):
+        text, _ = read_text(path)
+        lines = [(n, line.strip()) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+        if lines and is_item_header(lines[0][1]):
+            lines = lines[1:]
+        if not lines:
+            raise DataError(f"{path}: the file is empty; write one item id per line")
+        ids = [line for _, line in lines]
+        if not looks_like_a_table(ids):
+            numbers = [number for number, _ in lines]
+            column = Table(path, None, 1, len(ids), lambda _: ids, lambda k: f"line {numbers[k]}")
+            return column, {"item": 0}
+    table = read_table(path)
+    return table, choose_columns(table, RECOGNISED, required=("item",))
 
 
 # ------------------------------------------------------------------------ from text to numbers
 
 
 def _ids(table: Table, column: int) -> tuple[IntArray, StrArray]:
-    """Return codes and vocabulary, in the order of first appearance."""
+    """Return codes and vocabulary, numbered by id, whoever came first."""
     entries = table.column(column)
     vocabulary: defaultdict[str, int] = defaultdict()
     vocabulary.default_factory = vocabulary.__len__
@@ -200,7 +296,9 @@ def _ids(table: Table, column: int) -> tuple[IntArray, StrArray]:
             f"{table.at(entries.index(longest), column)}: an id of {len(longest):,} characters; "
             f"at most {LONGEST_ID:,} are accepted"
         )
-    return codes, np.array(list(vocabulary), dtype=np.str_)
+    ids = np.array(list(vocabulary), dtype=np.str_)
+    order = id_order(ids)
+    return np.argsort(order).astype(np.int32)[codes], ids[order]
 
 
 def _values(table: Table, column: int) -> NDArray[np.float32]:

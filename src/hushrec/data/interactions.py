@@ -15,21 +15,39 @@ IntArray = NDArray[np.int32]
 StrArray = NDArray[np.str_]
 
 
+def id_order(ids: StrArray) -> NDArray[np.int64]:
+    """Return the order in which ids are numbered: as numbers if all are whole ones, else as text.
+
+    Never the order in which they came, which would show who came first and with what.
+    """
+    if np.char.isdecimal(ids).all():
+        digits = np.char.lstrip(ids, "0")
+        return np.lexsort((ids, digits, np.char.str_len(digits)))
+    return np.argsort(ids, kind="stable")
+
+
+def _categories(found: set[str]) -> StrArray:
+    names = np.array(list(found - {""}), np.str_)
+    return names[id_order(names)]
+
+
 @dataclass(frozen=True)
 class Categorical:
     """One category per row: ``names[codes[row]]``; the code -1 is "unknown"."""
 
     codes: IntArray
     names: StrArray
+    declared: bool = False
+    """Whether the categories were given, and are public; else they were found in the rows."""
 
     @classmethod
     def of(cls, entries: Iterable[str], names: Iterable[str] | None = None) -> Categorical:
-        """Code a column of text; categories are sorted unless given, an empty text is unknown."""
+        """Code a column of text; given names are declared, others found. Empty text is unknown."""
         entries = list(entries)
-        known = sorted(set(entries) - {""}) if names is None else list(names)
-        code = {"": -1} | {name: number for number, name in enumerate(known)}
+        known = _categories(set(entries)) if names is None else np.array(list(names), np.str_)
+        code = {"": -1} | {name: number for number, name in enumerate(known.tolist())}
         codes = np.array([code[entry] for entry in entries], np.int32)
-        return cls(codes, np.array(known, np.str_))
+        return cls(codes, known, declared=names is not None)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -49,14 +67,18 @@ class MultiCategorical:
 
     flags: NDArray[np.bool_]
     names: StrArray
+    declared: bool = False
+    """Whether the categories were given, and are public; else they were found in the rows."""
 
     @classmethod
-    def of(cls, entries: Iterable[Iterable[str]]) -> MultiCategorical:
-        """Code sets of categories, which are sorted."""
-        sets = [set(entry) - {""} for entry in entries]
-        known = sorted(set().union(*sets))
-        flags = np.array([[name in some for name in known] for some in sets], np.bool_)
-        return cls(flags.reshape(len(sets), len(known)), np.array(known, np.str_))
+    def of(
+        cls, entries: Iterable[Iterable[str]], names: Iterable[str] | None = None
+    ) -> MultiCategorical:
+        """Code sets of categories; given names are declared, others found."""
+        sets = [set(entry) for entry in entries]
+        known = _categories(set().union(*sets)) if names is None else np.array(list(names), np.str_)
+        flags = np.array([[name in some for name in known.tolist()] for some in sets], np.bool_)
+        return cls(flags.reshape(len(sets), len(known)), known, declared=names is not None)
 
     def __len__(self) -> int:
         return len(self.flags)
@@ -111,6 +133,7 @@ class Interactions:
     """Any unit, as long as later is larger; file order breaks ties."""
     users: StrArray
     items: StrArray
+    """Everything there is to recommend, touched or not."""
     titles: StrArray | None = None
     """What to print for an item; None prints its id."""
     user_features: Features = field(default_factory=dict)
@@ -119,6 +142,11 @@ class Interactions:
     """Features of the row itself (weather, weekday, …), aligned with ``user``."""
     has_time: bool = True
     """False where the file has no time and ``time`` is the file order."""
+    items_declared: bool = False
+    """Whether items, their titles and features were given as a public list; else they were found in
+    the rows, and a list that one person's rows can change gives that person away."""
+    items_file: str | None = None
+    """The file of that list, where one belongs to the data: a run must find it again."""
     notes: tuple[str, ...] = ()
     """One line for each harmless thing that was handled while reading."""
 
@@ -169,6 +197,7 @@ class Interactions:
                 "median": float(np.median(per_user)),
                 "max": int(per_user.max()),
             },
+            "items_declared": self.items_declared,
             "has_time": self.has_time,
             "share_of_users_tied_at_latest_time": self._share_tied() if self.has_time else None,
             "features": {
@@ -214,13 +243,55 @@ class Interactions:
         return self.select(counts[self.user] >= rows).compacted()
 
     def compacted(self) -> Interactions:
-        """Drop users and items without a row and renumber the others, their order kept."""
-        users = np.unique(self.user)
-        items = np.unique(self.item)
+        """Drop users and items without a row and renumber the others, their order kept.
+
+        What is left is what was found in the rows, so no list of items is declared any more.
+        """
+        found = self._renumbered(np.unique(self.user), np.unique(self.item))
+        return replace(found, items_declared=False, items_file=None)
+
+    def ordered(self) -> Interactions:
+        """Number items by their ids (`id_order`), whoever touched them first."""
+        order = id_order(self.items)
+        if (np.diff(order) == 1).all():
+            return self
+        return self._renumbered(np.arange(self.n_users), order)
+
+    def with_public_items(self, items: Iterable[str]) -> Interactions:
+        """Declare the list of items: these and no others, whether anybody touched them or not."""
+        listed = sorted({str(item) for item in items})
+        strange = ~np.isin(self.items, np.array(listed, np.str_))
+        if strange[self.item].any():
+            item = self.items[self.item[strange[self.item].argmax()]]
+            raise DataError(
+                f"{self.name}: item '{item}' was touched and is not on the public list; add it "
+                "there, or leave its rows out"
+            )
+        known = set(self.items.tolist())
+        more = np.array([item for item in listed if item not in known], np.str_)
+        if len(more) and self.item_features:
+            raise DataError(
+                f"{self.name}: item '{more[0]}' of the public list has no features; give "
+                "item_features for the whole list"
+            )
+        titles = None if self.titles is None else np.append(self.titles, more)
+        whole = replace(self, items=np.append(self.items, more), titles=titles)
+        kept = np.flatnonzero(np.append(~strange, np.ones(len(more), np.bool_)))
+        order = kept[id_order(whole.items[kept])]
+        return replace(whole._renumbered(np.arange(self.n_users), order), items_declared=True)
+
+    def _renumbered(self, users: NDArray[np.int64], items: NDArray[np.int64]) -> Interactions:
+        """Keep these users and items, in this order; those with rows must be among them."""
+
+        def number(kept: NDArray[np.int64], of: int) -> IntArray:
+            place = np.full(of, -1, np.int32)
+            place[kept] = np.arange(len(kept))
+            return place
+
         return replace(
             self,
-            user=np.searchsorted(users, self.user).astype(np.int32),
-            item=np.searchsorted(items, self.item).astype(np.int32),
+            user=number(users, self.n_users)[self.user],
+            item=number(items, self.n_items)[self.item],
             users=self.users[users],
             items=self.items[items],
             titles=None if self.titles is None else self.titles[items],

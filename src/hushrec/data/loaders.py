@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hushrec.data.files import read_interactions
 from hushrec.data.folders import Folder
@@ -17,7 +16,6 @@ from hushrec.data.interactions import (
     Interactions,
     MultiCategorical,
     Numeric,
-    StrArray,
 )
 from hushrec.data.text import read_rows
 
@@ -28,26 +26,8 @@ def _required(folder: Folder, name: str) -> Path:
     return path
 
 
-def _ordered(data: Interactions) -> Interactions:
-    """Number users and items by their ids where all of these are whole numbers."""
-    user_order, item_order = _numeric_order(data.users), _numeric_order(data.items)
-    return replace(
-        data,
-        user=np.argsort(user_order).astype(np.int32)[data.user],
-        item=np.argsort(item_order).astype(np.int32)[data.item],
-        users=data.users[user_order],
-        items=data.items[item_order],
-    )
-
-
-def _numeric_order(ids: StrArray) -> NDArray[np.int64]:
-    if np.char.isdecimal(ids).all():
-        return np.argsort(ids.astype(np.int64), kind="stable")
-    return np.arange(len(ids))
-
-
 def _read(folder: Folder, name: str) -> Interactions:
-    return _ordered(read_interactions(_required(folder, name)))
+    return read_interactions(_required(folder, name))
 
 
 def _numbers(entries: Iterable[str], low: float, high: float) -> Numeric:
@@ -64,6 +44,15 @@ def _years(entries: Iterable[str]) -> Categorical:
     return Categorical.of(entry if entry.isdecimal() else "" for entry in entries)
 
 
+# The questions that MovieLens asked its users, and what they could answer.
+_GENDERS = ("F", "M")
+_ML_100K_OCCUPATIONS = (
+    *("administrator", "artist", "doctor", "educator", "engineer", "entertainment", "executive"),
+    *("healthcare", "homemaker", "lawyer", "librarian", "marketing", "none", "other"),
+    *("programmer", "retired", "salesman", "scientist", "student", "technician", "writer"),
+)
+
+
 def ml_100k(folder: Folder) -> Interactions:
     """Read MovieLens 100K: ages, genders and occupations, years and genres."""
     data = _read(folder, "u.data")
@@ -73,8 +62,8 @@ def ml_100k(folder: Folder) -> Interactions:
     if people:
         features: dict[str, Column] = {
             "age": Numeric(np.array([row[1] for row in people], dtype=np.float32), 0.0, 100.0),
-            "gender": Categorical.of(row[2] for row in people),
-            "occupation": Categorical.of(row[3] for row in people),
+            "gender": Categorical.of((row[2] for row in people), _GENDERS),
+            "occupation": Categorical.of((row[3] for row in people), _ML_100K_OCCUPATIONS),
         }
         data = replace(data, user_features=features)
     if films:
@@ -105,7 +94,7 @@ def ml_1m(folder: Folder) -> Interactions:
     films = folder.lines_of(data.items, "movies.dat", "::", encoding="latin-1")
     if people:
         features: dict[str, Column] = {
-            "gender": Categorical.of(row[1] for row in people),
+            "gender": Categorical.of((row[1] for row in people), _GENDERS),
             "age group": Categorical.of(
                 (_ML_1M_AGES[row[2]] for row in people), _ML_1M_AGES.values()
             ),
@@ -168,8 +157,11 @@ def frappe(folder: Folder) -> Interactions:
     data = _read(folder, "frappe.csv")
     path = _required(folder, "frappe.csv")
     head, *rows = read_rows(path, "\t")
+    # What a published file has for categories is as public as the file.
+    columns = {head[k]: [row[k] for row in rows] for k in range(3, len(head))}
     context: dict[str, Column] = {
-        head[k]: Categorical.of(row[k] for row in rows) for k in range(3, len(head))
+        column: Categorical.of(entries, sorted(set(entries) - {""}))
+        for column, entries in columns.items()
     }
     data = replace(data, context=context)
     apps = folder.rows("meta.csv", "\t", header=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from hushrec.data.interactions import (
     Categorical,
@@ -76,7 +78,7 @@ def demo(seed: int = 0, viewers: int = 1_000) -> Interactions:
     genres[np.arange(n_items), second] |= rng.random(n_items) < 0.4
     device_by_age = np.array([[6, 1, 1, 2], [4, 2, 2, 2], [2, 3, 4, 1], [1, 3, 6, 0]]) / 10
     device = [rng.choice(len(_DEVICES), p=device_by_age[group]) for group in age]
-    return Interactions(
+    made = Interactions(
         name="demo",
         user=np.concatenate(user),
         item=np.concatenate(item).astype(np.int32),
@@ -88,18 +90,24 @@ def demo(seed: int = 0, viewers: int = 1_000) -> Interactions:
             [f"The {_ADJECTIVES[p]} {_NOUNS[t]}" for t, p in zip(trail, position, strict=True)]
         ),
         user_features={
-            "age group": Categorical(age.astype(np.int32), np.array(_AGE_GROUPS)),
-            "region": Categorical(
-                rng.integers(len(_REGIONS), size=n_users, dtype=np.int32), np.array(_REGIONS)
+            "age group": _declared(age, _AGE_GROUPS),
+            "region": _declared(
+                rng.integers(len(_REGIONS), size=n_users, dtype=np.int32), _REGIONS
             ),
-            "device": Categorical(np.array(device, dtype=np.int32), np.array(_DEVICES)),
+            "device": _declared(device, _DEVICES),
         },
         item_features={
             "genres": MultiCategorical(genres, np.array(_GENRES)),
             "year": Numeric((1970 + trail + position % 7).astype(np.float32), 1950.0, 2050.0),
         },
         notes=("made up: no person or film in it exists",),
-    ).compacted()
+    )
+    # The films that were seen are the catalogue of this world, by decree.
+    return replace(made.compacted(), items_declared=True)
+
+
+def _declared(codes: ArrayLike, names: tuple[str, ...]) -> Categorical:
+    return Categorical(np.asarray(codes, np.int32), np.array(names), declared=True)
 
 
 def _tastes(

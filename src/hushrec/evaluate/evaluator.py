@@ -26,6 +26,8 @@ from hushrec.store import PrivateStore
 
 SCORES_BYTES = 32 * 2**20
 """Scores held at once by one thread."""
+PATIENCE = 75
+"""Looks without improvement that are borne unless told."""
 COPIES_BYTES = 64 * 2**20
 """Private parameters, and adapted copies of the shared ones, held at once by one thread."""
 
@@ -45,8 +47,9 @@ class EvaluationConfig(BaseModel):
     """The validation metric that selects the round."""
     select_on: Literal["full", "sampled"] = "full"
     """The candidate set on which it is measured."""
-    patience: Annotated[int, Field(ge=0)] = 75
-    """Stop after this many looks without improvement; 0 runs all rounds."""
+    patience: Annotated[int, Field(ge=0)] | None = None
+    """Stop after this many looks without improvement; 0 runs all rounds.  [75; under privacy, where
+    looks select nothing, 0]"""
     users: Annotated[int, Field(ge=0)] = 0
     """Look at this many users only, drawn once; 0 looks at everybody."""
 
@@ -56,10 +59,29 @@ class EvaluationConfig(BaseModel):
         parse_metric(name)
         return name
 
+    def looks(self, rounds: int) -> frozenset[int]:
+        """Return the rounds after which validation items are looked at: also the last one."""
+        return frozenset([*range(self.every, rounds + 1, self.every), rounds])
+
+    @property
+    def most_stale(self) -> int:
+        """Looks without improvement after which a run stops; 0 for never."""
+        return PATIENCE if self.patience is None else self.patience
+
+    @property
+    def candidates(self) -> str:
+        """Name of the candidate set that selects."""
+        return "full" if self.select_on == "full" else self.sampled_name
+
     @property
     def sampled_name(self) -> str:
         """Name of the sampled candidate set."""
         return f"sampled{self.sampled}"
+
+    @property
+    def reported(self) -> dict[str, list[str]]:
+        """Metrics that a look tells of each candidate set."""
+        return {name: self.metric_names() for name in ("full", self.sampled_name)}
 
     def metric_names(self) -> list[str]:
         """Return the reported metrics."""

@@ -75,7 +75,8 @@ def per_user(ranks: Ranks, name: str) -> Values:
 def tally(ranks: Ranks, names: Iterable[str]) -> Tally:
     """Sum each named metric up over users, and count users by the place of their best target."""
     users = len(ranks.users)
-    sums = {name: exact_sum(per_user(ranks, name)) for name in names if users}
+    # Rounding can take a metric past 1 by its last bit, and nobody counts for more than one.
+    sums = {name: exact_sum(per_user(ranks, name).clip(0, 1)) for name in names if users}
     places = np.zeros(PLACES, np.int64)
     if users:
         best = np.minimum.reduceat(ranks.ahead, ranks.indptr[:-1]).astype(np.int64) + 1

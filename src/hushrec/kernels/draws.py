@@ -50,6 +50,15 @@ def draw(key: Array, user: int, position: int) -> np.uint64:
     return mix(mix(counter + np.uint64(position) * GOLDEN) ^ key[1])
 
 
+@njit(cache=True, nogil=True)
+def draw_each(key: Array, users: Array, positions: Array) -> Array:
+    """Return the number at each of these positions of users' streams."""
+    out = np.empty(len(users), np.uint64)
+    for k in range(len(users)):
+        out[k] = draw(key, users[k], positions[k])
+    return out
+
+
 @njit(cache=True, nogil=True, inline="always")
 def below(word: np.uint64, bound: int) -> Any:
     """Map a random word to 0 … bound-1 (multiply and shift; the bias is below bound / 2^32)."""

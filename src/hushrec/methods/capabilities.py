@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Method, Private, Shared
 
@@ -82,6 +83,16 @@ class Described(ABC):
     @abstractmethod
     def facts(self, shared: Shared) -> Mapping[str, float]:
         """Return what a summary should show."""
+
+
+class Explains(ABC):
+    """Scores come from several voices, which can be told apart."""
+
+    @abstractmethod
+    def voices(
+        self, shared: Shared, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[str]]:
+        """Name, for every client and each of its items [clients, places], who spoke for it most."""
 
 
 class SharesBudget(ABC):

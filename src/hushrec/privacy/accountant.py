@@ -8,10 +8,16 @@ be made.
 =============  ===================  ==============================================================
 sampling       neighbours           analysis
 =============  ===================  ==============================================================
-`Poisson`      add-or-remove-one    privacy loss distributions
+`Poisson`      zero-out-one    privacy loss distributions
 `FixedSize`    replace-one          Rényi DP (Wang, Balle, Kasiviswanathan 2019)
 `Everybody`    either               T Gaussians of multiplier z are one of z / sqrt(T), exactly
 =============  ===================  ==============================================================
+
+Zero-out-one: one user's data is emptied, and everybody knows how many users there are. What the
+analyses of add-or-remove-one compare, a sum with a user's upload and the same sum without, is what
+zero-out-one compares too, since an emptied upload is zero (docs/guarantees.md).
+
+Noise on a `Grid` is discrete. What that adds to epsilon is worked out by `discreteness`.
 
 The accountant draws no noise and holds nothing but its history.
 """
@@ -19,8 +25,8 @@ The accountant draws no noise and holds nothing but its history.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -30,15 +36,20 @@ from scipy.optimize import brentq
 
 from hushrec.errors import ConfigError
 
-Neighbours = Literal["add-or-remove-one", "replace-one"]
+Neighbours = Literal["zero-out-one", "replace-one"]
+"""What differs between neighbours: one user's data is emptied, or replaced by any other."""
 
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256)
 """Rényi orders; every one gives a bound, and the smallest bound counts."""
 
 
+KEPT_BACK = 1e-3
+"""Share of delta that pays for what is discrete; and the most that it may add to epsilon."""
+
+
 def sensitivity(clip: float, neighbours: Neighbours) -> float:
     """Return how far a sum of uploads of norm <= clip can move between neighbours."""
-    return clip if neighbours == "add-or-remove-one" else 2 * clip
+    return clip if neighbours == "zero-out-one" else 2 * clip
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,16 @@ SAMPLING = {"poisson": Poisson, "fixed": FixedSize, "none": Everybody}
 
 
 @dataclass(frozen=True)
+class Grid:
+    """What makes Gaussian noise discrete: whole steps, on so many entries at once."""
+
+    deviation: float
+    """Of the noise, in steps; or less."""
+    entries: int
+    """That carry noise of their own in one event; or more."""
+
+
+@dataclass(frozen=True)
 class Gaussian:
     """A sum over a sample of the clients, with Gaussian noise."""
 
@@ -91,18 +112,20 @@ class Gaussian:
     """Standard deviation of the noise over the L2 sensitivity under `neighbours`."""
     sampling: Sampling
     neighbours: Neighbours
+    grid: Grid | None = None
+    """None for noise of real numbers, which no computer adds."""
 
     def __post_init__(self) -> None:
         _require(self.multiplier >= 0, "a noise multiplier is not negative")
-        if isinstance(self.sampling, Poisson) and self.neighbours != "add-or-remove-one":
+        if isinstance(self.sampling, Poisson) and self.neighbours != "zero-out-one":
             raise ConfigError(
-                "Poisson sampling is accounted for under add-or-remove-one: use "
-                "neighbours = add-or-remove-one, or fixed-size sampling for replace-one"
+                "Poisson sampling is accounted for under zero-out-one: use "
+                "neighbours = zero-out-one, or fixed-size sampling for replace-one"
             )
         if isinstance(self.sampling, FixedSize) and self.neighbours != "replace-one":
             raise ConfigError(
                 "fixed-size sampling is accounted for under replace-one: use "
-                "neighbours = replace-one, or Poisson sampling for add-or-remove-one"
+                "neighbours = replace-one, or Poisson sampling for zero-out-one"
             )
 
     @classmethod
@@ -111,6 +134,13 @@ class Gaussian:
     ) -> Gaussian:
         """Describe noise of this standard deviation on a sum of uploads of norm <= clip."""
         return cls(noise_std / sensitivity(clip, neighbours), sampling, neighbours)
+
+    def at(self, multiplier: float) -> Gaussian:
+        """Return the same event with another noise."""
+        if self.grid is None or self.multiplier == 0:
+            return replace(self, multiplier=multiplier)
+        deviation = self.grid.deviation * multiplier / self.multiplier
+        return replace(self, multiplier=multiplier, grid=replace(self.grid, deviation=deviation))
 
 
 @dataclass(frozen=True)
@@ -127,25 +157,22 @@ Event = Gaussian | Pure
 
 
 class Accountant:
-    """A history of events; equal neighbours in the history are counted, not repeated."""
+    """A history of events; equal ones are counted, not repeated, for their order adds nothing."""
 
     def __init__(self, history: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._entries: list[tuple[Event, int]] = []
+        self._entries: dict[Event, int] = {}
         for entry in history:
             self.record(_event(entry), entry["count"])
 
     def record(self, event: Event, count: int = 1) -> None:
         """Add an event that happened ``count`` times."""
         _require(count >= 0, "an event cannot happen a negative number of times")
-        if count == 0:
-            return
-        if self._entries and self._entries[-1][0] == event:
-            count += self._entries.pop()[1]
-        self._entries.append((event, count))
+        if count:
+            self._entries[event] = self._entries.get(event, 0) + count
 
     def history(self) -> list[dict[str, Any]]:
         """Return the history as plain values; `Accountant(history)` is the same accountant."""
-        return [{**_plain(event), "count": count} for event, count in self._entries]
+        return [{**_plain(event), "count": count} for event, count in self._entries.items()]
 
     def epsilon(self, delta: float) -> float:
         """Return an upper bound of epsilon at this delta for all events together."""
@@ -154,17 +181,38 @@ class Accountant:
         gaussians = list(self._gaussians())
         if len({event.neighbours for event, _ in gaussians}) > 1:
             raise ConfigError("one account cannot hold two neighbour relations")
-        return pure + (_gaussian_epsilon(gaussians, delta) if gaussians else 0.0)
+        if not gaussians:
+            return pure
+        grids = [(event.grid, count) for event, count in gaussians if event.grid is not None]
+        kept_back = KEPT_BACK if grids else 0.0
+        continuous = pure + _gaussian_epsilon(gaussians, delta * (1 - kept_back))
+        return continuous + discreteness(grids, continuous, delta)
 
     def _pures(self) -> Iterator[tuple[Pure, int]]:
-        for event, count in self._entries:
+        for event, count in self._entries.items():
             if isinstance(event, Pure):
                 yield event, count
 
     def _gaussians(self) -> Iterator[tuple[Gaussian, int]]:
-        for event, count in self._entries:
+        for event, count in self._entries.items():
             if isinstance(event, Gaussian):
                 yield event, count
+
+
+def discreteness(grids: list[tuple[Grid, int]], epsilon: float, delta: float) -> float:
+    """Return what whole steps add to the epsilon of continuous noise; docs/guarantees.md, lemma 4.
+
+    Rounding continuous noise to whole steps costs nothing, for what it is added to is whole steps.
+    Within R deviations, rounded and discrete noise of s steps are as likely up to a factor
+    exp(R² / 8 s²), for each entry; R is such that what lies beyond costs a millionth of delta.
+    """
+    draws = sum(count * grid.entries for grid, count in grids)
+    if not draws or math.isinf(epsilon):
+        return 0.0
+    squared_reach = 2 * (epsilon + math.log(1e6 * draws / delta))
+    coarseness = sum(count * grid.entries / grid.deviation**2 for grid, count in grids)
+    added = squared_reach / 4 * coarseness
+    return added if added <= KEPT_BACK * min(1.0, epsilon) else math.inf
 
 
 def epsilon_of(event: Event, rounds: int, delta: float) -> float:
@@ -175,14 +223,24 @@ def epsilon_of(event: Event, rounds: int, delta: float) -> float:
 
 
 def noise_for(
-    epsilon: float, delta: float, rounds: int, sampling: Sampling, neighbours: Neighbours
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    event_at: Callable[[float], Gaussian],
+    beside: Sequence[Mapping[str, Any]] = (),
 ) -> float:
-    """Return the smallest noise multiplier, within 0.1 %, that keeps ``rounds`` below epsilon."""
+    """Return the smallest noise multiplier, within 0.1 %, that keeps ``rounds`` below epsilon.
+
+    ``event_at`` says what a round with a multiplier is; ``beside`` is a history of what else is to
+    be paid for from the same epsilon.
+    """
     _require(0 < epsilon < math.inf, f"epsilon = {epsilon}: must be positive")
     _require(rounds >= 1, f"rounds = {rounds}: must be at least 1")
 
     def spent(multiplier: float) -> float:
-        return epsilon_of(Gaussian(multiplier, sampling, neighbours), rounds, delta)
+        accountant = Accountant(beside)
+        accountant.record(event_at(multiplier), rounds)
+        return accountant.epsilon(delta)
 
     enough = 1.0
     while spent(enough) > epsilon:
@@ -271,12 +329,13 @@ def _plain(event: Event) -> dict[str, Any]:
     if isinstance(event, Pure):
         return {"event": "pure", "epsilon": event.epsilon}
     kind = next(name for name, of in SAMPLING.items() if isinstance(event.sampling, of))
-    return {
-        "event": "gaussian",
+    plain = {
+        "event": "gaussian" if event.grid is None else "discrete gaussian",
         "multiplier": event.multiplier,
         "neighbours": event.neighbours,
         "sampling": {"kind": kind, **asdict(event.sampling)},
     }
+    return plain if event.grid is None else {**plain, "grid": asdict(event.grid)}
 
 
 def _event(entry: Mapping[str, Any]) -> Event:
@@ -284,7 +343,8 @@ def _event(entry: Mapping[str, Any]) -> Event:
         return Pure(entry["epsilon"])
     sampling = dict(entry["sampling"])
     kind = SAMPLING[sampling.pop("kind")]
-    return Gaussian(entry["multiplier"], kind(**sampling), entry["neighbours"])
+    grid = Grid(**entry["grid"]) if "grid" in entry else None
+    return Gaussian(entry["multiplier"], kind(**sampling), entry["neighbours"], grid)
 
 
 def _require(ok: bool, message: str) -> None:

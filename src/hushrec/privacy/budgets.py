@@ -18,7 +18,7 @@ More than `LEVELS` different budgets are rounded down to so many, the noises tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.data.interactions import Features, Numeric
 from hushrec.errors import ConfigError, nearest
-from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of, noise_for
+from hushrec.privacy.accountant import Accountant, Gaussian, epsilon_of, noise_for
 from hushrec.privacy.noise import LocalNoise
 from hushrec.rng import SecretRound
 
@@ -44,8 +44,8 @@ BINS = 8
 
 Values = NDArray[np.float64]
 PUBLIC_BUDGETS = (
-    "the budgets themselves, which the server knows; by activity, they tell the order of the "
-    "clients' numbers of interactions",
+    "the budgets themselves, which the server knows and the deviation of the noise shows: by "
+    "activity they tell the order of the clients' numbers of interactions, else what was declared",
     "that a client whose budget is used up stays away",
 )
 
@@ -78,27 +78,30 @@ class Budgets:
     uploads: int
     """Uploads that a budget pays for."""
     delta: float
+    event_at: Callable[[float], Gaussian]
+    """What one upload with a noise multiplier adds to an account."""
     keeps: bool = True
     """False for the paper's noise, which keeps no budget."""
 
     @classmethod
-    def of(cls, epsilon: Values, delta: float, uploads: int) -> Budgets:
+    def of(
+        cls, epsilon: Values, delta: float, uploads: int, event_at: Callable[[float], Gaussian]
+    ) -> Budgets:
         """Find the levels, and what they allow to spend."""
-        levels = np.unique(epsilon[epsilon > 0])
-        if len(levels) > LEVELS:
-            levels = np.geomspace(levels[0], levels[-1], LEVELS).clip(levels[0], levels[-1])
-        level = np.maximum(np.searchsorted(levels, epsilon, side="right") - 1, 0)
-        noises = [noise_for(e, delta, 1, Everybody(), "replace-one") for e in levels]
+        levels, level = levels_of(epsilon)
+        noises = [noise_for(e, delta, 1, event_at) for e in levels]
         limit = (np.array(noises) * (1 + MARGIN)) ** -2.0
-        return cls(epsilon, level, levels, limit, uploads, delta)
+        return cls(epsilon, level, levels, limit, uploads, delta, event_at)
 
     @classmethod
-    def as_published(cls, epsilon: Values, delta: float, uploads: int) -> Budgets:
+    def as_published(
+        cls, epsilon: Values, delta: float, uploads: int, event_at: Callable[[float], Gaussian]
+    ) -> Budgets:
         """Take the paper's sigma_i = C / epsilon_i: what ``uploads`` cost is the limit, and true.
 
         C / epsilon_i is 1 / (2 epsilon_i) of the 2 C that two uploads can be apart.
         """
-        found = cls.of(epsilon, delta, uploads)
+        found = cls.of(epsilon, delta, uploads, event_at)
         return replace(found, limit=uploads * (2 * found.levels) ** 2, keeps=False)
 
     @property
@@ -129,11 +132,19 @@ class Budgets:
     def _epsilon(self, spent: float) -> float:
         if spent == 0:
             return 0.0
-        return epsilon_of(Gaussian(spent**-0.5, Everybody(), "replace-one"), 1, self.delta)
+        # Several uploads of some noise are one of less, on a grid that is as much coarser.
+        return epsilon_of(self.event_at(spent**-0.5), 1, self.delta)
 
     def claims(self) -> Values:
         """Return the epsilon of each level once all its uploads are made."""
         return np.array([self._epsilon(limit) for limit in self.limit])
+
+    def largest_account(self) -> list[dict[str, Any]]:
+        """Return the account of a client with the largest budget once all its uploads are made."""
+        accountant = Accountant()
+        most = self.multiplier[self.claims().argmax()]
+        accountant.record(self.event_at(float(most)), self.uploads)
+        return accountant.history()
 
     def summary(self, spent: Values, turned_away: NDArray[np.bool_]) -> dict[str, Any]:
         """Return what summary.json says of the clients' budgets and of what they spent."""
@@ -194,18 +205,18 @@ class PersonalNoise(LocalNoise):
             dense = {name: array * (total.clients / summed) for name, array in dense.items()}
         return super().finish(replace(total, dense=dense), secret)[0], self
 
-    def drawn(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        view: TrainView,
-        secret: SecretRound,
-    ) -> NDArray[np.float32]:
-        """Return the noise of the clients' own deviations."""
-        drawn = super().drawn(name, shape, view, secret)
+    def scales(self, view: TrainView) -> Values:
+        """Return the clients' own deviations."""
         assert view.noise is not None, "a client knows the deviation of its own noise"
-        own = view.noise.astype(np.float32)
-        return drawn * own.reshape(-1, *[1] * len(shape))
+        return view.noise
+
+
+def levels_of(epsilon: Values) -> tuple[Values, NDArray[np.int64]]:
+    """Return the budgets that noise is worked out for, and which of them each user's comes to."""
+    levels = np.unique(epsilon[epsilon > 0])
+    if len(levels) > LEVELS:
+        levels = np.geomspace(levels[0], levels[-1], LEVELS).clip(levels[0], levels[-1])
+    return levels, np.maximum(np.searchsorted(levels, epsilon, side="right") - 1, 0)
 
 
 def by_activity(
@@ -244,11 +255,11 @@ def words(budgets: Budgets, apart: float) -> str:
     noise = apart * budgets.multiplier
     why = "that keeps" if budgets.keeps else "of the paper's clip / epsilon, which does not keep"
     return (
-        f"Gaussian noise on every entry of every upload, of a deviation ({noise.min():.4g} to "
-        f"{noise.max():.4g}) {why} the client's own budget, epsilon {own.min():.4g} to "
-        f"{own.max():.4g} with median {np.median(own):.4g}, over {budgets.uploads} uploads; a "
-        "client that cannot pay for another one stops; uploads weigh by the inverse of their "
-        "noise variance"
+        "discrete Gaussian noise on every entry of every upload, of a deviation "
+        f"({noise.min():.4g} to {noise.max():.4g}) {why} the client's own budget, epsilon "
+        f"{own.min():.4g} to {own.max():.4g} with median {np.median(own):.4g}, over "
+        f"{budgets.uploads} uploads; a client that cannot pay for another one stops; uploads weigh "
+        "by the inverse of their noise variance"
     )
 
 

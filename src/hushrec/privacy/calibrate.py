@@ -6,19 +6,23 @@ What can be refused without knowing the uploads is refused in `config`, the rest
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import Update, UploadShape
+from hushrec.aggregate.exact import STEPS_PER_UNIT
 from hushrec.clients import CohortConfig, TrainView
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import (
+    Event,
     Everybody,
     FixedSize,
     Gaussian,
+    Grid,
     Neighbours,
     Poisson,
     Pure,
@@ -35,13 +39,25 @@ from hushrec.privacy.budgets import (
 )
 from hushrec.privacy.clip import AdaptiveClip, Clip, FlatClip, RowClip
 from hushrec.privacy.config import PrivacyConfig, clipping_of
-from hushrec.privacy.noise import CentralGaussian, LocalNoise, round_multiplier
+from hushrec.privacy.discrete import Kind
+from hushrec.privacy.looks import Looks
+from hushrec.privacy.noise import (
+    CentralGaussian,
+    DistributedGaussian,
+    LocalNoise,
+    round_multiplier,
+)
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Mechanism, Protection, Silence, check_shape
 from hushrec.rng import SecretRound
 
 FIRST_BOUND = 1.0
 """Where adaptive clipping starts unless told."""
+COARSEST = 1e-6
+"""The most that entries with noise, over all rounds, over the square of its deviation in steps of
+the sums' grid may come to: then whole steps cost nothing that shows (`accountant.discreteness`)."""
+LARGEST_SUM = 2.0**29
+"""What clients can add up to without leaving the grid."""
 SUM_COPIES = 7
 """Memory of a whole upload, in float32 copies of it, while the exact sum takes it in."""
 
@@ -58,6 +74,35 @@ class Schedule:
     """Share of the budget that each round spends, where they differ."""
     upload_norm: float | None = None
     """The norm that the method itself keeps its uploads to, if it does."""
+    entries: int = 0
+    """The most numbers that an upload can have in any round, where shapes differ."""
+    looks: frozenset[int] = frozenset()
+    """Rounds after which validation items are looked at."""
+
+    @property
+    def uploading(self) -> int:
+        """Rounds in which something is uploaded."""
+        return self.rounds - len(self.silent)
+
+    @property
+    def alike(self) -> int:
+        """Rounds of the same cost; those that share a budget out are one together."""
+        return 1 if self.shares else self.uploading
+
+    @property
+    def noised(self) -> int:
+        """The most numbers that can get noise in a round, adaptive clipping's bit among them."""
+        return max(self.entries, self.shape.entries) + 1
+
+    @property
+    def least_deviation(self) -> float:
+        """The least noise, in steps, for which the sums' grid is fine enough."""
+        return math.sqrt(self.noised * self.uploading / COARSEST)
+
+
+def default_delta(population: int) -> float:
+    """Return a delta that is small by itself, and over the whole population together."""
+    return min(1e-5, 1 / (10 * population))
 
 
 def make_plan(
@@ -79,7 +124,7 @@ def make_plan(
         config = config.model_copy(update={"clipping": "flat", "clip": upload_norm})
     plan = Plan(
         Protection(),
-        delta=config.delta or population**-1.1,
+        delta=config.delta or default_delta(population),
         asked=config.epsilon,
         noise_seed=config.noise_seed,
         rounds=rounds,
@@ -87,14 +132,18 @@ def make_plan(
         shares=shares,
     )
     if not shape.entries:
+        if config.selection_share is not None:
+            raise ConfigError(
+                "nothing is uploaded, so there is no shared model to select: leave out "
+                "privacy.selection_share"
+            )
         return replace(
             plan,
             protection=Protection((NothingUploaded(shape),)),
             mechanism="nothing is uploaded, so the server learns nothing",
         )
-    uploading = rounds - len(silent)
-    if config.mode == "central":
-        plan = _central(config, cohort, shape, population, uploading, plan)
+    if config.on_sums:
+        plan = _central(config, cohort, schedule, population, plan)
         expected = _sampling(cohort, population)[1]
     elif shape.spaces:
         raise ConfigError(
@@ -102,16 +151,19 @@ def make_plan(
             "each of them drowns all: use privacy.mode = central"
         )
     elif own is not None:
-        plan, expected = _personal(config, shape, uploading, plan, own), None
+        plan, expected = _personal(config, schedule, plan, own), None
     else:
-        plan, expected = _local(config, shape, uploading, plan), None
+        plan, expected = _local(config, schedule, plan), None
     plan = replace(plan, protection=replace(plan.protection, reshapes=bool(shares)))
     if not silent:
         return plan
     return replace(
         plan,
         protection=replace(plan.protection, silence=Silence(silent, expected)),
-        mechanism=f"{plan.mechanism}; uploads in {uploading} of {rounds} rounds, known beforehand",
+        mechanism=(
+            f"{plan.mechanism}; uploads in {schedule.uploading} of {rounds} rounds, known "
+            "beforehand"
+        ),
     )
 
 
@@ -126,7 +178,7 @@ def _check_shares(
         )
     if not math.isclose(sum(shares), 1.0) or min(shares) <= 0:
         raise ConfigError(f"shares of the budget must be positive and add up to 1, not {shares}")
-    if config.mode != "central" or cohort.kind != "all":
+    if not config.on_sums or cohort.kind != "all":
         raise ConfigError(
             "rounds that spend unequal shares of the budget are accounted for where everybody "
             "takes part: use privacy.mode = central and cohort.kind = all"
@@ -152,26 +204,54 @@ class NothingUploaded(Mechanism):
 def _central(
     config: PrivacyConfig,
     cohort: CohortConfig,
-    shape: UploadShape,
+    schedule: Schedule,
     population: int,
-    rounds: int,
     plan: Plan,
 ) -> Plan:
     sampling, expected = _sampling(cohort, population)
-    natural: Neighbours = "replace-one" if cohort.kind == "fixed" else "add-or-remove-one"
+    natural: Neighbours = "replace-one" if cohort.kind == "fixed" else "zero-out-one"
     neighbours = config.neighbours or natural
-    multiplier = config.noise
+    adaptive = clipping_of(config) == "adaptive"
+    unit = 1.0 if adaptive else _fixed_clip(config).whole_bound(schedule.shape)
+    apart = sensitivity(unit, neighbours)
+    # An adaptive bound stops where the grid is as coarse as it may be.
+    coarsest = schedule.least_deviation
+
+    def event_at(multiplier: float) -> Gaussian:
+        deviation = coarsest if adaptive else multiplier * apart * STEPS_PER_UNIT
+        return Gaussian(multiplier, sampling, neighbours, Grid(deviation, schedule.noised))
+
+    looks, multiplier = None, config.noise
     if multiplier is None:
         assert config.epsilon is not None, "checked"
-        alike = 1 if plan.shares else rounds
-        multiplier = noise_for(config.epsilon, plan.delta, alike, sampling, neighbours)
-    event = Gaussian(multiplier, sampling, neighbours)
+        if config.selection_share is not None:
+            part = config.selection_share * config.epsilon
+            looks = Looks.within(part, plan.delta, schedule.looks, neighbours, population)
+        beside = () if looks is None else looks.history()
+        multiplier = noise_for(config.epsilon, plan.delta, schedule.alike, event_at, beside)
+    event = event_at(multiplier)
     clip: Clip
-    if clipping_of(config) == "adaptive":
+    if adaptive:
         clip, multiplier = _adaptive(config, multiplier, neighbours, expected)
+        clip = replace(clip, least=coarsest / STEPS_PER_UNIT / (multiplier * apart))
     else:
         clip = _fixed_clip(config)
-    noise = CentralGaussian(clip, multiplier, neighbours, shape, expected, plan.shares)
+        _check_grid(multiplier * apart, unit, schedule)
+    if expected * unit >= LARGEST_SUM:
+        raise ConfigError(
+            f"uploads of norm {unit:g} from {expected:g} clients do not fit exact sums: use a "
+            f"smaller privacy.clip, below {LARGEST_SUM / expected:.3g}"
+        )
+    noise = CentralGaussian(clip, multiplier, neighbours, schedule.shape, expected, plan.shares)
+    shared = ""
+    if config.nodes is not None:
+        noise = DistributedGaussian(
+            **vars(noise), nodes=config.nodes, tolerated=config.most_tolerated
+        )
+        shared = (
+            f", a share from each of {noise.nodes} nodes, of which {noise.tolerated} may drop out "
+            "or tell others theirs"
+        )
     each = "".join(
         f"{', ' if number > 1 else ' ('}{round_multiplier(multiplier, plan.shares, number):.4g} in "
         f"round {number}"
@@ -184,13 +264,25 @@ def _central(
         event=event,
         neighbours=neighbours,
         sampling=sampling,
-        trust="aggregator",
+        trust="aggregator" if config.nodes is None else "nodes",
+        looks=looks,
         mechanism=(
-            f"{clip}; Gaussian noise on every entry of the sum, multiplier {event.multiplier:.4g}"
-            f"{together} of the sensitivity under {neighbours}; mean over {expected:g} expected "
-            "clients"
+            f"{clip}; discrete Gaussian noise on every entry of the sum, multiplier "
+            f"{event.multiplier:.4g}{together} of the sensitivity under {neighbours}{shared}; mean "
+            f"over {expected:g} expected clients" + ("" if looks is None else f"; {looks}")
         ),
     )
+
+
+def _check_grid(deviation: float, bound: float, schedule: Schedule) -> None:
+    """Refuse noise for which the steps of the sums are too coarse."""
+    least = schedule.least_deviation / STEPS_PER_UNIT
+    if deviation < least:
+        raise ConfigError(
+            f"privacy.clip = {bound:g} calls for noise of deviation {deviation:.3g}, for which the "
+            f"sums' grid of 2^-32 is too coarse: use a clip of {bound * least / deviation:.2g} or "
+            "more, with a learning rate to match"
+        )
 
 
 def _adaptive(
@@ -219,43 +311,50 @@ def _adaptive(
     return clip, (multiplier**-2 - bit_multiplier**-2) ** -0.5
 
 
-def _local(config: PrivacyConfig, shape: UploadShape, rounds: int, plan: Plan) -> Plan:
-    kind: Literal["laplace", "gaussian"] = (
-        "laplace" if config.mode == "local-laplace" else "gaussian"
-    )
-    clipped = clipping_of(config) != "none"
-    clip = _fixed_clip(config) if clipped else None
-    scale, event = config.scale or math.nan, None
+def _local(config: PrivacyConfig, schedule: Schedule, plan: Plan) -> Plan:
+    kind: Kind = "laplace" if config.mode == "local-laplace" else "gaussian"
+    clip = None if clipping_of(config) == "none" else _fixed_clip(config)
+    scale = config.scale or math.nan
+    event: Event | None = None
     if clip is not None:
-        apart = sensitivity(clip.whole_bound(shape), "replace-one")
-        if config.epsilon is not None:
-            if kind == "laplace":
-                scale = apart * rounds / config.epsilon
-            else:
-                scale = apart * noise_for(
-                    config.epsilon, plan.delta, rounds, Everybody(), "replace-one"
-                )
-        event = (
-            Pure(apart / scale)
-            if kind == "laplace"
-            else Gaussian(scale / apart, Everybody(), "replace-one")
-        )
-    noise = LocalNoise(kind, scale, shape)
-    words = f"{kind.capitalize()} noise of scale {scale:.4g} on every entry of every upload"
+        apart = sensitivity(clip.whole_bound(schedule.shape), "replace-one")
+        if kind == "laplace":
+            if config.epsilon is not None:
+                scale = apart * schedule.uploading / config.epsilon
+            event = Pure(apart / scale)
+        else:
+            event_at = _local_gaussian(apart, schedule)
+            if config.epsilon is not None:
+                scale = apart * noise_for(config.epsilon, plan.delta, schedule.uploading, event_at)
+            _check_grid(scale, config.clip or 0.0, schedule)
+            event = event_at(scale / apart)
+    noise = LocalNoise(kind, scale, schedule.shape)
+    words = (
+        f"discrete {kind.capitalize()} noise of scale {scale:.4g} on every entry of every upload"
+    )
     return replace(
         plan,
         protection=Protection(
-            (noise,) if clip is None else (clip, noise),
-            SUM_COPIES * shape.nbytes,
+            (noise,) if clip is None else (clip, noise), SUM_COPIES * schedule.shape.nbytes
         ),
         event=event,
         mechanism=f"{clip}; {words}",
         why_none=None
-        if clipped
+        if clip is not None
         else (
             f"No guarantee: {words}, but uploads are not clipped, so one user's data can outweigh "
             "any noise. Give a bound with --clip for a guarantee."
         ),
+    )
+
+
+def _local_gaussian(apart: float, schedule: Schedule) -> Callable[[float], Gaussian]:
+    """Return what an upload with noise is, where two of them are at most ``apart``."""
+    return lambda multiplier: Gaussian(
+        multiplier,
+        Everybody(),
+        "replace-one",
+        Grid(multiplier * apart * STEPS_PER_UNIT, schedule.noised),
     )
 
 
@@ -279,24 +378,19 @@ def personal_budgets(
 
 
 def _personal(
-    config: PrivacyConfig,
-    shape: UploadShape,
-    rounds: int,
-    plan: Plan,
-    own: NDArray[np.float64],
+    config: PrivacyConfig, schedule: Schedule, plan: Plan, own: NDArray[np.float64]
 ) -> Plan:
     clip = _fixed_clip(config)
-    apart = sensitivity(clip.whole_bound(shape), "replace-one")
-    uploads = config.budget_uploads or rounds
-    if config.sigma == "paper":
-        budgets = Budgets.as_published(own, plan.delta, uploads)
-    else:
-        budgets = Budgets.of(own, plan.delta, uploads)
+    apart = sensitivity(clip.whole_bound(schedule.shape), "replace-one")
+    uploads = config.budget_uploads or schedule.uploading
+    make = Budgets.as_published if config.sigma == "paper" else Budgets.of
+    budgets = make(own, plan.delta, uploads, _local_gaussian(apart, schedule))
     deviations = budgets.deviations(apart)
-    noise = PersonalNoise("gaussian", 1.0, shape, deviations)
+    _check_grid(float(deviations.min()), config.clip or 0.0, schedule)
+    noise = PersonalNoise("gaussian", 1.0, schedule.shape, deviations)
     return replace(
         plan,
-        protection=Protection((clip, noise), SUM_COPIES * shape.nbytes),
+        protection=Protection((clip, noise), SUM_COPIES * schedule.shape.nbytes),
         deviations=deviations,
         budgets=budgets,
         mechanism=f"{clip}; {words(budgets, apart)}",

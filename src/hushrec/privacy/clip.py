@@ -15,9 +15,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import Total, Update, UploadShape
+from hushrec.aggregate import Steps, Total, Update, UploadShape
+from hushrec.aggregate.exact import STEPS_PER_UNIT
 from hushrec.clients import TrainView
-from hushrec.privacy.kernels import add_powers
+from hushrec.privacy.discrete import law
+from hushrec.privacy.kernels import add_powers, scale_to_grid
 from hushrec.privacy.protection import Mechanism
 from hushrec.rng import SecretRound
 
@@ -27,7 +29,8 @@ BIT = "privacy/within-bound"
 BOUND = "clip_bound"
 """Name of the bound in the state."""
 ROUNDING = 1 - 2.0**-22
-"""Clipped values are rounded to float32; this much less keeps their norm within the bound."""
+"""Norms are added up, and values rounded, in floating point: so much less than the bound is kept to
+before, and nothing is above it after."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,7 @@ class RowClip(Mechanism):
             each_row = np.arange(len(given.rows) + 1)
             norms = _norms(len(given.rows), [(each_row, given.rows)], self.power)
             factors = _factors(norms, self.bound)
-            clipped = (given.rows * factors[:, None]).astype(np.float32)
-            rows[name] = replace(given, rows=clipped)
+            rows[name] = replace(given, rows=scale_to_grid(given.rows, factors))
         dense = {}
         for name, array in update.dense.items():
             alone = Update(update.clients, dense={name: array})
@@ -90,10 +92,10 @@ class AdaptiveClip(Mechanism):
     """Flat clipping whose bound moves towards a quantile of the clients' norms.
 
     A device adds one bit to its upload, as plus or minus a half: whether its norm was within the
-    bound *before* clipping. Noise and clipping of a round use the bound of that round; then it
-    moves: ``bound *= exp(-rate * (share - quantile))``, which keeps it positive; or, as in
-    DP-PrivRec (Wang et al. 2021, equation 9), ``bound -= rate * (share - quantile)``, where no step
-    takes away more than half.
+    bound *before* clipping; an upload of zeros adds none. Noise and clipping of a round use the
+    bound of that round; then it moves: ``bound *= exp(-rate * (share - quantile))``, which keeps it
+    positive; or, as in DP-PrivRec (Wang et al. 2021, equation 9), ``bound -= rate * (share -
+    quantile)``, where no step takes away more than half.
     """
 
     bound: float
@@ -104,26 +106,32 @@ class AdaptiveClip(Mechanism):
     power: Literal[2] = 2
     arithmetic: bool = False
     """Whether the bound moves by differences, not by factors."""
+    least: float = 0.0
+    """Where the bound stops falling: below, the grid of the sums would be too coarse for it."""
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Clip each client's upload, and add its bit."""
         norms = client_norms(update, self.power)
-        bits = (norms <= self.bound) - np.float32(0.5)
+        # Who has nothing to say counts neither way, so that an emptied upload is all zeros.
+        bits = np.where(norms > 0, np.where(norms <= self.bound, 0.5, -0.5), 0).astype(np.float32)
         clipped = _scaled(update, _factors(norms, self.bound))
         return replace(clipped, dense={**clipped.dense, BIT: bits})
 
+    def noise(self, secret: SecretRound, part: float = 1.0) -> Steps:
+        """Noise the sum of the bits."""
+        drawn = law("gaussian", math.ceil(part * self.bit_noise * STEPS_PER_UNIT))
+        return Steps(dense={BIT: drawn.draw(secret.words("privacy/bits"), 1).reshape(())})
+
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, AdaptiveClip]:
-        """Take the bits out of the sum, noise them, and move the bound."""
+        """Take the bits out of the sum and move the bound."""
         dense = dict(total.dense)
-        generator = secret.generator("privacy/bits")
-        bits = dense.pop(BIT, 0.0) + self.bit_noise * generator.standard_normal()
-        share = 0.5 + float(bits) / total.clients
+        share = 0.5 + float(dense.pop(BIT)) / total.clients
         step = self.rate * (share - self.quantile)
         if self.arithmetic:
             moved = max(self.bound - step, self.bound / 2)
         else:
             moved = self.bound * math.exp(-step)
-        return replace(total, dense=dense), replace(self, bound=moved)
+        return replace(total, dense=dense), replace(self, bound=max(moved, self.least))
 
     @property
     def state(self) -> Mapping[str, float]:
@@ -162,10 +170,7 @@ def client_norms(update: Update, power: Power) -> NDArray[np.float64]:
         (rows.indptr, rows.rows) for rows in update.rows.values()
     ]
     one_each = np.arange(update.clients + 1)
-    parts += [
-        (one_each, array.reshape(update.clients, int(np.prod(array.shape[1:]))))
-        for array in update.dense.values()
-    ]
+    parts += [(one_each, _flat(array)) for array in update.dense.values()]
     return _norms(update.clients, parts, power)
 
 
@@ -179,22 +184,24 @@ def _norms(
 
 
 def _factors(norms: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
-    factors = np.ones(len(norms))
-    over = ~(norms <= bound)  # a norm that is not a number stays one, and the sum refuses it
-    factors[over] = np.where(np.isfinite(norms[over]), bound / norms[over] * ROUNDING, np.nan)
-    return factors
+    kept = bound * ROUNDING
+    return kept / np.maximum(norms, kept)
 
 
 def _scaled(update: Update, factors: NDArray[np.float64]) -> Update:
-    rows = {}
-    for name, given in update.rows.items():
-        factor = np.repeat(factors, np.diff(given.indptr))
-        clipped = (given.rows * factor[:, None]).astype(np.float32)
-        rows[name] = replace(given, rows=clipped)
-    dense = {
-        name: (array * factors.reshape(-1, *[1] * (array.ndim - 1))).astype(
-            np.result_type(array.dtype, np.float32)
+    rows = {
+        name: replace(
+            given, rows=scale_to_grid(given.rows, np.repeat(factors, np.diff(given.indptr)))
         )
+        for name, given in update.rows.items()
+    }
+    dense = {
+        name: scale_to_grid(_flat(array), factors).reshape(array.shape)
         for name, array in update.dense.items()
     }
     return replace(update, rows=rows, dense=dense)
+
+
+def _flat(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a row for each client, of whom there may be none."""
+    return array.reshape(len(array), int(np.prod(array.shape[1:])))

@@ -23,12 +23,19 @@ class PrivacyConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    mode: Literal["none", "central", "local-laplace", "local-gaussian"] = "none"
-    """Nothing; Gaussian noise on the sum; or noise on every upload."""
+    mode: Literal["none", "central", "distributed", "local-laplace", "local-gaussian"] = "none"
+    """Nothing; Gaussian noise on the sum; a share of it from every node; or noise on every upload.
+    """
+    nodes: Annotated[int, Field(ge=2)] | None = None
+    """Nodes that add noise, for `distributed`."""
+    tolerated: Annotated[int, Field(ge=0)] | None = None
+    """Nodes that may drop out of a round, or tell others their noise.  [a third of them, less one]
+    """
     epsilon: Positive | None = None
     """The guarantee to keep over all rounds; the noise follows from it."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Probability with which the guarantee may fail; below 1 / clients.  [clients^-1.1]"""
+    """Probability with which the guarantee may fail; below 1 / clients.  [1e-5, or a tenth of
+    1 / clients if that is less]"""
     noise: Positive | None = None
     """Noise multiplier of `central`, in place of epsilon."""
     scale: Positive | None = None
@@ -68,6 +75,12 @@ class PrivacyConfig(BaseModel):
     noise_seed: Annotated[int, Field(ge=0)] | None = None
     """Makes noise and hidden coins repeatable, for experiments: whoever knows the seed can remove
     the noise, and the statement says so.  [a secret key, drawn for each run]"""
+    undeclared: bool = False
+    """Accept a list of items, or categories of users, that was taken from the users' rows: it is
+    not covered then, and the statement says so first."""
+    selection_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of epsilon that noised looks at validation items take, one every `evaluation.every`
+    rounds: the best one selects the round.  [no such look: the last round is shipped]"""
     layers: tuple[str, ...] = ()
     """Mechanisms of other packages, by entry point, that act on an upload before it is clipped and
     noised: whatever they make of it, the guarantee is that of the mode."""
@@ -79,6 +92,17 @@ class PrivacyConfig(BaseModel):
         """Whether anything is asked of privacy: then nobody's data may stop a run."""
         return self.mode != "none"
 
+    @property
+    def on_sums(self) -> bool:
+        """Whether noise is on sums, and not on every upload."""
+        return self.mode in ("central", "distributed")
+
+    @property
+    def most_tolerated(self) -> int:
+        """Nodes that the noise of a round can do without."""
+        assert self.nodes is not None, "checked"
+        return (self.nodes - 1) // 3 if self.tolerated is None else self.tolerated
+
 
 def clipping_of(config: PrivacyConfig) -> str:
     """Return the kind of clipping, which follows from the rest where it is not said."""
@@ -86,14 +110,14 @@ def clipping_of(config: PrivacyConfig) -> str:
         return config.clipping
     if config.clip is not None:
         return "flat"
-    return "adaptive" if config.mode == "central" else "none"
+    return "adaptive" if config.on_sums else "none"
 
 
 def check_privacy(
     config: PrivacyConfig, cohort: CohortConfig, method: type[Method], population: int
 ) -> None:
     """Refuse what cannot be given, whatever the method uploads."""
-    given = config.model_dump(exclude_none=True, exclude={"mode", "layers"})
+    given = config.model_dump(exclude_defaults=True, exclude={"mode", "layers"})
     if config.mode == "none":
         for name in given:
             raise ConfigError(
@@ -104,6 +128,11 @@ def check_privacy(
     if method.traits.pooled:
         raise ConfigError(
             f"{method.name} pools everybody's data: nothing protects it; use a federated method"
+        )
+    if method.traits.protected:
+        raise ConfigError(
+            f"{method.name} uploads sums that no noise covers yet: use --method "
+            f"{method.traits.protected}, or privacy.mode = none"
         )
     if method.traits.data_weighted:
         raise ConfigError(
@@ -117,10 +146,26 @@ def check_privacy(
         )
     _check_clipping(config)
     _check_budgets(config)
-    if config.mode == "central":
+    _check_nodes(config)
+    if config.on_sums:
         _check_central(config, cohort)
+        _check_distributed(config, cohort)
     else:
         _check_local(config)
+
+
+def _check_nodes(config: PrivacyConfig) -> None:
+    if config.mode != "distributed":
+        for name in ("nodes", "tolerated"):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"privacy.{name} needs privacy.mode = distributed")
+    elif config.nodes is None:
+        raise ConfigError("distributed noise comes from nodes: say how many with privacy.nodes = N")
+    elif config.most_tolerated >= config.nodes - 1:
+        raise ConfigError(
+            f"privacy.tolerated = {config.tolerated} of {config.nodes} nodes leaves one to add all "
+            f"the noise, which can tell it: use at most {config.nodes - 2}"
+        )
 
 
 def _check_clipping(config: PrivacyConfig) -> None:
@@ -179,26 +224,50 @@ def _check_central(config: PrivacyConfig, cohort: CohortConfig) -> None:
             "central noise follows from --epsilon, or is given as a multiplier with privacy.noise: "
             "use one of the two"
         )
+    if config.selection_share is not None and config.epsilon is None:
+        raise ConfigError("privacy.selection_share is a share of epsilon: use --epsilon")
     real = {"all": "none", "fixed": "fixed", "poisson": "poisson"}[cohort.kind]
     if config.sampling not in (None, real):
         raise ConfigError(
             f"cohort.kind = {cohort.kind} is not {config.sampling} sampling, so its amplification "
             f"cannot be claimed: use privacy.sampling = {real} or another cohort.kind"
         )
-    if cohort.kind == "fixed" and config.neighbours == "add-or-remove-one":
+    if cohort.kind == "fixed" and config.neighbours == "zero-out-one":
         raise ConfigError(
             "fixed-size cohorts are accounted for under replace-one: use privacy.neighbours = "
             "replace-one, or cohort.kind = poisson"
         )
     if cohort.kind == "poisson" and config.neighbours == "replace-one":
         raise ConfigError(
-            "Poisson cohorts are accounted for under add-or-remove-one: use privacy.neighbours = "
-            "add-or-remove-one, or cohort.kind = fixed"
+            "Poisson cohorts are accounted for under zero-out-one: use privacy.neighbours = "
+            "zero-out-one, or cohort.kind = fixed"
+        )
+
+
+def _check_distributed(config: PrivacyConfig, cohort: CohortConfig) -> None:
+    """Refuse what holds against everybody but the server, where it is to hold against it too."""
+    if config.mode != "distributed":
+        return
+    if cohort.kind != "all":
+        raise ConfigError(
+            "the server draws the cohorts and knows who takes part, so sampling amplifies nothing "
+            "against it, and distributed noise is a promise against it: use cohort.kind = all"
+        )
+    if config.selection_share is not None:
+        raise ConfigError(
+            "the server would see everybody's scores before it adds noise to them, and distributed "
+            "noise is a promise against it: leave out privacy.selection_share, and the last round "
+            "is shipped"
         )
 
 
 def _check_local(config: PrivacyConfig) -> None:
     clipping = clipping_of(config)
+    if config.selection_share is not None:
+        raise ConfigError(
+            "a noised look needs somebody who is trusted with everybody's scores: use --privacy "
+            "central for privacy.selection_share, or leave it out and ship the last round"
+        )
     if config.noise is not None:
         raise ConfigError(
             "privacy.noise is for central noise: use --scale, or --epsilon and --clip"
@@ -215,7 +284,7 @@ def _check_local(config: PrivacyConfig) -> None:
             "adaptive clipping needs a trusted count over the clients: use privacy.clipping = flat "
             "for local noise"
         )
-    if config.neighbours == "add-or-remove-one":
+    if config.neighbours == "zero-out-one":
         raise ConfigError(
             "the server sees who uploads, so local noise hides what is uploaded and not that it "
             "is: use privacy.neighbours = replace-one"

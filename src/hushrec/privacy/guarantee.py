@@ -10,22 +10,29 @@ from hushrec.privacy.accountant import Neighbours
 
 NO_GUARANTEE = "none"
 
+OTHER_RUNS = (
+    "options tuned on the same data, and other runs or seeds on it, of which `hushrec privacy "
+    "compose` states the sum"
+)
 NOT_COVERED = (
-    "the choice of the round (and of an early stop) on validation items",
-    "metrics, losses and ranks in the run folder",
-    "options tuned on the same data, and other runs or seeds on it",
+    "losses and scores on held-out items that clients report beside their uploads, and metrics, "
+    "ranks, cohort sizes and byte counts in the run folder, of which `hushrec release` writes the "
+    "part that is covered",
+    OTHER_RUNS,
     "private parameters, which stay on the device and are not noised",
-    "what somebody could do who breaks the generator of the noise, which is a fast one under a "
-    "secret key and no cipher",
-    "rounding of the noise to floating point and of the sums to 2^-32",
 )
 
 SILO = "client (silo)"
 SILOS_NOT_COVERED = "which users a silo holds: silos are made for the simulation, from the data"
 
-Trust = Literal["nobody", "aggregator"]
+Trust = Literal["nobody", "nodes", "aggregator"]
 TRUSTED: dict[Trust, str] = {
     "nobody": "nobody but the device is trusted: the server may look at every upload",
+    "nodes": (
+        "each node with its own users' uploads, and no party with those of others: nodes add the "
+        "noise, and the server sees what all of them add up to (a run in one process plays the "
+        "nodes)"
+    ),
     "aggregator": (
         "the party that sums is trusted with the uploads, or sums them under encryption; "
         "the guarantee is for whoever sees the models it releases"
@@ -48,17 +55,18 @@ class Guarantee:
     """At most so many, decided before the first."""
     unit: str = "user"
     """Whose data may change: all interactions of one user, or of all users of one silo."""
+    public: tuple[str, ...] = ()
+    """What is taken as known to everybody, because it was declared to be."""
     not_covered: tuple[str, ...] = NOT_COVERED
     noise_seed: int | None = None
     """Where the noise can be drawn again by whoever knows this number."""
+    same_budgets: bool = False
+    """Neighbours have the same personal budgets, for noise and weights show these."""
 
     @property
     def statement(self) -> str:
         """The guarantee in words."""
-        change = {
-            "add-or-remove-one": f"with or without any one {self.unit}",
-            "replace-one": f"with any one {self.unit}'s data replaced by any other's",
-        }[self.neighbours]
+        change = changed(self.unit, self.neighbours, same_budgets=self.same_budgets)
         simulated = (
             f"Simulated: noise from privacy.noise_seed = {self.noise_seed}, which whoever knows it "
             "can remove. "
@@ -70,7 +78,8 @@ class Guarantee:
             f"differential privacy: what up to {self.rounds} rounds release is as likely, up to a "
             f"factor e^{self.epsilon:.4g} and a probability {self.delta:.3g}, {change}. "
             f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. "
-            f"Trust: {TRUSTED[self.trust]}. Not covered: {'; '.join(self.not_covered)}."
+            f"Trust: {TRUSTED[self.trust]}. Public: {'; '.join(self.public)}. "
+            f"Not covered: {'; '.join(self.not_covered)}."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,9 +87,17 @@ class Guarantee:
         return {
             "guarantee": f"{self.unit}-level (epsilon, delta)-DP",
             **asdict(self),
+            "public": list(self.public),
             "not_covered": list(self.not_covered),
             "statement": self.statement,
         }
+
+
+def changed(unit: str, neighbours: Neighbours, *, same_budgets: bool) -> str:
+    """Say what differs between data sets that look alike under a guarantee."""
+    how = {"zero-out-one": "emptied", "replace-one": "replaced by any other"}[neighbours]
+    kept = " that leaves everybody's budget as it is" if same_budgets else ""
+    return f"with the data of any one {unit} {how}{kept}"
 
 
 def unprotected(*, pooled: bool, up_bytes: int, reveals: Collection[str] = ()) -> dict[str, Any]:

@@ -9,8 +9,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hushrec.kernels import draw
-
 Array = NDArray[Any]
 
 
@@ -49,34 +47,84 @@ def ascending_keys(indptr: Array, keys: Array, space: int) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True, inline="always")
-def uniform(word: np.uint64) -> float:
-    """Map a random word to the middle of one of 2^53 cells of (0, 1)."""
-    return (float(word >> np.uint64(11)) + 0.5) * 2.0**-53
+@njit(cache=True, nogil=True)
+def draw_whole(
+    out: Array,
+    start: int,
+    end: int,
+    words: Array,
+    thresholds: Array,
+    guide: Array,
+    bits: int,
+    scale: float,
+    gaussian: bool,
+) -> tuple[int, int, bool]:
+    """Fill ``out[start:end]`` with numbers of a `discrete.Law`, as far as these words go.
+
+    Returns (numbers filled so far, words used for them, whether the next one is in doubt): of
+    numbers that were begun and not finished, the words count as not used.
+    """
+    margin = 2.0**-50
+    low_bits = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    spare = np.uint64(63 - bits)
+    spare_bits = (np.uint64(1) << spare) - np.uint64(1)
+    cell = 2.0 ** -(63 - bits)
+    used = at = 0
+    done = start
+    while done < end:
+        if at + 3 > len(words):
+            break
+        first, second = words[at], words[at + 1]
+        at += 2
+        block = guide[first >> np.uint64(54)]
+        while block < len(thresholds) and thresholds[block] < first:
+            block += 1
+        if block == len(thresholds) or thresholds[block] == first:
+            return done, used, True
+        begin = block << bits
+        offset = np.int64(second & low_bits)
+        if gaussian:
+            exponent = (offset / scale) * ((offset + 2 * begin) / scale) / 2
+        else:
+            exponent = offset / scale
+        chance = np.float64((second >> np.uint64(bits)) & spare_bits) * cell
+        # exp(-x) is at least 1 - x, which nearly always decides.
+        accepted = chance + cell <= 1.0 - exponent - margin
+        if not accepted:
+            accept = math.exp(-exponent)
+            accepted = chance + cell <= accept - margin
+            if not accepted and chance < accept + margin:
+                if chance > accept - margin or chance + cell < accept + margin:
+                    return done, used, True
+                # So many bits do not decide; 53 more do, or nothing here does.
+                chance += np.float64(words[at] >> np.uint64(11)) * 2.0**-53 * cell
+                at += 1
+                if abs(chance - accept) <= margin + 2.0**-53 * cell:
+                    return done, used, True
+                accepted = chance < accept
+        negative = second >> np.uint64(63) == np.uint64(1)
+        if accepted and not (negative and begin + offset == 0):
+            out[done] = -(begin + offset) if negative else begin + offset
+            done += 1
+            used = at
+    return done, used, False
 
 
 @njit(cache=True, nogil=True)
-def laplace_noise(key: Array, users: Array, size: int, scale: float) -> Array:
-    """Draw Laplace noise, [clients, size], from each user's own stream."""
-    out = np.empty((len(users), size), np.float32)
-    for c in range(len(users)):
-        for k in range(size):
-            word = draw(key, users[c], k)
-            # The lowest bit is none of the 53 that make the uniform number.
-            sign = 1.0 if word & np.uint64(1) else -1.0
-            out[c, k] = -sign * scale * math.log(uniform(word))
-    return out
+def add_steps(values: Array, steps: Array) -> None:
+    """Add whole steps of 2^-32 to numbers that are whole steps; only then round to 32 bits."""
+    for k in range(len(values)):
+        # Only what nobody clipped is ever cut off here.
+        own = np.int64(min(max(np.float64(values[k]) * 4294967296.0, -(2.0**61)), 2.0**61))
+        values[k] = np.float32(np.float64(own + steps[k]) / 4294967296.0)
 
 
 @njit(cache=True, nogil=True)
-def gaussian_noise(key: Array, users: Array, size: int, scale: float) -> Array:
-    """Draw Gaussian noise, [clients, size], from each user's own stream (Box and Muller)."""
-    out = np.empty((len(users), size), np.float32)
-    for c in range(len(users)):
-        for k in range(0, size, 2):
-            radius = scale * math.sqrt(-2.0 * math.log(uniform(draw(key, users[c], k))))
-            angle = 2.0 * math.pi * uniform(draw(key, users[c], k + 1))
-            out[c, k] = radius * math.cos(angle)
-            if k + 1 < size:
-                out[c, k + 1] = radius * math.sin(angle)
+def scale_to_grid(rows: Array, factors: Array) -> Array:
+    """Return ``rows[r] * factors[r]`` rounded to 32 bits and cut off to whole steps of 2^-32."""
+    out = np.empty(rows.shape, np.float32)
+    for r in range(len(rows)):
+        for k in range(rows.shape[1]):
+            scaled = np.float64(np.float32(rows[r, k] * factors[r]))
+            out[r, k] = np.float32(np.trunc(scaled * 4294967296.0) / 4294967296.0)
     return out

@@ -1,28 +1,36 @@
 """Noise: once on the sum (`CentralGaussian`), or on every upload (`LocalNoise`).
 
 Both cover every entry of every table, touched or not, so that neither what is uploaded nor what is
-released shows by its support which items anybody touched. Noise comes from the run's seeded
-streams: this is a simulation. A deployment has to draw it from a cryptographic source.
+released shows by its support which items anybody touched. Noise is a whole number of the steps of
+the exact sums (`discrete`), as is what it is added to: nothing is rounded before it is covered.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from functools import reduce
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import Total, Update, UploadShape
+from hushrec.aggregate import Steps, Total, Update, UploadShape
+from hushrec.aggregate.exact import STEPS_PER_UNIT
 from hushrec.clients import TrainView
 from hushrec.kernels import add_scattered
 from hushrec.privacy.accountant import Neighbours, sensitivity
 from hushrec.privacy.clip import Clip
-from hushrec.privacy.kernels import gaussian_noise, laplace_noise
+from hushrec.privacy.discrete import Kind, law
+from hushrec.privacy.kernels import add_steps
 from hushrec.privacy.protection import Mechanism, check_shape
 from hushrec.rng import PastNoise, SecretRound, SecretStreams
+
+
+def steps_of(scale: float) -> int:
+    """Return a scale of noise in whole steps, never less of it than asked for."""
+    return math.ceil(scale * STEPS_PER_UNIT)
 
 
 @dataclass(frozen=True)
@@ -78,25 +86,56 @@ class CentralGaussian(Mechanism):
         apart = sensitivity(self.clip.whole_bound(self.shape), self.neighbours)
         return round_multiplier(self.multiplier, self.shares, round_number) * apart
 
-    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, CentralGaussian]:
-        """Add noise to every entry with this round's bound; only then let the bound move."""
+    def noise(self, secret: SecretRound, part: float = 1.0) -> Steps:
+        """Draw noise for every entry of the sum, with this round's bound."""
+        drawn = law("gaussian", steps_of(part * self.noise_std(secret.number)))
+        added = {
+            name: drawn.draw(secret.words(f"privacy/sum/{name}"), math.prod(shape)).reshape(shape)
+            for name, shape in self.shape.whole.items()
+        }
+        dense = {name: added[name] for name in self.shape.dense}
+        return Steps(
+            {name: added[name] for name in self.shape.tables},
+            {name: added[name] for name in self.shape.spaces},
+            {**dense, **self.clip.noise(secret, part).dense},
+        )
+
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Self]:
+        """Say what noise there is; only now may the bound move."""
         total, clip = self.clip.finish(replace(total, clients=self.clients), secret)
-        std = self.noise_std(secret.number)
-        tables = {name: (self.shape.n_rows, width) for name, width in self.shape.tables.items()}
-        rows = {}
-        for name, (count, width) in {**tables, **self.shape.spaces}.items():
-            assert count is not None, "an open space was refused"
-            generator = secret.generator(f"privacy/sum/{name}")
-            noisy = std * generator.standard_normal((count, width))
-            if name in total.rows:
-                ids, summed = total.rows[name]
-                noisy[ids] += summed
-            rows[name] = np.arange(count), noisy
-        dense: dict[str, NDArray[np.float64]] = {}
-        for name, shape in self.shape.dense.items():
-            generator = secret.generator(f"privacy/sum/{name}")
-            dense[name] = total.dense.get(name, 0.0) + std * generator.standard_normal(shape)
-        return Total(self.clients, rows, dense, std), replace(self, clip=clip)
+        return replace(total, noise_std=self.noise_std(secret.number)), replace(self, clip=clip)
+
+
+@dataclass(frozen=True)
+class DistributedGaussian(CentralGaussian):
+    """Clip on the devices; every node adds its share of the noise to the sum of its own clients.
+
+    The server sees what all nodes' sums add up to and nothing else (`hushrec.secure`). A share has
+    the variance of the whole noise over the number of nodes that are counted on: so many may drop
+    out, or tell others their noise, and what is left is still enough. Sums of discrete Gaussians
+    are as good as discrete Gaussian (Kairouz, Liu, Steinke 2021).
+    """
+
+    in_shares: ClassVar[bool] = True
+
+    nodes: int = 1
+    tolerated: int = 0
+    """Nodes that may drop out, or tell others their noise."""
+
+    def share(self, secret: SecretRound) -> Steps:
+        """Draw a node's share, from its own streams."""
+        return super().noise(secret, 1 / math.sqrt(self.nodes - self.tolerated))
+
+    def noise(self, secret: SecretRound, part: float = 1.0) -> Steps:
+        """Draw all nodes' shares, where one process plays them all."""
+        shares = [self.share(secret.of(f"node {node}")) for node in range(self.nodes)]
+        return reduce(Steps.plus, shares)
+
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Self]:
+        """Count on the noise of all nodes: where some dropped out there is less, and enough."""
+        total, following = super().finish(total, secret)
+        whole = math.sqrt(self.nodes / (self.nodes - self.tolerated))
+        return replace(total, noise_std=whole * total.noise_std), following
 
 
 def round_multiplier(multiplier: float, shares: tuple[float, ...], round_number: int) -> float:
@@ -108,7 +147,7 @@ def round_multiplier(multiplier: float, shares: tuple[float, ...], round_number:
 class LocalNoise(Mechanism):
     """Add noise to every entry of every client's upload, on the device."""
 
-    kind: Literal["laplace", "gaussian"]
+    kind: Kind
     scale: float
     """Standard deviation of Gaussian noise; b of Laplace noise, whose deviation is sqrt(2) b."""
     shape: UploadShape
@@ -117,14 +156,18 @@ class LocalNoise(Mechanism):
         """Write the upload out whole and add noise to it."""
         check_shape(update, self.shape)
         dense: dict[str, NDArray[Any]] = {}
-        for name, width in self.shape.tables.items():
-            table = self.drawn(name, (self.shape.n_rows, width), view, secret)
-            sent = update.rows[name]
-            add_scattered(table, sent.indptr, sent.ids, sent.rows)
-            dense[name] = table
-        for name, shape in self.shape.dense.items():
-            noise = self.drawn(name, shape, view, secret)
-            dense[name] = update.dense[name] + noise
+        for name, shape in self.shape.whole.items():
+            out = np.zeros((update.clients, *shape), np.float32)
+            if name in update.rows:
+                sent = update.rows[name]
+                add_scattered(out, sent.indptr, sent.ids, sent.rows)
+            else:
+                out += update.dense[name]
+            size = math.prod(shape)
+            flat = out.reshape(update.clients, size)  # of a scalar too, a view and no copy
+            for client, steps in self._steps(name, size, view, secret):
+                add_steps(flat[client], steps)
+            dense[name] = out
         return Update(update.clients, dense=dense, emptied=update.emptied)
 
     def sent_shape(self, shape: UploadShape) -> UploadShape:
@@ -135,6 +178,10 @@ class LocalNoise(Mechanism):
     def bound_of(self, norm: float | None) -> float | None:
         """Keep to nothing: noise has no bound."""
         return None
+
+    def for_shape(self, shape: UploadShape) -> Self:
+        """Cover another shape."""
+        return replace(self, shape=shape)
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, LocalNoise]:
         """Hand the whole tables to the method as rows, which it expects."""
@@ -161,7 +208,19 @@ class LocalNoise(Mechanism):
         secret: SecretRound,
     ) -> NDArray[np.float32]:
         """Return the noise that these clients add to an array of their upload in a round."""
-        draw = laplace_noise if self.kind == "laplace" else gaussian_noise
-        key = secret.key(f"privacy/upload/{name}")
-        drawn: NDArray[np.float32] = draw(key, view.clients, int(np.prod(shape)), self.scale)
-        return drawn.reshape(-1, *shape)
+        out = np.empty((len(view.clients), *shape), np.float32)
+        for client, steps in self._steps(name, math.prod(shape), view, secret):
+            out[client] = (steps / STEPS_PER_UNIT).reshape(shape)
+        return out
+
+    def scales(self, view: TrainView) -> NDArray[np.float64]:
+        """Return the scale of each client's noise."""
+        return np.full(len(view.clients), self.scale)
+
+    def _steps(
+        self, name: str, size: int, view: TrainView, secret: SecretRound
+    ) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield each client's noise, in whole steps."""
+        for client, (number, scale) in enumerate(zip(view.clients, self.scales(view), strict=True)):
+            words = secret.words(f"privacy/upload/{name}", int(number))
+            yield client, law(self.kind, steps_of(scale)).draw(words, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from hushrec.privacy.guarantee import (
     no_guarantee,
     unprotected,
 )
+from hushrec.privacy.looks import Looks
 from hushrec.privacy.noise import round_multiplier
 from hushrec.privacy.protection import Protection
 
@@ -61,11 +62,17 @@ class Plan:
     """Where noise can be repeated."""
     unit: str = "user"
     """Whose data a client holds: a user's, or a silo's."""
+    public: tuple[str, ...] = ()
+    """What is taken as known to everybody."""
+    undeclared: tuple[str, ...] = ()
+    """What should have been declared public and was not, where that is accepted."""
     budgets: Budgets | None = None
     """Each client's own epsilon, where they have one: they are charged instead of the event."""
     shares: tuple[float, ...] = ()
     """Share of the budget that each round spends, where rounds differ; then `event` is that of all
     rounds together."""
+    looks: Looks | None = None
+    """What selects the round, where it is paid for; else the last one is shipped."""
 
     def event_of(self, round_number: int) -> Event:
         """Return what one round adds to the account."""
@@ -74,7 +81,7 @@ class Plan:
             return self.event
         assert isinstance(self.event, Gaussian), "only Gaussian noise is shared out"
         own = round_multiplier(self.event.multiplier, self.shares, round_number)
-        return replace(self.event, multiplier=own)
+        return self.event.at(own)
 
     def uploads(self, rounds: Iterable[int]) -> list[int]:
         """Return those of these rounds that cost something."""
@@ -95,12 +102,17 @@ class Plan:
     def charge(
         self, history: Sequence[Mapping[str, Any]], number: int
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the account after a round."""
-        if self.event is None or number in self.silent:
-            return history
+        """Return the account after a round, and after the look at its end if there is one."""
         accountant = Accountant(history)
-        accountant.record(self.event_of(number))
+        self._record(accountant, [number])
         return accountant.history()
+
+    def _record(self, accountant: Accountant, rounds: Iterable[int]) -> None:
+        for number in rounds:
+            if self.event is not None and number not in self.silent:
+                accountant.record(self.event_of(number))
+            if self.looks is not None and number in self.looks.rounds:
+                accountant.record(self.looks.event)
 
     def statement(
         self,
@@ -117,18 +129,21 @@ class Plan:
             return self._personal_statement(self.budgets, ledger, run)
         accountant = Accountant(history)
         spent = accountant.epsilon(self.delta)
-        if self.event is not None:
-            # Whoever may stop at any round, having seen the models, claims for all of them.
-            for number in self.uploads(range(run + 1, self.rounds + 1)):
-                accountant.record(self.event_of(number))
+        # Whoever may stop at any round, having seen the models, claims for all of them.
+        self._record(accountant, range(run + 1, self.rounds + 1))
         # Laplace noise, and saying nothing, never fail.
         delta = self.delta if isinstance(self.event, Gaussian) else 0.0
         guarantee = self._guarantee(accountant.epsilon(self.delta), delta, run)
-        account = {"asked_epsilon": self.asked, "spent_epsilon": spent, "account": list(history)}
-        return {**guarantee.as_dict(), **account}
+        return {
+            **guarantee.as_dict(),
+            "asked_epsilon": self.asked,
+            "spent_epsilon": spent,
+            "account": list(history),
+            "claimed": accountant.history(),
+        }
 
     def _guarantee(
-        self, epsilon: float, delta: float, run: int, public: tuple[str, ...] = ()
+        self, epsilon: float, delta: float, run: int, known: tuple[str, ...] = ()
     ) -> Guarantee:
         silos = (SILOS_NOT_COVERED,) if self.unit == SILO else ()
         return Guarantee(
@@ -140,8 +155,10 @@ class Plan:
             mechanism=self.mechanism,
             rounds=max(self.rounds, run),
             unit=self.unit,
-            not_covered=(*public, *silos, *NOT_COVERED),
+            public=self.public,
+            not_covered=(*self.undeclared, *known, *silos, *NOT_COVERED),
             noise_seed=self.noise_seed,
+            same_budgets=self.budgets is not None,
         )
 
     def _personal_statement(self, budgets: Budgets, ledger: Ledger, run: int) -> dict[str, Any]:
@@ -153,6 +170,7 @@ class Plan:
             "asked_epsilon": None,
             "spent_epsilon": said["spent"]["max"],
             "account": [],
+            "claimed": budgets.largest_account(),
             "budgets": said,
         }
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import Total, Update, UploadShape
+from hushrec.aggregate import Aggregate, Steps, Total, Update, UploadShape
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.privacy.kernels import ascending_keys, distinct_rows
@@ -25,6 +25,8 @@ class Mechanism:
 
     whole: ClassVar[bool] = False
     """Whether uploads travel with every row of every table, so that their size tells nothing."""
+    in_shares: ClassVar[bool] = False
+    """Whether nodes add the noise, each its share of it, where there are nodes."""
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Act on the devices: transform each client's upload, from that client's data alone."""
@@ -33,6 +35,17 @@ class Mechanism:
     def receive(self, update: Update, clients: NDArray[np.int32]) -> Update:
         """Act on the server as uploads arrive: it may weigh them by what it knows of a client."""
         return update
+
+    def noise(self, secret: SecretRound, part: float = 1.0) -> Steps:
+        """Return what is added to the sum before anybody sees it, in its whole steps.
+
+        Or noise of a part of its deviation.
+        """
+        return Steps()
+
+    def share(self, secret: SecretRound) -> Steps:
+        """Return what a node adds to the sum of its own clients, where nodes do so themselves."""
+        return Steps()
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Self]:
         """Act on the server: transform the sum, and return the mechanism of the next round."""
@@ -134,6 +147,9 @@ class Protection:
         if self.mechanisms:
             written = {name: rows.differences() for name, rows in update.rows.items()}
             update = finite_or_zero(replace(update, rows=written))
+            # Whoever has no data adds nothing, whatever the method makes of it: that is what the
+            # guarantee calls emptied.
+            update = with_zeros(update, np.diff(view.positives.indptr[view.client_indptr]) == 0)
         for mechanism in self.mechanisms:
             update = mechanism.protect(update, view, secret)
         return update
@@ -166,10 +182,25 @@ class Protection:
         remembered = (mechanism.past_noise(streams) for mechanism in self.mechanisms)
         return next((noise for noise in remembered if noise is not None), None)
 
-    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Protection]:
-        """Apply the server sides in reverse order; return the next round's protection too."""
+    def shares(self, secret: SecretRound) -> list[Steps]:
+        """Return what a node adds to the sum of its own clients, with streams of its own."""
+        acting = self.mechanisms if self.acts(secret.number) else ()
+        return [mechanism.share(secret) for mechanism in acting if mechanism.in_shares]
+
+    def finish(
+        self, summed: Aggregate, secret: SecretRound, *, shared: bool = False
+    ) -> tuple[Total, Protection]:
+        """Add the noise and apply the server sides in reverse order, to what is then released.
+
+        ``shared`` says that nodes added what comes in shares. Returns the next round's protection
+        too. The sum is used up.
+        """
         if self.silence is not None and not self.acts(secret.number):
-            return self.silence.finish(total), self
+            return self.silence.finish(summed.total()), self
+        for mechanism in self.mechanisms:
+            if not (shared and mechanism.in_shares):
+                summed.add_steps(mechanism.noise(secret))
+        total = summed.total()
         following: list[Mechanism] = []
         for mechanism in reversed(self.mechanisms):
             total, after = mechanism.finish(total, secret)
@@ -209,18 +240,24 @@ def finite_or_zero(update: Update) -> Update:
         owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
         broken[owner[bad]] = True
     for array in update.dense.values():
-        broken |= ~np.isfinite(array.reshape(update.clients, -1)).all(1)
+        broken |= ~np.isfinite(array).all(tuple(range(1, array.ndim)))
     if not broken.any():
         return update
-    kept = {
+    return replace(with_zeros(update, broken), emptied=int(broken.sum()))
+
+
+def with_zeros(update: Update, who: NDArray[np.bool_]) -> Update:
+    """Return the update with these clients' uploads zero, in the same rows and arrays."""
+    if not who.any():
+        return update
+    rows = {
         name: replace(
-            rows,
-            rows=np.where(np.repeat(broken, np.diff(rows.indptr))[:, None], 0, rows.rows),
+            rows, rows=np.where(np.repeat(who, np.diff(rows.indptr))[:, None], 0, rows.rows)
         )
         for name, rows in update.rows.items()
     }
     dense = {
-        name: np.where(broken.reshape(-1, *[1] * (array.ndim - 1)), 0, array).astype(array.dtype)
+        name: np.where(who.reshape(-1, *[1] * (array.ndim - 1)), 0, array).astype(array.dtype)
         for name, array in update.dense.items()
     }
-    return replace(update, rows=kept, dense=dense, emptied=int(broken.sum()))
+    return replace(update, rows=rows, dense=dense)

@@ -24,7 +24,7 @@ SHOWN_EFFECTS = 12
 def convergence(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Show loss and validation over the rounds, and the round that was selected."""
     config = run.experiment.evaluation
-    candidates = "full" if config.select_on == "full" else f"sampled{config.sampled}"
+    candidates = config.candidates
     losses = [(line["round"], line["loss"]) for line in lines if line["loss"] is not None]
     looks = [
         (line["round"], line["valid"][candidates][config.select])

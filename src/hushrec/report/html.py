@@ -66,6 +66,7 @@ def page(run: Run, folder: RunFolder) -> dict[str, Any]:
         "curve_style": plots.CURVE_STYLE,
         "costs": course.costs(run, lines),
         "silos": course.silo_mixes(run),
+        "together": privacy.together(folder),
         "budgets": privacy.budgets(run),
         "audit": privacy.audit(run, folder),
         "samples": samples.samples(run),

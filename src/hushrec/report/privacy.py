@@ -24,6 +24,18 @@ def budgets(run: Run) -> dict[str, Any] | None:
     return {**said, "plot": plots.bars(rows, ["clients"], label)}
 
 
+def together(folder: RunFolder) -> dict[str, Any] | None:
+    """Return what the seeds that a run is one of release together, if it is one of several."""
+    above = RunFolder(folder.path.resolve().parent)
+    if not (above.path / "seeds.json").exists() or not (above.path / "summary.json").exists():
+        return None
+    summary = above.read_summary()
+    if folder.path.resolve().name not in summary.get("runs", []):
+        return None
+    said: dict[str, Any] | None = summary["privacy"].get("together")
+    return said
+
+
 def audit(run: Run, folder: RunFolder) -> dict[str, Any] | None:
     """Show what `hushrec audit` found, if it was asked."""
     if not (folder.path / AUDIT_FILE).exists():

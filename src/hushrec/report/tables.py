@@ -211,8 +211,9 @@ def facts(summary: Mapping[str, Any]) -> list[str]:
     users, time = summary["users"], summary["time"]
     rounds, selected = summary["rounds"], summary["selected_round"]
     sent, silos = summary["communication"], summary.get("silos")
+    by = summary.get("selected_by", "validation")
     lines = [
-        f"rounds {rounds}, selected {selected} on validation · "
+        f"rounds {rounds}, selected {selected} by {by} · "
         f"{human_duration(time['per_round_s'])} a round · "
         f"peak memory {human_size(summary['peak_rss_bytes'])}",
         f"uploaded {human_size(sent['up_bytes'])}, downloaded {human_size(sent['down_bytes'])} "

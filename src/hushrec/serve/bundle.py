@@ -15,22 +15,40 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from hushrec.data.interactions import Interactions
 from hushrec.errors import ConfigError, RunError
 from hushrec.methods.base import Method, Shared
 from hushrec.methods.item_pairs import ItemPairs
-from hushrec.methods.private_pairs import PrivatePairs
 from hushrec.serve.recommender import FORMAT, MANIFEST, MODEL
+
+
+class Catalogue(Protocol):
+    """The items that a model is of."""
+
+    @property
+    def items(self) -> NDArray[np.str_]:
+        """Their ids."""
+        ...
+
+    def title(self, item: int) -> str:
+        """Return what to print for an item."""
+        ...
 
 
 class Trained(Protocol):
     """What is exported: a run, or anything that has its model and its catalogue."""
 
-    method: Method
-    shared: Shared
+    @property
+    def method(self) -> Method:
+        """How the model scores."""
+        ...
 
     @property
-    def data(self) -> Interactions:
+    def shared(self) -> Shared:
+        """The model."""
+        ...
+
+    @property
+    def data(self) -> Catalogue:
         """The catalogue."""
         ...
 
@@ -51,11 +69,6 @@ def export(
             f"a bundle holds item-to-item weights, which {run.method.name} does not have; "
             "use fednext or fedease"
         )
-    if isinstance(run.method, PrivatePairs):
-        raise ConfigError(
-            f"{run.method.name} trained under noise scores from the items of its head only, which "
-            "a bundle does not know of yet: use a run without privacy.mode = central"
-        )
     if neighbours is not None and neighbours < 1:
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
     folder = Path(path)
@@ -72,6 +85,8 @@ def export(
         "neighbours": ids.astype(np.uint16 if n_items <= 2**16 else np.int32),
         "weights": weights,
         "shares": run.shared["shares"],
+        # Under noise only the items of the head have weights, and only they are counted back.
+        "known": run.shared.get("head", np.ones(n_items, np.bool_)).astype(np.uint8),
     }
     content = save(tensors)
     config = run.method.config

@@ -26,17 +26,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT = "hushrec-bundle-1"
+FORMAT = "hushrec-bundle-2"
 MANIFEST, MODEL = "manifest.json", "model.safetensors"
 MOST_BYTES = 2**30
 """A larger file is refused: a device has no use for it."""
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "F32": np.dtype("<f4"),
+    "U8": np.dtype("u1"),
     "U16": np.dtype("<u2"),
     "I32": np.dtype("<i4"),
 }
-_TENSORS = {"neighbours": ("U16", "I32"), "weights": ("F16", "F32"), "shares": ("F32",)}
+_TENSORS = {
+    "neighbours": ("U16", "I32"),
+    "weights": ("F16", "F32"),
+    "shares": ("F32",),
+    "known": ("U8",),
+}
 
 
 class BundleError(ValueError):
@@ -68,6 +74,7 @@ class Recommender:
         self._neighbours = tensors["neighbours"]
         self._weights = tensors["weights"]
         self._scale = scale
+        self._known = tensors["known"]
         self._prior = tensors["shares"] * np.float32(manifest["popularity"])
         places = np.arange(1, manifest["recent"] + 1)
         self._by_place = (places ** -float(manifest["recency"])).astype(np.float32)
@@ -106,7 +113,8 @@ class Recommender:
     def scores(self) -> NDArray[np.float32]:
         """Score every item by what was touched last."""
         scores = self._prior.copy()
-        for weight, item in zip(self._by_place, reversed(self._history), strict=False):
+        known = (item for item in reversed(self._history) if self._known[item])
+        for weight, item in zip(self._by_place, known, strict=False):
             row = self._weights[item].astype(np.float32) * self._scale
             # An item's neighbours differ from each other, but for places left empty, which name
             # the item itself: it is in the history and not recommended.
@@ -198,11 +206,11 @@ def _check_model(manifest: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> 
     for name, kinds in _TENSORS.items():
         if tensors[name].dtype not in [_DTYPES[kind] for kind in kinds]:
             raise BundleError(f"'{name}' has the type {tensors[name].dtype}")
-    neighbours, weights, shares = (tensors[name] for name in _TENSORS)
+    neighbours, weights, shares, known = (tensors[name] for name in _TENSORS)
     if neighbours.ndim != 2 or len(neighbours) != n_items or weights.shape != neighbours.shape:
         raise BundleError("neighbours and weights are not one row per item")
-    if shares.shape != (n_items,):
-        raise BundleError("shares are not one number per item")
+    if shares.shape != (n_items,) or known.shape != (n_items,):
+        raise BundleError("shares and known are not one number per item")
     if neighbours.size and not (neighbours.min() >= 0 and neighbours.max() < n_items):
         raise BundleError("a neighbour is not in the catalogue")
     if not (np.isfinite(weights).all() and np.isfinite(shares).all()):

@@ -56,6 +56,7 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
 PRIVACY = {"plain": {}, "central": CENTRAL, "gaussian": GAUSSIAN}
 FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fedmf adaptive, Poisson": ("fedmf", ADAPTIVE),
+    "fedmf paid looks": ("fedmf", {**CENTRAL, "privacy.selection_share": 0.3}),
     "fedmf laplace": ("fedmf", LAPLACE),
     "fedmf budgets": ("fedmf", {**BUDGETS, "privacy.budget_uploads": 2}),
     "fedmf dual, fixed": ("fedmf", {"dual": True, "cohort.kind": "fixed", "cohort.size": 20}),

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from hushrec.aggregate import ClientRows, ExactSum, Total, Update, UploadShape
+from hushrec.aggregate.exact import STEPS_PER_UNIT
 from hushrec.clients import TrainView
-from hushrec.privacy.protection import Mechanism
+from hushrec.privacy.protection import Mechanism, Protection, with_zeros
 from hushrec.rng import SecretRound, SecretStreams
 from hushrec.testing.checks import digest
 from hushrec.testing.worlds import N_ITEMS, clients_of
 
 SECRET = SecretRound(5, SecretStreams(1))
+KEYS = 9
+"""Of the closed space."""
+ZEROS = 0.0
+FEWEST = 30
 
 
 class MechanismContract:
@@ -30,6 +37,10 @@ class MechanismContract:
 
     hides_support: ClassVar[bool] = True
     """False for layers that leave an upload's rows as they are, such as clipping alone."""
+    adds_noise: ClassVar[bool] = True
+    """False for layers that hide the support and add no noise."""
+    covers_spaces: ClassVar[bool] = True
+    """False for layers that refuse keys of a closed space."""
 
     def make(self, shape: UploadShape) -> Mechanism:
         """Return the mechanism for uploads of this shape."""
@@ -62,6 +73,7 @@ class MechanismContract:
         sent = mechanism.protect(update, self._clients(), SECRET)
         summed.add(mechanism.receive(sent, self._clients().clients))
         assert digest((update.rows, update.dense)) == before, "protect changed the upload"
+        summed.add_steps(mechanism.noise(SECRET))
         total = summed.total()
         inside = digest((total.rows, total.dense))
         first, _ = mechanism.finish(total, SECRET)
@@ -74,7 +86,8 @@ class MechanismContract:
     def test_the_sum_comes_back_in_the_shape_of_the_method(self) -> None:
         """What the method gets has its own tables and arrays, and no others."""
         total, following = self._finished(self._update(), self._clients())
-        assert total.rows.keys() == {"items"}, "tables come back under their names"
+        tables = {"items", "pairs"} if self.covers_spaces else {"items"}
+        assert total.rows.keys() == tables, "tables come back under their names"
         assert total.rows["items"][1].shape[1] == 3, "rows keep their width"
         assert {name: array.shape for name, array in total.dense.items()} == {"head": (2, 2)}
         assert callable(following.protect), "finish returns the mechanism of the next round"
@@ -91,14 +104,110 @@ class MechanismContract:
             assert np.array_equal(total.rows["items"][0], np.arange(N_ITEMS)), "rows are left out"
         assert len(sizes) == 1, "the size of a message depends on the data"
 
+    # -------------------------------------------------------- what a claim rests on
+
+    def test_noise_covers_every_number(self) -> None:
+        """No number of what is seen is the same in two runs."""
+        self._skip_without_noise()
+        one, other = (self._numbers(SecretRound(5, SecretStreams(key))) for key in (1, 2))
+        for name, size in self._shape().whole.items():
+            assert one[name].size == math.prod(size), f"'{name}': some numbers are left out"
+            assert (one[name] != other[name]).all(), f"'{name}': some numbers carry no noise"
+        for name in one.keys() - self._shape().whole.keys():
+            assert (one[name] != other[name]).all(), f"'{name}' carries no noise"
+
+    def test_noise_goes_its_own_way(self) -> None:
+        """Rounds, arrays, entries and clients have noises that know nothing of each other."""
+        self._skip_without_noise()
+        streams = SecretStreams(1)
+        rounds = [self._numbers(SecretRound(number, streams), ZEROS) for number in range(1, 41)]
+        for name in rounds[0]:
+            by_round = np.array([of[name].ravel() for of in rounds])
+            _uncorrelated(by_round[:-1], by_round[1:], f"'{name}' in two rounds")
+            _uncorrelated(by_round[:, :-1], by_round[:, 1:], f"neighbouring entries of '{name}'")
+            for beside in (other for other in rounds[0] if other > name):
+                size = min(rounds[0][name].size, rounds[0][beside].size)
+                others = np.array([of[beside].ravel()[:size] for of in rounds])
+                _uncorrelated(by_round[:, :size], others, f"'{name}' and '{beside}'")
+        sent = self._made().protect(self._update(size=ZEROS), self._clients(), SECRET)
+        for name, array in sent.dense.items():
+            if array.any():  # noise on the device
+                flat = array.reshape(len(array), -1)
+                assert (flat[:-1] != flat[1:]).all(), f"two clients have the same noise: '{name}'"
+                _uncorrelated(flat[:-1], flat[1:], f"'{name}' of two clients")
+
+    @pytest.mark.parametrize("size", [1.0, 2.0, 1e30])
+    @pytest.mark.parametrize("only", [None, "items", "head", "pairs"])
+    def test_what_is_sent_keeps_to_the_bound(self, only: str | None, size: float) -> None:
+        """The norm over all tables, spaces and dense arrays together is within `bound_of`."""
+        bound = self._made().bound_of(None)
+        if bound is None:
+            pytest.skip("declared: no bound")
+        view, update = self._clients(), self._update(size=size, only=only)
+        sent = self._made().protect(update, view, SECRET)
+        for client in range(len(view)):
+            mine = _one_upload(sent, client)
+            arrays = [stack.rows for stack in mine.rows.values()]
+            arrays += [a for name, a in mine.dense.items() if name in self._shape().whole]
+            whole = np.concatenate([a.ravel() for a in arrays]).astype(np.float64)
+            assert np.linalg.norm(whole) <= bound, "an upload is larger than its bound"
+
+    def test_what_is_sent_are_whole_steps(self) -> None:
+        """Low bits tell nothing: all numbers are whole steps of the sums' grid."""
+        noised = self.adds_noise and self.hides_support
+        if not noised and self._made().bound_of(None) is None:
+            pytest.skip("declared: neither noise nor a bound")
+        for number in range(1, 31):
+            secret = SecretRound(number, SecretStreams(1))
+            sent = self._made().protect(self._update(), self._clients(), secret)
+            for array in (*(stack.rows for stack in sent.rows.values()), *sent.dense.values()):
+                steps = array.astype(np.float64) * STEPS_PER_UNIT
+                assert (steps == np.rint(steps)).all(), "a number lies off the grid"
+
+    def test_nothing_stays_nothing(self) -> None:
+        """An upload of zeros is one of zeros, but for its noise: it counts neither way."""
+        quiet, view = self._update(size=ZEROS), self._clients()
+        sent, again = (
+            self._made().protect(quiet, view, SecretRound(5, SecretStreams(key))) for key in (1, 2)
+        )
+        for name, array in sent.dense.items():
+            if name in again.dense and np.array_equal(array, again.dense[name]):
+                assert not array.any(), f"'{name}': something is sent for nothing"
+        assert not any(stack.rows.any() for stack in sent.rows.values()), "rows come from nowhere"
+
+    @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+    def test_what_is_no_number_counts_as_zero(self, number: float) -> None:
+        """One client's upload that holds it is as one of zeros, and the others' stay."""
+        update, view = self._update(), self._clients()
+        head = update.dense["head"].copy()
+        head[0, 1, 1] = number
+        empty = np.array([True, False, False, False])
+        sums = []
+        for given in (replace(update, dense={"head": head}), with_zeros(update, empty)):
+            summed = ExactSum(N_ITEMS)
+            summed.add(Protection((self._made(),)).protect(given, view, SECRET))
+            total = summed.total()
+            sums.append(digest((total.rows, total.dense)))
+        assert sums[0] == sums[1], "a number that is none changes more than its own upload"
+
+    # -------------------------------------------------------- what it is tried on
+
+    def _skip_without_noise(self) -> None:
+        if not (self.hides_support and self.adds_noise):
+            pytest.skip("declared: no noise")
+
+    def _shape(self) -> UploadShape:
+        spaces = {"pairs": (KEYS, 1)} if self.covers_spaces else {}
+        return UploadShape(N_ITEMS, {"items": 3}, {"head": (2, 2)}, spaces)
+
     def _made(self) -> Mechanism:
-        return self.make(UploadShape(N_ITEMS, {"items": 3}, {"head": (2, 2)}))
+        return self.make(self._shape())
 
     def _clients(self) -> TrainView:
-        view = clients_of([[1], [2, 3], [4], []])
+        view = clients_of([[1], [2, 3], [4], [5]])
         return replace(view, noise=np.array([0.5, 1.0, 2.0, 4.0]))
 
-    def _update(self, *, quiet: bool = False) -> Update:
+    def _update(self, *, quiet: bool = False, size: float = 1.0, only: str | None = None) -> Update:
         """Make uploads of many, few and no rows, large and small; or of no row at all."""
         generator = np.random.default_rng(0)
         counts = [0, 0, 0, 0] if quiet else [40, 2, 1, 0]
@@ -106,13 +215,41 @@ class MechanismContract:
         ids = np.concatenate([generator.permutation(N_ITEMS)[:n] for n in counts]).astype(np.int32)
         rows = generator.standard_normal((len(ids), 3)).astype(np.float32)
         head = generator.standard_normal((4, 2, 2)).astype(np.float32)
-        return Update(4, rows={"items": ClientRows(indptr, ids, rows)}, dense={"head": head})
+        keys = np.concatenate([np.arange(min(n, KEYS)) for n in counts]).astype(np.int64)
+        pairs = generator.standard_normal((len(keys), 1)).astype(np.float32)
+        kept = {
+            name: np.float32(size * (only in (None, name))) for name in ("items", "head", "pairs")
+        }
+        tables = {"items": ClientRows(indptr, ids, kept["items"] * rows)}
+        if self.covers_spaces:
+            each = np.cumsum([0, *(min(n, KEYS) for n in counts)])
+            tables["pairs"] = ClientRows(each, keys, kept["pairs"] * pairs, space=KEYS)
+        return Update(4, rows=tables, dense={"head": kept["head"] * head})
+
+    def _numbers(self, secret: SecretRound, size: float = 1.0) -> dict[str, NDArray[np.float64]]:
+        """Return every number of a round's sum with its noise, before the server's side."""
+        mechanism, view, summed = self._made(), self._clients(), ExactSum(N_ITEMS)
+        sent = mechanism.protect(self._update(size=size), view, secret)
+        summed.add(mechanism.receive(sent, view.clients))
+        summed.add_steps(mechanism.noise(secret))
+        total = summed.total()
+        rows = {name: array for name, (_, array) in total.rows.items()}
+        travels = sent.rows.keys() | sent.dense.keys()
+        return {name: of for name, of in {**rows, **total.dense}.items() if name in travels}
 
     def _finished(self, update: Update, view: TrainView) -> tuple[Total, Mechanism]:
         mechanism, summed = self._made(), ExactSum(N_ITEMS)
         sent = mechanism.protect(update, view, SECRET)
         summed.add(mechanism.receive(sent, view.clients))
+        summed.add_steps(mechanism.noise(SECRET))
         return mechanism.finish(summed.total(), SECRET)
+
+
+def _uncorrelated(one: NDArray[Any], other: NDArray[Any], what: str) -> None:
+    """Hold noises to a correlation within five deviations of none, where there are enough."""
+    if one.size >= FEWEST:
+        found = abs(float(np.corrcoef(one.ravel(), other.ravel())[0, 1]))
+        assert found < 5 / math.sqrt(one.size), f"noises go together: {what}"
 
 
 def _one_upload(update: Update, client: int) -> Update:
@@ -121,6 +258,7 @@ def _one_upload(update: Update, client: int) -> Update:
             np.array([0, stack.indptr[client + 1] - stack.indptr[client]]),
             stack.ids[stack.indptr[client] : stack.indptr[client + 1]],
             stack.rows[stack.indptr[client] : stack.indptr[client + 1]],
+            space=stack.space,
         )
         for name, stack in update.rows.items()
     }

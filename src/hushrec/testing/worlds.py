@@ -37,16 +37,18 @@ def taste_world(seed: int = 0) -> Interactions:
         item=np.array(item, np.int32),
         value=np.ones(len(user), np.float32),
         time=np.array(time, np.int64),
-        users=np.array([f"user-{k}" for k in range(N_USERS)]),
-        items=np.array([f"item-{k}" for k in range(N_ITEMS)]),
+        users=np.array([f"user-{k:02d}" for k in range(N_USERS)]),
+        items=np.array([f"item-{k:02d}" for k in range(N_ITEMS)]),
         user_features=_group_of_users(N_USERS),
         item_features=_group_of_items(N_ITEMS),
+        items_declared=True,
     )
 
 
 def _group_of_users(count: int) -> Features:
     """Say which third of the catalogue each user likes."""
-    return {"taste": Categorical(np.arange(count, dtype=np.int32) % N_GROUPS, _GROUPS)}
+    taste = np.arange(count, dtype=np.int32) % N_GROUPS
+    return {"taste": Categorical(taste, _GROUPS, declared=True)}
 
 
 def _group_of_items(count: int) -> Features:
@@ -102,6 +104,6 @@ class Federation:
         protection = self.task.protection_of(download.to(cohort[:0]))
         collected = self.backend.train(download, protection, cohort)
         secret = SecretRound(self.number, self.task.secret)
-        total, following = protection.finish(collected.summed.total(), secret)
+        total, following = protection.finish(collected.summed, secret)
         self.shared, self.state = method.apply(self.shared, total), following.state
         return collected

@@ -1,0 +1,218 @@
+"""Measure federations of real processes on loopback; ``results.json`` keeps what came out.
+
+python experiments/deployment/measure.py methods     # the bits of one process, on 2, 3, 5 nodes
+python experiments/deployment/measure.py overhead    # ML-1M in 3 silos: time and bytes
+python experiments/deployment/measure.py many        # 20 nodes on one machine
+python experiments/deployment/measure.py soak        # 50 rounds, a node killed every 3 of them
+"""
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+import numpy as np
+from safetensors.numpy import load_file
+
+from hushrec import train
+from hushrec.commands.federate import Trained, make_rehearsal
+from hushrec.commands.federated import train_on
+from hushrec.config import parse_settings
+from hushrec.deployment.processes import Processes
+from hushrec.deployment.rehearsal import federation_running, start_node
+from hushrec.federation.status import status_of
+from hushrec.federation.training import newest_run
+
+RESULTS = Path(__file__).parent / "results.json"
+FINAL = "checkpoint/final/selected-shared.safetensors"
+NOISE = ("privacy.mode=central", "privacy.epsilon=8", "privacy.noise_seed=0")
+POISSON = ("cohort.kind=poisson", "cohort.probability=0.5", "privacy.clipping=adaptive")
+SILOS = ("silos.kind=dirichlet", "silos.count=10", "d=8", "hidden=[8]", "epochs=1")
+METHODS = {
+    "pfedrec": ("pfedrec", 3, ()),
+    "fedrap": ("fedrap", 3, ()),
+    "fedrkg": ("fedrkg", 3, ("interval=1",)),
+    "dp-privrec": ("privrec", 3, (*NOISE, *POISSON)),
+    "lipm": ("lipm", 3, SILOS),
+    "fednext": ("fednext", None, ()),
+    "fednext under noise": ("fednext", None, NOISE),
+}
+
+
+@contextmanager
+def federation(data, nodes, trained):
+    """A federation that runs, in a folder that goes with it."""
+    with TemporaryDirectory(prefix="hushrec-") as place:
+        top = Path(place) / "f"
+        make_rehearsal(top, data, nodes, trained)
+        with federation_running(top) as (server, programs):
+            yield top, server, programs
+
+
+def keep(name, found):
+    """Put a result beside the others, and show it."""
+    results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    results[name] = found
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    click.echo(json.dumps({name: found}, indent=1))
+
+
+def memory(process):
+    """Resident bytes of a process, or 0 if it is gone."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    return next(int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith("VmRSS"))
+
+
+@click.group()
+def main():
+    """Measure federations of real processes on loopback."""
+
+
+@main.command()
+@click.option("--nodes", default="2,3,5", show_default=True)
+@click.option("--only", help="One of the methods.")
+def methods(nodes, only):
+    """Compare a federation's model and metrics with those of one process, bit by bit."""
+    found = {}
+    for name, (method, rounds, pairs) in METHODS.items():
+        if only not in (None, name):
+            continue
+        with TemporaryDirectory() as place:
+            settings = parse_settings(pairs)
+            alone = train("demo", method, rounds=rounds, settings=settings, out=Path(place) / "a")
+            expected = load_file(Path(place) / "a" / FINAL)
+        for count in map(int, nodes.split(",")):
+            began = time.monotonic()
+            trained = Trained(method, None, rounds, 0, pairs)
+            with federation("demo", count, trained) as (_, server, _programs):
+                result, path = train_on(server.folder, resume=False, quiet=True)
+                model = load_file(path / FINAL)
+            same = model.keys() == expected.keys() and all(
+                np.array_equal(model[key], expected[key]) for key in expected
+            )
+            found[f"{name}, {count} nodes"] = {
+                "same_bits": bool(same),
+                "same_metrics": result["test"] == alone.summary["test"],
+                "seconds": round(time.monotonic() - began, 1),
+            }
+            click.echo(f"{name}, {count} nodes: {found[f'{name}, {count} nodes']}")
+    keep("methods", found)
+
+
+@main.command()
+def overhead():
+    """Time a round of three silos that hold ML-1M, and compare bytes on the wire with the count."""
+    found = {}
+    for method, rounds in (("fednext", 2), ("pfedrec", 3)):
+        pairs = (f"evaluation.every={rounds}",)
+        with TemporaryDirectory() as place:
+            out = Path(place) / "a"
+            train("ml-1m", method, rounds=rounds, settings=parse_settings(pairs), out=out)
+            alone = rounds_of(out)
+        trained = Trained(method, None, rounds, 0, pairs)
+        with federation("ml-1m", 3, trained) as (_, server, _programs):
+            _, path = train_on(server.folder, resume=False, quiet=True)
+            status, federated = status_of(newest_run(server.folder.runs)), rounds_of(path)
+            wire = server.traffic
+            found[method] = {
+                "seconds_a_round_in_process": alone,
+                "seconds_a_round_on_flower": federated,
+                "message_bytes": {"up": status.up_bytes, "down": status.down_bytes},
+                "wire_bytes": {"up": wire.up, "down": wire.down},
+                "wire_over_messages": (wire.up + wire.down) / (status.up_bytes + status.down_bytes),
+            }
+    keep("overhead", found)
+
+
+def rounds_of(path):
+    """Seconds of each round."""
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    return [round(json.loads(line)["seconds"], 2) for line in lines]
+
+
+@main.command()
+@click.option("--nodes", default=20, show_default=True)
+def many(nodes):
+    """Run many nodes on one machine."""
+    began = time.monotonic()
+    with federation("demo", nodes, Trained("pfedrec", None, 2, 0, ())) as (_, server, programs):
+        result, path = train_on(server.folder, resume=False, quiet=True)
+        held = sum(memory(each.process.pid) for each in programs.values())
+        alone = train("demo", "pfedrec", rounds=2)
+        found = {
+            "nodes": len(result["nodes"]),
+            "same_metrics": result["test"] == alone.summary["test"],
+            "seconds": round(time.monotonic() - began, 1),
+            "seconds_a_round": rounds_of(path),
+            "gigabytes_of_the_nodes": round(held / 1e9, 2),
+        }
+    keep("many", found)
+
+
+@main.command()
+@click.option("--rounds", default=50, show_default=True)
+@click.option("--nodes", default=4, show_default=True)
+def soak(rounds, nodes):
+    """Train for long while a node is killed every third round."""
+    trained = Trained("pfedrec", None, rounds, 0, (f"evaluation.every={rounds}",))
+    rng, kills, held, began = random.Random(0), [], [], time.monotonic()
+    with federation("demo", nodes, trained) as (top, server, running):
+        stop = threading.Event()
+        (top / "again").mkdir()
+        with Processes(top / "again", {}) as programs:
+
+            def disturb():
+                last = 0
+                while not stop.wait(0.5):
+                    newest = newest_run(server.folder.runs)
+                    number = 0 if newest is None else status_of(newest).round
+                    held.append([number, memory(server.superlink.process.pid), memory(os.getpid())])
+                    if number >= last + 3:
+                        last, name = number, rng.choice(sorted(running))
+                        os.kill(running[name].process.pid, signal.SIGKILL)
+                        kills.append([number, name])
+                        running[name].process.wait()
+                        running[name] = start_node(programs, top / "nodes" / name)
+
+            disturber = threading.Thread(target=disturb)
+            disturber.start()
+            try:
+                result, _ = train_on(server.folder, resume=False, quiet=True)
+            finally:
+                stop.set()
+                disturber.join()
+            status = status_of(newest_run(server.folder.runs))
+    alone = train("demo", "pfedrec", rounds=rounds, settings={"evaluation.every": rounds})
+    third = max(1, len(held) // 3)
+    keep(
+        "soak",
+        {
+            "rounds": result["rounds"],
+            "kills": len(kills),
+            "same_metrics": result["test"] == alone.summary["test"],
+            "sat_out": {name: node.sat_out for name, node in status.nodes.items()},
+            "lost_and_asked_again": sum(node.lost for node in status.nodes.values()),
+            "megabytes_of_the_superlink": [
+                round(float(np.mean([each[1] for each in part])) / 1e6)
+                for part in (held[:third], held[third:-third], held[-third:])
+            ],
+            "megabytes_of_the_run": [
+                round(float(np.mean([each[2] for each in part])) / 1e6)
+                for part in (held[:third], held[third:-third], held[-third:])
+            ],
+            "seconds": round(time.monotonic() - began, 1),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""Soundness: does the mechanism do what its claim, and the canaries, take for granted?
+
+A claim rests on three things, and each is looked at by itself, in the layout that the run has:
+
+* **reach**: one upload, however large, in whatever array, moves a sum by no more than the bound.
+  With the same noise twice, the difference of two sums shows it exactly;
+* **noise**: what is added to every entry of every array, the count of adaptive clipping among them,
+  is at least as much as the account was charged for, of the law that it was charged for;
+* **independence**: noise does not repeat itself, nor go along with other noise: between
+  neighbouring entries and rows, arrays, rounds, and runs or clients.
+
+Also, what is summed or sent is a whole number of the grid's steps, so that no low bit tells what
+noise was added to. Tests by statistics share out an error of one in ten thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy.stats import chi2, gamma, kstest, pearsonr, poisson
+
+from hushrec.aggregate import ExactSum, Update, UploadShape
+from hushrec.aggregate.exact import STEPS_PER_UNIT
+from hushrec.audit.layout import (
+    Stage,
+    Values,
+    clients,
+    noised_sum,
+    spread,
+    uploads,
+    written_out,
+)
+from hushrec.audit.trials import CERTAIN
+from hushrec.clients import TrainView
+from hushrec.errors import DivergedError
+from hushrec.privacy.accountant import sensitivity
+from hushrec.privacy.clip import BIT, AdaptiveClip
+from hushrec.privacy.noise import CentralGaussian, LocalNoise
+from hushrec.privacy.plan import Plan
+from hushrec.privacy.protection import Protection
+from hushrec.rng import SecretRound, SecretStreams, Streams
+
+SIZES = (2.0, 1e30)
+"""Of uploads, in bounds: clipping must act, and never fail to."""
+ROWS = 4
+"""Rows of each array that an upload fills to see its reach."""
+DRAWS = 2**22
+"""Numbers to draw from each source, or two rounds', if those are more."""
+MOST_ROUNDS = 40
+MOST_SMALL, SOURCES = 4, 50
+"""Rounds, and runs or clients, of which small arrays are drawn more often."""
+WINDOW = 2**14
+"""Neighbouring entries of an array that are held against others."""
+FEWEST = 100
+"""Numbers that a correlation is worked out from."""
+FINEST = 2.0**22
+"""Steps in a deviation, as far as 32 bits show them."""
+
+
+@dataclass
+class Findings:
+    """Tests by statistics, with how unlikely they are by chance, and what is plainly wrong."""
+
+    unlikely: list[tuple[float, str]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def test(self, chance: float, words: str) -> None:
+        """Note a test: how likely something as extreme is, and what it would mean."""
+        self.unlikely.append((chance, words))
+
+    @property
+    def problems(self) -> list[str]:
+        """All that is wrong, or too unlikely among so many tests."""
+        limit = (1 - CERTAIN) / max(1, len(self.unlikely))
+        doubted = [words for chance, words in self.unlikely if chance < limit]
+        return list(dict.fromkeys([*self.wrong, *doubted]))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The noise of one array, in one round, from one source: a run, or a client."""
+
+    name: str
+    number: int
+    source: int
+    values: Values
+    """In units of what was planned."""
+    width: int
+    steps: float
+    """That the planned scale has, as far as they show."""
+
+
+def soundness(plan: Plan, stages: Sequence[Stage], streams: Streams) -> dict[str, Any]:
+    """Look at clipping and noise of a run; say what is wrong with them."""
+    findings, layouts = Findings(), list[UploadShape]()
+    for stage in stages:
+        if stage.shape not in layouts:
+            layouts.append(stage.shape)
+            _check_reach(stage, findings)
+    entries = max(shape.entries for shape in layouts)
+    looked = stages[: int(np.clip(DRAWS // entries, 2, MOST_ROUNDS))]
+    drawn = [
+        noise
+        for stage in looked
+        for noise in _noises(plan, stage, stage.shape, 2, streams, findings)
+    ]
+    # A scalar has few numbers, and there are more of them for less in a small layout.
+    more = [
+        noise
+        for stage in looked[:MOST_SMALL]
+        for noise in _noises(plan, stage, _small(stage.shape), SOURCES, streams, findings)
+    ]
+    laplace = isinstance(stages[0].noise, LocalNoise) and stages[0].noise.kind == "laplace"
+    for noise in drawn:
+        words = f"'{noise.name}' in round {noise.number}"
+        _check_amount(words, noise.values, noise.steps, findings, laplace=laplace)
+    for name in dict.fromkeys(noise.name for noise in drawn):
+        for some in (drawn, more):
+            same = [noise for noise in some if noise.name == name]
+            values = np.concatenate([noise.values[:WINDOW] for noise in same])
+            _check_amount(f"'{name}'", values, same[0].steps, findings, laplace=laplace)
+            _check_law(name, values, findings, laplace=laplace)
+    for pairs in (_pairs(drawn), _pairs(more)):
+        _check_independence(pairs, findings)
+    return {
+        "rounds": len(looked),
+        "arrays": list(dict.fromkeys(noise.name for noise in drawn)),
+        "numbers": sum(len(noise.values) for noise in (*drawn, *more)),
+        "tests": len(findings.unlikely),
+        "problems": findings.problems,
+    }
+
+
+# ------------------------------------------------------------ reach
+
+
+def _check_reach(stage: Stage, findings: Findings) -> None:
+    """Put uploads of one client into each array, and into all, and see how far they reach."""
+    shape = _with_rows(stage.shape, ROWS)
+    here, names = stage.of(shape), list(shape.whole)
+    view = clients(np.zeros(1, np.int32), shape.n_rows, np.ones(1))
+    secret = SecretRound(stage.number, SecretStreams("audit/reach"))
+    alone = [[name] for name in names]
+    for chosen in [*alone, names] if len(names) > 1 else alone:
+        for size in SIZES:
+            places, amount = spread(chosen, shape, ROWS), np.array([size * stage.clip.bound])
+            try:
+                with_it, without = (
+                    _seen(here, uploads(shape, places, factor * amount), view, secret)[0]
+                    for factor in (1.0, 0.0)
+                )
+            except DivergedError:
+                findings.wrong.append(
+                    f"clipping: an upload in {' and '.join(chosen)} is too large to sum"
+                )
+                continue
+            # Uploads travel in 32 bits, which may take them so much further apart; sums are exact.
+            local = isinstance(here.noise, LocalNoise)
+            rounding = 2.0**-23 * _norm(with_it, stage) if local else 0.0
+            bit = abs(float(np.sum(with_it.pop(BIT, 0.0) - without.pop(BIT, 0.0))))
+            norm = _norm({name: with_it[name] - without[name] for name in with_it}, stage)
+            bound = stage.clip.whole_bound(shape)
+            if norm > bound + rounding or bit > 0.5:
+                findings.wrong.append(
+                    f"clipping: an upload in {' and '.join(chosen)} moves what is seen by "
+                    f"{norm:.4g} and its bit by {bit:.2g}, where {bound:.4g} and 0.5 are claimed"
+                )
+
+
+def _norm(arrays: Mapping[str, Values], stage: Stage) -> float:
+    return float(np.linalg.norm(np.concatenate(list(arrays.values())), stage.clip.power))
+
+
+def _with_rows(shape: UploadShape, most: int) -> UploadShape:
+    """Return the layout with fewer rows, and nothing else changed."""
+    keys = {name: (min(most, n or 0), width) for name, (n, width) in shape.spaces.items()}
+    return replace(shape, n_rows=min(most, shape.n_rows), spaces=keys)
+
+
+def _small(shape: UploadShape) -> UploadShape:
+    """Return the layout with a row of each table, and a number of each dense array."""
+    return replace(_with_rows(shape, 1), dense=dict.fromkeys(shape.dense, (1,)))
+
+
+# ------------------------------------------------------------ noise
+
+
+def _seen(
+    stage: Stage, given: Update, view: TrainView, secret: SecretRound
+) -> tuple[dict[str, Values], dict[str, Values]]:
+    """Return what is seen of a client's upload, and what it would be without noise."""
+    shape, layers = stage.shape, stage.protection.mechanisms
+    sent = stage.protection.protect(given, view, secret)
+    if isinstance(stage.noise, CentralGaussian):
+        clear, seen = sent, written_out(noised_sum(stage, sent, secret), shape)
+    else:
+        clear = Protection(layers[:-1]).protect(given, view, secret)
+        seen = {name: array.reshape(-1).astype(np.float64) for name, array in sent.dense.items()}
+    summed = ExactSum(shape.n_rows)
+    summed.add(clear)
+    return seen, written_out(summed.total(), shape)
+
+
+def _noises(
+    plan: Plan,
+    stage: Stage,
+    shape: UploadShape,
+    sources: int,
+    streams: Streams,
+    findings: Findings,
+) -> Iterator[Drawn]:
+    """Yield the noise of every array of a round, in a layout: what is seen less what was sent."""
+    here, local = stage.of(shape), isinstance(stage.noise, LocalNoise)
+    given = uploads(shape, spread(list(shape.whole), shape, 1), np.array([2 * stage.clip.bound]))
+    # Noise on a sum follows its layout where clipping is by rows; that on uploads was planned once.
+    scales = _own_scales(plan, stage, sources)
+    if scales is None:
+        scales = np.full(sources, (stage if local else here).planned(plan))
+    for source, scale in enumerate(scales):
+        run, client = (0, source) if local else (source, 0)
+        key = SecretStreams.from_key(f"audit {streams.seed}", "noise", str(run))
+        view = clients(np.array([client], np.int32), shape.n_rows, np.array([scale]))
+        seen, clear = _seen(here, given, view, SecretRound(stage.number, key))
+        for name, values in seen.items():
+            if not (values * STEPS_PER_UNIT == np.rint(values * STEPS_PER_UNIT)).all():
+                findings.wrong.append(
+                    f"grid: '{name}' holds numbers that are no whole steps of 2^-32, whose low "
+                    "bits tell what noise was added to"
+                )
+            own = scale
+            if name == BIT and isinstance(stage.clip, AdaptiveClip):
+                own = stage.clip.bit_noise
+            width, steps = shape.tables.get(name, 1), min(own * STEPS_PER_UNIT, FINEST)
+            yield Drawn(name, stage.number, source, (values - clear[name]) / own, width, steps)
+
+
+def _own_scales(plan: Plan, stage: Stage, sources: int) -> Values | None:
+    """Return noises of clients with budgets of their own, from the largest to the smallest."""
+    if plan.budgets is None:
+        return None
+    apart = sensitivity(stage.clip.whole_bound(stage.shape), "replace-one")
+    levels = np.linspace(0, len(plan.budgets.levels) - 1, sources).astype(int)
+    return np.asarray(apart * plan.budgets.multiplier[levels])
+
+
+def _check_amount(
+    words: str, values: Values, steps: float, findings: Findings, *, laplace: bool
+) -> None:
+    """Hold noise to be everywhere, and no less than planned."""
+    none = int((values == 0).sum())
+    findings.test(
+        poisson.sf(none - 1, len(values) / steps),
+        f"noise: {none} of {len(values)} numbers of {words} carry none",
+    )
+    if laplace:
+        chance, share = gamma.cdf(np.abs(values).sum(), len(values)), np.abs(values).mean()
+    else:
+        chance = chi2.cdf((values**2).sum(), len(values))
+        share = math.sqrt((values**2).mean())
+    findings.test(chance, f"noise: that of {words} is {share:.3g} of what is claimed")
+
+
+def _check_law(name: str, values: Values, findings: Findings, *, laplace: bool) -> None:
+    """Hold noise to its law; more of it than planned is no harm."""
+    size = np.abs(values).mean() if laplace else math.sqrt((values**2).mean())
+    found = kstest(values[: 4 * WINDOW] / max(1.0, size), "laplace" if laplace else "norm")
+    findings.test(
+        found.pvalue,
+        f"noise: that of '{name}' is not of the {'Laplace' if laplace else 'Gaussian'} law",
+    )
+
+
+# ------------------------------------------------------------ independence
+
+Pairs = Iterable[tuple[str, Values, Values, float]]
+
+
+def _pairs(drawn: Sequence[Drawn]) -> Pairs:
+    """Yield noise beside other noise that should know nothing of it, and what the two are."""
+    at = {(noise.name, noise.number, noise.source): noise for noise in drawn}
+    numbers = list(dict.fromkeys(noise.number for noise in drawn))
+    following = dict(pairwise(numbers))
+    for (name, number, source), noise in at.items():
+        values = noise.values[:WINDOW]
+        for apart, what in ((1, "neighbouring entries"), (noise.width, "neighbouring rows")):
+            yield f"{what} of '{name}'", values[:-apart], values[apart:], noise.steps
+        later = at.get((name, following.get(number, -1), source))
+        other = at.get((name, number, source + 1))
+        for beside, what in ((later, "rounds"), (other, "clients, or runs,")):
+            if beside is not None and len(beside.values) == len(noise.values):
+                yield f"two {what} of '{name}'", values, beside.values[:WINDOW], noise.steps
+        names = [key for key in at if key[1:] == (number, source)]
+        for beside in (at[key] for key in names if key[0] > name):
+            both = min(len(values), len(beside.values))
+            words = f"'{name}' and '{beside.name}'"
+            yield words, values[:both], beside.values[:both], min(noise.steps, beside.steps)
+
+
+def _check_independence(pairs: Pairs, findings: Findings) -> None:
+    """Hold noise to go its own way: it neither repeats other noise nor goes along with it."""
+    gathered: dict[str, list[tuple[Values, Values, float]]] = {}
+    for words, one, other, steps in pairs:
+        if len(one):
+            gathered.setdefault(words, []).append((one, other, steps))
+    for words, parts in gathered.items():
+        one, other = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
+        same = int(((one == other) & (one != 0)).sum())
+        findings.test(
+            poisson.sf(same - 1, len(one) / min(part[2] for part in parts)),
+            f"independence: the noise of {words} is the same in {same} of {len(one)} numbers",
+        )
+        if len(one) >= FEWEST and one.any() and other.any():
+            found = pearsonr(one, other)
+            findings.test(
+                found.pvalue,
+                f"independence: the noises of {words} go together, correlation "
+                f"{found.statistic:.3f}",
+            )

@@ -1,0 +1,306 @@
+"""Kernels that fit and apply a mixture: softmax sums of a linear one, and a small network on top.
+
+A client holds *questions*, blocks of candidates of which the first is the answer: a row of scores
+each, then the log weight of what the row stands for. A block's unused rows have log weight `NONE`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from hushrec.kernels.layers import add_product, subtract_product
+
+Array = NDArray[Any]
+NONE = np.float32(-1e30)
+"""Log weight of a row that is no candidate."""
+STEEPNESS = 1.702
+"""Of the sigmoid in the hidden layers: with it they are close to GELU."""
+
+
+@njit(cache=True, nogil=True)
+def weigh(scores: Array, weights: Array, out: Array) -> None:
+    """Add ``scores[c, f, j] · weights[f]`` to ``out[c, j]``, one score after the other."""
+    for c in range(scores.shape[0]):
+        for f in range(scores.shape[1]):
+            weight, row = weights[f], scores[c, f]
+            if weight:
+                for j in range(len(row)):
+                    out[c, j] += weight * row[j]
+
+
+@njit(cache=True, nogil=True)
+def softmax(logits: Array) -> Any:
+    """Turn logits into shares, in place; return the logarithm of their sum."""
+    highest = np.max(logits)
+    total = 0.0
+    for k in range(len(logits)):
+        logits[k] = np.exp(logits[k] - highest)
+        total += logits[k]
+    for k in range(len(logits)):
+        logits[k] /= np.float32(total)
+    return highest + np.log(total)
+
+
+@njit(cache=True, nogil=True)
+def score_moments(indptr: Array, rows: Array) -> tuple[Array, Array]:
+    """Return who has questions, and per such client: candidates, sums of scores, and of squares."""
+    width = rows.shape[1] - 1
+    has = np.zeros(len(indptr), np.int64)
+    out = np.zeros((len(indptr) - 1, 1 + 2 * width), np.float32)
+    n = 0
+    for c in range(len(indptr) - 1):
+        if indptr[c + 1] > indptr[c]:
+            for r in range(indptr[c], indptr[c + 1]):
+                if rows[r, width] > NONE:
+                    out[n, 0] += 1
+                    for f in range(width):
+                        out[n, 1 + f] += rows[r, f]
+                        out[n, 1 + width + f] += rows[r, f] ** 2
+            n += 1
+        has[c + 1] = n
+    return has, out[:n].copy()
+
+
+@njit(cache=True, nogil=True)
+def newton_sums(
+    indptr: Array, rows: Array, block: int, weights: Array, scale: Array
+) -> tuple[Array, Array]:
+    """Return who has questions, and per such client: their number, loss, gradient and Hessian.
+
+    The loss is the cross-entropy of the answer under the softmax of the weighed scores; the
+    Hessian is an upper triangle. Scores are divided by ``scale``.
+    """
+    width = len(weights)
+    triangle = width * (width + 1) // 2
+    has = np.zeros(len(indptr), np.int64)
+    out = np.zeros((len(indptr) - 1, 2 + width + triangle), np.float32)
+    scaled = np.empty((block, width), np.float32)
+    n = 0
+    for c in range(len(indptr) - 1):
+        for start in range(indptr[c], indptr[c + 1], block):
+            logits = rows[start : start + block, -1].copy()
+            for r in range(block):
+                for f in range(width):
+                    scaled[r, f] = rows[start + r, f] / scale[f]
+                    logits[r] += weights[f] * scaled[r, f]
+            answer = logits[0]
+            log_sum = softmax(logits)
+            mean = np.zeros(width, np.float32)
+            second = np.zeros((width, width), np.float32)
+            for r in range(block):
+                share = logits[r]
+                if share > np.float32(1e-12):
+                    for f in range(width):
+                        part = share * scaled[r, f]
+                        mean[f] += part
+                        for g in range(f, width):
+                            second[f, g] += part * scaled[r, g]
+            out[n, 0] += 1
+            out[n, 1] += log_sum - answer
+            end = 2 + width
+            for f in range(width):
+                out[n, 2 + f] += mean[f] - scaled[0, f]
+                for g in range(f, width):
+                    out[n, end] += second[f, g] - mean[f] * mean[g]
+                    end += 1
+        n += indptr[c + 1] > indptr[c]
+        has[c + 1] = n
+    return has, out[:n].copy()
+
+
+@njit(cache=True, nogil=True)
+def layers_of(flat: Array, inputs: int, hidden: int) -> Any:
+    """Return views of a network's parameters: two hidden layers, the last one, the multiplier."""
+    a = inputs * hidden
+    b = a + hidden
+    c = b + hidden * hidden
+    d = c + hidden
+    e = d + hidden
+    return (
+        flat[:a].reshape(inputs, hidden),
+        flat[a:b],
+        flat[b:c].reshape(hidden, hidden),
+        flat[c:d],
+        flat[d:e],
+        flat[e:],
+    )
+
+
+@njit(cache=True, nogil=True)
+def soften(values: Array, slopes: Array) -> None:
+    """Multiply every value by its sigmoid, a smooth rectifier; fill its derivatives."""
+    for r in range(values.shape[0]):
+        for a in range(values.shape[1]):
+            value = values[r, a]
+            gate = np.float32(1) / (np.float32(1) + np.exp(np.float32(-STEEPNESS) * value))
+            values[r, a] = value * gate
+            slopes[r, a] = gate + np.float32(STEEPNESS) * value * gate * (np.float32(1) - gate)
+
+
+@njit(cache=True, nogil=True)
+def forward(inputs: Array, flat: Array, hidden: Array, slopes: Array, out: Array) -> None:
+    """Add what the network says of each row to ``out``; fill its two layers and their slopes."""
+    w1, b1, w2, b2, w3, _ = layers_of(flat, inputs.shape[1], hidden.shape[2])
+    hidden[0] = b1
+    add_product(inputs, w1, hidden[0])
+    soften(hidden[0], slopes[0])
+    hidden[1] = b2
+    add_product(hidden[0], w2, hidden[1])
+    soften(hidden[1], slopes[1])
+    for r in range(len(out)):
+        total = np.float32(0)
+        for a in range(len(w3)):
+            total += hidden[1, r, a] * w3[a]
+        out[r] += total
+
+
+@njit(cache=True, nogil=True)
+def back(
+    inputs: Array, flat: Array, hidden: Array, slopes: Array, errors: Array, gradient: Array
+) -> None:
+    """Add the derivatives by the network's parameters, whose outputs have these errors."""
+    width = hidden.shape[2]
+    _, _, w2, _, w3, _ = layers_of(flat, inputs.shape[1], width)
+    g1, h1, g2, h2, g3, _ = layers_of(gradient, inputs.shape[1], width)
+    above = np.empty_like(hidden[1])
+    below = np.zeros_like(hidden[0])
+    for r in range(len(errors)):
+        for a in range(width):
+            g3[a] += errors[r] * hidden[1, r, a]
+            above[r, a] = errors[r] * w3[a] * slopes[1, r, a]
+            h2[a] += above[r, a]
+    add_product(above, np.ascontiguousarray(w2.T), below)
+    for r in range(len(errors)):
+        for a in range(width):
+            below[r, a] *= slopes[0, r, a]
+            h1[a] += below[r, a]
+    subtract_product(hidden[0], above, np.float32(-1), g2)
+    subtract_product(inputs, below, np.float32(-1), g1)
+
+
+@njit(cache=True, nogil=True)
+def network_sums(
+    indptr: Array,
+    rows: Array,
+    block: int,
+    takes_part: Array,
+    weights: Array,
+    center: Array,
+    scale: Array,
+    flat: Array,
+    hidden: int,
+    best: int,
+) -> tuple[Array, Array]:
+    """Return who took part, and per such client: questions, loss, and the network's gradient.
+
+    ``weights`` has two rows: what scores weigh in the mixture, and what they weighed when
+    candidates were chosen. Only questions count whose answer would have been chosen, and is among
+    the ``best`` candidates of the mixture: the network will choose among those, and must not learn
+    that an answer is what does not belong there.
+    """
+    width = len(center)
+    has = np.zeros(len(indptr), np.int64)
+    out = np.zeros((len(indptr) - 1, 2 + len(flat)), np.float32)
+    layers = np.empty((2, best, hidden), np.float32)
+    slopes = np.empty_like(layers)
+    inputs = np.empty((best, width), np.float32)
+    n = 0
+    for c in range(len(indptr) - 1):
+        asked = False
+        for start in range(indptr[c], indptr[c + 1] if takes_part[c] else indptr[c], block):
+            mixed, chosen_by = np.zeros(block, np.float32), np.zeros(block, np.float32)
+            bound = np.float32(np.inf)
+            for r in range(block):
+                for f in range(weights.shape[1]):
+                    score = rows[start + r, f] / scale[f]
+                    mixed[r] += weights[0, f] * score
+                    chosen_by[r] += weights[1, f] * score
+                if r and rows[start + r, width] == 0:
+                    bound = min(bound, chosen_by[r])
+                if rows[start + r, width] == NONE:
+                    mixed[r] = NONE
+            chosen = best_of(mixed, best)
+            if len(chosen) == 0 or chosen[0] != 0 or chosen_by[0] < bound:
+                continue
+            asked = True
+            size = len(chosen)
+            logits = np.empty(size, np.float32)
+            for k in range(size):
+                for f in range(width):
+                    inputs[k, f] = (rows[start + chosen[k], f] - center[f]) / scale[f]
+                logits[k] = flat[-1] * mixed[chosen[k]]
+            forward(inputs[:size], flat, layers[:, :size], slopes[:, :size], logits)
+            answer = logits[0]
+            out[n, 1] += softmax(logits) - answer
+            out[n, 0] += 1
+            logits[0] -= 1
+            for k in range(size):
+                out[n, -1] += logits[k] * mixed[chosen[k]]
+            back(inputs[:size], flat, layers[:, :size], slopes[:, :size], logits, out[n, 2:])
+        n += asked
+        has[c + 1] = n
+    return has, out[:n].copy()
+
+
+@njit(cache=True, nogil=True)
+def best_of(values: Array, count: int) -> Array:
+    """Return where the largest values are, ascending; ties to the earlier, `NONE` never."""
+    if len(values) <= count:
+        return np.flatnonzero(values > NONE)
+    bound = np.partition(values, len(values) - count)[len(values) - count]
+    spare = count - np.sum(values > bound)
+    out = np.empty(count, np.int64)
+    n = 0
+    for k in range(len(values)):
+        taken = values[k] > bound
+        if values[k] == bound and spare > 0:
+            spare -= 1
+            taken = True
+        if taken and values[k] > NONE:
+            out[n] = k
+            n += 1
+    return out[:n]
+
+
+@njit(cache=True, nogil=True)
+def rerank(
+    mixed: Array,
+    scores: Array,
+    lengths: Array,
+    seen_indptr: Array,
+    seen: Array,
+    center: Array,
+    scale: Array,
+    flat: Array,
+    hidden: int,
+    best: int,
+) -> None:
+    """Let the network speak for each client's best untouched items; all others stay below them."""
+    width = len(center)
+    layers = np.empty((2, best, hidden), np.float32)
+    slopes = np.empty_like(layers)
+    inputs = np.empty((best, width), np.float32)
+    for c in range(len(mixed)):
+        open_to = mixed[c].copy()
+        open_to[seen[seen_indptr[c] : seen_indptr[c + 1]]] = NONE
+        chosen = best_of(open_to, best)
+        size = len(chosen)
+        if size == 0:
+            continue
+        logits = np.empty(size, np.float32)
+        for k in range(size):
+            for f in range(width - 1):
+                inputs[k, f] = (scores[c, f, chosen[k]] - center[f]) / scale[f]
+            inputs[k, width - 1] = (lengths[c] - center[width - 1]) / scale[width - 1]
+            logits[k] = flat[-1] * mixed[c, chosen[k]]
+        lowest_before = np.min(mixed[c, chosen])
+        forward(inputs[:size], flat, layers[:, :size], slopes[:, :size], logits)
+        shift = np.min(logits) - lowest_before
+        for j in range(mixed.shape[1]):
+            mixed[c, j] += min(shift, np.float32(0))
+        for k in range(size):
+            mixed[c, chosen[k]] = logits[k]

@@ -1,0 +1,1 @@
+"""The experts of `fedmix`: each counts sums over clients, and scores items on a device."""

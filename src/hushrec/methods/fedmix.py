@@ -1,0 +1,398 @@
+"""FedMix: experts that are sums, mixed on the device by weights that are sums as well.
+
+Each expert (`methods.experts`) is a model of sums over clients that gives every item a few scores
+from a device's own history: what follows what, what keeps company, what is popular, what year or
+genre follows what. An item's share in what comes next is taken to be log-linear in the scores,
+
+    P(j | history) ∝ exp( Σ_f w_f · x_f(history, j) ),      j untouched,
+
+so a mixture cannot be much worse than its best expert, and a small network over the same scores
+then corrects the order of the best candidates.
+
+**Honest by construction.** A device holds its last ``held`` training items back. Experts are
+counted without them; weights and network are fitted to find them; then experts are used as counted
+with them. Validation items only tell which round is shipped.
+
+The rounds, and what a device uploads in them:
+
+1. *Count.* Each expert's sums over the history without the held items, and what those add. From
+   the first the server learns the experts that are asked, from both together those that are served.
+2. *Ask.* A device receives the former. For each held item it keeps the scores of that item, of the
+   ``best`` untouched items by the experts' starting weights, and of ``others`` drawn from the
+   rest, which stand for all of it. This stays on the device. It uploads sums of scores and of
+   their squares, for the scales.
+3. *Weights*, ``newton_rounds`` rounds: loss, gradient and Hessian at the weights that it is sent;
+   the server takes damped Newton steps (`methods.newton`).
+4. *Network*, ``network_rounds`` rounds, a device in one of ``turns`` of them: its gradient of the
+   network, which the server follows by Adam (FedAdam: Reddi et al. 2021, with one local step).
+
+So a device uploads its pairs once, and then a few kB a round; it downloads the experts twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec.aggregate import ClientRows, Total, Update
+from hushrec.clients import Ragged, TrainView
+from hushrec.kernels import experts as kernels
+from hushrec.kernels import mixture
+from hushrec.kernels.draws import draw_each
+from hushrec.methods.adam import Adam
+from hushrec.methods.base import (
+    Array,
+    Fitted,
+    Method,
+    MethodConfig,
+    PerClientRows,
+    Private,
+    PrivateFields,
+    Shared,
+    Traits,
+)
+from hushrec.methods.capabilities import Explains
+from hushrec.methods.experts.base import Expert, ExpertsConfig, expert_class
+from hushrec.methods.newton import first_trial, next_trial
+from hushrec.rng import Round, Streams
+
+HELD = "held/"
+"""Prefix of the experts that are counted without the held items."""
+QUESTIONS = "questions"
+SCORES_AT_ONCE = 2**22
+"""Numbers of scores in memory together."""
+ONE = np.zeros(0, np.int64)
+LATER = ("trial", "weights", "center", "scale", "network")
+"""What is sent in all rounds but the first."""
+COUNT, ASK, WEIGHTS = 0, 1, 2
+"""The first steps; networks come after the weights."""
+
+
+class FedMixConfig(ExpertsConfig):
+    """Options of FedMix."""
+
+    experts: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "following",
+        "at-once",
+        "company",
+        "popular",
+        "alike",
+    )
+    """Who speaks, by the names of `hushrec.experts`; whoever finds nothing to go by stays out."""
+    held: Annotated[int, Field(ge=1)] = 2
+    """How many of its last training items a device fits weights with."""
+    best: Annotated[int, Field(ge=1)] = 200
+    """Candidates of a held item: the best ones by the starting weights."""
+    others: Annotated[int, Field(ge=1)] = 56
+    """And how many of the rest, drawn, which stand for all of it."""
+    penalty: Annotated[float, Field(gt=0)] = 1e-4
+    """Weight of the squared weights in the loss."""
+    newton_rounds: Annotated[int, Field(ge=0)] = 6
+    """Rounds that fit the weights."""
+    network_rounds: Annotated[int, Field(ge=0)] = 40
+    """Rounds that fit the network."""
+    hidden: Annotated[int, Field(ge=1)] = 20
+    """Width of its two hidden layers."""
+    reranked: Annotated[int, Field(ge=2)] = 120
+    """Candidates that it puts in order."""
+    turns: Annotated[int, Field(ge=1)] = 4
+    """A device takes part in one of so many rounds of the network."""
+    lr: Annotated[float, Field(gt=0)] = 0.02
+    """Rate of Adam."""
+    decay: Annotated[float, Field(ge=0)] = 0.01
+    """Weight decay of Adam."""
+
+
+class FedMix(Method, Explains):
+    """A log-linear mixture of experts, and a small network over their scores."""
+
+    name = "fedmix"
+    Config: ClassVar[type[MethodConfig]] = FedMixConfig
+    config: FedMixConfig
+    traits = Traits(every=8, protected="fednext")
+
+    @property
+    def planned_rounds(self) -> int:
+        """Count, ask, weights, network."""
+        return WEIGHTS + self.config.newton_rounds + self.config.network_rounds
+
+    # ------------------------------------------------------------ shared and private
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Start from experts that have counted nothing, and from a network that says nothing."""
+        shared: dict[str, Any] = {"step": np.array([COUNT])}
+        for expert in self._hearing(view):
+            for name, array in expert.init(view).items():
+                shared[f"{expert.name}/{name}"] = array
+                shared[f"{HELD}{expert.name}/{name}"] = array
+        start = np.array(
+            [
+                expert.start.get(score, 0.0)
+                for expert, model in self._speaking(shared)
+                for score in expert.scores(model)
+            ]
+        )
+        shared |= {"start": start, "center": np.zeros(len(start) + 1, np.float32)}
+        shared |= {"scale": np.ones(len(start) + 1, np.float32), **first_trial(start)}
+        inputs, hidden = len(start) + 1, self.config.hidden
+        generator = streams.generator("init/network")
+        first = generator.standard_normal((inputs, hidden)) / np.sqrt(inputs)
+        second = generator.standard_normal((hidden, hidden)) / np.sqrt(hidden)
+        rest = np.zeros(hidden)
+        parts = (first.ravel(), rest, second.ravel(), rest, rest, np.ones(1))
+        network = np.concatenate(parts).astype(np.float32)
+        return shared | {"network": network, **Adam.start(network)}
+
+    def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
+        """Keep the scores of the candidates of each held item."""
+        capacity = self._held(view.positives) * self._block(view.n_items)
+        return {QUESTIONS: PerClientRows(capacity, len(shared["center"]) + 1)}
+
+    def download(self, shared: Shared) -> Shared:
+        """Send what the step needs: nothing, the experts that are asked, a few weights."""
+        step = int(shared["step"][0])
+        names = [] if step == COUNT else ["start", *LATER]
+        if step == ASK:
+            names += [name for name in shared if name.startswith(HELD)]
+        return {name: shared[name] for name in ("step", *names)}
+
+    def serving(self, shared: Shared) -> Shared:
+        """Leave out the experts that are only asked, and all that only the server needs."""
+        own = ("step", "center", "scale", "weights", "network")
+        return {
+            name: array
+            for name, array in shared.items()
+            if name in own or ("/" in name and not name.startswith((HELD, "adam/")))
+        }
+
+    # ------------------------------------------------------------ on the devices
+
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        """Do what the step asks for; where all steps are done, nothing."""
+        step, kept = int(shared["step"][0]), private[QUESTIONS]
+        assert isinstance(kept, ClientRows)
+        block, part = self._block(view.n_items), (kept.indptr, kept.rows)
+        rows: dict[str, ClientRows] = {}
+        if step == COUNT:
+            rows = self._counts(view)
+        elif step == ASK:
+            kept = self._questions(shared, view, now)
+            rows = {"moments": _one_each(*mixture.score_moments(kept.indptr, kept.rows))}
+        elif step < WEIGHTS + self.config.newton_rounds:
+            weights, scale = shared["trial"].astype(np.float32), shared["scale"]
+            rows = {"newton": _one_each(*mixture.newton_sums(*part, block, weights, scale))}
+        elif step < self.planned_rounds:
+            mine = draw_each(now.streams.key("turns"), view.users, np.zeros(len(view), np.int64))
+            turn = (mine + np.uint64(step)) % np.uint64(self.config.turns) == 0
+            weights, *network = self._network(shared)
+            both = np.stack([weights, (shared["start"] * shared["scale"][:-1]).astype(np.float32)])
+            sums = mixture.network_sums(*part, block, turn, both, *network)
+            rows = {"network": _one_each(*sums)}
+        if step + 1 >= self.planned_rounds:  # nothing will be asked again
+            nothing = np.zeros(len(view) + 1, np.int64)
+            kept = ClientRows(nothing, kept.ids[:0], kept.rows[:0])
+        return Fitted(Update(len(view), rows=rows), {QUESTIONS: kept})
+
+    def _counts(self, view: TrainView) -> dict[str, ClientRows]:
+        """Count without the held items, and what those add."""
+        past = view.positives
+        earlier = _shortened(view, self._held(past))
+        rows = {}
+        for expert in self._hearing(view):
+            whole, part = expert.count(view), expert.count(earlier)
+            more = kernels.what_is_more(
+                whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
+            )
+            rows[HELD + expert.name], rows[expert.name] = part, ClientRows(*more)
+        return rows
+
+    def _questions(self, shared: Shared, view: TrainView, now: Round) -> ClientRows:
+        """Score the candidates of every held item with the experts that do not know it."""
+        held, block = self._held(view.positives), self._block(view.n_items)
+        width = len(shared["center"])
+        rows = np.zeros((held.sum() * block, width + 1), np.float32)
+        rows[:, width] = mixture.NONE
+        indptr = np.concatenate([[0], np.cumsum(held) * block])
+        for back in range(1, int(held.max(initial=0)) + 1):
+            asked = np.flatnonzero(held >= back)
+            key = now.streams.key("candidates", back)
+            for some in np.array_split(asked, self._parts(len(asked), width, view.n_items)):
+                mine = view.take(some)
+                earlier = _shortened(mine, np.full(len(mine), back))
+                scores = self._scores(shared, earlier, HELD)
+                prior = np.zeros((len(mine), view.n_items), np.float32)
+                mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
+                for c in range(len(mine)):
+                    past = earlier.positives[c]
+                    found, log_weights = kernels.choose_candidates(
+                        prior[c],
+                        past,
+                        mine.positives[c][-back],
+                        self.config.best,
+                        self.config.others,
+                        key,
+                        int(mine.users[c]),
+                    )
+                    start = indptr[some[c]] + (back - 1) * block
+                    here = rows[start : start + len(found)]
+                    here[:, : width - 1] = scores[c][:, found].T
+                    here[:, width - 1] = np.log(len(past))
+                    here[:, width] = log_weights
+        ids = np.concatenate([np.arange(n * block) for n in held] or [ONE]).astype(np.int32)
+        return ClientRows(indptr, ids, rows)
+
+    # ------------------------------------------------------------ on the server
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Learn the experts, the scales, the weights or the network from this round's sums."""
+        step = int(shared["step"][0])
+        new = {**shared, "step": np.array([min(step + 1, self.planned_rounds)])}
+        if step == COUNT:
+            for expert, model in self._speaking(shared):
+                part, more = (total.rows.get(p + expert.name) for p in (HELD, ""))
+                for prefix, sums in ((HELD, part), ("", _added(part, more))):
+                    if sums is not None:
+                        learnt = expert.learn(model, *sums)
+                        new |= {f"{prefix}{expert.name}/{n}": a for n, a in learnt.items()}
+        elif "moments" in total.rows:
+            _, ((count, *sums),) = total.rows["moments"]
+            center, square = np.array(sums).reshape(2, -1) / max(count, 1.0)
+            spread = np.sqrt(np.maximum(square - center**2, 0.0))
+            # What is the same for everybody tells nothing, and must not be blown up.
+            scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
+            new |= {"center": center.astype(np.float32), "scale": scale}
+            new |= first_trial(shared["weights"] * scale[:-1])
+        elif "newton" in total.rows:
+            new |= next_trial(shared, total.rows["newton"][1][0], self.config.penalty)
+        elif "network" in total.rows:
+            questions, _, *gradient = total.rows["network"][1][0]
+            # The rate falls in the second half, so that the last steps settle.
+            left = (self.planned_rounds - step) / max(self.config.network_rounds, 1)
+            adam = Adam(self.config.lr * min(1.0, 2 * left), self.config.decay)
+            new |= adam.step(shared, np.array(gradient) / max(questions, 1.0))
+        return new
+
+    # ------------------------------------------------------------ scoring
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Mix what the experts say, and let the network put the best in order."""
+        out = np.zeros((len(history), history.n_items), np.float32)
+        weights, center, scale, network, hidden, best = self._network(shared)
+        parts = self._parts(len(history), len(center), history.n_items)
+        for some in np.array_split(np.arange(len(history)), parts):
+            mine = history.take(some)
+            scores = self._scores(shared, mine, "")
+            mixed = np.zeros((len(mine), history.n_items), np.float32)
+            mixture.weigh(scores, weights / scale[:-1], mixed)
+            if int(shared["step"][0]) > WEIGHTS + self.config.newton_rounds:
+                lengths = np.log(np.maximum(mine.positives.lengths, 1)).astype(np.float32)
+                past = mine.positives
+                mixture.rerank(
+                    mixed,
+                    scores,
+                    lengths,
+                    past.indptr,
+                    past.values,
+                    center,
+                    scale,
+                    network,
+                    hidden,
+                    best,
+                )
+            out[some] = mixed
+        return out
+
+    def voices(
+        self, shared: Shared, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[str]]:
+        """Name the expert whose scores lift each item most above the mean item."""
+        weights = shared["weights"] / shared["scale"][:-1]
+        out: list[list[str]] = []
+        for client in range(len(history)):
+            scores = self._scores(shared, history.take(np.array([client])), "")[0]
+            said = weights[:, None] * (scores - scores.mean(axis=1, keepdims=True))
+            speaking, end = self._speaking(shared), 0
+            lifts = np.zeros((len(speaking), items.shape[1]))
+            for n, (expert, model) in enumerate(speaking):
+                size = len(expert.scores(model))
+                lifts[n] = said[end : end + size, items[client]].sum(axis=0)
+                end += size
+            out.append([speaking[n][0].name for n in lifts.argmax(axis=0)])
+        return out
+
+    # ------------------------------------------------------------ what several of these use
+
+    def _experts(self) -> list[Expert]:
+        return [expert_class(name)(self.config) for name in self.config.experts]
+
+    def _hearing(self, view: TrainView) -> list[Expert]:
+        return [expert for expert in self._experts() if expert.hears(view)]
+
+    def _speaking(self, shared: Shared, prefix: str = "") -> list[tuple[Expert, Shared]]:
+        """Return the experts that the shared parameters have models of, and those."""
+        found: list[tuple[Expert, Shared]] = []
+        for expert in self._experts():
+            start = f"{prefix}{expert.name}/"
+            model = {n.removeprefix(start): a for n, a in shared.items() if n.startswith(start)}
+            if model:
+                found.append((expert, model))
+        return found
+
+    def _scores(self, shared: Shared, view: TrainView, prefix: str) -> NDArray[np.float32]:
+        """Return what all experts say: [clients, scores, items]."""
+        speaking = self._speaking(shared, prefix)
+        sizes = [len(expert.scores(model)) for expert, model in speaking]
+        out = np.zeros((len(view), sum(sizes), view.n_items), np.float32)
+        end = 0
+        for (expert, model), size in zip(speaking, sizes, strict=True):
+            expert.score(model, view, out[:, end : end + size])
+            end += size
+        return out
+
+    def _network(self, shared: Shared) -> tuple[Any, ...]:
+        """Return what the network's kernels take: weights, scales, and the network."""
+        weights = shared["weights"].astype(np.float32)
+        network = shared["center"], shared["scale"], shared["network"]
+        return weights, *network, self.config.hidden, self.config.reranked
+
+    def _held(self, past: Ragged) -> NDArray[np.int64]:
+        """Return how many items each client holds back: one at least stays."""
+        return np.clip(past.lengths - 1, 0, self.config.held)
+
+    def _block(self, n_items: int) -> int:
+        """Return the most candidates that a held item has, itself included."""
+        return min(1 + self.config.best + self.config.others, n_items)
+
+    def _parts(self, clients: int, width: int, n_items: int) -> int:
+        """Return into how many parts clients are cut to be scored."""
+        return max(1, -(-clients * width * n_items // SCORES_AT_ONCE))
+
+
+def _one_each(has: NDArray[np.int64], rows: NDArray[np.float32]) -> ClientRows:
+    """Return one row for each client that has something to say, all under the key 0."""
+    return ClientRows(has, np.zeros(len(rows), np.int64), rows)
+
+
+def _shortened(view: TrainView, less: NDArray[np.int64]) -> TrainView:
+    """Return the clients without their last so many items."""
+    past = view.positives
+    ends = np.repeat(past.indptr[1:] - less, past.lengths)
+    kept = np.arange(len(past.values)) < ends
+    indptr = np.concatenate([[0], np.cumsum(kept)])[past.indptr]
+    return replace(view, positives=Ragged(indptr, past.values[kept]))
+
+
+def _added(
+    first: tuple[Array, Array] | None, second: tuple[Array, Array] | None
+) -> tuple[Array, Array] | None:
+    """Return the sum of two sums over keys."""
+    if first is None or second is None:
+        return first or second
+    keys, place = np.unique(np.concatenate([first[0], second[0]]), return_inverse=True)
+    rows = np.zeros((len(keys), first[1].shape[1]))
+    np.add.at(rows, place, np.concatenate([first[1], second[1]]))
+    return keys, rows

@@ -1,0 +1,205 @@
+"""Whole numbers with the discrete Gaussian or Laplace law, drawn exactly from random bits.
+
+    P(k) ~ exp(-k² / 2 s²)        or        P(k) ~ exp(-|k| / s)        (Canonne et al. 2020)
+
+Floating-point noise is no whole number of anything, and which low bits it can have depends on what
+it is added to: they give away uploads that much noise seems to cover (Mironov 2012). Here noise,
+like everything that it is added to, is a whole number of the steps of the exact sums.
+
+How a number is drawn. Magnitudes are cut into blocks of t = 2^b, about a fiftieth of the scale:
+
+1. A uniform number from [0, 1) chooses block j with probability ~ exp(-E(j t)), E being the
+   exponent of the law: by comparison with the blocks' cumulative probabilities.
+2. b random bits choose k = j t + u, one more the sign; "minus zero" starts anew.
+3. A second uniform number accepts k if it is below exp(-(E(k) - E(j t))), or starts anew.
+
+So k has probability ~ exp(-E(k)), with no error at all: of a uniform number as many bits are read
+as a comparison takes, and what it is compared with is worked out to as many digits. That is what
+`Law.exactly` does. The kernel makes the same comparisons in 64-bit arithmetic with a margin for its
+rounding; where the margin does not decide, about once in 10^14 draws, it asks `exactly`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Decimal, localcontext
+from fractions import Fraction
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate, count
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.errors import ConfigError
+from hushrec.privacy.kernels import draw_whole
+from hushrec.rng import Words
+
+Kind = Literal["gaussian", "laplace"]
+LEAST_SCALE, LARGEST_SCALE = 2**6, 2**56
+WORD = 2**64
+BATCH = 2**15
+"""Numbers that are drawn at once: their words stay in the cache."""
+DIGITS = 60
+"""Decimal digits of the table; thresholds need 20."""
+REACH: dict[Kind, int] = {"gaussian": 10, "laplace": 45}
+"""Multiples of the scale that the table covers; what lies beyond is drawn exactly."""
+GUIDE_BITS = 10
+
+
+@dataclass(frozen=True)
+class Law:
+    """A distribution of whole numbers."""
+
+    kind: Kind
+    scale: int
+    """s: of the Gaussian law nearly the standard deviation, of Laplace's b."""
+
+    def __post_init__(self) -> None:
+        if not LEAST_SCALE <= self.scale < LARGEST_SCALE:
+            raise ConfigError(
+                f"noise of {self.scale / 2**32:.3g} does not fit the sums' grid of 2^-32: use a "
+                "clip between 1e-4 and 1e4"
+            )
+
+    @property
+    def block_bits(self) -> int:
+        """Logarithm of the size t of a block."""
+        return self.scale.bit_length() - 6
+
+    def draw(self, words: Words, size: int) -> NDArray[np.int64]:
+        """Draw so many numbers from a stream; the same for one stream, however it is cut."""
+        out, done = np.empty(size, np.int64), 0
+        left = np.empty(0, np.uint64)
+        while done < size:
+            wanted = min(size - done, BATCH)
+            # Two words a number, and one number in twenty or so is drawn anew.
+            more = words.take(max(2 * wanted + wanted // 8 + 32 - len(left), 0))
+            left = np.concatenate([left, more])
+            gaussian = self.kind == "gaussian"
+            end = done + wanted
+            done, used, doubt = draw_whole(
+                out, done, end, left, *self._table, self.block_bits, float(self.scale), gaussian
+            )
+            left = left[used:]
+            if doubt:
+                out[done], left = self._exactly_from(left, words)
+                done += 1
+        return out
+
+    def _exactly_from(
+        self, left: NDArray[np.uint64], words: Words
+    ) -> tuple[int, NDArray[np.uint64]]:
+        taken = 0
+
+        def following() -> int:
+            nonlocal left, taken
+            if taken == len(left):
+                left = np.concatenate([left, words.take(1)])
+            taken += 1
+            return int(left[taken - 1])
+
+        return self.exactly(following), left[taken:]
+
+    def exactly(self, word: Callable[[], int]) -> int:
+        """Draw one number from a source of 64-bit words, without any error."""
+        bits = self.block_bits
+        while True:
+            block = self._block(_Uniform(word(), 64, word))
+            second = word()
+            magnitude = (block << bits) + (second & ((1 << bits) - 1))
+            negative = bool(second >> 63)
+            spare = 63 - bits
+            acceptance = _Uniform((second >> bits) & ((1 << spare) - 1), spare, word)
+            exponent = self._exponent(magnitude) - self._exponent(block << bits)
+            accepted = acceptance.is_below(partial(_exp_of_minus, exponent))
+            if accepted and not (negative and magnitude == 0):
+                return -magnitude if negative else magnitude
+
+    def _exponent(self, magnitude: int) -> Fraction:
+        if self.kind == "laplace":
+            return Fraction(magnitude, self.scale)
+        return Fraction(magnitude**2, 2 * self.scale**2)
+
+    def _block(self, uniform: _Uniform) -> int:
+        return next(block for block in count() if uniform.is_below(partial(self._share, block)))
+
+    def _share(self, block: int, digits: int) -> tuple[Fraction, Fraction]:
+        """Return bounds of the probability of all blocks up to this one."""
+        shares = _shares(self, digits)
+        if block >= len(shares):  # what is left out is less than the error
+            return 1 - Fraction(1, 10**digits), Fraction(1)
+        return _around(Fraction(shares[block]), digits)
+
+    @cached_property
+    def _table(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Thresholds, as the floors of 2^64 times the blocks' cumulative shares, and a guide."""
+        blocks = (REACH[self.kind] * self.scale >> self.block_bits) + 1
+        with localcontext(prec=2 * DIGITS):
+            scaled = [share * WORD for share in _shares(self, DIGITS)[:blocks]]
+            floors = [threshold.to_integral_value(ROUND_FLOOR) for threshold in scaled]
+            close = Decimal(10) ** -(DIGITS // 2)
+            assert all(close < t - f < 1 - close for t, f in zip(scaled, floors, strict=True))
+        thresholds = np.array([int(floor) for floor in floors], np.uint64)
+        starts = np.arange(2**GUIDE_BITS, dtype=np.uint64) << np.uint64(64 - GUIDE_BITS)
+        return thresholds, np.searchsorted(thresholds, starts).astype(np.int64)
+
+
+@lru_cache(maxsize=64)
+def _shares(of: Law, digits: int) -> list[Decimal]:
+    """Return the cumulative probabilities of the blocks, to so many digits."""
+    with localcontext(prec=digits + 20):
+        width = Decimal(1 << of.block_bits) / of.scale
+        # From one block to the next the weight falls by a factor; Gaussian factors fall as well.
+        factor = (-width if of.kind == "laplace" else -width * width / 2).exp()
+        falls = Decimal(1) if of.kind == "laplace" else factor * factor
+        weights, weight = [], Decimal(1)
+        while weight > Decimal(10) ** -(digits + 5):
+            weights.append(weight)
+            weight, factor = weight * factor, factor * falls
+        whole = sum(weights)
+        return [share / whole for share in accumulate(weights)]
+
+
+@lru_cache(maxsize=256)
+def law(kind: Kind, scale: int) -> Law:
+    """Return a law; its table is made once."""
+    return Law(kind, scale)
+
+
+class _Uniform:
+    """A uniform number from [0, 1), known to so many bits; more of them are read when asked for."""
+
+    def __init__(self, leading: int, bits: int, word: Callable[[], int]) -> None:
+        self.leading, self.bits, self.word = leading, bits, word
+
+    def is_below(self, bounds: Callable[[int], tuple[Fraction, Fraction]]) -> bool:
+        """Compare with a number that can be bounded to any number of digits."""
+        digits = 40
+        while True:
+            low, high = bounds(digits)
+            if Fraction(self.leading + 1, 2**self.bits) <= low:
+                return True
+            if Fraction(self.leading, 2**self.bits) >= high:
+                return False
+            if Fraction(self.leading, 2**self.bits) > low or (
+                Fraction(self.leading + 1, 2**self.bits) < high
+            ):
+                digits *= 2  # an end of what is known of it lies between the bounds
+            else:
+                self.leading, self.bits = self.leading * WORD + self.word(), self.bits + 64
+
+
+def _exp_of_minus(exponent: Fraction, digits: int) -> tuple[Fraction, Fraction]:
+    """Return bounds of exp(-exponent) for an exponent below 100."""
+    if exponent == 0:  # the only rational value it has: no digits would tell it from its bounds
+        return Fraction(1), Fraction(1)
+    with localcontext(prec=digits + 10):
+        value = (-Decimal(exponent.numerator) / Decimal(exponent.denominator)).exp()
+    return _around(Fraction(value), digits)
+
+
+def _around(value: Fraction, digits: int) -> tuple[Fraction, Fraction]:
+    error = Fraction(1, 10**digits)
+    return value - error, value + error

@@ -1,0 +1,47 @@
+"""Deal the users of one file out to nodes: a rehearsal, which gives the bits of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hushrec.config import Experiment
+from hushrec.data.interactions import Interactions
+from hushrec.errors import ConfigError
+from hushrec.federation.agreement import Agreement
+from hushrec.federation.catalogue import Catalogue
+from hushrec.federation.roster import Dealt, Holding
+from hushrec.federation.secure import SecureSums
+from hushrec.node.store import NodeStore
+from hushrec.rng import Streams
+from hushrec.split import make_split
+
+SUFFIX = ".node"
+
+
+def deal(
+    data: Interactions,
+    experiment: Experiment,
+    folder: Path,
+    nodes: int,
+    secure: SecureSums | None = None,
+) -> tuple[Agreement, Dealt]:
+    """Make so many nodes in a folder; return what they agree on, and who holds whom.
+
+    Users, or whole silos, go to the nodes in turn. Each keeps the number it has in the file.
+    """
+    agreement = Agreement(experiment, Catalogue.of(data), secure)
+    split = make_split(data, experiment.split, Streams(experiment.seed), experiment.silos)
+    clients = np.arange(data.n_users) if split.holders is None else split.holders
+    present = np.isin(np.arange(data.n_users), data.user)
+    if nodes > len(np.unique(clients[present])):
+        raise ConfigError(f"{nodes} nodes are more than there are clients to deal out")
+    dealt = {}
+    for number in range(nodes):
+        name = f"node-{number + 1}"
+        mine = np.flatnonzero(present & (clients % nodes == number))
+        with NodeStore.create(folder / f"{name}{SUFFIX}", name, agreement) as store:
+            store.take_in(data.select(np.isin(data.user, mine)), split.holders)
+        dealt[name] = Holding(mine, np.unique(clients[mine]).astype(np.int64))
+    return agreement, dealt

@@ -1,0 +1,31 @@
+"""A node that is killed once, when it has sent its masked vector of the first round."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from hushrec.backends import flower
+from hushrec.commands import main
+from hushrec.federation.steps import SumStep
+from hushrec.frame import kind_of
+from hushrec.node.worker import Worker
+from hushrec.secure import Stage
+
+if __name__ == "__main__":
+    done, masked = Path(sys.argv[1]) / "died", []
+    plain_answer, plain_push = Worker.answer, flower.push_message
+
+    def answer(self, message):
+        if kind_of(message) == "step" and SumStep.from_bytes(message).stage == Stage.MASKED:
+            masked.append(True)
+        return plain_answer(self, message)
+
+    def push(*arguments):
+        plain_push(*arguments)
+        if masked and not done.exists():
+            done.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Worker.answer, flower.push_message = answer, push
+    main(["federate", "node", sys.argv[1]])

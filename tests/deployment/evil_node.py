@@ -1,0 +1,56 @@
+"""A node that answers each round with something else that must not count."""
+
+import os
+import pickle
+import sys
+
+import numpy as np
+
+from hushrec.commands import main
+from hushrec.federation.messages import TrainRequest
+from hushrec.frame import kind_of, pack, unpack
+from hushrec.node.worker import Worker
+
+KINDS = ("nan", "shape", "replay", "norm", "size", "noise", "pickle")
+"""By round, from the first on."""
+
+
+class Evil:
+    """Spoils honest answers."""
+
+    def __init__(self):
+        self.first = b""
+
+    def spoil(self, number, honest):
+        facts, arrays = unpack("sum", honest)
+        self.first = self.first or honest
+        name = next(name for name in arrays if not name.startswith("ids/"))
+        kind, size = KINDS[number - 1], arrays[name].size
+        if kind == "nan":
+            arrays[name] = np.full(arrays[name].shape, np.nan)
+        elif kind == "shape":
+            arrays[name] = arrays[name][..., :-1]
+        elif kind == "norm":
+            arrays[name] = np.full(arrays[name].shape, int(1e9 / size**0.5) << 32)
+        elif kind == "replay":
+            return self.first
+        elif kind == "size":
+            return os.urandom(500_000_000)
+        elif kind == "noise":
+            return os.urandom(1000)
+        elif kind == "pickle":
+            return pickle.dumps({"rows": [1, 2, 3]})
+        return pack("sum", facts, arrays)
+
+
+if __name__ == "__main__":
+    evil, plain = Evil(), Worker.answer
+
+    def answer(self, message):
+        honest = plain(self, message)
+        if kind_of(message) != "training":
+            return honest
+        return evil.spoil(TrainRequest.from_bytes(message).download.round, honest)
+
+    Worker.answer = answer
+    main(["federate", "node", sys.argv[1]])

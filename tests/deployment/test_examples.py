@@ -1,0 +1,61 @@
+"""The examples of services name commands and files that exist."""
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hushrec.commands import main
+from hushrec.deployment import programs
+from hushrec.deployment.processes import END_SECONDS
+from hushrec.errors import MissingExtraError
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "deployment"
+
+
+@pytest.mark.parametrize("name", ["hushrec-server.service", "hushrec-node@.service"])
+def test_units_start_a_command_that_exists_and_let_it_end(name):
+    unit = configparser.ConfigParser(interpolation=None, comment_prefixes="#")
+    unit.optionxform = str
+    unit.read(EXAMPLES / name)
+    service = unit["Service"]
+    program, *words, folder = service["ExecStart"].split()
+    assert program == "/opt/hushrec/bin/hushrec"
+    assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0
+    assert service["ReadWritePaths"] == folder
+    assert int(service["TimeoutStopSec"]) > 2 * END_SECONDS
+
+
+def test_the_compose_file_uses_commands_and_folders_that_exist():
+    text = (EXAMPLES / "compose.yaml").read_text()
+    commands = re.findall(r'command: \["(\w+)", "/federation"\]', text)
+    assert commands == ["server", "node", "node"]
+    for command in commands:
+        assert CliRunner().invoke(main, ["federate", command, "--help"]).exit_code == 0
+    mounted = re.findall(r'volumes: \["\.\./\.\./(\S+):/federation"\]', text)
+    assert mounted == ["films/server", "films/nodes/node-1", "films/nodes/node-2"]
+    assert int(re.search(r"stop_grace_period: (\d+)s", text)[1]) > 2 * END_SECONDS
+
+
+@pytest.mark.parametrize("command", ["server", "node"])
+def test_without_flower_commands_say_what_to_install(tmp_path, monkeypatch, command):
+    done = CliRunner().invoke(
+        main, ["federate", "init", str(tmp_path / "f"), "--data", "demo", "--node", "a"]
+    )
+    assert done.exit_code == 0, done.output
+    monkeypatch.setattr(programs.sys, "executable", str(tmp_path / "bin" / "python"))
+    with pytest.raises(MissingExtraError):
+        programs.program("flwr")
+    folder = "server" if command == "server" else "nodes/a"
+    done = CliRunner().invoke(main, ["federate", command, str(tmp_path / "f" / folder)])
+    assert done.exit_code == 2
+    assert "pip install 'hushrec[flower]'" in done.output
+
+
+@pytest.mark.parametrize("command", ["server", "node"])
+def test_a_folder_that_is_none_is_a_sentence(tmp_path, command):
+    done = CliRunner().invoke(main, ["federate", command, str(tmp_path)])
+    assert done.exit_code == 2
+    assert "hushrec federate init" in done.output

@@ -1,0 +1,247 @@
+"""Whole federations on loopback, every party a process of its own; what goes wrong is survived."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hushrec import train
+from hushrec.commands.federate import Trained, make_rehearsal
+from hushrec.deployment.folder import ServerConfig, ServerFolder
+from hushrec.deployment.monitor import serving_counters
+from hushrec.deployment.processes import Processes, free_port
+from hushrec.deployment.programs import begin_run, server_running
+from hushrec.deployment.rehearsal import start_node
+from hushrec.errors import RunError
+from hushrec.federation.status import status_of
+from hushrec.federation.training import newest_run
+from hushrec.node.runs import NodeRuns
+from hushrec.node.store import NodeStore
+
+pytest.importorskip("flwr", reason="needs the extra 'flower': pip install 'hushrec[flower]'")
+
+from evil_node import KINDS
+from unreliable_node import POINTS
+from unreliable_server import POINTS as SERVER_POINTS
+
+HERE = Path(__file__).parent
+FINAL = "checkpoint/final/selected-shared.safetensors"
+HUSHREC = [sys.executable, "-m", "hushrec"]
+
+
+def running_from(folder: Path) -> list[str]:
+    """Command lines of processes that name a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in words:
+            found.append(words)
+    return found
+
+
+@contextmanager
+def parties(top: Path, others: dict[str, list[str]]):
+    """The server here, every node in a process: plain ones, and others by their own words.
+
+    A node that ended is started again, as a service manager does.
+    """
+    stop = threading.Event()
+    (top / "run").mkdir()
+
+    def keep(programs, name, words):
+        while not stop.is_set():
+            program = (
+                programs.start(name, words) if words else start_node(programs, top / "nodes" / name)
+            )
+            while program.alive and not stop.wait(0.2):
+                pass
+
+    with server_running(ServerFolder.open(top / "server")) as server:
+        names = sorted(path.name for path in (top / "nodes").iterdir())
+        with Processes(top / "run", {}) as programs:
+            keepers = [
+                threading.Thread(target=keep, args=(programs, name, others.get(name)), daemon=True)
+                for name in names
+            ]
+            try:
+                for keeper in keepers:
+                    keeper.start()
+                yield server
+            finally:
+                stop.set()
+                for keeper in keepers:
+                    keeper.join()
+
+
+def ended(top: Path) -> None:
+    """Nothing is left of a federation but its files."""
+    for name in (top / "nodes").iterdir():
+        with Processes(name / "run", {}):
+            pass  # whatever a killed node left would be ended here
+    assert running_from(top) == []
+
+
+def run_once(top: Path):
+    """Train, as the operator of the server does."""
+    words = [*HUSHREC, "federate", "run", str(top / "server"), "--json"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+def test_rehearse_for_a_newcomer(tmp_path):
+    """One command from README: a federation that trains, recommends, and is gone."""
+    done = subprocess.run(
+        [*HUSHREC, "federate", "rehearse", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    alone = train("demo", "fednext")
+    assert said["test"] == alone.summary["test"]
+    assert len(said["nodes"]) == 3 and sum(said["nodes"].values()) == 1000
+    assert said["recommendations"] == [vars(line) for line in alone.recommend(said["user"], 5)]
+    assert running_from(tmp_path) == [] and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_whoever_is_killed_comes_back_and_nothing_is_counted_twice(tmp_path):
+    """A node at five points of a round, the server at three: the model is that of one process."""
+    top, rounds = tmp_path / "f", 6
+    settings = {
+        **{"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0},
+        **{"privacy.noise_seed": 0, "evaluation.every": rounds},
+    }
+    pairs = tuple(f"{key}={value}" for key, value in settings.items())
+    make_rehearsal(top, "demo", 3, Trained("pfedrec", None, rounds, 0, pairs))
+    doomed = [sys.executable, HERE / "unreliable_node.py", top / "nodes" / "node-2", *POINTS]
+    run = [sys.executable, HERE / "unreliable_server.py", top / "server", tmp_path / "fate"]
+    deaths = 0
+    with parties(top, {"node-2": [str(word) for word in doomed]}):
+        while True:
+            words = [*map(str, run), *(["--resume"] if deaths else [])]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+            if done.returncode != -9:
+                break
+            deaths += 1
+    ended(top)
+    assert done.returncode == 0, done.stderr
+    assert deaths == len(SERVER_POINTS)
+    assert (top / "nodes" / "node-2" / "fate").read_text().split() == list(POINTS)
+    alone = train("demo", "pfedrec", rounds=rounds, settings=settings, out=tmp_path / "alone")
+    assert json.loads(done.stdout)["test"] == alone.summary["test"]
+    trained = load_file(newest_run(top / "server" / "runs").path / FINAL)
+    for name, array in load_file(tmp_path / "alone" / FINAL).items():
+        np.testing.assert_array_equal(trained[name], array)
+    for path in (top / "nodes").iterdir():
+        with NodeStore.open(path / "data.node") as store:
+            runs = NodeRuns(store)
+            uploads = runs.uploads(runs.newest())
+            status = runs.status()
+        assert status["private_parameters"] >= len(uploads) > 300, "private state is there"
+        assert set(uploads.values()) == {rounds}, "each upload is charged once"
+    shown = subprocess.run(
+        [*HUSHREC, "federate", "status", str(top / "server"), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    status = json.loads(shown.stdout)
+    assert status["stage"] == "finished" and status["round"] == rounds
+    assert status["nodes"]["node-2"]["lost"] >= len(POINTS) - 1
+    assert status["nodes"]["node-1"]["refused"] == 0
+
+
+@pytest.mark.slow
+def test_noise_that_nobody_can_remove_on_sums_that_nobody_can_open(tmp_path):
+    """Four nodes, each with its share of the noise; one is killed once it has sent its vector."""
+    top, pairs = tmp_path / "f", ("privacy.mode=distributed", "privacy.epsilon=8")
+    asked = (*pairs, "evaluation.every=1")
+    make_rehearsal(top, "demo", 4, Trained("popularity", None, 1, 0, asked))
+    dying = [sys.executable, str(HERE / "dying_node.py"), str(top / "nodes" / "node-2")]
+    with parties(top, {"node-2": dying}):
+        done = run_once(top)
+    ended(top)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["privacy"]["epsilon"] <= 8
+    assert "a share from each of 4 nodes, of which 1 may drop out" in said["privacy"]["statement"]
+    status = status_of(newest_run(top / "server" / "runs"))
+    assert status.nodes["node-2"].lost >= 1 and not status.lost_rounds
+    assert not list((top / "server").rglob("sum-kept"))
+    for path in (top / "nodes").iterdir():
+        with NodeStore.open(path / "data.node") as store:
+            assert store.agreement.secure is not None
+    model = load_file(newest_run(top / "server" / "runs").path / FINAL)
+    alone = train(
+        "demo", "popularity", settings={"privacy.mode": "central", "privacy.epsilon": 8.0}
+    )
+    assert model.keys() == alone.shared.keys()
+    counts = next(iter(model.values()))
+    assert np.corrcoef(counts, next(iter(alone.shared.values())))[0, 1] > 0.5
+
+
+@pytest.mark.slow
+def test_a_node_that_sends_what_cannot_be_is_refused_and_named(tmp_path):
+    top, rounds = tmp_path / "f", len(KINDS)
+    pairs = (f"evaluation.every={rounds}",)
+    make_rehearsal(top, "demo", 3, Trained("pfedrec", None, rounds, 0, pairs))
+    config = ServerConfig.read(top / "server")
+    patient = config.rules.model_copy(update={"offences": rounds})
+    config.model_copy(update={"rules": patient}).write(top / "server")
+    evil = [sys.executable, str(HERE / "evil_node.py"), str(top / "nodes" / "node-2")]
+    with parties(top, {"node-2": evil}):
+        done = run_once(top)
+    ended(top)
+    assert done.returncode == 0, done.stderr
+    folder = newest_run(top / "server" / "runs")
+    lines = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+    refused = {line["round"]: line for line in lines if line["event"] == "refused"}
+    assert {line["node"] for line in refused.values()} == {"node-2"}
+    why = [refused[number]["why"] for number in range(1, rounds + 1)]
+    expected = ("not whole steps", "has ids", "not of round 3", "has norm 1e", *3 * ("no header",))
+    for words, said in zip(expected, why, strict=True):
+        assert words in said
+    status = status_of(folder)
+    assert status.nodes["node-2"].excluded and status.nodes["node-2"].refused == rounds
+    assert status.round == rounds and not status.nodes["node-1"].refused
+    text = (folder.path / "events.jsonl").read_text()
+    assert "viewer-" not in text, "nothing of any user is in the log"
+
+
+def test_a_run_needs_a_server_that_runs(tmp_path):
+    make_rehearsal(tmp_path / "f", "demo", 2, Trained("fednext", None, 2, 0, ()))
+    with pytest.raises(RunError, match="not running: start it with 'hushrec federate server"):
+        begin_run(ServerFolder.open(tmp_path / "f" / "server"))
+
+
+def test_counters_are_served_to_this_machine():
+    port = free_port()
+    with serving_counters(port, lambda: "hushrec_federation_round 3\n"):
+        url = f"http://127.0.0.1:{port}"
+        with urllib.request.urlopen(f"{url}/metrics") as answer:
+            assert answer.read() == b"hushrec_federation_round 3\n"
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}/run/secret")
+        with (
+            pytest.raises(RunError, match="choose another metrics_port"),
+            serving_counters(port, str),
+        ):
+            pass
+    with serving_counters(None, str):
+        pass

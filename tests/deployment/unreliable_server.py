@@ -1,0 +1,44 @@
+"""A run on a server that kills itself, as ``kill -9`` would, once at each point; then it is well.
+
+``python unreliable_server.py SERVER FATE [--resume]``: FATE is a file that remembers.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from hushrec.commands import main
+from hushrec.federation.desk import Desk
+from hushrec.federation.training import _Chronicle
+
+POINTS = ("among-the-answers", "before-the-checkpoint", "after-the-checkpoint")
+
+
+def doom(file):
+    def meets(point, number):
+        done = len(file.read_text().split()) if file.exists() else 0
+        if done < len(POINTS) and POINTS[done] == point and number == done + 1:
+            with file.open("a") as out:
+                out.write(f"{point}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    plain_ask, plain_save = Desk.ask, _Chronicle.save
+
+    def ask(self, what, number, *rest):
+        for found in plain_ask(self, what, number, *rest):
+            meets("among-the-answers", number)
+            yield found
+
+    def save(self, state, *, now):
+        meets("before-the-checkpoint", state.round)
+        plain_save(self, state, now=now)
+        meets("after-the-checkpoint", state.round)
+
+    Desk.ask, _Chronicle.save = ask, save
+
+
+if __name__ == "__main__":
+    server, fate, *more = sys.argv[1:]
+    doom(Path(fate))
+    main(["federate", "run", server, "--json", *more])

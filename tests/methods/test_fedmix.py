@@ -1,0 +1,422 @@
+"""FedMix: its kernels against slow twins, its rounds against each other, its experts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hushrec
+import reference
+from hushrec.aggregate import ClientRows
+from hushrec.backends.inprocess import Machine
+from hushrec.errors import ConfigError
+from hushrec.kernels import experts as kernels
+from hushrec.kernels import mixture
+from hushrec.methods.experts import base
+from hushrec.methods.experts.base import Expert, expert_class, expert_names
+from hushrec.methods.experts.company import leading_vectors
+from hushrec.methods.fedmix import HELD, QUESTIONS, FedMix
+from hushrec.methods.newton import first_trial, next_trial
+from hushrec.rng import Streams
+from hushrec.split import SplitConfig, make_split
+from hushrec.testing import MethodContract, clients_of, taste_world
+from hushrec.testing.checks import check_same
+from hushrec.testing.worlds import Federation
+
+QUICK = {"newton_rounds": 3, "network_rounds": 3, "turns": 2, "best": 20, "others": 10}
+SMALL = {**QUICK, "reranked": 12, "hidden": 4, "factors": 4}
+
+
+def small(**more):
+    return FedMix(FedMix.Config(**{**SMALL, **more}))
+
+
+def tastes():
+    return make_split(taste_world(), SplitConfig(), Streams(0)).train_view("honest")
+
+
+class TestSmall(MethodContract):
+    method = FedMix
+    options = SMALL
+
+
+# ------------------------------------------------------------------ kernels and their twins
+
+histories = st.lists(
+    st.lists(st.integers(0, 11), min_size=1, max_size=9, unique=True), min_size=1, max_size=5
+)
+
+
+@given(histories, st.integers(0, 2**32 - 1))
+@settings(max_examples=40)
+def test_weights_by_lag(rows, seed):
+    rng = np.random.default_rng(seed)
+    neighbours = np.argsort(rng.random((12, 12)), axis=1)[:, :5].astype(np.int32)
+    weights = rng.normal(size=(12, 5)).astype(np.float32)
+    view, ends, fade = clients_of(rows, 12), [1, 3, 6], [1.0, 0.5, 0.25, 0.2]
+    for last in (6, 0):
+        ends[-1] = last
+        out = np.zeros((len(rows), 3, 12), np.float32)
+        past = view.positives
+        kernels.add_by_lag(
+            out,
+            past.indptr,
+            past.values,
+            neighbours,
+            weights,
+            np.array(ends),
+            np.array(fade, np.float32),
+        )
+        expected = [reference.by_lag(row, neighbours, weights, ends, fade, 12) for row in rows]
+        np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+@given(histories)
+@settings(max_examples=40)
+def test_groups_that_follow(rows):
+    rng = np.random.default_rng(0)
+    members = rng.random((12, 5)).astype(np.float32) * (rng.random((12, 5)) < 0.6)
+    sizes, fade = np.array([2, 3]), np.array([1, 0.5], np.float32)
+    past = clients_of(rows, 12).positives
+    indptr, keys, sums = kernels.following_groups(past.indptr, past.values, members, sizes, fade)
+    for client, row in enumerate(rows):
+        found = np.zeros(25)
+        found[keys[indptr[client] : indptr[client + 1]]] = sums[
+            indptr[client] : indptr[client + 1], 0
+        ]
+        expected = reference.groups_following(row, members, sizes, fade)
+        np.testing.assert_allclose(found.reshape(5, 5), expected, atol=1e-5)
+
+
+def test_groups_speak_for_items():
+    rng = np.random.default_rng(1)
+    members = rng.random((12, 5)).astype(np.float32)
+    said = rng.normal(size=(5, 12)).astype(np.float32)
+    rows = [[3, 1, 7, 2], [5]]
+    past, out = clients_of(rows, 12).positives, np.zeros((2, 4, 12), np.float32)
+    kernels.score_groups(
+        past.indptr, past.values, members, np.array([2, 3]), said, np.array([2, 0]), out
+    )
+    for client, row in enumerate(rows):
+        for field, groups in enumerate((slice(0, 2), slice(2, 5))):
+            for span, used in enumerate((row[-2:], row)):
+                expected = members[used][:, groups].mean(axis=0) @ said[groups]
+                np.testing.assert_allclose(out[client, 2 * field + span], expected, atol=1e-5)
+
+
+@given(histories, st.integers(1, 3))
+@settings(max_examples=40)
+def test_the_parts_of_a_count_add_up(rows, held):
+    """What is uploaded without the held items and what they add is what the whole history is."""
+    view, method = clients_of(rows, 12), small(held=held)
+    counted = method._counts(view)
+    for expert in method._hearing(view):
+        whole, both = (np.zeros((len(rows), 144)) for _ in range(2))
+        for into, stack in (
+            (whole, expert.count(view)),
+            (both, counted[HELD + expert.name]),
+            (both, counted[expert.name]),
+        ):
+            owner = np.repeat(np.arange(len(rows)), np.diff(stack.indptr))
+            np.add.at(into, (owner, stack.ids), stack.rows[:, 0])
+        np.testing.assert_allclose(both, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize(("top", "others"), [(3, 4), (8, 2), (30, 30)])
+def test_candidates(top, others):
+    rng = np.random.default_rng(2)
+    prior, seen, key = rng.normal(size=40).astype(np.float32), np.array([1, 5, 30]), Streams(0)
+    drawn = np.zeros(40)
+    for user in range(3000):
+        found, log_weights = kernels.choose_candidates(
+            prior, seen, 7, top, others, key.key("x"), user
+        )
+        assert found[0] == 7
+        assert len(set(found)) == len(found)
+        assert not set(found) & set(seen)
+        drawn[found] += np.exp(log_weights)
+    rest = np.setdiff1d(np.arange(40), [*seen, 7])
+    if len(rest) <= top + others:
+        assert set(found) == {7, *rest}
+        return
+    best = rest[np.argsort(-prior[rest])][:top]
+    assert set(found[1 : top + 1]) == set(best)
+    # What is drawn stands for what is not: every item weighs one on average.
+    np.testing.assert_allclose(drawn[rest] / 3000, 1.0, atol=0.15)
+
+
+def questions(clients=6, block=9, width=4, seed=3):
+    """Blocks of candidates, some of them shorter, and their log weights."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(clients, block, width + 1)).astype(np.float32)
+    rows[:, :, width] = 0
+    rows[:, 6:, width] = np.log(3)
+    rows[1, 5:, width] = mixture.NONE
+    held = np.array([0, 1, 2, 2, 4, 5, 6])  # the second client has no question
+    return held * block, rows.reshape(-1, width + 1), rows
+
+
+def test_newton_sums_are_derivatives():
+    indptr, flat, rows = questions()
+    scale = np.array([1, 2, 0.5, 1], np.float32)
+    weights = np.array([0.3, -1, 0.2, 0.5], np.float32)
+    has, sums = mixture.newton_sums(indptr, flat, 9, weights, scale)
+    assert has.tolist() == [0, 1, 2, 2, 3, 4, 5]
+    asked = [[0], [1], [2, 3], [4], [5]]
+    for mine, found in zip(asked, sums, strict=True):
+
+        def loss(w, mine=mine):
+            return sum(reference.mixture_loss(torch.tensor(rows[q]), w, scale) for q in mine)
+
+        w = torch.tensor(weights, dtype=torch.float64)
+        gradient = torch.autograd.functional.jacobian(loss, w)
+        hessian = torch.autograd.functional.hessian(loss, w)
+        assert found[0] == len(mine)
+        assert found[1] == pytest.approx(float(loss(w)), rel=1e-4)
+        np.testing.assert_allclose(found[2:6], gradient, atol=1e-4)
+        np.testing.assert_allclose(found[6:], hessian[np.triu_indices(4)], atol=1e-4)
+
+
+def test_newton_finds_the_minimum():
+    indptr, flat, rows = questions(clients=6)
+    scale = np.ones(4, np.float32)
+    state = first_trial(np.zeros(4))
+    for _ in range(12):
+        trial = state["trial"].astype(np.float32)
+        sums = mixture.newton_sums(indptr, flat, 9, trial, scale)[1].sum(axis=0)
+        state = {**state, **next_trial(state, sums.astype(np.float64), 0.1)}
+    w = torch.tensor(state["weights"], requires_grad=True)
+    loss = sum(reference.mixture_loss(torch.tensor(q), w, scale) for q in rows) / 6
+    (loss + 0.05 * (w @ w)).backward()
+    assert float(w.grad.abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("best", [4, 9])
+def test_the_network_learns_by_its_derivatives(best):
+    indptr, flat, rows = questions(width=5)
+    rng = np.random.default_rng(5)
+    hidden, width = 3, 5
+    size = width * hidden + hidden + hidden**2 + 2 * hidden + 1
+    network = rng.normal(size=size).astype(np.float32)
+    center, scale = rng.normal(size=(2, width)).astype(np.float32)
+    scale = np.abs(scale) + np.float32(0.5)
+    weights = rng.normal(size=(2, width - 1)).astype(np.float32)
+    part = np.array([True, True, True, False, True, True])
+    has, sums = mixture.network_sums(
+        indptr, flat, 9, part, weights, center, scale, network, hidden, best
+    )
+    found = 0
+    for client, mine in enumerate([[0], [1], [], [2, 3], [4], [5]]):
+        parameters = torch.tensor(network, requires_grad=True)
+        losses = [
+            loss
+            for q in (mine if part[client] else [])
+            if (loss := reference.network_loss(rows[q], weights, center, scale, parameters, best))
+            is not None
+        ]
+        assert has[client + 1] - has[client] == bool(losses)
+        if losses:
+            total = sum(losses)
+            total.backward()
+            assert sums[found, 0] == len(losses)
+            assert sums[found, 1] == pytest.approx(float(total.detach()), rel=1e-3, abs=1e-4)
+            np.testing.assert_allclose(sums[found, 2:], parameters.grad, atol=2e-3)
+            found += 1
+    assert found >= 2, "the test has questions"
+
+
+def test_what_is_not_reranked_stays_below():
+    rng = np.random.default_rng(6)
+    mixed = rng.normal(size=(4, 30)).astype(np.float32)
+    scores = rng.normal(size=(4, 3, 30)).astype(np.float32)
+    before, hidden = mixed.copy(), 3
+    network = rng.normal(size=4 * hidden + hidden + hidden**2 + 2 * hidden + 1) * 3
+    seen = np.array([0, 1, 2, 3, 4, 5])
+    mixture.rerank(
+        mixed,
+        scores,
+        np.ones(4, np.float32),
+        np.array([0, 3, 3, 6, 6]),
+        seen,
+        np.zeros(4, np.float32),
+        np.ones(4, np.float32),
+        network.astype(np.float32),
+        hidden,
+        8,
+    )
+    assert not np.array_equal(mixed, before)
+    for client, touched in enumerate(([0, 1, 2], [], [3, 4, 5], [])):
+        rest = np.setdiff1d(np.arange(30), touched)
+        best = rest[np.argsort(-before[client, rest])][:8]
+        others = np.setdiff1d(rest, best)
+        assert mixed[client, others].max() <= mixed[client, best].min() + 1e-5
+        # Those keep their order among themselves.
+        assert (np.argsort(mixed[client, others]) == np.argsort(before[client, others])).all()
+
+
+def test_vectors_are_the_leading_eigenvectors():
+    rng = np.random.default_rng(7)
+    x = rng.random((200, 30)) < np.linspace(0.05, 0.5, 30)
+    gram = x.T.astype(float) @ x
+    roots = 1 / np.sqrt(np.diag(gram) + 1)
+    values, vectors = np.linalg.eigh(gram * roots[:, None] * roots)
+    expected = (vectors[:, -5:] * values[-5:]) @ vectors[:, -5:].T
+    found = leading_vectors(gram, 5).astype(float)
+    np.testing.assert_allclose(found @ found.T, expected, atol=5e-3)
+    assert leading_vectors(gram[:3, :3], 5).shape == (3, 5)
+
+
+# ------------------------------------------------------------------ the rounds
+
+
+def test_every_step_is_exact_for_one_client_or_many():
+    """Counting, asking, weights and network: clients one by one come to the same bits."""
+    method = small()
+    at_once, alone = (
+        Federation(method, tastes(), machine=Machine(threads=1, chunk=chunk)) for chunk in (None, 1)
+    )
+    uploaded = []
+    for _ in range(method.planned_rounds + 1):
+        first, second = at_once.round(), alone.round()
+        check_same(at_once.shared, alone.shared, f"round {at_once.number}")
+        assert first.up_bytes == second.up_bytes
+        uploaded.append(first.up_bytes)
+    scores = method.score(at_once.shared, {}, tastes())
+    single = method.score(at_once.shared, {}, tastes().take(np.array([7])))
+    assert np.array_equal(single[0], scores[7])
+    assert all(uploaded[:-1])
+    assert uploaded[-1] == 0, "after the last step nothing is uploaded"
+    assert int(at_once.shared["step"][0]) == method.planned_rounds
+    kept = at_once.store.read(np.arange(60))[QUESTIONS]
+    assert len(kept.rows) == 0, "questions are forgotten when they have been answered"
+
+
+def test_the_held_items_are_not_in_what_is_asked():
+    """The experts that weights are fitted with have never counted a held item."""
+    rows = [[(start + k) % 12 for k in range(6)] for start in range(12)]
+    marked = [[*row[:4], 50, 51] for row in rows]
+    federation = Federation(small(held=2), clients_of(marked))
+    federation.round()
+    shared = federation.shared
+    assert shared[HELD + "popular/shares"][[50, 51]].sum() == 0
+    assert shared["popular/shares"][[50, 51]].sum() > 0
+    assert (shared[HELD + "following/weights"][50] == 0).all()
+    federation.round()
+    kept = federation.store.read(np.arange(12))[QUESTIONS]
+    assert np.diff(kept.indptr).tolist() == [2 * federation.task.method._block(60)] * 12
+
+
+def test_experts_that_have_nothing_to_go_by_stay_out():
+    with_features = small().init(tastes(), Streams(0))
+    without = small().init(replace(tastes(), item_features={}), Streams(0))
+    assert any(name.startswith("alike/") for name in with_features)
+    assert not any("alike/" in name for name in without)
+    assert len(without["weights"]) < len(with_features["weights"])
+
+
+def test_a_client_of_one_item_asks_nothing():
+    federation = Federation(small(), clients_of([[3], [4, 5, 6], [7, 8]]))
+    for _ in range(3):
+        federation.round()
+    kept = federation.store.read(np.arange(3))[QUESTIONS]
+    block = federation.task.method._block(60)
+    assert np.diff(kept.indptr).tolist() == [0, 2 * block, block]
+    for _ in range(6):
+        federation.round()
+    assert all(np.isfinite(array).all() for array in federation.shared.values())
+
+
+class Constant(Expert):
+    """Somebody else's expert: it likes one item, whatever happens."""
+
+    name = "constant"
+    start = {"item 9": 50.0}  # noqa: RUF012
+
+    def init(self, view):
+        return {"liked": np.arange(view.n_items) == 9}
+
+    def scores(self, model):
+        return ("item 9",)
+
+    def count(self, view):
+        return ClientRows(
+            np.zeros(len(view) + 1, np.int64), np.zeros(0, np.int64), np.zeros((0, 1), np.float32)
+        )
+
+    def learn(self, model, keys, sums):
+        return model
+
+    def score(self, model, view, out):
+        out[:, 0] = model["liked"]
+
+
+def test_other_peoples_experts_plug_in(monkeypatch):
+    assert {"following", "at-once", "company", "popular", "alike"} <= set(expert_names())
+    find = base.find
+    monkeypatch.setattr(
+        base, "find", lambda group, name: Constant if name == "constant" else find(group, name)
+    )
+    method, view = small(experts=("popular", "constant")), tastes()
+    scores = method.score(method.init(view, Streams(0)), {}, view)
+    assert (scores.argmax(axis=1) == 9).all()
+    voices = method.voices(method.init(view, Streams(0)), view, np.full((len(view), 1), 9))
+    assert voices == [["constant"]] * len(view)
+    federation = Federation(method, view)
+    for _ in range(method.planned_rounds):
+        federation.round()
+    assert federation.shared["weights"].shape == (3,), "two of popularity, one of theirs"
+    with pytest.raises(ConfigError, match="unknown expert 'folowing'; did you mean 'following'"):
+        expert_class("folowing")
+
+
+def test_a_run_explains_and_comes_back(tmp_path):
+    run = hushrec.train(
+        taste_world(), "fedmix", settings={**SMALL, "evaluation.every": 4}, out=tmp_path / "run"
+    )
+    lines = run.recommend("user-00", 5)
+    assert {line.because for line in lines} <= {
+        "following",
+        "at-once",
+        "company",
+        "popular",
+        "alike",
+    }
+    assert all(line.because for line in lines)
+    again = hushrec.Run.open(tmp_path / "run", taste_world())
+    assert again.recommend("user-00", 5) == lines
+    newcomer = again.recommend("nobody", 5, history=["item-03", "item-05"])
+    assert len(newcomer) == 5
+
+
+def test_under_privacy_it_names_the_method_to_use():
+    for mode in ("central", "local-gaussian"):
+        settings = {"privacy.mode": mode, "privacy.epsilon": 8.0, "privacy.clip": 1.0}
+        with pytest.raises(ConfigError, match="--method fednext"):
+            hushrec.train(taste_world(), "fedmix", settings=settings)
+
+
+# ------------------------------------------------------------------ what it is for
+
+
+@pytest.mark.slow
+def test_a_mixture_does_not_lose_to_its_parts():
+    """Each expert alone, with weights of its own, and FedNext, on the demo data."""
+    whole = hushrec.train("demo", "fedmix").summary["valid"]["full"]["ndcg@10"]
+    for name in FedMix().config.experts:
+        settings = {"experts": [name], "network_rounds": 0}
+        part = hushrec.train("demo", "fedmix", settings=settings)
+        assert whole >= part.summary["valid"]["full"]["ndcg@10"], name
+    assert whole >= hushrec.train("demo", "fednext").summary["valid"]["full"]["ndcg@10"]
+
+
+@pytest.mark.slow
+def test_accuracy_and_bytes_on_ml_1m(data_dir):
+    """Honest protocol, full ranking; a look at validation items, not at test items."""
+    run = hushrec.train("ml-1m", "fedmix")
+    found = run.summary["valid"]["full"]
+    assert found["hr@10"] >= 0.335
+    assert found["ndcg@10"] >= 0.197
+    assert run.summary["communication"]["up_bytes"] / 6040 < 200_000
