@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 import hushrec
 from conftest import blocks
@@ -27,6 +28,7 @@ from hushrec.errors import (
 from hushrec.evaluate.evaluator import Evaluator
 from hushrec.run import Run, ranks_to_arrays, train
 from hushrec.run_folder import FINAL, RunFolder
+from hushrec.testing.checks import check_same
 
 SETTINGS = {
     "fedmf": {"d": 5, "item_rate": 1.0, "cohort.kind": "fixed", "cohort.size": 17},
@@ -102,6 +104,16 @@ def test_threads_chunks_and_stores_do_not_change_a_bit(
     machine = Machine(threads=threads, chunk=chunk)
     go(tiny, tmp_path / "run", method, {"store.kind": store}, machine)
     assert bits(tmp_path / "run") == plain(method)
+
+
+def test_threads_of_linear_algebra_do_not_change_a_bit():
+    """On the embedded data: smaller sums are too few for two threads to share."""
+    options = {"newton_rounds": 1, "network_rounds": 0, "evaluation.every": 9}
+    found = []
+    for threads in (1, 2):
+        with threadpool_limits(threads, user_api="blas"):
+            found.append(train("demo", "fedmix", settings=options).shared)
+    check_same(*found, "shared parameters")
 
 
 def test_evaluation_chunks_do_not_change_a_bit(tiny, plain, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from hushrec.aggregate.statistics import LossSum
 from hushrec.backends.base import Backend
@@ -28,6 +29,8 @@ from hushrec.privacy.plan import Plan
 from hushrec.rng import SecretRound, SecretStreams, Streams
 
 SelectedBy = Literal["validation", "noised validation", "last round"]
+ALGEBRA_THREADS = 2
+"""Of the server's linear algebra, on every machine: its last bits depend on their number."""
 
 
 @dataclass
@@ -155,7 +158,7 @@ def run_rounds(
 ) -> None:
     """Train to the end or an early stop; the state then holds the selected round."""
     experiment, task, plan, backend = server.experiment, server.task, server.plan, server.backend
-    method = task.method
+    method, libraries = task.method, ThreadpoolController()
     while state.round < experiment.rounds and not state.is_stale(experiment.evaluation):
         began, number = time.perf_counter(), state.round + 1
         # 1. Who takes part.
@@ -172,7 +175,8 @@ def run_rounds(
             total, following = protection.finish(collected.summed, secret, shared=collected.noised)
             state.protection = following.state
             if total.clients:
-                state.shared = method.apply(state.shared, total)
+                with libraries.limit(limits=ALGEBRA_THREADS, user_api="blas"):
+                    state.shared = method.apply(state.shared, total)
         # 7. Account for the privacy and for the messages; a lost sum may have been seen.
         state.account = plan.charge(state.account, number)
         if not method.traits.pooled:
