@@ -332,12 +332,21 @@ def train_seeds(
                 summaries.append(RunFolder.open(part).read_summary())
                 continue
             started = (part / "config.toml").exists()
-            experiment = first.model_copy(update={"seed": seed})
+            experiment = _of_seed(first, seed)
             run = train_experiment(experiment, interactions, part, started, **_conduct(options))
             summaries.append(dict(run.summary))
         summary = mean_summary(summaries)
         folder.write_json("summary.json", summary)
     return summary
+
+
+def _of_seed(first: Experiment, seed: int) -> Experiment:
+    """Return the experiment with another seed; where noise is repeatable, with other noise too."""
+    privacy = first.privacy
+    if privacy.noise_seed is not None:
+        later = privacy.noise_seed + seed - first.seed
+        privacy = privacy.model_copy(update={"noise_seed": later})
+    return first.model_copy(update={"seed": seed, "privacy": privacy})
 
 
 def _say_nothing(report: RoundReport) -> None:

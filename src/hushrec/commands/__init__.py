@@ -23,6 +23,7 @@ from hushrec.commands.privacy import privacy_commands
 from hushrec.commands.recommend import export_command, recommend_command
 from hushrec.commands.release import release_command
 from hushrec.commands.report import report_command
+from hushrec.commands.reproduce import reproduce_command
 from hushrec.commands.train import train_command
 from hushrec.commands.tune import tune_command
 from hushrec.errors import DivergedError, HushrecError, StoppedError
@@ -73,6 +74,7 @@ for command in (
     report_command,
     methods_command,
     tune_command,
+    reproduce_command,
     doctor_command,
 ):
     main.add_command(command)

@@ -65,6 +65,14 @@ class OwnTable(ABC):
         """Return parameters that make `score` use the server's table in place of the own one."""
 
 
+class ItemTables(ABC):
+    """Items are vectors, and can be shown on a map."""
+
+    @abstractmethod
+    def item_tables(self, shared: Shared, private: Private) -> Mapping[str, NDArray[np.float32]]:
+        """Return the tables [items, d] that the one client of ``private`` scores with, by name."""
+
+
 class Guided(ABC):
     """From time to time, rounds do something special to clients."""
 

@@ -16,7 +16,14 @@ from hushrec import kernels
 from hushrec.aggregate import ClientRows
 from hushrec.clients import TrainView
 from hushrec.methods.base import Method, PerClientRows, Private, Shared
-from hushrec.methods.capabilities import Between, OwnTable, SearchSpace, Tunable, no_own_table
+from hushrec.methods.capabilities import (
+    Between,
+    ItemTables,
+    OwnTable,
+    SearchSpace,
+    Tunable,
+    no_own_table,
+)
 from hushrec.methods.options import SEARCH, InnerProductConfig, SampledConfig
 
 Array = NDArray[Any]
@@ -39,7 +46,7 @@ class DualSwitchConfig(DualConfig):
     """Whether to add PFedRec's dual personalization ("w/ DualPer")."""
 
 
-class DualSwitch(Method, Tunable, OwnTable):
+class DualSwitch(Method, Tunable, OwnTable, ItemTables):
     """Base of the members with the switch ``dual``: what the own rows it makes are good for."""
 
     config: DualSwitchConfig
@@ -59,6 +66,10 @@ class DualSwitch(Method, Tunable, OwnTable):
         if not self.config.dual:
             raise no_own_table(self.name)
         return without_own_rows(shared, private)
+
+    def item_tables(self, shared: Shared, private: Private) -> dict[str, NDArray[np.float32]]:
+        """Return the own table of dual personalization, and else the shared one."""
+        return table_of_one(shared, private) if self.config.dual else {"shared": shared["items"]}
 
     def download(self, shared: Shared) -> Shared:
         """Send what is newest."""
@@ -110,3 +121,12 @@ def without_own_rows(shared: Shared, private: Private) -> tuple[Shared, Private]
     assert isinstance(own, ClientRows)
     nobody = ClientRows(np.zeros_like(own.indptr), own.ids[:0], own.rows[:0])
     return {**shared, "received": shared["items"]}, {**private, "rows": nobody}
+
+
+def table_of_one(shared: Shared, private: Private) -> dict[str, NDArray[np.float32]]:
+    """Return the table of the only client: the received one with its own rows in place."""
+    own = private["rows"]
+    assert isinstance(own, ClientRows) and len(own.indptr) == 2, "one client"
+    table = shared["received"].copy()
+    table[own.ids] = own.rows
+    return {"own": table}

@@ -48,7 +48,15 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.methods.capabilities import Between, Described, OneOf, OwnTable, SearchSpace, Tunable
+from hushrec.methods.capabilities import (
+    Between,
+    Described,
+    ItemTables,
+    OneOf,
+    OwnTable,
+    SearchSpace,
+    Tunable,
+)
 from hushrec.methods.options import SampledConfig
 from hushrec.rng import Round, Streams
 from hushrec.training.inner_product import (
@@ -112,7 +120,7 @@ class FedRAPConfig(SampledConfig):
         return self
 
 
-class FedRAP(Method, Tunable, OwnTable, Described):
+class FedRAP(Method, Tunable, OwnTable, ItemTables, Described):
     """A shared sparse table plus a private one, under a private user vector."""
 
     name = "fedrap"
@@ -248,6 +256,12 @@ class FedRAP(Method, Tunable, OwnTable, Described):
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
         """Leave D out: the score is <u, C_i> + b."""
         return shared, {**private, "scale": np.zeros_like(np.asarray(private["scale"]))}
+
+    def item_tables(self, shared: Shared, private: Private) -> dict[str, NDArray[np.float32]]:
+        """Return C, D and what is scored with, their sum (figure 5)."""
+        (personal,) = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
+        common = shared["common"]
+        return {"common": common, "personal": personal, "added": common + personal}
 
     def facts(self, shared: Shared) -> Mapping[str, float]:
         """Say how sparse C is."""

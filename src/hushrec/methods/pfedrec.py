@@ -34,13 +34,14 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.methods.capabilities import OwnTable, Tunable
+from hushrec.methods.capabilities import ItemTables, OwnTable, Tunable
 from hushrec.methods.dual import (
     DUAL_SEARCH,
     DualConfig,
     kept_rows,
     own_rows,
     score_own_rows,
+    table_of_one,
     without_own_rows,
 )
 from hushrec.rng import Round, Streams
@@ -63,7 +64,7 @@ class PFedRecConfig(DualConfig):
     """Widths of the hidden layers of "mlp", between d inputs and one score."""
 
 
-class PFedRec(Method, Tunable, OwnTable):
+class PFedRec(Method, Tunable, OwnTable, ItemTables):
     """A shared item table, tuned on each device, under a private score function."""
 
     name = "pfedrec"
@@ -134,6 +135,10 @@ class PFedRec(Method, Tunable, OwnTable):
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
         """Leave the own rows out, and take the newest mean (figure 3)."""
         return without_own_rows(shared, private)
+
+    def item_tables(self, shared: Shared, private: Private) -> dict[str, NDArray[np.float32]]:
+        """Return the own table (figure 2)."""
+        return table_of_one(shared, private)
 
 
 def _tensors() -> ModuleType:

@@ -1,0 +1,189 @@
+"""The page of all papers: every table and figure, as printed and as measured here.
+
+It is written from the plan and the results alone, so the page that is committed can be written
+again and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from hushrec.privacy.tables import DELTAS, cells
+from hushrec.report.exhibits import pictures
+from hushrec.reproduce.plan import Cell, Exhibit, Paper
+from hushrec.reproduce.results import Results
+from hushrec.reproduce.states import Figure, counted, figures, state_of
+from hushrec.run_folder import writing
+
+PAGE = Path("docs/papers.md")
+COLUMNS = {"published": "published protocol", "honest": "honest"}
+OPENING = """\
+# The papers, table by table
+
+<!-- Written by `hushrec reproduce page`: change experiments/papers, not this file. -->
+
+Every table and figure of the five papers, in up to three columns: what the paper prints; what
+comes out here under its own protocol, which for PFedRec, FedRAP and FedRKG leaks the held-out item;
+and what is left under the honest one, with the same settings. `hushrec reproduce NAME` prints one
+of them and runs what is not run yet; `hushrec reproduce list` shows them all. A file under
+[experiments/papers](../experiments/papers) declares each; results lie beside them, filed under the
+command that gave them, with seeds and version. The folded list under a table has these commands.
+
+*not run* waits for machine time, *not built* for a method or data set that hushrec does not have;
+*unobtainable* cannot be had by anybody. ± is the spread over seeds.
+"""
+
+
+def write_page(papers: Sequence[Paper], results: Results, experiments: Path) -> Path:
+    """Write the page and the pictures of all exhibits; return where the page is."""
+    page = experiments.parent / PAGE
+    for paper in papers:
+        for exhibit in paper.exhibits:
+            for name, drawing in pictures(exhibit, results).items():
+                file = experiments / "papers" / paper.key / name
+                with writing(file):
+                    file.write_text(drawing, "utf-8")
+    with writing(page):
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(page_of(papers, results), "utf-8")
+    return page
+
+
+def page_of(papers: Sequence[Paper], results: Results) -> str:
+    """Return the page."""
+    lines = [OPENING, "| | | state | cells |", "|---|---|---|---:|"]
+    for paper in papers:
+        for exhibit in paper.exhibits:
+            state = state_of(exhibit, results)
+            link = f"[{_called(exhibit.name)}](#{_anchor(exhibit)})"
+            count = f"{state.done} of {state.cells}"
+            lines.append(f"| {paper.system} | {link} | {state.word} | {count} |")
+        for name, what in paper.nothing_to_run.items():
+            lines.append(f"| {paper.system} | {_called(name)} | {what} | – |")
+    lines.append("")
+    for paper in papers:
+        lines += [f"## {paper.system}", "", paper.cited + ".", "", paper.note.strip(), ""]
+        for exhibit in paper.exhibits:
+            lines += [f'<a id="{_anchor(exhibit)}"></a>', *exhibit_section(exhibit, results)]
+            lines += [*_drawings(exhibit, results), *_commands(exhibit, results)]
+    return "\n".join(lines).replace("\n\n\n", "\n\n")
+
+
+def _called(name: str) -> str:
+    """Write pfedrec/table-d1 as "table D1"."""
+    kind, _, number = name.rpartition("/")[2].partition("-")
+    return f"{kind} {number.upper()}"
+
+
+def _anchor(exhibit: Exhibit) -> str:
+    return exhibit.name.replace("/", "-")
+
+
+def exhibit_section(exhibit: Exhibit, results: Results, data: Collection[str] = ()) -> list[str]:
+    """Return the lines of a table or figure, in full or on some data sets."""
+    state = state_of(exhibit, results)
+    lines = [
+        f"### {_called(exhibit.name).capitalize()}: {exhibit.title}",
+        "",
+        f"`hushrec reproduce {exhibit.name}`: {state.word}, {state.done} of {state.cells} cells."
+        + (f" {exhibit.note.strip()}" if exhibit.note else ""),
+        "",
+    ]
+    if exhibit.kind == "epsilon":
+        return [*lines, *_epsilons(exhibit)]
+    for label in exhibit.data or [""]:
+        here = [cell for cell in exhibit.cells if cell.label == label]
+        if not data or here[0].data in data:
+            lines += _table(exhibit, label, here, results)
+    return lines
+
+
+def _drawings(exhibit: Exhibit, results: Results) -> Iterator[str]:
+    for name in pictures(exhibit, results):
+        place = f"../experiments/papers/{exhibit.name.partition('/')[0]}/{name}"
+        said = "honest" if "-honest" in name else "published protocol"
+        yield from [f"![{exhibit.title}, {said}]({place})", ""]
+
+
+def _table(exhibit: Exhibit, label: str, here: Sequence[Cell], results: Results) -> list[str]:
+    printed = any(cell.paper for cell in here)
+    measured: Sequence[str] = exhibit.protocols or ("here",)
+    columns = [*(["paper"] if printed else []), *measured]
+    words = [COLUMNS.get(column, column) for column in columns]
+    if exhibit.protocols == ["honest"]:
+        words[-1] = "here"
+    heads = [f"{head}: {words[0]}" for head in exhibit.shown]
+    row = [cell for head in heads for cell in (head, *words[1:])]
+    lines = [f"**{label}** (`{here[0].data}`)", ""] if label else []
+    lines += [f"| | {' | '.join(row)} |", f"|---|{'---:|' * len(row)}"]
+    open_ = False
+    for cell in here:
+        by_column = {name: _column(exhibit, cell, name, results) for name in columns}
+        open_ |= any("not run" in column for column in by_column.values())
+        figures_ = [by_column[name][k] for k in range(len(exhibit.metrics)) for name in columns]
+        lines.append(f"| {cell.row.name} | {' | '.join(figures_)} |")
+    reasons = {cell.missing: None for cell in here if cell.missing}
+    if reasons:
+        lines += ["", "; ".join(reasons).capitalize() + "."]
+    if open_:
+        which = f" --data {here[0].data}" if label else ""
+        lines += ["", f"Not run yet: `hushrec reproduce {exhibit.name}{which}`."]
+    return [*lines, ""]
+
+
+def _column(exhibit: Exhibit, cell: Cell, name: str, results: Results) -> list[str]:
+    """Return a column's entries, a text for each metric."""
+    if name == "paper":
+        printed = cell.paper or (None,) * len(exhibit.metrics)
+        return ["–" if value is None else number(value, exhibit) for value in printed]
+    if exhibit.kind == "counts":
+        return [entry(figure, exhibit) for figure in counted(cell, exhibit.metrics)]
+    return [entry(figure, exhibit) for figure in figures(exhibit, cell, name, results)]
+
+
+def entry(figure: Figure, exhibit: Exhibit) -> str:
+    """Write a figure, or why there is none."""
+    if figure.value is None:
+        return figure.state
+    spread = f" ± {number(figure.sd, exhibit)}" if figure.sd is not None else ""
+    return number(figure.value, exhibit) + spread
+
+
+def number(value: float, exhibit: Exhibit) -> str:
+    """Write a number with the exhibit's digits; sizes are whole."""
+    if exhibit.kind == "counts":
+        return f"{value:,.0f}" if value == int(value) else f"{value:.2f}"
+    return f"{value:.{exhibit.digits}f}"
+
+
+def _commands(exhibit: Exhibit, results: Results) -> Iterator[str]:
+    """Return the commands behind an exhibit, folded."""
+    tasks = {task.command: task for cell in exhibit.cells for task in cell.tasks.values()}
+    lines = []
+    for command in tasks:
+        record = results.get(command)
+        if record is not None:
+            seeds = f"{len(record.seeds)} seeds" if len(record.seeds) > 1 else "1 seed"
+            spent = "" if record.epsilon is None else f", epsilon {record.epsilon:.3g}"
+            lines.append(f"- `{command}` ({seeds}, {record.version}{spent})")
+    if lines:
+        yield from ["<details><summary>Commands</summary>", "", *lines, "", "</details>", ""]
+
+
+def _epsilons(exhibit: Exhibit) -> list[str]:
+    """Return one of DP-PrivRec's tables of epsilon: as printed, as it was computed, and right."""
+    heads = ["printed", "1000 M compositions", "1000", "1000, multiplier 1/2"]
+    row = [f"{exhibit.shown[0]}: {heads[0]}", *heads[1:]]
+    for head in exhibit.shown[1:]:
+        row += [f"{head}: {heads[0]}", *heads[1:]]
+    lines = [f"| q | {' | '.join(row)} |", f"|---|{'---:|' * len(row)}"]
+    here = [cell for cell in cells() if cell.table == exhibit.read]
+    for cohort in dict.fromkeys(cell.cohort for cell in here):
+        values: list[float] = []
+        for delta in DELTAS:
+            (cell,) = [one for one in here if (one.cohort, one.delta) == (cohort, delta)]
+            values += [cell.printed, cell.paper_tables, cell.rounds, cell.rounds_replace_one]
+        shown = " | ".join(f"{value:.{exhibit.digits}f}" for value in values)
+        lines.append(f"| {cohort} / {here[0].population} | {shown} |")
+    return [*lines, "", "`hushrec privacy tables` prints the same.", ""]

@@ -1,0 +1,177 @@
+"""Run one command of the plan and say what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from subprocess import DEVNULL, CalledProcessError
+from subprocess import run as run_program
+from typing import Any
+
+import numpy as np
+
+import hushrec
+from hushrec.analyse.item_map import item_map
+from hushrec.analyse.one_run import groups_of, guidance_effects, whose_table
+from hushrec.data import Interactions
+from hushrec.errors import DivergedError
+from hushrec.evaluate.metrics import parse_metric, summarise
+from hushrec.reproduce.plan import Task
+from hushrec.reproduce.results import Record
+from hushrec.run import Conduct, Run, read_ranks, train_seeds
+from hushrec.run_folder import RunFolder
+
+ALWAYS = ("hr@5", "hr@10", "ndcg@5", "ndcg@10")
+"""Kept of every run, whoever asks for it first."""
+CURVE_POINTS = 100
+"""Looks of a run that are kept for a picture, at most."""
+
+Place = tuple[str, str]
+"""A path and a metric that somebody looks up in a record."""
+
+
+def measure(
+    task: Task,
+    data: Interactions,
+    runs: Path,
+    wanted: Sequence[Place],
+    on_seed: Callable[[int], None],
+    conduct: Conduct,
+) -> Record:
+    """Train what is not trained yet in the task's folder, and read off what is wanted."""
+    out = runs / task.folder
+    try:
+        summary = train_seeds(
+            data,
+            task.method,
+            range(task.seeds),
+            out,
+            on_seed,
+            preset=task.preset,
+            protocol=task.protocol,
+            rounds=task.rounds,
+            settings=task.settings,
+            resume=(out / "seeds.json").exists(),
+            **conduct,
+        )
+    except DivergedError as error:
+        planned = RunFolder.open(out).experiment().rounds
+        seeds = list(range(task.seeds))
+        return Record(
+            seeds=seeds, version=our_version(), rounds=planned, seconds=0.0, diverged=str(error)
+        )
+    folders = [RunFolder.open(out / name) for name in summary["runs"]]
+    means, sd = _test_figures(folders, {metric for path, metric in wanted if _of_test(path)})
+    more = {path.split("/")[0] for path, _ in wanted if not _of_test(path)}
+    metrics = sorted({metric for path, metric in wanted if not _of_test(path)})
+    return Record(
+        seeds=summary["seed"],
+        version=our_version(),
+        rounds=folders[0].experiment().rounds,
+        selected_round=summary["selected_round"],
+        seconds=round(summary["time"]["total_s"] * task.seeds, 1),
+        epsilon=summary["privacy"]["epsilon"],
+        values={"test": means, **{name: _ANALYSES[name](folders[0], metrics) for name in more}},
+        sd={"test": sd} if task.seeds > 1 else {},
+    )
+
+
+def _of_test(path: str) -> bool:
+    return path.startswith("test/")
+
+
+def _test_figures(
+    folders: Sequence[RunFolder], metrics: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the test metrics at full and sampled ranking: their means and spread over seeds."""
+    names = [*dict.fromkeys([*ALWAYS, *sorted(metrics)])]
+    seen = [read_ranks(folder)["test"] for folder in folders]
+    tables = [{c: summarise(ranks, names) for c, ranks in by.items()} for by in seen]
+
+    def over_seeds(reduce: Callable[[list[float]], Any]) -> dict[str, dict[str, float]]:
+        return {
+            c: {name: float(reduce([table[c][name] for table in tables])) for name in names}
+            for c in tables[0]
+        }
+
+    return over_seeds(np.mean), over_seeds(lambda values: np.std(values, ddof=1))
+
+
+def _curve(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
+    """Return loss and validation metrics by round, thinned out."""
+    lines = folder.read_metrics()
+    looks = [line for line in lines if line["valid"]]
+    curve: dict[str, Any] = {
+        candidates: {
+            name: _thin([(x["round"], x["valid"][candidates][name]) for x in looks])
+            for name in metrics
+            if name in table
+        }
+        for candidates, table in (looks[0]["valid"] if looks else {}).items()
+    }
+    losses = [(line["round"], line["loss"]) for line in lines if line["loss"] is not None]
+    return {**curve, "train": {"loss": _thin(losses)}}
+
+
+def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Keep every n-th point, and the last one."""
+    step = -(-len(points) // CURVE_POINTS)
+    return points if step <= 1 else [*points[:-1:step], points[-1]]
+
+
+def _tables(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
+    return whose_table(Run.open(folder.path))
+
+
+def _groups(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
+    names = [name for name in metrics if _is_metric(name)]
+    found = groups_of(Run.open(folder.path), names=names)
+    groups = next(iter(found.values())).groups
+    return {group: {name: found[name].groups[group] for name in names} for group in groups}
+
+
+def _is_metric(name: str) -> bool:
+    try:
+        parse_metric(name)
+    except hushrec.HushrecError:
+        return False
+    return True
+
+
+def _guidance(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
+    """Return the change of each group at the last guidance round, in per cent."""
+    run = Run.open(folder.path)
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        if _is_metric(metric) and (effects := guidance_effects(run, metric)):
+            last = effects[-1]
+            for group, before in last.before.items():
+                change = 100 * (last.after[group] - before) / before if before else None
+                found.setdefault(group, {})[metric] = change
+    return found
+
+
+def _map(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
+    return item_map(Run.open(folder.path))
+
+
+_ANALYSES: dict[str, Callable[[RunFolder, Sequence[str]], dict[str, Any]]] = {
+    "curve": _curve,
+    "tables": _tables,
+    "groups": _groups,
+    "guidance": _guidance,
+    "map": _map,
+}
+"""What can be read off a run besides its test metrics, on seed 0: the first word of a path."""
+
+
+def our_version() -> str:
+    """Return hushrec's version, with the commit where it runs from a checkout."""
+    checkout = Path(hushrec.__file__).parents[2]
+    words = ["git", "-C", str(checkout), "rev-parse", "--short=10", "HEAD"]
+    try:
+        done = run_program(words, capture_output=True, text=True, check=True, stdin=DEVNULL)  # noqa: S603
+    except (OSError, CalledProcessError):
+        return version("hushrec")
+    return f"{version('hushrec')}+g{done.stdout.strip()}"

@@ -1,0 +1,182 @@
+"""Run what is not done yet, the shortest first, within a budget; what was stopped goes on later."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from hushrec.config import make_experiment, preset_names
+from hushrec.data import load
+from hushrec.data.datasets import CATALOG
+from hushrec.errors import StoppedError
+from hushrec.methods.base import method_names
+from hushrec.reproduce.measure import Place, measure
+from hushrec.reproduce.plan import Exhibit, Paper, Task, tasks_of
+from hushrec.reproduce.results import Record, Results, missing_parts
+from hushrec.run import Conduct
+
+UNKNOWN_PACE = 3e-6
+"""Seconds that a round takes for each interaction, where no run of the method is known."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A task to run, what is looked up in its result, and how long it should take."""
+
+    task: Task
+    wanted: tuple[Place, ...]
+    seconds: float
+
+
+def wanted_of(papers: Sequence[Paper]) -> Mapping[str, tuple[Place, ...]]:
+    """Return by command what all exhibits look up in its result."""
+    found: dict[str, dict[Place, None]] = {}
+    exhibits = [exhibit for paper in papers for exhibit in paper.exhibits]
+    for exhibit, cell, task in tasks_of(exhibits):
+        places = found.setdefault(task.command, {})
+        places.update(dict.fromkeys((cell.read, metric) for metric in exhibit.metrics))
+    return {command: tuple(places) for command, places in found.items()}
+
+
+def installed(task: Task) -> bool:
+    """Say whether method and preset are there."""
+    known = task.method in method_names()
+    return known and (task.preset is None or task.preset in preset_names(task.method))
+
+
+def steps_for(
+    papers: Sequence[Paper],
+    exhibits: Sequence[Exhibit],
+    results: Results,
+    *,
+    again: bool = False,
+    only: Callable[[str, Task], bool] = lambda row, task: True,
+) -> list[Step]:
+    """Return what these exhibits still need, the shortest first; with ``again`` what they have."""
+    wanted, found = wanted_of(papers), {}
+    for _, cell, task in tasks_of(exhibits):
+        record = results.get(task.command)
+        open_ = missing_parts(record, wanted[task.command])
+        if open_ != again and installed(task) and only(cell.row.name, task):
+            seconds = expected_seconds(task, results)
+            found[task.command] = Step(task, wanted[task.command], seconds)
+    return sorted(found.values(), key=lambda step: step.seconds)
+
+
+def expected_seconds(task: Task, results: Results) -> float:
+    """Say how long a task should take, by what it or its method took before."""
+    record = results.get(task.command)
+    if record is not None and record.seconds:
+        return record.seconds
+    rounds = make_experiment(
+        task.data,
+        task.method,
+        preset=task.preset,
+        settings=task.settings,
+        protocol=task.protocol,
+        rounds=task.rounds,
+    ).rounds
+    known = [
+        other.seconds / (other.rounds * len(other.seeds) * _rows(_data_of(command)))
+        for command, other in results.records()
+        if f" --method {task.method} " in command and other.seconds
+    ]
+    pace = statistics.median(known) if known else UNKNOWN_PACE
+    return pace * rounds * task.seeds * _rows(task.data)
+
+
+def _data_of(command: str) -> str:
+    words = command.split()
+    return words[words.index("--data") + 1]
+
+
+@cache
+def _rows(data: str) -> int:
+    return CATALOG[data].rows if data in CATALOG else len(load(data).user)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What came of a step."""
+
+    step: Step
+    record: Record
+    changed: list[str] | None
+    """Of a repeated task, the figures that are not the same; None where it had no result."""
+    number: int
+    steps: int
+    left: float
+    """Seconds that the rest should take."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where runs and results go, and how long it may take."""
+
+    results: Results
+    runs: Path
+    budget: float | None = None
+    """Seconds; None for as long as it takes."""
+    again: bool = False
+
+    def run(
+        self,
+        steps: Sequence[Step],
+        conduct: Conduct,
+        on_step: Callable[[Step, int, int], None] = lambda step, seed, number: None,
+    ) -> Iterator[Told]:
+        """Run one step after the other until all are done or the time is over."""
+        begun = time.monotonic()
+        asked = conduct.get("should_stop", lambda: False)
+
+        def over() -> bool:
+            return self.budget is not None and time.monotonic() - begun > self.budget
+
+        conduct = {**conduct, "should_stop": lambda: asked() or over()}
+        spent = expected = 0.0
+        for number, step in enumerate(steps, 1):
+            if over():
+                return
+            start = time.monotonic()
+            try:
+                record, changed = self._run(step, number, conduct, on_step)
+            except StoppedError:
+                if asked():
+                    raise
+                return
+            spent, expected = spent + time.monotonic() - start, expected + step.seconds
+            rest = sum(later.seconds for later in steps[number:])
+            yield Told(step, record, changed, number, len(steps), rest * spent / expected)
+
+    def _run(
+        self,
+        step: Step,
+        number: int,
+        conduct: Conduct,
+        on_step: Callable[[Step, int, int], None],
+    ) -> tuple[Record, list[str] | None]:
+        task = step.task
+        runs, before = self.runs, self.results.get(task.command)
+        if self.again:
+            runs = runs / "again"
+            shutil.rmtree(runs / task.folder, ignore_errors=True)
+        data = load(task.data)
+        record = measure(
+            task, data, runs, step.wanted, lambda seed: on_step(step, seed, number), conduct
+        )
+        self.results.put(task.data, task.command, record)
+        return record, None if before is None else changes(before.values, record.values)
+
+
+def changes(before: object, after: object, path: str = "") -> list[str]:
+    """Return the paths of figures that both have and that differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        both = [key for key in before if key in after]
+        return [p for key in both for p in changes(before[key], after[key], f"{path}/{key}")]
+    return [] if json.dumps(before) == json.dumps(after) else [path.removeprefix("/")]
