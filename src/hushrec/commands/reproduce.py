@@ -137,12 +137,12 @@ def reproduce_command(
     hushrec reproduce pfedrec/figure-3 --again   # once more from the same seed: the same figures?
     hushrec reproduce page                       # write docs/papers.md and its pictures
 
-    Results are filed under experiments/papers/results by the command that gave them, and are not
+    Results are filed under experiments/results by the command that gave them, and are not
     run again. Data sets are found as for `hushrec train`.
     """
     experiments = experiments_folder(place.experiments)
     papers = read_papers(experiments)
-    results = Results(experiments / "papers" / "results")
+    results = Results(experiments / "results")
     if names in (("list",), ("page",)):
         if names == ("page",):
             click.echo(write_page(papers, results, experiments))

@@ -21,13 +21,13 @@ COLUMNS = {"published": "published protocol", "honest": "honest"}
 OPENING = """\
 # The papers, table by table
 
-<!-- Written by `hushrec reproduce page`: change experiments/papers, not this file. -->
+<!-- Written by `hushrec reproduce page`: change experiments, not this file. -->
 
 Every table and figure of the five papers, in up to three columns: what the paper prints; what
 comes out here under its own protocol, which for PFedRec, FedRAP and FedRKG leaks the held-out item;
 and what is left under the honest one, with the same settings. `hushrec reproduce NAME` prints one
 of them and runs what is not run yet; `hushrec reproduce list` shows them all. A file under
-[experiments/papers](../experiments/papers) declares each; results lie beside them, filed under the
+[experiments](../experiments) declares each; results lie in its folder `results`, filed under the
 command that gave them, with seeds and version. The folded list under a table has these commands.
 
 *not run* waits for machine time, *not built* for a method or data set that hushrec does not have;
@@ -41,7 +41,7 @@ def write_page(papers: Sequence[Paper], results: Results, experiments: Path) -> 
     for paper in papers:
         for exhibit in paper.exhibits:
             for name, drawing in pictures(exhibit, results).items():
-                file = experiments / "papers" / paper.key / name
+                file = experiments / paper.key / name
                 with writing(file):
                     file.write_text(drawing, "utf-8")
     with writing(page):
@@ -94,14 +94,17 @@ def exhibit_section(exhibit: Exhibit, results: Results, data: Collection[str] = 
         return [*lines, *_epsilons(exhibit)]
     for label in exhibit.data or [""]:
         here = [cell for cell in exhibit.cells if cell.label == label]
-        if not data or here[0].data in data:
+        if label and all(cell.missing for cell in here):
+            word = "unobtainable" if here[0].unobtainable else "not built"
+            lines += [f"**{label}**: {word}; {here[0].missing}.", ""]
+        elif not data or here[0].data in data:
             lines += _table(exhibit, label, here, results)
     return lines
 
 
 def _drawings(exhibit: Exhibit, results: Results) -> Iterator[str]:
     for name in pictures(exhibit, results):
-        place = f"../experiments/papers/{exhibit.name.partition('/')[0]}/{name}"
+        place = f"../experiments/{exhibit.name.partition('/')[0]}/{name}"
         said = "honest" if "-honest" in name else "published protocol"
         yield from [f"![{exhibit.title}, {said}]({place})", ""]
 
@@ -125,7 +128,8 @@ def _table(exhibit: Exhibit, label: str, here: Sequence[Cell], results: Results)
         lines.append(f"| {cell.row.name} | {' | '.join(figures_)} |")
     reasons = {cell.missing: None for cell in here if cell.missing}
     if reasons:
-        lines += ["", "; ".join(reasons).capitalize() + "."]
+        said = "; ".join(reasons)
+        lines += ["", f"{said[0].upper()}{said[1:]}."]
     if open_:
         which = f" --data {here[0].data}" if label else ""
         lines += ["", f"Not run yet: `hushrec reproduce {exhibit.name}{which}`."]

@@ -2,8 +2,8 @@
 
 ::
 
-    experiments/papers/pfedrec/paper.toml        the paper itself
-    experiments/papers/pfedrec/table-2.toml      an exhibit, called pfedrec/table-2
+    experiments/pfedrec/paper.toml        the paper itself
+    experiments/pfedrec/table-2.toml      an exhibit, called pfedrec/table-2
 
 An exhibit has rows and data sets. Each row on each data set is a cell: what the paper prints, and
 one task for each protocol. A task is a command; exhibits that need the same command share what it
@@ -30,7 +30,6 @@ from hushrec.config import preset_names, read_preset
 from hushrec.errors import ConfigError, nearest
 
 Setting = bool | int | float | str | list[int]
-PAPERS = "papers"
 PAPER_FILE = "paper.toml"
 
 
@@ -51,6 +50,11 @@ class Said(_Frozen):
     """Why it is not measured here: no such method yet, or no such data."""
     unobtainable: str | None = None
     """Why nobody can measure it: data or figures that are not to be had."""
+
+    @property
+    def missing(self) -> str | None:
+        """Why there is nothing to run, if so."""
+        return self.unobtainable or self.without
 
     def then(self, more: Said | None) -> Said:
         """Return this, overruled by ``more``."""
@@ -205,20 +209,17 @@ class Exhibit(_Frozen):
 
     def _cell(self, row: Row, label: str, data: str, paper: tuple[float | None, ...]) -> Cell:
         here = row.on.get(label)
+        common = self.every.then(row).then(here)
         tasks: dict[str, Task] = {}
-        missing, unobtainable = None, False
         for protocol in self.protocols:
             said = self.every.then(row).then(getattr(row, protocol))
             said = said.then(here).then(getattr(here, protocol) if here else None)
-            if said.without or said.unobtainable:
-                missing, unobtainable = said.unobtainable or said.without, bool(said.unobtainable)
-            elif said.method:
+            if said.method and not said.missing:
                 told = said.model_dump(exclude_none=True, exclude={"without", "unobtainable"})
                 tasks[protocol] = Task(data=data, protocol=protocol, **told)
-        read = row.read or self.read
         return Cell(
-            row=row, label=label, data=data, paper=paper, read=read, tasks=tasks,
-            missing=missing, unobtainable=unobtainable,
+            row=row, label=label, data=data, paper=paper, read=row.read or self.read, tasks=tasks,
+            missing=common.missing, unobtainable=bool(common.unobtainable),
         )  # fmt: skip
 
 
@@ -259,8 +260,8 @@ def _in_order(file: Path) -> tuple[str, int, str]:
 
 
 def read_papers(folder: Path) -> list[Paper]:
-    """Read every paper below ``folder/papers``."""
-    places = sorted(file.parent for file in (folder / PAPERS).glob(f"*/{PAPER_FILE}"))
+    """Read every paper below the folder ``experiments``."""
+    places = sorted(file.parent for file in folder.glob(f"*/{PAPER_FILE}"))
     if not places:
         raise ConfigError(
             f"{folder} has no papers to reproduce: name the folder 'experiments' of a checkout of "
@@ -268,8 +269,11 @@ def read_papers(folder: Path) -> list[Paper]:
         )
     papers = []
     for place in places:
-        files = sorted(place.glob("*-*.toml"), key=_in_order)
-        exhibits = [_read(Exhibit, file, name=f"{place.name}/{file.stem}") for file in files]
+        files = [*place.glob("table-*.toml"), *place.glob("figure-*.toml")]
+        exhibits = [
+            _read(Exhibit, file, name=f"{place.name}/{file.stem}")
+            for file in sorted(files, key=_in_order)
+        ]
         papers.append(_read(Paper, place / PAPER_FILE, key=place.name, exhibits=exhibits))
     return papers
 
@@ -280,7 +284,7 @@ def experiments_folder(given: Path | None) -> Path:
         return given
     here = Path("experiments")
     checkout = Path(hushrec.__file__).parents[2] / "experiments"
-    return here if (here / PAPERS).is_dir() or not checkout.is_dir() else checkout
+    return here if here.is_dir() or not checkout.is_dir() else checkout
 
 
 def chosen(papers: Sequence[Paper], names: Sequence[str]) -> list[Exhibit]:

@@ -1,6 +1,6 @@
 """What commands gave, kept in files that are committed: a record for each, filed under its command.
 
-``experiments/papers/results/DATA.json`` holds the records of a data set, a line each, so that two
+``experiments/results/DATA.json`` holds the records of a data set, a line each, so that two
 people's records merge. Figures are looked up by path, such as ``test/full`` and ``hr@10``.
 """
 
