@@ -19,7 +19,9 @@ from hushrec.errors import ConfigError, nearest
 from hushrec.report.papers import exhibit_section, write_page
 from hushrec.report.tables import add_figures, plain_table
 from hushrec.report.units import human_duration
+from hushrec.reproduce.measure import epsilons
 from hushrec.reproduce.plan import (
+    EPSILONS,
     Exhibit,
     Paper,
     Task,
@@ -155,6 +157,8 @@ def reproduce_command(
     if dry_run:
         _show_steps(steps, as_json)
         return
+    if any(e.kind == "epsilon" for e in exhibits) and (again or not results.get(EPSILONS)):
+        results.put("epsilon", EPSILONS, epsilons())
     session = Session(results, place.runs, budget, again)
     told = _run(session, steps, Machine(threads), quiet=as_json)
     if as_json:

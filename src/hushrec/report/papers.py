@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from hushrec.privacy.tables import DELTAS, cells
 from hushrec.report.exhibits import pictures
-from hushrec.reproduce.plan import Cell, Exhibit, Paper
+from hushrec.reproduce.plan import EPSILONS, Cell, Exhibit, Paper
 from hushrec.reproduce.results import Results
 from hushrec.reproduce.states import Figure, counted, figures, state_of
 from hushrec.run_folder import writing
@@ -91,7 +90,7 @@ def exhibit_section(exhibit: Exhibit, results: Results, data: Collection[str] = 
         "",
     ]
     if exhibit.kind == "epsilon":
-        return [*lines, *_epsilons(exhibit)]
+        return [*lines, *_epsilons(exhibit, results)]
     for label in exhibit.data or [""]:
         here = [cell for cell in exhibit.cells if cell.label == label]
         if label and all(cell.missing for cell in here):
@@ -175,19 +174,16 @@ def _commands(exhibit: Exhibit, results: Results) -> Iterator[str]:
         yield from ["<details><summary>Commands</summary>", "", *lines, "", "</details>", ""]
 
 
-def _epsilons(exhibit: Exhibit) -> list[str]:
+def _epsilons(exhibit: Exhibit, results: Results) -> list[str]:
     """Return one of DP-PrivRec's tables of epsilon: as printed, as it was computed, and right."""
-    heads = ["printed", "1000 M compositions", "1000", "1000, multiplier 1/2"]
-    row = [f"{exhibit.shown[0]}: {heads[0]}", *heads[1:]]
-    for head in exhibit.shown[1:]:
-        row += [f"{head}: {heads[0]}", *heads[1:]]
+    record = results.get(EPSILONS)
+    if record is None:
+        return [f"Not run yet: `hushrec reproduce {exhibit.name}`.", ""]
+    columns = ["printed", "1000 M compositions", "1000", "1000, multiplier 1/2"]
+    heads = [f"{head}: {columns[0]}" for head in exhibit.shown]
+    row = [cell for head in heads for cell in (head, *columns[1:])]
     lines = [f"| q | {' | '.join(row)} |", f"|---|{'---:|' * len(row)}"]
-    here = [cell for cell in cells() if cell.table == exhibit.read]
-    for cohort in dict.fromkeys(cell.cohort for cell in here):
-        values: list[float] = []
-        for delta in DELTAS:
-            (cell,) = [one for one in here if (one.cohort, one.delta) == (cohort, delta)]
-            values += [cell.printed, cell.paper_tables, cell.rounds, cell.rounds_replace_one]
-        shown = " | ".join(f"{value:.{exhibit.digits}f}" for value in values)
-        lines.append(f"| {cohort} / {here[0].population} | {shown} |")
-    return [*lines, "", "`hushrec privacy tables` prints the same.", ""]
+    for name, by_delta in record.values[exhibit.read].items():
+        values = [value for delta in exhibit.metrics for value in by_delta[delta]]
+        lines.append(f"| {name} | {' | '.join(number(value, exhibit) for value in values)} |")
+    return [*lines, "", f"`{EPSILONS}` prints the same ({record.version}).", ""]

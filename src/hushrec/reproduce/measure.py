@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from hushrec.analyse.one_run import groups_of, guidance_effects, whose_table
 from hushrec.data import Interactions
 from hushrec.errors import DivergedError
 from hushrec.evaluate.metrics import parse_metric, summarise
+from hushrec.privacy.tables import ROUNDS, cells
 from hushrec.reproduce.plan import Task
 from hushrec.reproduce.results import Record
 from hushrec.run import Conduct, Run, read_ranks, train_seeds
@@ -73,7 +75,7 @@ def measure(
         seconds=round(summary["time"]["total_s"] * task.seeds, 1),
         epsilon=summary["privacy"]["epsilon"],
         values={"test": means, **{name: _ANALYSES[name](folders[0], metrics) for name in more}},
-        sd={"test": sd} if task.seeds > 1 else {},
+        sd={"test": sd} if sd else {},
     )
 
 
@@ -95,7 +97,8 @@ def _test_figures(
             for c in tables[0]
         }
 
-    return over_seeds(np.mean), over_seeds(lambda values: np.std(values, ddof=1))
+    spread = over_seeds(lambda values: np.std(values, ddof=1)) if len(tables) > 1 else {}
+    return over_seeds(np.mean), spread
 
 
 def _curve(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
@@ -164,6 +167,18 @@ _ANALYSES: dict[str, Callable[[RunFolder, Sequence[str]], dict[str, Any]]] = {
     "map": _map,
 }
 """What can be read off a run besides its test metrics, on seed 0: the first word of a path."""
+
+
+def epsilons() -> Record:
+    """Compute the tables of epsilon in DP-PrivRec: as printed, as computed there, and as right."""
+    begun, values = time.monotonic(), dict[str, Any]()
+    for cell in cells():
+        row = values.setdefault(cell.table, {}).setdefault(f"{cell.cohort} / {cell.population}", {})
+        row[f"{cell.delta:.0e}"] = [
+            *(cell.printed, cell.paper_tables, cell.rounds, cell.rounds_replace_one)
+        ]
+    seconds = round(time.monotonic() - begun, 1)
+    return Record(seeds=[], version=our_version(), rounds=ROUNDS, seconds=seconds, values=values)
 
 
 def our_version() -> str:

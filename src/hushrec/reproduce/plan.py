@@ -31,6 +31,8 @@ from hushrec.errors import ConfigError, nearest
 
 Setting = bool | int | float | str | list[int]
 PAPER_FILE = "paper.toml"
+EPSILONS = "hushrec privacy tables"
+"""The command behind exhibits of kind epsilon."""
 
 
 class _Frozen(BaseModel):

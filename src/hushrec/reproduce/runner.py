@@ -46,8 +46,12 @@ def wanted_of(papers: Sequence[Paper]) -> Mapping[str, tuple[Place, ...]]:
 
 def installed(task: Task) -> bool:
     """Say whether method and preset are there."""
-    known = task.method in method_names()
-    return known and (task.preset is None or task.preset in preset_names(task.method))
+    return _installed(task.method, task.preset)
+
+
+@cache  # packages that bring methods are looked for on the disk
+def _installed(method: str, preset: str | None) -> bool:
+    return method in method_names() and (preset is None or preset in preset_names(method))
 
 
 def steps_for(

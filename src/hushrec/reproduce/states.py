@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hushrec.data.datasets import CATALOG
-from hushrec.reproduce.plan import Cell, Exhibit
+from hushrec.reproduce.plan import EPSILONS, Cell, Exhibit
 from hushrec.reproduce.results import Results
 from hushrec.reproduce.runner import installed
 
@@ -87,7 +87,7 @@ class State:
 def state_of(exhibit: Exhibit, results: Results) -> State:
     """Count the cells of an exhibit by what is to be said of them."""
     if exhibit.kind == "epsilon":
-        return State({"done": 1})
+        return State({"done" if results.get(EPSILONS) else "not run": 1})
     words: list[Word] = []
     for cell in exhibit.cells:
         if exhibit.kind == "counts":

@@ -1,0 +1,70 @@
+"""The exhibits that ship: they can be run, and the page is written from their results."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hushrec.config import make_experiment
+from hushrec.methods.base import method_class
+from hushrec.report.papers import PAGE, write_page
+from hushrec.reproduce.plan import EPSILONS, read_papers, tasks_of
+from hushrec.reproduce.results import Results
+from hushrec.reproduce.runner import installed
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def papers():
+    return read_papers(ROOT / "experiments")
+
+
+def test_the_page_is_what_the_results_give(papers, tmp_path):
+    """`hushrec reproduce page` was run after the last change of plan, results or writer."""
+    results = Results(ROOT / "experiments/results")
+    for paper in papers:
+        (tmp_path / "experiments" / paper.key).mkdir(parents=True)
+    page = write_page(papers, results, tmp_path / "experiments")
+    assert page.read_text("utf-8") == (ROOT / PAGE).read_text("utf-8")
+    for paper in papers:
+        drawn = {f.name: f.read_text() for f in (tmp_path / "experiments" / paper.key).iterdir()}
+        assert drawn == {
+            file.name: file.read_text()
+            for file in (ROOT / "experiments" / paper.key).glob("*-*.svg")
+            if file.name.startswith(("table-", "figure-"))
+        }
+
+
+def test_all_papers_are_there_with_every_table_and_figure(papers):
+    there = {
+        paper.key: {e.name.partition("/")[2] for e in paper.exhibits} | set(paper.nothing_to_run)
+        for paper in papers
+    }
+    counts = {"pfedrec": (4, 3), "fedrap": (1, 5), "privrec": (4, 5), "lipm": (3, 7)}
+    for key, (tables, drawn) in counts.items():
+        expected = {f"table-{k + 1}" for k in range(tables)}
+        assert there[key] == expected | {f"figure-{k + 1}" for k in range(drawn)}
+    appendix = {"table-c1", *(f"table-d{k}" for k in range(1, 5)), "figure-d1", "figure-d2"}
+    numbered = {f"{kind}-{k}" for kind in ("table", "figure") for k in range(1, 6)}
+    assert there["fedrkg"] == appendix | numbered
+
+
+def test_every_command_can_be_given(papers, monkeypatch):
+    monkeypatch.setattr("hushrec.config.method_class", cache(method_class))
+    exhibits = [exhibit for paper in papers for exhibit in paper.exhibits]
+    tasks = [task for _, _, task in tasks_of(exhibits) if installed(task)]
+    assert len({task.command for task in tasks}) > 300
+    different = {(t.method, t.preset, t.protocol, repr(t.settings)): t for t in tasks}
+    for task in different.values():  # whatever the data, a name or value that is none is refused
+        told = {"preset": task.preset, "protocol": task.protocol, "settings": task.settings}
+        make_experiment(task.data, task.method, **told)
+
+
+def test_every_result_belongs_to_an_exhibit(papers):
+    """No figure lies around that nobody shows."""
+    exhibits = [exhibit for paper in papers for exhibit in paper.exhibits]
+    commands = {task.command for _, _, task in tasks_of(exhibits)}
+    found = dict(Results(ROOT / "experiments/results").records())
+    assert not found.keys() - commands - {EPSILONS}
+    assert all(record.version for record in found.values())
