@@ -58,15 +58,11 @@ def _trends(exhibit: Exhibit, protocol: str, results: Results) -> str:
         for places, rows in _lines(exhibit, here, values):
             drawn = [row for row in rows if sum(v is not None for v in row.values) > 1]
             if drawn:
-                title = f"{label}{_marked(protocol)}: {_what(exhibit)}"
+                what = f": {exhibit.shown[0]}" if len(exhibit.metrics) == 1 else ""
+                title = f"{label}{_marked(protocol)}{what}"
                 drawing = trends(drawn, places, title)
                 panels.append(standalone_trends(drawing, [row.name for row in drawn], title))
     return _stacked(panels, TRENDS_HEIGHT + 80)
-
-
-def _what(exhibit: Exhibit) -> str:
-    along = ", ".join(dict.fromkeys(row.line for row in exhibit.row if row.line))
-    return exhibit.title if len(exhibit.metrics) > 1 or not along else f"{exhibit.shown[0]}"
 
 
 def _lines(

@@ -18,7 +18,7 @@ import json
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -116,9 +116,7 @@ class Task(_Frozen):
     @property
     def settings(self) -> dict[str, Setting]:
         """What is set, by name; an experiment's noise can be repeated."""
-        mode = self.set.get("privacy.mode", "none")
-        if self.preset and self.preset in preset_names(self.method):
-            mode = read_preset(self.method, self.preset).get("privacy", {}).get("mode", mode)
+        mode = self.set.get("privacy.mode") or _mode_of(self.method, self.preset)
         noisy = {} if mode == "none" else {"privacy.noise_seed": 0}
         return dict(sorted({**noisy, **self.set}.items()))
 
@@ -128,6 +126,14 @@ class Task(_Frozen):
         digest = hashlib.blake2b(self.command.encode(), digest_size=4).hexdigest()
         name = f"{self.method}-{self.preset}" if self.preset else self.method
         return f"{self.data.replace('/', '-')}/{self.protocol}/{name}-{digest}"
+
+
+@cache
+def _mode_of(method: str, preset: str | None) -> str:
+    """Return the privacy that a preset asks for."""
+    if preset is None or preset not in preset_names(method):
+        return "none"
+    return str(read_preset(method, preset).get("privacy", {}).get("mode", "none"))
 
 
 class Cell(_Frozen):
