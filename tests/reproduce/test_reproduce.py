@@ -9,10 +9,12 @@ from click.testing import CliRunner
 
 from hushrec.commands import main
 from hushrec.errors import ConfigError, RunError
+from hushrec.reproduce.compare import paired
 from hushrec.reproduce.plan import chosen, read_papers, tasks_of
 from hushrec.reproduce.results import Record, Results
 from hushrec.reproduce.runner import changes, expected_seconds, steps_for
 from hushrec.reproduce.states import state_of
+from hushrec.run import train_seeds
 
 PAPER = (
     'system = "Demo"\ncited = "Nobody: Nothing"\nnothing_to_run = { "figure-9" = "a drawing" }\n'
@@ -38,6 +40,7 @@ method = "pfedrec"
 rounds = 3
 seeds = 2
 set = { d = 4, "evaluation.every" = 3 }
+against = ["popularity"]
 published = { set = { "evaluation.every" = 1 } }
 on.Other.unobtainable = "it was never published"
 
@@ -121,6 +124,13 @@ def test_everything_is_run_and_shown_in_three_columns(ran):
     assert "demo/figure-1`: done, 1 of 1 cells" in text
     assert "demo/table-1`: partly, 4 of 6 cells" in text
     assert own.version in text
+    (other,) = own.against
+    difference, low, high, p = own.against[other]["ndcg@10"]
+    mine, theirs = (r.values["test"]["full"]["ndcg@10"] for r in (own, found[other]))
+    assert difference == pytest.approx(mine - theirs)
+    assert low <= difference <= high
+    assert 0 < p <= 1
+    assert "- PFedRec − popularity (honest): " in text
     assert (root / "experiments/demo/figure-1-honest.svg").read_text().startswith("<svg")
 
 
@@ -192,6 +202,7 @@ def test_divergence_is_a_result(copy):
         ("Demo = [41", "Dem = [41", "'Dem' is none of the data sets"),
         ("scale = 100", "scale = ", "not valid TOML"),
         ("on.Other", "on.Othre", "on.Othre is none of the data sets"),
+        ('["popularity"]', '["nobody"]', "against 'nobody', which is no row"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(copy, old, new, words):
@@ -243,3 +254,17 @@ def test_changes_are_those_of_common_figures():
     assert changes({"a": {"x": 1.0, "y": 2}}, {"a": {"x": 1.0}, "b": 3}) == []
     assert changes({"a": {"x": 1.0}}, {"a": {"x": 1.0000000001}}) == ["a/x"]
     assert changes({"a": [(1, 2.0)]}, {"a": [[1, 2.0]]}) == []
+
+
+def test_users_of_seeds_that_test_others_stand_side_by_side(tmp_path, tiny):
+    unseen = {"split.kind": "unseen-users", "split.test": 0.4}
+    for method in ("popularity", "fedals"):
+        train_seeds(tiny, method, [0, 1], tmp_path / method, settings=unseen, rounds=1)
+    test = paired(tmp_path / "fedals", tmp_path / "popularity", "full", "hits@10")
+    parts = [
+        json.loads((tmp_path / "popularity" / f"seed-{s}/summary.json").read_text()) for s in (0, 1)
+    ]
+    assert test.n == sum(part["users"]["looked_at"] for part in parts)
+    train_seeds(tiny, "popularity", [0], tmp_path / "one", settings=unseen)
+    with pytest.raises(RunError, match="same items of the same users"):
+        paired(tmp_path / "fedals", tmp_path / "one", "full", "hits@10")

@@ -56,7 +56,7 @@ def compare_runs(
         raise ConfigError("compare needs at least two run folders")
     runs = [_Stored.read(path, candidates) for path in paths]
     for run in runs[1:]:
-        if run.data != runs[0].data or not _same_question(run.ranks[0], runs[0].ranks[0]):
+        if run.data != runs[0].data or not same_question(run.ranks[0], runs[0].ranks[0]):
             raise InputError(
                 f"{run.name} and {runs[0].name} do not look for the same held-out items of the "
                 "same users; compare needs the same --data and split"
@@ -97,7 +97,7 @@ def compare_runs(
     return rows
 
 
-def _same_question(one: Ranks, other: Ranks) -> bool:
+def same_question(one: Ranks, other: Ranks) -> bool:
     """Say whether two runs look for the same items of the same users."""
     names = ("users", "indptr", "targets")
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
@@ -128,7 +128,7 @@ class _Stored:
                     f"{part} has no candidate set '{candidates}'{nearest(candidates, stored)}"
                 )
             ranks.append(stored[candidates])
-        if not all(_same_question(r, ranks[0]) for r in ranks):
+        if not all(same_question(r, ranks[0]) for r in ranks):
             raise RunError(
                 f"{path}: its seeds hold out different items, so they cannot be averaged user by "
                 "user; compare single seeds, or use a split without chance"

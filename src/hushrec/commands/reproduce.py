@@ -19,6 +19,7 @@ from hushrec.errors import ConfigError, nearest
 from hushrec.report.papers import exhibit_section, write_page
 from hushrec.report.tables import add_figures, plain_table
 from hushrec.report.units import human_duration
+from hushrec.reproduce.compare import compare_cells
 from hushrec.reproduce.measure import epsilons
 from hushrec.reproduce.plan import (
     EPSILONS,
@@ -161,6 +162,7 @@ def reproduce_command(
         results.put("epsilon", EPSILONS, epsilons())
     session = Session(results, place.runs, budget, again)
     told = _run(session, steps, Machine(threads), quiet=as_json)
+    compare_cells(exhibits, results, place.runs)
     if as_json:
         options.print_json(
             [

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from hushrec.report.exhibits import pictures
+from hushrec.report.units import signed
 from hushrec.reproduce.plan import EPSILONS, Cell, Exhibit, Paper
 from hushrec.reproduce.results import Results
 from hushrec.reproduce.states import Figure, counted, figures, state_of
@@ -125,6 +126,7 @@ def _table(exhibit: Exhibit, label: str, here: Sequence[Cell], results: Results)
         open_ |= any("not run" in column for column in by_column.values())
         figures_ = [by_column[name][k] for k in range(len(exhibit.metrics)) for name in columns]
         lines.append(f"| {cell.row.name} | {' | '.join(figures_)} |")
+    lines += _tests(exhibit, here, results)
     reasons = {cell.missing: None for cell in here if cell.missing}
     if reasons:
         said = "; ".join(reasons)
@@ -133,6 +135,31 @@ def _table(exhibit: Exhibit, label: str, here: Sequence[Cell], results: Results)
         which = f" --data {here[0].data}" if label else ""
         lines += ["", f"Not run yet: `hushrec reproduce {exhibit.name}{which}`."]
     return [*lines, ""]
+
+
+def _tests(exhibit: Exhibit, here: Sequence[Cell], results: Results) -> list[str]:
+    """Return what is known of differences between rows, a line each."""
+    metric, lines = exhibit.tested or exhibit.metrics[-1], []
+    for cell in here:
+        for name, task, other in exhibit.pairs(cell):
+            record = results.get(task.command)
+            found = record.against.get(other.command, {}).get(metric) if record else None
+            if found:
+                difference, low, high, p = found
+                said = "< 0.001" if p < 0.001 else f"= {p:.3f}"
+                mark = f" ({COLUMNS[task.protocol]})" if len(exhibit.protocols) > 1 else ""
+                lines.append(
+                    f"- {cell.row.name} − {name}{mark}: {signed(difference)} "
+                    f"[{signed(low)}, {signed(high)}], p {said}"
+                )
+    if not lines:
+        return []
+    return [
+        "",
+        f"{metric.upper()}, one minus the other, user by user, with its 95 % interval:",
+        "",
+        *lines,
+    ]
 
 
 def _column(exhibit: Exhibit, cell: Cell, name: str, results: Results) -> list[str]:

@@ -87,6 +87,8 @@ class Row(OnData):
     """The line of a picture it is a point of."""
     at: str | None = None
     """Its place along that line."""
+    against: list[str] = Field(default_factory=list)
+    """Rows that it is tested against, user by user."""
     on: dict[str, OnData] = Field(default_factory=dict)
 
 
@@ -178,6 +180,8 @@ class Exhibit(_Frozen):
     """Our data set for each of the paper's, in its order."""
     every: Said = Said()
     row: list[Row] = Field(default_factory=list)
+    tested: str | None = None
+    """The metric of paired tests.  [the last one]"""
     note: str = ""
 
     @model_validator(mode="after")
@@ -198,12 +202,22 @@ class Exhibit(_Frozen):
                     )
             for name in row.on.keys() - known:
                 raise ValueError(f"row '{row.name}': on.{name} is none of the data sets")
+            for name in set(row.against) - {other.name for other in self.row}:
+                raise ValueError(f"row '{row.name}': against '{name}', which is no row")
         return self
 
     @property
     def shown(self) -> list[str]:
         """What the metrics are called."""
         return self.heads or [metric.upper() for metric in self.metrics]
+
+    def pairs(self, cell: Cell) -> Iterator[tuple[str, Task, Task]]:
+        """Return the name of each row that a cell is tested against, with both their tasks."""
+        others = {other.row.name: other for other in self.cells if other.label == cell.label}
+        for name in cell.row.against:
+            for protocol, task in cell.tasks.items():
+                if protocol in others[name].tasks:
+                    yield name, task, others[name].tasks[protocol]
 
     @cached_property
     def cells(self) -> list[Cell]:

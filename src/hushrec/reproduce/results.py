@@ -41,6 +41,10 @@ class Record(BaseModel):
     sd: dict[str, Any] = Field(default_factory=dict)
     """Spread over seeds of what is below ``test``."""
 
+    against: dict[str, dict[str, list[float]]] = Field(default_factory=dict)
+    """By another command and a metric: the difference from that one, the ends of its 95 % interval,
+    and p."""
+
     def find(self, path: str, metric: str) -> Any:
         """Return a figure, or None."""
         return _at(self.values, path, metric)

@@ -1,0 +1,59 @@
+"""Tests between the cells of an exhibit, user by user, from the runs that are at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hushrec.analyse.compare import same_question
+from hushrec.errors import RunError
+from hushrec.evaluate.metrics import per_user
+from hushrec.evaluate.ranking import Ranks
+from hushrec.evaluate.significance import PairedTest, paired_test
+from hushrec.reproduce.plan import Exhibit
+from hushrec.reproduce.results import Results
+from hushrec.run import read_ranks
+from hushrec.run_folder import RunFolder
+
+
+def compare_cells(exhibits: Sequence[Exhibit], results: Results, runs: Path) -> None:
+    """Test every row against those it names, where both runs are there and it isn't done."""
+    for exhibit in exhibits:
+        metric = exhibit.tested or exhibit.metrics[-1]
+        for cell in exhibit.cells:
+            for _, task, other in exhibit.pairs(cell):
+                record = results.get(task.command)
+                mine, theirs = runs / task.folder, runs / other.folder
+                if (
+                    record is None
+                    or metric in record.against.get(other.command, {})
+                    or not all((run / "summary.json").exists() for run in (mine, theirs))
+                ):
+                    continue
+                test = paired(mine, theirs, cell.read.partition("/")[2], metric)
+                found = [test.difference, test.low, test.high, test.p_value]
+                tests = {**record.against.get(other.command, {}), metric: found}
+                against = {**record.against, other.command: tests}
+                results.put(task.data, task.command, record.model_copy(update={"against": against}))
+
+
+def paired(mine: Path, other: Path, candidates: str, metric: str) -> PairedTest:
+    """Test two runs of one or more seeds.
+
+    Where all seeds ask for the same items, a user's value is the mean over seeds; where seeds draw
+    other test users, users of all seeds stand side by side.
+    """
+    ours, theirs = (_ranks(folder, candidates) for folder in (mine, other))
+    values = [[per_user(ranks, metric) for ranks in seeds] for seeds in (ours, theirs)]
+    if all(same_question(ranks, ours[0]) for ranks in [*ours, *theirs]):
+        return paired_test(*(np.mean(seeds, axis=0) for seeds in values))
+    if not all(map(same_question, ours, theirs)) or len(ours) != len(theirs):
+        raise RunError(f"{mine} and {other} do not look for the same items of the same users")
+    return paired_test(*(np.concatenate(seeds) for seeds in values))
+
+
+def _ranks(folder: Path, candidates: str) -> list[Ranks]:
+    names = RunFolder.open(folder).read_summary()["runs"]
+    return [read_ranks(RunFolder.open(folder / name))["test"][candidates] for name in names]
