@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import hushrec
+from hushrec.aggregate import OWN_WEIGHT, ExactSum, Update
 from hushrec.aggregate import ClientRows as Rows
-from hushrec.aggregate import ExactSum, Update
 from hushrec.clients import TrainView
 from hushrec.privacy.budgets import PersonalNoise
+from hushrec.privacy.clip import BIT, AdaptiveClip, FlatClip, RowClip, client_norms
 from hushrec.privacy.protection import UploadShape
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
@@ -74,7 +75,7 @@ def test_the_server_applies_the_softmax():
     scores = np.array([0.5, -1.0, 0.2], np.float32)
     deltas = np.random.default_rng(0).standard_normal((3, 1, 8)).astype(np.float32)
     network = np.random.default_rng(1).standard_normal((3, len(shared["network"])))
-    weight = np.exp(scores)
+    weight = np.exp(scores - 1)  # the bound of scores is 1
     update = Update(
         3,
         {
@@ -84,7 +85,7 @@ def test_the_server_applies_the_softmax():
                 (weight[:, None, None] * deltas).reshape(3, 8),
             )
         },
-        {"weight": weight - np.float32(1), "network": weight[:, None] * network},
+        {OWN_WEIGHT: weight - np.float32(0.5), "network": weight[:, None] * network},
     )
     summed = ExactSum(60)
     summed.add(update)
@@ -103,7 +104,56 @@ def test_with_equal_interests_the_aggregation_is_the_plain_mean():
     shared = method.init(view, Streams(0))
     private = _private(method, view, shared)
     fitted = method.fit(shared, private, view, Round(1, Streams(0)))
-    np.testing.assert_allclose(fitted.update.dense["weight"], 0, atol=1e-6)
+    weights = fitted.update.dense[OWN_WEIGHT] + 0.5
+    np.testing.assert_allclose(weights, np.exp(-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize(
+    "clip",
+    [FlatClip(0.5), FlatClip(0.5, 1), RowClip(0.5), AdaptiveClip(0.5, 0.5, 0.2, 1.0)],
+    ids=["flat", "flat L1", "row", "adaptive"],
+)
+def test_clipping_leaves_the_attention_as_it_is(clip, size):
+    """Of equal deltas, exp(-1) and exp(1) come out at a ratio of 7.4, however large they are."""
+    view = clients_of([[1], [2]])
+    weights = np.exp(np.array([-1, 1], np.float32) - 1)
+    delta = size * np.random.default_rng(0).standard_normal(8).astype(np.float32)
+    scaled = weights[:, None] * delta
+    update = Update(
+        2,
+        {"items": Rows(np.arange(3), np.array([7, 7], np.int32), scaled)},
+        {"network": scaled, OWN_WEIGHT: weights - np.float32(0.5)},
+    )
+    secret = SecretRound(1, SecretStreams(0))
+    sent = clip.protect(update, view, secret)
+    for array in (sent.rows["items"].rows, sent.dense["network"]):
+        np.testing.assert_allclose(array[1] / array[0], np.exp(2), rtol=1e-3)
+    # What is sent keeps to the bound, the weight included.
+    shape = UploadShape.of(update, 60)
+    bound = clip.whole_bound(shape)
+    assert (client_norms(_without_bit(sent), clip.power) <= bound).all()
+    # The server finds the sum of weights again.
+    summed = ExactSum(60)
+    summed.add(sent)
+    total = clip.finish(summed.total(), secret)[0]
+    assert 2 / 2 + total.dense[OWN_WEIGHT] == pytest.approx(weights.sum(), abs=1e-6)
+
+
+def _without_bit(update):
+    return replace(update, dense={n: a for n, a in update.dense.items() if n != BIT})
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.floats(-(2.0**99), 2.0**99, width=32),
+    st.floats(-(2.0**99), 2.0**99, width=32),
+    st.sampled_from([1, 2]),
+)
+def test_no_weight_takes_an_upload_over_the_bound(weight, value, power):
+    dense = {"network": np.full((1, 3), value, np.float32), OWN_WEIGHT: np.array([weight], "f4")}
+    sent = FlatClip(0.3, power).protect(Update(1, dense=dense), None, None)
+    assert client_norms(sent, power)[0] <= 0.3
 
 
 # ------------------------------------------------------------ the training core

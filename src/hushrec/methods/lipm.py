@@ -11,7 +11,8 @@ With ``lipm`` (section 3.1; the equations have no numbers, so they are named her
   ``recent`` last training items. The scorer sees u. A silo's interest is the mean of its users'.
 - Aggregation, a_i = softmax(g(u_i)): g(u) = <q, u> / ``temperature`` against a query q that the
   server holds, bounded by ``weight_bound``. Nothing in the paper trains g, so q stays as drawn. A
-  client uploads exp(g)-fold deltas and exp(g) - 1, and the server divides by the sum of exp(g).
+  client uploads its deltas times w = exp(g - bound), which is at most 1, and w beside them
+  (`OWN_WEIGHT`); the server divides by the sum of w. What is clipped are the deltas before.
 - Fusion, phi_i = f(theta_i, u_i): the deltas of item rows times a gate 2 sigma(W u_i), one at the
   start. W is trained, after the rest, to lower the client's loss under the gated deltas.
 - Fine-tuning after the download, theta_i = theta - lambda grad L_i (the paper prints a plus): some
@@ -33,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import ClientRows, Total, Update
+from hushrec.aggregate import OWN_WEIGHT, ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.kernels import add_scattered
 from hushrec.methods.base import (
@@ -151,9 +152,10 @@ class LIPM(Method):
             # Not a product of matrices, whose rounding may depend on how many clients there are.
             gate = 2 / (1 + np.exp(-(mean[:, :, None] * gates).sum(1)))
             deltas = deltas * np.repeat(gate, samples.touched.lengths, 0)
-            weights = np.exp(self.interest_scores(shared["query"], mean))
+            scores = self.interest_scores(shared["query"], mean)
+            weights = np.exp(scores - np.float32(c.weight_bound))
             deltas = deltas * np.repeat(weights, samples.touched.lengths)[:, None]
-            dense["weight"] = weights - np.float32(1)
+            dense[OWN_WEIGHT] = weights - np.float32(0.5)
             dense["network"] = weights[:, None] * (network - received)
         rows = ClientRows(samples.touched.indptr, samples.touched.values, deltas)
         update = Update(len(view.clients), {"items": rows}, dense)
@@ -226,9 +228,9 @@ class LIPM(Method):
         weights = total.clients
         if self.config.lipm:
             # Noise may push the sum to where no clients' weights can be; their bound is public.
-            bound = np.exp(self.config.weight_bound)
-            weights += float(total.dense["weight"])
-            weights = float(np.clip(weights, total.clients / bound, total.clients * bound))
+            least = total.clients * np.exp(-2 * self.config.weight_bound)
+            weights = total.clients / 2 + float(total.dense[OWN_WEIGHT])
+            weights = float(np.clip(weights, least, total.clients))
         items = shared["items"].astype(np.float64)
         ids, summed = total.rows["items"]
         items[ids] += summed / weights
