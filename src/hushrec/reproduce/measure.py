@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from subprocess import DEVNULL, CalledProcessError
@@ -143,16 +143,39 @@ def _is_metric(name: str) -> bool:
 
 
 def _guidance(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
-    """Return the change of each group at the last guidance round, in per cent."""
+    """Return what the last guidance round changed in each group, and gates between groups: in %."""
     run = Run.open(folder.path)
+    effects = {m: guidance_effects(run, m) for m in metrics if _is_metric(m)}
     found: dict[str, Any] = {}
-    for metric in metrics:
-        if _is_metric(metric) and (effects := guidance_effects(run, metric)):
-            last = effects[-1]
-            for group, before in last.before.items():
-                change = 100 * (last.after[group] - before) / before if before else None
-                found.setdefault(group, {})[metric] = change
+    for metric, each in effects.items():
+        for group, before in each[-1].before.items() if each else ():
+            change = _change(before, each[-1].after[group])
+            found.setdefault(group, {})[metric] = change
+    for last in guidance_effects(run)[-1:]:
+        moved = last.moved or {}
+        shares = {name: 100 * moved[name] for name in ("improved", "declined") if name in moved}
+        found = {group: {**values, **shares} for group, values in found.items()}
+        found |= _gates(last.gates["groups"]) if last.gates else {}
     return found
+
+
+def _gates(groups: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Return how gates differ between groups."""
+    found = {}
+    for more, less, value, logit in _GATES:
+        found[f"{more}-{less}"] = {
+            name: {"change": _change(groups[less][field], groups[more][field])}
+            for name, field in (("value", value), ("logit", logit))
+        }
+    return found
+
+
+_GATES = (("followers", "distinct", "popular", "popular_logit"), ("warm", "cold", "mean", "logit"))
+"""Tables D.3 and D.4 of FedRKG: two groups, and where the means of their gates stand."""
+
+
+def _change(before: float, after: float) -> float | None:
+    return 100 * (after - before) / before if before else None
 
 
 def _map(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
