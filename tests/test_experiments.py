@@ -63,6 +63,7 @@ def test_curves_leave_out_what_was_not_measured():
     drawing = trends(rows, ["a", "b", "c"], "label")
     assert drawing.count("<circle") == 4
     assert drawing.count('class="curve"') == 2
+    assert trends(rows, ["a", "b", "c"], "label", joined=False).count('class="curve"') == 0
     assert "<b>" not in drawing
     assert standalone_trends(drawing, ["one <b>", "two"], "title").count("one &lt;b&gt;") == 3
 

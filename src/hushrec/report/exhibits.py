@@ -25,7 +25,7 @@ MAP_STYLE = (
 
 def pictures(exhibit: Exhibit, results: Results) -> dict[str, str]:
     """Return the files of an exhibit that has enough results to be drawn, by name."""
-    makers = {"trends": _trends, "curves": _curves, "map": _map}
+    makers = {"trends": _trends, "dots": _trends, "curves": _curves, "map": _map}
     if exhibit.kind not in makers:
         return {}
     stem, found = exhibit.name.partition("/")[2], {}
@@ -56,11 +56,12 @@ def _trends(exhibit: Exhibit, protocol: str, results: Results) -> str:
             for cell in here
         }
         for places, rows in _lines(exhibit, here, values):
-            drawn = [row for row in rows if sum(v is not None for v in row.values) > 1]
+            least = 1 if exhibit.kind == "dots" else 2
+            drawn = [row for row in rows if sum(v is not None for v in row.values) >= least]
             if drawn:
                 what = f": {exhibit.shown[0]}" if len(exhibit.metrics) == 1 else ""
                 title = f"{label}{_marked(protocol)}{what}"
-                drawing = trends(drawn, places, title)
+                drawing = trends(drawn, places, title, joined=exhibit.kind == "trends")
                 panels.append(standalone_trends(drawing, [row.name for row in drawn], title))
     return _stacked(panels, TRENDS_HEIGHT + 80)
 
@@ -69,6 +70,11 @@ def _lines(
     exhibit: Exhibit, here: Sequence[Cell], values: Mapping[str, Sequence[float | None]]
 ) -> Iterator[tuple[list[str], list[Trend]]]:
     """Return the lines of one or more drawings: lines along the same places share one."""
+    if exhibit.kind == "dots" and not any(cell.row.at for cell in here):
+        named = [cell.row.name for cell in here]
+        by_metric = zip(exhibit.shown, zip(*values.values(), strict=True), strict=True)
+        yield named, [Trend(head, points) for head, points in by_metric]
+        return
     if not any(cell.row.at for cell in here):
         yield exhibit.shown, [Trend(cell.row.name, tuple(values[cell.row.name])) for cell in here]
         return

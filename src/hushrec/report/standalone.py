@@ -47,8 +47,13 @@ class Trend:
     values: tuple[float | None, ...]
 
 
-def trends(rows: Sequence[Trend], places: Sequence[str], label: str) -> Markup:
-    """Draw several curves over the same named places, which stand at equal distances."""
+def trends(
+    rows: Sequence[Trend], places: Sequence[str], label: str, *, joined: bool = True
+) -> Markup:
+    """Draw several curves over the same named places, which stand at equal distances.
+
+    Places that have no order are not ``joined``: dots alone.
+    """
     found = [value for row in rows for value in row.values if value is not None]
     ticks = svg.nice_ticks(0, max(found), 4)
     apart = 100 / max(1, len(places) - 1)
@@ -66,7 +71,7 @@ def trends(rows: Sequence[Trend], places: Sequence[str], label: str) -> Markup:
     for number, row in enumerate(rows):
         style = f"--c:{TREND_COLOURS[number % len(TREND_COLOURS)]}"
         known = [(k, value) for k, value in enumerate(row.values) if value is not None]
-        for (k, one), (after, other) in itertools.pairwise(known):
+        for (k, one), (after, other) in itertools.pairwise(known) if joined else ():
             ends = {"x1": svg.place(k * apart / 100), "x2": svg.place(after * apart / 100)}
             rise = {"y1": down(one), "y2": down(other), "style": style}
             parts.append(svg.tag("line", {"class": "curve", **ends, **rise}))

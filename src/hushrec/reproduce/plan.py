@@ -154,9 +154,10 @@ class Cell(_Frozen):
     unobtainable: bool
 
 
-Kind = Literal["table", "trends", "curves", "map", "counts", "epsilon"]
-"""Figures in a table, and with it a picture: trends over places, curves over rounds, a map of the
-items. Counts are those of a data set; epsilon is computed, and nothing is trained for either."""
+Kind = Literal["table", "trends", "dots", "curves", "map", "counts", "epsilon"]
+"""Figures in a table, and with it a picture: trends over places, dots where places have no order,
+curves over rounds, a map of the items. Counts are those of a data set; epsilon is computed, and
+nothing is trained for either."""
 
 
 class Exhibit(_Frozen):
