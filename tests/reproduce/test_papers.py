@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from hushrec.config import make_experiment
+from hushrec.data import load
 from hushrec.methods.base import method_class
 from hushrec.report.papers import PAGE, write_page
-from hushrec.reproduce.plan import EPSILONS, read_papers, tasks_of
+from hushrec.reproduce.measure import measure
+from hushrec.reproduce.plan import EPSILONS, chosen, read_papers, tasks_of
 from hushrec.reproduce.results import Results
-from hushrec.reproduce.runner import installed
+from hushrec.reproduce.runner import changes, installed
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +36,20 @@ def test_the_page_is_what_the_results_give(papers, tmp_path):
             for file in (ROOT / "experiments" / paper.key).glob("*-*.svg")
             if file.name.startswith(("table-", "figure-"))
         }
+
+
+@pytest.mark.slow
+def test_a_cell_comes_out_the_same_to_the_last_digit(papers, data_dir, tmp_path):
+    """The quickest of those on real data, from the same seed."""
+    name, protocol = "fedrkg/table-3", "honest"
+    (exhibit,) = chosen(papers, [name])
+    (cell,) = [c for c in exhibit.cells if (c.row.name, c.data) == ("PFedRec", "filmtrust")]
+    task = cell.tasks[protocol]
+    before = Results(ROOT / "experiments/results").get(task.command)
+    assert before is not None
+    after = measure(task, load(task.data), tmp_path, [], lambda seed: None, {})
+    assert changes(after.values, before.values) == []
+    assert after.values["test"]["full"].keys() <= before.values["test"]["full"].keys()
 
 
 def test_all_papers_are_there_with_every_table_and_figure(papers):
