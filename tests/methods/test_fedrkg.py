@@ -282,8 +282,13 @@ class TestEveryRoundGuides(MethodContract):
 
 @pytest.mark.slow
 def test_fedrkg_reproduces_the_paper_under_its_protocol(data_dir):
-    """Paper, FilmTrust, full ranking: R@10 1.000, N@10 0.993, with the leak."""
+    """Paper, FilmTrust, full ranking: R@10 1.000, N@10 0.993, with the leak.
+
+    All rounds: by the preset's patience and its HR@10, which is 1 from round 375 on, a run ends
+    with an N@10 of 0.974.
+    """
     data = hushrec.load("filmtrust", data_dir=data_dir)
-    run = hushrec.train(data, "fedrkg", preset="paper", protocol="published")
+    whole = {"evaluation.patience": 0, "evaluation.select": "ndcg@10", "evaluation.every": 100}
+    run = hushrec.train(data, "fedrkg", preset="paper", protocol="published", settings=whole)
     assert run.metrics["full"]["recall@10"] >= 0.995
     assert run.metrics["full"]["ndcg@10"] >= 0.98

@@ -21,7 +21,9 @@ from hushrec.training.samples import draw_silo_samples
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.methods.lipm import LIPM, LIPMConfig  # noqa: E402
+from hushrec.training.perceptron import Perceptron, gru  # noqa: E402
 from hushrec.training.silo_network import unpack_flat  # noqa: E402
+from hushrec.training.tensors import Step  # noqa: E402
 
 SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 2, "interest": 4, "lr": 0.02}
 
@@ -331,3 +333,61 @@ def test_guidance_reaches_a_run_from_its_second_round_on():
     # The noise depends on how many rounds a budget is for, so runs of one length are compared.
     np.testing.assert_array_equal(plain[0]["network"], guided[0]["network"])
     assert not np.array_equal(plain[1]["network"], guided[1]["network"])
+
+
+# ------------------------------------------------------------ an average of its own for each silo
+
+
+class TestAverages(MethodContract):
+    method = LIPM
+    options = {**SMALL, "averages": 3, "temperature": 0.05, "matching": 0.5}  # noqa: RUF012
+    beats_chance = False  # few rounds of small steps; that each silo gets its own is tested below
+
+
+def test_matching_is_the_cross_entropy_of_interest_and_item_alone():
+    plain, matching = (Perceptron(3, (4,), 2, weight) for weight in (0.0, 0.7))
+    flat = torch.from_numpy(matching.initial(Streams(0))[None])
+    draw = torch.Generator().manual_seed(0)
+    rows = {name: torch.randn(1, 5, 3, generator=draw) for name in ("users", "items")}
+    fixed = {"behaviour": torch.randn(1, 5, 3, generator=draw), "interest": torch.zeros(1, 5, 2)}
+    step = Step(torch.tensor([[1.0, 0, 1, 0, 1]]), torch.full((1, 5), 0.2))
+    p = unpack_flat(flat, matching.shapes)
+    interest = gru(p, fixed["behaviour"], fixed["interest"])[0]
+    degree = ((interest @ p["match"][0]) * rows["items"][0]).sum(1)
+    alone = torch.nn.functional.binary_cross_entropy_with_logits(degree, step.labels[0])
+    both = matching.loss(p, rows, fixed, step)
+    assert both.item() == pytest.approx(
+        plain.loss(p, rows, fixed, step).item() + 0.7 * alone.item()
+    )
+
+
+def test_each_silo_gets_an_attention_weighted_average_of_the_others():
+    """Against the plain formula: silo j counts for silo i with sum_k s_k(i) s_k(j) / S_k."""
+    view = silos_of([3, 2, 4])
+    method = LIPM(LIPMConfig(**SMALL, averages=3, temperature=0.05))
+    shared = method.init(view, Streams(0))
+    private = _private(method, view, shared)
+    fitted = method.fit(shared, private, view, Round(1, Streams(0)))
+    summed = ExactSum(60)
+    summed.add(fitted.update)
+    after = method.apply(shared, summed.total())
+    shares = fitted.update.dense["shares"]
+    assert np.ptp(shares, axis=0).max() > 0.05  # silos differ
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
+    moved = fitted.update.dense["network"].sum(1)  # shares add up to one: the silos' own deltas
+    attention = shares @ (shares / shares.sum(0)).T
+    np.testing.assert_allclose(attention.sum(1), 1, atol=1e-6)
+    ours = method._shares(after, fitted.private, view)
+    np.testing.assert_array_equal(ours, shares)
+    mixed = np.einsum("ik,kp->ip", shares, after["network"])
+    np.testing.assert_allclose(mixed, shared["network"][0] + attention @ moved, atol=1e-5)
+    # And of equal shares it is plain averaging.
+    alike = LIPM(LIPMConfig(**SMALL, averages=3, temperature=1e9))
+    same = alike.fit(shared, private, view, Round(1, Streams(0))).update.dense["shares"]
+    np.testing.assert_allclose(same, 1 / 3, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [{"lipm": False}, {"guidance": 0.5}])
+def test_averages_refuse_what_they_cannot(wrong):
+    with pytest.raises(ValueError, match="averages = "):
+        LIPMConfig(**SMALL, averages=2, **wrong)

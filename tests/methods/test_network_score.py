@@ -242,6 +242,21 @@ def test_fedrkg_over_a_network_equals_one_device_at_a_time(backbone, clip):
     assert close(method.score(shared, private, view), own)
 
 
+def test_ncf_is_neumf_without_products(tiny):
+    method, view = NeuMF(NeuMF.Config(d=4, hidden=(6, 3), products=False)), a_view(tiny)
+    shared, private, _ = train(method, view, 3)
+    assert (shared["items"][:, :4] == 0).all()
+    assert (np.asarray(private["vector"])[:, :4] == 0).all()
+    first = method.init(view, STREAMS)
+    np.testing.assert_array_equal(shared["final/weight"][:4], first["final/weight"][:4])
+    assert not np.array_equal(shared["items"][:, 4:], first["items"][:, 4:])
+
+
+class TestNCF(MethodContract):
+    method = NeuMF
+    options = {"products": False, "lr": 0.5, "row_lr": 0.2, "init_std": 0.5}  # noqa: RUF012
+
+
 # ------------------------------------------------------------------ contracts and bits
 
 

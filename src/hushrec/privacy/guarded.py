@@ -40,9 +40,10 @@ def guarded_plan(
     if leak is not None:
         return _without_guarantee(config, cohort, schedule, population, leak)
     plan = make_plan(config, cohort, schedule, population)
+    done = plan.mechanism.replace("upload", "gradient")
     words = (
         "what is protected is the gradient of each round's one step on the item table, and tables "
-        f"that are uploaded are made of nothing else: {plan.mechanism}"
+        f"that are uploaded are made of nothing else: {done}"
     )
     return replace(plan, protection=_on_steps(plan.protection), mechanism=words)
 
