@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from hushrec.analyse.one_run import groups_of, guidance_effects
 from hushrec.commands import main
+from hushrec.data import load
 from hushrec.errors import ConfigError, RunError
 from hushrec.reproduce.compare import paired
-from hushrec.reproduce.plan import chosen, read_papers, tasks_of
+from hushrec.reproduce.measure import measure
+from hushrec.reproduce.plan import Task, chosen, read_papers, tasks_of
 from hushrec.reproduce.results import Record, Results
 from hushrec.reproduce.runner import changes, expected_seconds, steps_for
 from hushrec.reproduce.states import state_of
-from hushrec.run import train_seeds
+from hushrec.run import Run, train_seeds
 
 PAPER = (
     'system = "Demo"\ncited = "Nobody: Nothing"\nnothing_to_run = { "figure-9" = "a drawing" }\n'
@@ -268,3 +271,33 @@ def test_users_of_seeds_that_test_others_stand_side_by_side(tmp_path, tiny):
     train_seeds(tiny, "popularity", [0], tmp_path / "one", settings=unseen)
     with pytest.raises(RunError, match="same items of the same users"):
         paired(tmp_path / "fedals", tmp_path / "one", "full", "hits@10")
+
+
+def test_what_can_be_read_off_a_run(tmp_path):
+    """Groups, guidance, gates and whose table, besides the figures of the test items."""
+    options = {"d": 2, "interval": 2, "gate_lr": 0.1, "evaluation.every": 2}
+    task = Task(data="demo", method="fedrkg", rounds=5, set=options)
+    wanted = [
+        ("test/full", "auc"),
+        ("groups/cold", "hr@10"),
+        ("guidance/followers", "ndcg@10"),
+        ("guidance/all", "improved"),
+        ("guidance/warm-cold/logit", "change"),
+        ("tables/own/full", "hr@10"),
+        ("curve/train", "loss"),
+    ]
+    record = measure(task, load("demo"), tmp_path, wanted, lambda seed: None, {})
+    for place in wanted:
+        assert record.find(*place) is not None, place
+    assert record.find("tables/own/full", "hr@10") == record.find("test/full", "hr@10")
+    run = Run.open(tmp_path / task.folder / "seed-0")
+    last = guidance_effects(run)[-1]
+    change = 100 * (last.after["followers"] / last.before["followers"] - 1)
+    assert record.find("guidance/followers", "ndcg@10") == pytest.approx(change)
+    assert record.find("guidance/all", "improved") == 100 * last.moved["improved"]
+    gates = last.gates["groups"]
+    change = 100 * (gates["warm"]["logit"] - gates["cold"]["logit"]) / gates["cold"]["logit"]
+    assert record.find("guidance/warm-cold/logit", "change") == pytest.approx(change)
+    groups = groups_of(run, names=["hr@10"])["hr@10"].groups
+    assert record.find("groups/cold", "hr@10") == groups["cold"]
+    assert [number for number, _ in record.find("curve/train", "loss")] == [1, 2, 3, 4, 5]
