@@ -391,3 +391,23 @@ def test_each_silo_gets_an_attention_weighted_average_of_the_others():
 def test_averages_refuse_what_they_cannot(wrong):
     with pytest.raises(ValueError, match="averages = "):
         LIPMConfig(**SMALL, averages=2, **wrong)
+
+
+def test_the_baseline_may_be_tuned_alike():
+    view = silos_of([3, 2, 4])
+    options = {**SMALL, "lipm": False}
+    plain, still, tuned = (
+        LIPM(LIPMConfig(**options, **more))
+        for more in ({}, {"tuned_baseline": True, "tune_steps": 0}, {"tuned_baseline": True})
+    )
+    shared, now = plain.init(view, Streams(0)), Round(1, Streams(0))
+    found = {}
+    for name, method in (("plain", plain), ("still", still), ("tuned", tuned)):
+        fitted = method.fit(shared, _private(method, view, shared), view, now)
+        found[name] = fitted.update.dense["network"], method.score(shared, fitted.private, view)
+    for one, other in zip(found["plain"], found["still"], strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(found["plain"], found["tuned"], strict=True):
+        assert not np.allclose(one, other)
+    assert "tune_rate" in tuned.search
+    assert "tune_rate" not in plain.search

@@ -30,7 +30,8 @@ the silo starts from, and scores with, is the sum of s_k(u) times average k. So 
 silo i with sum_k s_k(u_i) s_k(u_j) / S_k, attention of one silo to another, and the server sees
 sums only. Every average costs an upload and a download of the model's size.
 
-Without ``lipm`` this is federated averaging of the perceptron, the paper's baseline. DPPS (section
+Without ``lipm`` this is federated averaging of the perceptron, the paper's baseline, which may be
+fine-tuned alike (``tuned_baseline``). DPPS (section
 3.2) is the ``privacy`` section: personal budgets, with ``guidance`` here. The interest leaves a
 client only through the gate and g, that is in the clipped and noised upload.
 """
@@ -90,6 +91,9 @@ class LIPMConfig(PerceptronConfig):
     """Lambda: rate of the fine-tuning after the download."""
     tune_steps: Annotated[int, Field(ge=0)] = 10
     """Steps of it."""
+    tuned_baseline: bool = False
+    """Without ``lipm``: whether clients fine-tune after the download all the same, so that LIPM is
+    measured against averaging with the same steps."""
     matching: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the interest's match with the items in the loss."""
     averages: Annotated[int, Field(ge=1, le=64)] = 1
@@ -118,17 +122,23 @@ class LIPM(Method, Tunable):
     def search(self) -> SearchSpace:
         """Look for what the paper searched, and for LIPM's own options."""
         usual: SearchSpace = {"lr": Between(1e-4, 2e-2), "decay": Between(1e-3, 0.3)}
+        if self.tunes:
+            steps = OneOf((0, 3, 10, 30))
+            usual = {**usual, "tune_rate": Between(1e-3, 1.0), "tune_steps": steps}
         if not self.config.lipm:
             return usual
         return {
             **usual,
             "temperature": Between(0.02, 2.0),
-            "tune_rate": Between(1e-3, 1.0),
-            "tune_steps": OneOf((0, 3, 10, 30)),
             "interest": OneOf((8, 16, 32)),
             "recent": OneOf((5, 20, 100)),
             "matching": OneOf((0.0, 0.1, 1.0)),
         }
+
+    @property
+    def tunes(self) -> bool:
+        """Whether clients fine-tune what they receive."""
+        return self.config.lipm or self.config.tuned_baseline
 
     @property
     def perceptron(self) -> Perceptron:
@@ -160,6 +170,7 @@ class LIPM(Method, Tunable):
         fields: dict[str, PerClient | PerClientRows] = {"users": PerClientRows(n_users, c.d)}
         if c.lipm:
             fields["interests"] = PerClientRows(n_users, c.interest)
+        if self.tunes:
             size = shared["network"].shape[-1]
             fields["tuned"] = PerClient(np.zeros(size, np.float32))
         if c.guidance:
@@ -184,7 +195,7 @@ class LIPM(Method, Tunable):
             perceptron.shapes, perceptron.loss, samples, c.batch, fixed, indptr, c.decay
         )
         kept: dict[str, Any] = {}
-        if c.lipm:
+        if self.tunes:
             tuned = self._tuned(problem, start)
             kept["tuned"], start = tuned - received, start._replace(network=tuned)
         trained, _, losses = train_silo_networks(problem, start, Adam(c.lr))
@@ -344,8 +355,9 @@ class LIPM(Method, Tunable):
         shares = self._shares(shared, private, history)
         network = mixed(shared["network"], shares, len(indptr) - 1)
         interests = None
-        if c.lipm:
+        if self.tunes:
             network = network + np.asarray(private["tuned"])
+        if c.lipm:
             interests = _rows(private, "interests", history)
         for client in range(len(indptr) - 1):
             own = None if shares is None else shares[client : client + 1]
