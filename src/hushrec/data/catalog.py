@@ -30,6 +30,7 @@ from hushrec.data.interactions import (
 )
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.errors import ConfigError, DataError, nearest
+from hushrec.paths import checked
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and the bytes in all, if known."""
@@ -66,10 +67,11 @@ def load(
         return _load_known(dataset, folder)
     if name in names():
         return _load_imported(name)
-    if name and (Path(name).exists() or Path(name).suffix):
+    if name and (checked(name).exists() or Path(name).suffix):
         # The whole path is the name: a run must find its data again from anywhere.
         data = read_interactions(name, name=str(Path(name).resolve()), items=items)
-        return replace(data, items_file=None if items is None else str(Path(items).resolve()))
+        listed = None if items is None else str(checked(items).resolve())
+        return replace(data, items_file=listed)
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
 
 
