@@ -45,9 +45,12 @@ def checked(path: str | Path) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError):
             given.stat()
         named = given.name not in ("", "..") and not given.is_symlink()
-        return given if named else given.resolve()
+        found = given if named else given.resolve()
     except OSError as error:  # also where the folder we are in is gone
         raise ConfigError(f"{shown(text)}: {error.strerror}") from None
+    if not found.name:
+        raise ConfigError(f"{shown(text)} is where everything begins: name something in it")
+    return found
 
 
 def shown(path: str | Path) -> str:

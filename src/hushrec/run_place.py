@@ -36,7 +36,10 @@ def new_place(path: Path, *, overwrite: bool) -> Iterator[Path]:
             raise StoppedError(f"{stopped}; {_again(path)}") from None
         except Exception as error:
             kept = not replaces and any(path.rglob("metrics.jsonl"))
-            if not kept and here.exists():
+            # Somebody else may have begun a run there meanwhile; then it is refused, and theirs.
+            refused = isinstance(error, RunError) and not isinstance(error, DiskError)
+            theirs = not replaces and (refused or RunFolder(path).is_locked())
+            if not (kept or theirs) and here.exists():
                 clear(here)
                 remove_empty([here] if replaces else made)
             if isinstance(error, DiskError) and (kept or replaces):
