@@ -34,6 +34,7 @@ def kill(folder: Path, *scenarios: str) -> None:
         assert int(limits) >= 1
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_write_and_a_full_disk_at_any_file_lose_nothing(tmp_path):
     kill(tmp_path, *(name for name in FEWEST if name != "seeds"))
 
