@@ -1,6 +1,8 @@
 """FedMix: its kernels against slow twins, its rounds against each other, its experts."""
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,8 @@ from hushrec.methods.experts.company import leading_vectors
 from hushrec.methods.fedmix import HELD, QUESTIONS, FedMix
 from hushrec.methods.newton import first_trial, next_trial
 from hushrec.rng import Streams
+from hushrec.serve.bundle import export
+from hushrec.serve.recommender import Recommender
 from hushrec.split import SplitConfig, make_split
 from hushrec.testing import MethodContract, clients_of, taste_world
 from hushrec.testing.checks import check_same
@@ -353,7 +357,7 @@ class Constant(Expert):
         out[:, 0] = model["liked"]
 
 
-def test_other_peoples_experts_plug_in(monkeypatch):
+def test_other_peoples_experts_plug_in(monkeypatch, tmp_path):
     assert {"following", "at-once", "company", "popular", "alike"} <= set(expert_names())
     find = base.find
     monkeypatch.setattr(
@@ -368,6 +372,9 @@ def test_other_peoples_experts_plug_in(monkeypatch):
     for _ in range(method.planned_rounds):
         federation.round()
     assert federation.shared["weights"].shape == (3,), "two of popularity, one of theirs"
+    trained = SimpleNamespace(method=method, shared=federation.shared, data=taste_world())
+    with pytest.raises(ConfigError, match="'constant' has no form for devices"):
+        export(trained, tmp_path / "bundle")
     with pytest.raises(ConfigError, match="unknown expert 'folowing'; did you mean 'following'"):
         expert_class("folowing")
 
@@ -413,10 +420,25 @@ def test_a_mixture_does_not_lose_to_its_parts():
 
 
 @pytest.mark.slow
-def test_accuracy_and_bytes_on_ml_1m(data_dir):
+def test_accuracy_bytes_and_bundle_on_ml_1m(data_dir, tmp_path):
     """Honest protocol, full ranking; a look at validation items, not at test items."""
     run = hushrec.train("ml-1m", "fedmix")
     found = run.summary["valid"]["full"]
     assert found["hr@10"] >= 0.335
     assert found["ndcg@10"] >= 0.197
     assert run.summary["communication"]["up_bytes"] / 6040 < 200_000
+
+    place = export(run, tmp_path / "b")
+    assert sum(file.stat().st_size for file in place.iterdir()) < 20e6
+    same, spent, items = [], [], run.split.data.items
+    past = run.split.history("test").positives
+    for user in range(0, 6040, 100):
+        history = [str(item) for item in items[past[user]]]
+        device = Recommender.load(place, history)
+        began = time.thread_time()
+        mine = device.recommend(10)
+        spent.append(time.thread_time() - began)
+        whole = run.recommend("new", 10, history)
+        same.append(len({x.item for x in mine} & {x.item for x in whole}) / 10)
+    assert np.median(spent) < 0.010
+    assert np.mean(same) > 0.8

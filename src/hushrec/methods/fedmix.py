@@ -63,7 +63,7 @@ from hushrec.rng import Round, Streams
 HELD = "held/"
 """Prefix of the experts that are counted without the held items."""
 QUESTIONS = "questions"
-SCORES_AT_ONCE = 2**22
+SCORES_AT_ONCE = 2**20
 """Numbers of scores in memory together."""
 ONE = np.zeros(0, np.int64)
 LATER = ("trial", "weights", "center", "scale", "network")
@@ -132,7 +132,7 @@ class FedMix(Method, Explains):
         start = np.array(
             [
                 expert.start.get(score, 0.0)
-                for expert, model in self._speaking(shared)
+                for expert, model in self.speaking(shared)
                 for score in expert.scores(model)
             ]
         )
@@ -188,7 +188,7 @@ class FedMix(Method, Explains):
         elif step < self.planned_rounds:
             mine = draw_each(now.streams.key("turns"), view.users, np.zeros(len(view), np.int64))
             turn = (mine + np.uint64(step)) % np.uint64(self.config.turns) == 0
-            weights, *network = self._network(shared)
+            weights, *network = self.network(shared)
             both = np.stack([weights, (shared["start"] * shared["scale"][:-1]).astype(np.float32)])
             sums = mixture.network_sums(*part, block, turn, both, *network)
             rows = {"network": _one_each(*sums)}
@@ -252,7 +252,7 @@ class FedMix(Method, Explains):
         step = int(shared["step"][0])
         new = {**shared, "step": np.array([min(step + 1, self.planned_rounds)])}
         if step == COUNT:
-            for expert, model in self._speaking(shared):
+            for expert, model in self.speaking(shared):
                 part, more = (total.rows.get(p + expert.name) for p in (HELD, ""))
                 for prefix, sums in ((HELD, part), ("", _added(part, more))):
                     if sums is not None:
@@ -281,14 +281,14 @@ class FedMix(Method, Explains):
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Mix what the experts say, and let the network put the best in order."""
         out = np.zeros((len(history), history.n_items), np.float32)
-        weights, center, scale, network, hidden, best = self._network(shared)
+        weights, center, scale, network, hidden, best = self.network(shared)
         parts = self._parts(len(history), len(center), history.n_items)
         for some in np.array_split(np.arange(len(history)), parts):
             mine = history.take(some)
             scores = self._scores(shared, mine, "")
             mixed = np.zeros((len(mine), history.n_items), np.float32)
             mixture.weigh(scores, weights / scale[:-1], mixed)
-            if int(shared["step"][0]) > WEIGHTS + self.config.newton_rounds:
+            if self.reranks(shared):
                 lengths = np.log(np.maximum(mine.positives.lengths, 1)).astype(np.float32)
                 past = mine.positives
                 mixture.rerank(
@@ -315,7 +315,7 @@ class FedMix(Method, Explains):
         for client in range(len(history)):
             scores = self._scores(shared, history.take(np.array([client])), "")[0]
             said = weights[:, None] * (scores - scores.mean(axis=1, keepdims=True))
-            speaking, end = self._speaking(shared), 0
+            speaking, end = self.speaking(shared), 0
             lifts = np.zeros((len(speaking), items.shape[1]))
             for n, (expert, model) in enumerate(speaking):
                 size = len(expert.scores(model))
@@ -332,7 +332,7 @@ class FedMix(Method, Explains):
     def _hearing(self, view: TrainView) -> list[Expert]:
         return [expert for expert in self._experts() if expert.hears(view)]
 
-    def _speaking(self, shared: Shared, prefix: str = "") -> list[tuple[Expert, Shared]]:
+    def speaking(self, shared: Shared, prefix: str = "") -> list[tuple[Expert, Shared]]:
         """Return the experts that the shared parameters have models of, and those."""
         found: list[tuple[Expert, Shared]] = []
         for expert in self._experts():
@@ -344,7 +344,7 @@ class FedMix(Method, Explains):
 
     def _scores(self, shared: Shared, view: TrainView, prefix: str) -> NDArray[np.float32]:
         """Return what all experts say: [clients, scores, items]."""
-        speaking = self._speaking(shared, prefix)
+        speaking = self.speaking(shared, prefix)
         sizes = [len(expert.scores(model)) for expert, model in speaking]
         out = np.zeros((len(view), sum(sizes), view.n_items), np.float32)
         end = 0
@@ -353,7 +353,11 @@ class FedMix(Method, Explains):
             end += size
         return out
 
-    def _network(self, shared: Shared) -> tuple[Any, ...]:
+    def reranks(self, shared: Shared) -> bool:
+        """Say whether the network has learnt anything yet."""
+        return int(shared["step"][0]) > WEIGHTS + self.config.newton_rounds
+
+    def network(self, shared: Shared) -> tuple[Any, ...]:
         """Return what the network's kernels take: weights, scales, and the network."""
         weights = shared["weights"].astype(np.float32)
         network = shared["center"], shared["scale"], shared["network"]

@@ -16,7 +16,7 @@ from hushrec.clients import TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Shared
-from hushrec.methods.experts.base import Expert
+from hushrec.methods.experts.base import Expert, Part
 from hushrec.methods.experts.tables import Head, empty_table, kept_table, powered, strongest
 from hushrec.methods.fednext import gaps, regression
 
@@ -76,3 +76,11 @@ class AtOnce(Expert):
         kernels.add_by_lag(counted, past.indptr, past.values, *table, COUNTED, by_place)
         for lag in range(len(COUNTED)):
             kernels.log_of_sum(counted[:, lag : lag + 1], COUNT_FLOOR, counted[:, lag])
+
+    def parts(self, model: Shared) -> tuple[Part, ...]:
+        """Say the same for bundles."""
+        weights = {name: model[name] for name in ("neighbours", "weights")}
+        counts = {"neighbours": model["followers"], "weights": model["counts"]}
+        by_weight = {"ends": LAGS.tolist(), "recency": 0.0, "floor": FLOOR, "logs": "sum"}
+        by_count = {"ends": COUNTED.tolist(), "recency": 0.0, "floor": COUNT_FLOOR, "logs": "each"}
+        return Part("lags", by_weight, weights), Part("lags", by_count, counts)

@@ -8,7 +8,8 @@ follow from public facts. `fedmix` calls it in this order:
    `init` – the model before anything was counted;
 2. `count` – on the clients: what each adds to the sums, over the history that it is shown;
 3. `learn` – on the server: the sums as a model;
-4. `score` – on the devices: a few scores of every item, from the own history.
+4. `score` – on the devices: a few scores of every item, from the own history;
+   `parts` – the same scores as numpy alone can work them out, for bundles.
 
 What `count` returns must be a plain sum over interactions of a history, in no order but its own:
 `fedmix` shows an expert histories with and without their last items, and sends the difference.
@@ -17,6 +18,8 @@ What `count` returns must be a plain sum over interactions of a history, in no o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar
 
@@ -56,6 +59,15 @@ class ExpertsConfig(MethodConfig):
     """Items up to which systems are solved in full; beyond, these many most popular ones."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some of an expert's scores, as `serve.recommender` works them out; it has the kinds."""
+
+    kind: str
+    options: Mapping[str, Any]
+    arrays: Mapping[str, Array]
+
+
 class Expert(ABC):
     """One voice of the mixture."""
 
@@ -92,6 +104,10 @@ class Expert(ABC):
     @abstractmethod
     def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
         """Fill ``out[client, score, item]``, which is all zeros, from the clients' histories."""
+
+    def parts(self, model: Shared) -> tuple[Part, ...] | None:
+        """Say all scores in their order as parts that a bundle can hold; None if it cannot."""
+        return None
 
 
 def expert_names() -> list[str]:

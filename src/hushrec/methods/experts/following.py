@@ -12,7 +12,7 @@ from hushrec.clients import TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Shared
-from hushrec.methods.experts.base import Expert
+from hushrec.methods.experts.base import Expert, Part
 from hushrec.methods.experts.tables import Head, empty_table, kept_table, powered
 from hushrec.methods.fednext import gaps, regression
 from hushrec.methods.item_pairs import by_place
@@ -61,3 +61,8 @@ class Following(Expert):
         table = model["neighbours"], model["weights"]
         kernels.add_by_lag(out[:, :-1], past.indptr, past.values, *table, LAGS, fade)
         kernels.log_of_sum(out[:, :-1], FLOOR, out[:, -1])
+
+    def parts(self, model: Shared) -> tuple[Part, ...]:
+        """Say the same for bundles."""
+        options = {"ends": LAGS.tolist(), "recency": 1.0, "floor": FLOOR, "logs": "sum"}
+        return (Part("lags", options, model),)
