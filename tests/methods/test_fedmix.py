@@ -20,7 +20,8 @@ from hushrec.kernels import mixture
 from hushrec.methods.experts import base
 from hushrec.methods.experts.base import Expert, expert_class, expert_names
 from hushrec.methods.experts.company import leading_vectors
-from hushrec.methods.fedmix import HELD, QUESTIONS, FedMix
+from hushrec.methods.experts.counting import HELD, Counting
+from hushrec.methods.fedmix import QUESTIONS, FedMix
 from hushrec.methods.newton import first_trial, next_trial
 from hushrec.rng import Streams
 from hushrec.serve.bundle import export
@@ -116,7 +117,8 @@ def test_groups_speak_for_items():
 def test_the_parts_of_a_count_add_up(rows, held):
     """What is uploaded without the held items and what they add is what the whole history is."""
     view, method = clients_of(rows, 12), small(held=held)
-    counted = method._counts(view)
+    counting = Counting(0, 1, np.zeros(0, np.bool_))
+    counted = counting.count(method._hearing(view), view, method._held(view.positives))
     for expert in method._hearing(view):
         whole, both = (np.zeros((len(rows), 144)) for _ in range(2))
         for into, stack in (
@@ -296,6 +298,40 @@ def test_every_step_is_exact_for_one_client_or_many():
     assert int(at_once.shared["step"][0]) == method.planned_rounds
     kept = at_once.store.read(np.arange(60))[QUESTIONS]
     assert len(kept.rows) == 0, "questions are forgotten when they have been answered"
+
+
+def test_counting_in_several_rounds_comes_to_the_same():
+    """Head and rest, round by round: what is served is what one round of everything gives."""
+    options = {"dense_items": 15, "neighbours": 10, "ridge": 5.0}
+    at_once = Federation(small(**options), tastes())
+    in_rounds = Federation(small(**options, count_rounds=5), tastes())
+    at_once.round()
+    for _ in range(5):
+        assert int(in_rounds.shared["step"][0]) < 5
+        in_rounds.round()
+    assert in_rounds.shared["head"].sum() == 15
+    same = ["vectors", "products"]
+    check_same(*({n: f.shared[f"company/{n}"] for n in same} for f in (at_once, in_rounds)), "head")
+    for expert in ("following", "at-once", "popular", "alike"):
+        mine, theirs = (
+            {n: a for n, a in f.shared.items() if n.startswith(f"{expert}/")}
+            for f in (at_once, in_rounds)
+        )
+        check_same(mine, theirs, expert)
+    assert (at_once.shared["following/weights"] != 0).all(axis=1).any(), "rows are full"
+    one_by_one = Federation(
+        small(**options, count_rounds=5, asked=0.5),
+        tastes(),
+        machine=Machine(threads=1, chunk=1),
+    )
+    half = Federation(small(**options, count_rounds=5, asked=0.5), tastes())
+    for _ in range(9):
+        one_by_one.round()
+        half.round()
+    check_same(one_by_one.shared, half.shared, "half of them asked")
+    assert not any(name.startswith(HELD) for name in half.shared)
+    asked = np.diff(half.store.read(np.arange(60))[QUESTIONS].indptr) > 0
+    assert 15 < asked.sum() < 45
 
 
 def test_the_held_items_are_not_in_what_is_asked():

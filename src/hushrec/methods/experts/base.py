@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,10 @@ class Expert(ABC):
     """One voice of the mixture."""
 
     name: ClassVar[str]
+    counted: ClassVar[Literal["once", "head", "head and rest"]] = "once"
+    """What becomes of its sums where counting takes several rounds. They may be all counted in the
+    first one; or keys are pairs of items, i·m + j, with counts under (i, i), of which `learn` gets
+    those within the head of the catalogue and `extend` may get the others later."""
     start: ClassVar[dict[str, float]] = {}
     """What scores weigh before weights are fitted, and which items are looked at then."""
 
@@ -100,6 +104,10 @@ class Expert(ABC):
     @abstractmethod
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
         """Turn the sums, ascending keys and a row for each, into a model of the same shapes."""
+
+    def extend(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+        """Take further pairs into a model, of some first items, and those items' counts."""
+        return model
 
     @abstractmethod
     def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:

@@ -41,6 +41,7 @@ class Company(Expert):
     """What goes with the last items, with all of them, and with the taste that they show."""
 
     name = "company"
+    counted = "head"
     start: ClassVar[dict[str, float]] = {"log of the factors": 0.3}
 
     def init(self, view: TrainView) -> Shared:
