@@ -32,6 +32,7 @@ So a device uploads its pairs once, and then a few kB a round; it downloads the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -39,7 +40,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec.aggregate import ClientRows, Total, Update
-from hushrec.clients import Ragged, TrainView
+from hushrec.clients import Ragged, TrainView, chunks
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import mixture
 from hushrec.kernels.draws import draw_each
@@ -114,7 +115,7 @@ class FedMix(Method, Explains):
     name = "fedmix"
     Config: ClassVar[type[MethodConfig]] = FedMixConfig
     config: FedMixConfig
-    traits = Traits(every=16, protected="fednext")
+    traits = Traits(every=8, protected="fednext", stack_interactions=2**14)
 
     @property
     def planned_rounds(self) -> int:
@@ -218,10 +219,10 @@ class FedMix(Method, Explains):
         for back in range(1, int(held.max(initial=0)) + 1):
             asked = np.flatnonzero(held >= back)
             key = now.streams.key("candidates", back)
-            for some in np.array_split(asked, self._parts(len(asked), width, view.n_items)):
+            for some, room in self._parts(asked, width - 1, view.n_items):
                 mine = view.take(some)
                 earlier = shortened(mine, np.full(len(mine), back))
-                scores = self._scores(shared, earlier, HELD)
+                scores = self._scores(shared, earlier, HELD, room)
                 prior = np.zeros((len(mine), view.n_items), np.float32)
                 mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
                 for c in range(len(mine)):
@@ -279,10 +280,10 @@ class FedMix(Method, Explains):
         """Mix what the experts say, and let the network put the best in order."""
         out = np.zeros((len(history), history.n_items), np.float32)
         weights, center, scale, network, hidden, best = self.network(shared)
-        parts = self._parts(len(history), len(center), history.n_items)
-        for some in np.array_split(np.arange(len(history)), parts):
+        everybody = np.arange(len(history))
+        for some, room in self._parts(everybody, len(weights), history.n_items):
             mine = history.take(some)
-            scores = self._scores(shared, mine, "")
+            scores = self._scores(shared, mine, "", room)
             mixed = np.zeros((len(mine), history.n_items), np.float32)
             mixture.weigh(scores, weights / scale[:-1], mixed)
             if self.reranks(shared):
@@ -310,7 +311,9 @@ class FedMix(Method, Explains):
         weights = shared["weights"] / shared["scale"][:-1]
         out: list[list[str]] = []
         for client in range(len(history)):
-            scores = self._scores(shared, history.take(np.array([client])), "")[0]
+            alone = history.take(np.array([client]))
+            room = np.zeros((1, len(weights), history.n_items), np.float32)
+            scores = self._scores(shared, alone, "", room)[0]
             said = weights[:, None] * (scores - scores.mean(axis=1, keepdims=True))
             speaking, end = self.speaking(shared), 0
             lifts = np.zeros((len(speaking), items.shape[1]))
@@ -338,12 +341,14 @@ class FedMix(Method, Explains):
                 found.append((expert, model))
         return found
 
-    def _scores(self, shared: Shared, view: TrainView, prefix: str) -> NDArray[np.float32]:
-        """Return what all experts say: [clients, scores, items]."""
+    def _scores(
+        self, shared: Shared, view: TrainView, prefix: str, room: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return what all experts say, in this room: [clients, scores, items]."""
         speaking = self.speaking(shared, prefix)
         sizes = [len(expert.scores(model)) for expert, model in speaking]
-        out = np.zeros((len(view), sum(sizes), view.n_items), np.float32)
-        end = 0
+        out, end = room[: len(view)], 0
+        out[:] = 0
         for (expert, model), size in zip(speaking, sizes, strict=True):
             expert.score(model, view, out[:, end : end + size])
             end += size
@@ -380,9 +385,15 @@ class FedMix(Method, Explains):
         """Return the most candidates that a held item has, itself included."""
         return min(1 + self.config.best + self.config.others, n_items)
 
-    def _parts(self, clients: int, width: int, n_items: int) -> int:
-        """Return into how many parts clients are cut to be scored."""
-        return max(1, -(-clients * width * n_items // SCORES_AT_ONCE))
+    def _parts(
+        self, clients: NDArray[np.int64], width: int, n_items: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yield clients that are scored together, and room for their scores, which is used again:
+        memory that was never touched is slow."""
+        count = max(1, SCORES_AT_ONCE // (width * n_items))
+        room = np.empty((min(count, len(clients)), width, n_items), np.float32)
+        for some in chunks(clients, count):
+            yield some, room
 
 
 def _one_each(has: NDArray[np.int64], rows: NDArray[np.float32]) -> ClientRows:
