@@ -23,7 +23,7 @@ LOOKED_AT = 1_000
 """Users whose validation and test items are looked at."""
 SETTINGS = {
     "count_rounds": 11,
-    "window": 10,
+    "window": 6,
     "latest": 30,
     "dense_items": 2_000,
     "neighbours": 64,

@@ -17,7 +17,7 @@ from hushrec.backends.inprocess import Machine
 from hushrec.errors import ConfigError
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import mixture
-from hushrec.methods.experts import base
+from hushrec.methods.experts import base, counting
 from hushrec.methods.experts.base import Expert, expert_class, expert_names
 from hushrec.methods.experts.company import leading_vectors
 from hushrec.methods.experts.counting import HELD, Counting
@@ -117,8 +117,8 @@ def test_groups_speak_for_items():
 def test_the_parts_of_a_count_add_up(rows, held):
     """What is uploaded without the held items and what they add is what the whole history is."""
     view, method = clients_of(rows, 12), small(held=held)
-    counting = Counting(0, 1, np.zeros(0, np.bool_))
-    counted = counting.count(method._hearing(view), view, method._held(view.positives))
+    everything = Counting(0, 1, np.zeros(0, np.bool_))
+    counted = everything.count(method._hearing(view), view, method._held(view.positives))
     for expert in method._hearing(view):
         whole, both = (np.zeros((len(rows), 144)) for _ in range(2))
         for into, stack in (
@@ -300,8 +300,9 @@ def test_every_step_is_exact_for_one_client_or_many():
     assert len(kept.rows) == 0, "questions are forgotten when they have been answered"
 
 
-def test_counting_in_several_rounds_comes_to_the_same():
+def test_counting_in_several_rounds_comes_to_the_same(monkeypatch):
     """Head and rest, round by round: what is served is what one round of everything gives."""
+    monkeypatch.setattr(counting, "PIECE", 50)
     options = {"dense_items": 15, "neighbours": 10, "ridge": 5.0}
     at_once = Federation(small(**options), tastes())
     in_rounds = Federation(small(**options, count_rounds=5), tastes())

@@ -8,8 +8,9 @@ each item has kept its strongest pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from hushrec.methods.popularity import distinct_items
 
 HELD = "held/"
 """Prefix of the experts that are counted without the held items."""
+PIECE = 2**21
+"""About so many pairs are taken in at once."""
 ITEMS, HEAD = "items", "head"
 """Where counting takes several rounds: sums of all items, and which of them are the head."""
 Sums = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -87,9 +90,13 @@ class Counting:
             for prefix, sums in ((HELD, part), ("", _added(part, more))):
                 if sums is not None:
                     start = f"{prefix}{expert.name}/"
-                    model = model_of(shared, start)
-                    learn = expert.extend if self.part >= 0 else expert.learn
-                    found |= {start + n: a for n, a in learn(model, *sums).items()}
+                    model: Shared = model_of(shared, start)
+                    if self.part < 0:
+                        model = expert.learn(model, *sums)
+                    else:
+                        for piece in _by_first_item(sums, len(self.head)):
+                            model = expert.extend(model, *piece)
+                    found |= {start + n: a for n, a in model.items()}
         return found
 
     def most_popular(self, total: Total, count: int) -> dict[str, Array]:
@@ -122,3 +129,12 @@ def _added(first: Sums | None, second: Sums | None) -> Sums | None:
         return first or second
     keys, sums, _ = pair_kernels.merge_sums(*first, *second)
     return keys, sums
+
+
+def _by_first_item(sums: Sums, n_items: int) -> Iterator[Sums]:
+    """Cut sums over pairs into pieces, none of them between pairs of the same first item."""
+    keys, rows = sums
+    starts = keys[PIECE::PIECE] // n_items * n_items
+    cuts = np.unique([0, *np.searchsorted(keys, starts), len(keys)])
+    for start, end in pairwise(cuts):
+        yield keys[start:end], rows[start:end]
