@@ -370,6 +370,23 @@ def test_a_client_of_one_item_asks_nothing():
     assert all(np.isfinite(array).all() for array in federation.shared.values())
 
 
+def test_questions_may_be_asked_from_further_back():
+    """Fewer items are known, and those in between are no candidates."""
+    rows = [[*range(9)], [20, 21], [30, 31, 32, 33]]
+    asked = Federation(small(apart=3, held=2), clients_of(rows))
+    asked.round()
+    asked.round()
+    kept = asked.store.read(np.arange(3))[QUESTIONS]
+    block = asked.task.method._block(60)
+    known = np.exp(kept.rows[::block, -2]).round()
+    # The last item, then the one before it; at least one item is known.
+    assert known.tolist() == [5, 4, 1, 1, 1]
+    for question, untouched in enumerate([51, 52, 58, 56, 57]):
+        mine = kept.rows[question * block : (question + 1) * block, -1]
+        standing_for = np.exp(mine[1:], dtype=np.float64).sum()
+        assert standing_for == pytest.approx(untouched, rel=1e-3)
+
+
 class Constant(Expert):
     """Somebody else's expert: it likes one item, whatever happens."""
 

@@ -87,6 +87,9 @@ class FedMixConfig(ExpertsConfig):
     """Share of the devices, drawn once, that fit weights and network: a few thousand will do."""
     held: Annotated[int, Field(ge=1)] = 2
     """How many of its last training items a device fits weights with."""
+    apart: Annotated[int, Field(ge=0)] = 0
+    """How many items lie between what a question is asked from and its held item. 0 asks what comes
+    next; where items are to be found much later (``split.kind=time``), ask further ahead."""
     best: Annotated[int, Field(ge=1)] = 200
     """Candidates of a held item: the best ones by the starting weights."""
     others: Annotated[int, Field(ge=1)] = 56
@@ -221,16 +224,17 @@ class FedMix(Method, Explains):
             key = now.streams.key("candidates", back)
             for some, room in self._parts(asked, width - 1, view.n_items):
                 mine = view.take(some)
-                earlier = shortened(mine, np.full(len(mine), back))
+                before = mine.positives.lengths - back
+                earlier = shortened(mine, back + np.minimum(self.config.apart, before - 1))
                 scores = self._scores(shared, earlier, HELD, room)
                 prior = np.zeros((len(mine), view.n_items), np.float32)
                 mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
                 for c in range(len(mine)):
-                    past = earlier.positives[c]
+                    items, past = mine.positives[c], earlier.positives[c]
                     found, log_weights = kernels.choose_candidates(
                         prior[c],
-                        past,
-                        mine.positives[c][-back],
+                        items[:-back],
+                        items[-back],
                         self.config.best,
                         self.config.others,
                         key,
