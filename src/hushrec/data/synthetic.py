@@ -175,15 +175,14 @@ def crowd(n_users: int, n_items: int, length: int = 30, seed: int = 0) -> Intera
     for start in range(0, n_users, at_once):
         part = item[start : start + at_once]
         _fill_walks(part, rng.random((len(part), 1 + 3 * length), np.float32), n_items)
-    indptr = np.arange(n_users + 1) * length
     return Interactions(
         name="crowd",
         user=np.repeat(np.arange(n_users, dtype=np.int32), length),
         item=item.reshape(-1),
-        value=np.ones(indptr[-1], np.float32),
+        value=np.ones(item.size, np.float32),
         time=_START + np.tile(np.arange(length) * _DAY, n_users),
-        users=np.array([f"u{k}" for k in range(n_users)]),
-        items=np.array([f"i{k}" for k in range(n_items)]),
+        users=np.array([f"user-{k:07d}" for k in range(n_users)]),
+        items=np.array([f"item-{k:06d}" for k in range(n_items)]),
         items_declared=True,
         notes=("made up: nobody and nothing in it exists",),
     )
