@@ -114,7 +114,7 @@ class Run:
         shared, parts = load_model(folder, FINAL, SELECTED, state["files"])
         for part in parts:
             store.restore(part)
-        for name, array in shared_shapes.items():
+        for name, array in method.serving(shared_shapes).items():
             if name not in shared or shared[name].shape != array.shape:
                 raise RunError(
                     f"{path}: the model does not fit the data '{experiment.data}' any more; "
