@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -35,13 +34,13 @@ from safetensors.numpy import save
 
 from hushrec.config import Experiment
 from hushrec.data.catalog import names
+from hushrec.disk import LOCK, filling
 from hushrec.errors import RunError
 from hushrec.methods.base import Method, Shared
-from hushrec.methods.item_pairs import ItemPairs
+from hushrec.paths import checked
 from hushrec.privacy.guarantee import NO_GUARANTEE, Guarantee
 from hushrec.run import Run
-from hushrec.run_folder import writing
-from hushrec.serve.bundle import export
+from hushrec.serve.bundle import can_export, export
 
 FORMAT = "hushrec-release-1"
 MANIFEST = "manifest.json"
@@ -86,15 +85,9 @@ class Covered:
 def release(run: Run, path: str | Path) -> Path:
     """Write what a run's guarantee covers into a new folder; refuse a run that has none."""
     refuse_uncovered(run)
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} exists already and is not empty: choose another folder")
-    partial = folder.with_name(f".{folder.name}.partial")
-    with writing(folder):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write_release(covered(run), partial)
-        partial.replace(folder)
+    folder = checked(path)
+    with filling(folder) as fresh:
+        write_release(covered(run), fresh)
     return folder
 
 
@@ -176,7 +169,7 @@ def write_release(what: Covered, folder: Path) -> None:
         (folder / name).write_text(text, "utf-8")
     arrays = {name: np.ascontiguousarray(array) for name, array in what.shared.items()}
     (folder / "model.safetensors").write_bytes(save(arrays))
-    if isinstance(what.method, ItemPairs):
+    if can_export(what.method):
         export(what, folder / "bundle")
     files = {
         path.relative_to(folder).as_posix(): {
@@ -184,7 +177,7 @@ def write_release(what: Covered, folder: Path) -> None:
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != LOCK
     }
     manifest = {
         "format": FORMAT,
@@ -207,7 +200,7 @@ def _readme(what: Covered) -> str:
 The model is that of round {what.round}. `model.safetensors` holds it, `items.json` the items that
 its rows are of, `config.toml` how it was trained, `statement.json` the guarantee as fields,
 `account.json` what the rounds cost. `manifest.json` has the SHA-256 of every file.
-{device if isinstance(what.method, ItemPairs) else ""}
+{device if can_export(what.method) else ""}
 The guarantee covers all of this together. Not in it, because it is not covered:
 
 - {f"{chr(10)}- ".join(LEFT_OUT)}

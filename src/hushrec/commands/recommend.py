@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hushrec.commands.options import json_option, print_json, run_argument
+from hushrec.commands.places import PLACE
 from hushrec.data.files import read_history
 from hushrec.errors import ConfigError
 from hushrec.report.tables import plain_table
@@ -25,7 +26,7 @@ from hushrec.serve.bundle import export
 @click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option(
     "--history",
-    type=click.Path(path_type=Path),
+    type=PLACE,
     metavar="FILE",
     help="Items of a user the run does not know: one id a line, oldest first, or a table.",
 )
@@ -88,20 +89,19 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
 
 @click.command("export")
 @run_argument
-@click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("bundle", metavar="DIR", type=PLACE)
 @click.option(
     "--neighbours",
     type=click.IntRange(min=1),
-    default=600,
-    show_default=True,
-    help="Weights kept per item, the largest ones.",
+    help="Weights kept per item and table, the largest ones.  [all in single precision; in half "
+    "600, or 300 in each of fedmix' tables]",
 )
 @click.option(
     "--precision", type=click.Choice(["half", "single"]), default="half", show_default=True
 )
 @json_option
 def export_command(
-    folder: Path, bundle: Path, neighbours: int, precision: Any, as_json: bool
+    folder: Path, bundle: Path, neighbours: int | None, precision: Any, as_json: bool
 ) -> None:
     """Write a run's model for devices: a folder that numpy alone can serve.
 
@@ -110,7 +110,7 @@ def export_command(
     python -c "from hushrec.serve.recommender import Recommender as R
     print(R.load('bundle', history=['1193', '661']).recommend(5))"
 
-    `hushrec/serve/recommender.py` stands alone: copy it to the device.
+    The folder `hushrec/serve/recommender` stands alone: copy it to the device.
     """
     path = export(Run.open(folder), bundle, neighbours=neighbours, precision=precision)
     sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
