@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from hushrec.disk import write_text, writing
 from hushrec.report.exhibits import pictures
 from hushrec.report.units import signed
 from hushrec.reproduce.plan import EPSILONS, Cell, Exhibit, Paper
 from hushrec.reproduce.results import Results
 from hushrec.reproduce.states import Figure, counted, figures, state_of
-from hushrec.run_folder import writing
 
 PAGE = Path("docs/papers.md")
 COLUMNS = {"published": "published protocol", "honest": "honest"}
@@ -41,12 +41,10 @@ def write_page(papers: Sequence[Paper], results: Results, experiments: Path) -> 
     for paper in papers:
         for exhibit in paper.exhibits:
             for name, drawing in pictures(exhibit, results).items():
-                file = experiments / paper.key / name
-                with writing(file):
-                    file.write_text(drawing, "utf-8")
-    with writing(page):
+                write_text(experiments / paper.key / name, drawing)
+    with writing(page.parent):
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(page_of(papers, results), "utf-8")
+    write_text(page, page_of(papers, results))
     return page
 
 

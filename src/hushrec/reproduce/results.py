@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hushrec.disk import write_text, writing
 from hushrec.errors import RunError
-from hushrec.run_folder import writing
 
 Points = list[tuple[int, float]]
 
@@ -88,12 +88,9 @@ class Results:
             f"{json.dumps(key)}: {json.dumps(found[key].model_dump(exclude_defaults=True))}"
             for key in sorted(found)
         ]
-        file = self.folder / f"{name}.json"
-        with writing(file):
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial = file.with_suffix(".partial")
-            partial.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
-            partial.replace(file)
+        write_text(self.folder / f"{name}.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _read(file: Path) -> dict[str, Record]:
