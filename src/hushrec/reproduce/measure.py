@@ -15,6 +15,7 @@ import numpy as np
 import hushrec
 from hushrec.analyse.item_map import item_map
 from hushrec.analyse.one_run import groups_of, guidance_effects, whose_table
+from hushrec.config import make_experiment
 from hushrec.data import Interactions
 from hushrec.errors import DivergedError
 from hushrec.evaluate.metrics import parse_metric, summarise
@@ -58,7 +59,7 @@ def measure(
             **conduct,
         )
     except DivergedError as error:
-        planned = RunFolder.open(out).experiment().rounds
+        planned = planned_rounds(task)
         seeds = list(range(task.seeds))
         return Record(
             seeds=seeds, version=our_version(), rounds=planned, seconds=0.0, diverged=str(error)
@@ -77,6 +78,18 @@ def measure(
         values={"test": means, **{name: _ANALYSES[name](folders[0], metrics) for name in more}},
         sd={"test": sd} if sd else {},
     )
+
+
+def planned_rounds(task: Task) -> int:
+    """Return how many rounds a task has."""
+    return make_experiment(
+        task.data,
+        task.method,
+        preset=task.preset,
+        settings=task.settings,
+        protocol=task.protocol,
+        rounds=task.rounds,
+    ).rounds
 
 
 def _of_test(path: str) -> bool:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hushrec.config import make_experiment, preset_names
+from hushrec.config import preset_names
 from hushrec.data import load
 from hushrec.data.datasets import CATALOG
 from hushrec.errors import StoppedError
 from hushrec.methods.base import method_names
-from hushrec.reproduce.measure import Place, measure
+from hushrec.reproduce.measure import Place, measure, planned_rounds
 from hushrec.reproduce.plan import Exhibit, Paper, Task, tasks_of
 from hushrec.reproduce.results import Record, Results, missing_parts
 from hushrec.run import Conduct
@@ -78,21 +78,13 @@ def expected_seconds(task: Task, results: Results) -> float:
     record = results.get(task.command)
     if record is not None and record.seconds:
         return record.seconds
-    rounds = make_experiment(
-        task.data,
-        task.method,
-        preset=task.preset,
-        settings=task.settings,
-        protocol=task.protocol,
-        rounds=task.rounds,
-    ).rounds
     known = [
         other.seconds / (other.rounds * len(other.seeds) * _rows(_data_of(command)))
         for command, other in results.records()
         if f" --method {task.method} " in command and other.seconds
     ]
     pace = statistics.median(known) if known else UNKNOWN_PACE
-    return pace * rounds * task.seeds * _rows(task.data)
+    return pace * planned_rounds(task) * task.seeds * _rows(task.data)
 
 
 def _data_of(command: str) -> str:
