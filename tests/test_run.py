@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 import hushrec
 from conftest import blocks
-from hushrec import run_folder
+from hushrec import disk, run_folder
 from hushrec.backends.inprocess import Machine
 from hushrec.errors import (
     ConfigError,
@@ -371,6 +371,21 @@ def test_a_wrong_cohort_leaves_no_folder_behind(tiny, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_somebody_began_meanwhile_is_theirs(tiny, tmp_path, monkeypatch):
+    """Between the look at the folder and the first file in it, another process may be faster."""
+    out, create = tmp_path / "run", RunFolder.create
+
+    def be_faster(path, experiment, *more):
+        monkeypatch.setattr(RunFolder, "create", create)
+        create(path, experiment)
+        return create(path, experiment)
+
+    monkeypatch.setattr(RunFolder, "create", be_faster)
+    with pytest.raises(RunError, match="exists already"):
+        go(tiny, out, "popularity", rounds=1)
+    assert [path.name for path in out.iterdir()] == ["config.toml"]
+
+
 def test_two_readers_of_one_run_do_not_disturb_each_other(tiny, tmp_path):
     out = tmp_path / "run"
     go(tiny, out, "fedmf", {"store.kind": "file"})
@@ -394,7 +409,7 @@ def full(*_, **__):
 def test_a_full_disk_leaves_the_earlier_checkpoint(stopped, tiny, plain, monkeypatch, what):
     saved = {f.name: f.read_bytes() for f in checkpoint_files(stopped).iterdir()}
     with monkeypatch.context() as patch:
-        owner = run_folder if what == "save_file" else run_folder.os
+        owner = run_folder if what == "save_file" else disk.os
         patch.setattr(owner, what, full)
         with pytest.raises(RunError, match="disk is full") as error:
             train(tiny, out=stopped, resume=True, machine=Machine(checkpoint_seconds=0))
@@ -408,7 +423,7 @@ def test_a_full_disk_at_the_metrics(stopped, tiny, plain, monkeypatch):
     original = Path.open
 
     def half(self, mode="r", *rest, **more):
-        if self.name == "metrics.jsonl" and mode == "a":
+        if self.name == "metrics.jsonl" and mode == "ab+":
             with original(self, "a") as file:
                 file.write('{"round": ')
             full()

@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -35,11 +34,12 @@ from safetensors.numpy import save
 
 from hushrec.config import Experiment
 from hushrec.data.catalog import names
+from hushrec.disk import LOCK, filling
 from hushrec.errors import RunError
 from hushrec.methods.base import Method, Shared
+from hushrec.paths import checked
 from hushrec.privacy.guarantee import NO_GUARANTEE, Guarantee
 from hushrec.run import Run
-from hushrec.run_folder import writing
 from hushrec.serve.bundle import can_export, export
 
 FORMAT = "hushrec-release-1"
@@ -85,15 +85,9 @@ class Covered:
 def release(run: Run, path: str | Path) -> Path:
     """Write what a run's guarantee covers into a new folder; refuse a run that has none."""
     refuse_uncovered(run)
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} exists already and is not empty: choose another folder")
-    partial = folder.with_name(f".{folder.name}.partial")
-    with writing(folder):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write_release(covered(run), partial)
-        partial.replace(folder)
+    folder = checked(path)
+    with filling(folder) as fresh:
+        write_release(covered(run), fresh)
     return folder
 
 
@@ -183,7 +177,7 @@ def write_release(what: Covered, folder: Path) -> None:
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != LOCK
     }
     manifest = {
         "format": FORMAT,

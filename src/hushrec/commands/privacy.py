@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from hushrec.commands.options import gather, json_option, print_json
+from hushrec.commands.places import PLACE
+from hushrec.disk import write_text
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import (
     Everybody,
@@ -146,9 +148,7 @@ def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
 
 
 @privacy_commands.command("compose")
-@click.argument(
-    "folders", metavar="RUN [RUN ...]", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
+@click.argument("folders", metavar="RUN [RUN ...]", nargs=-1, required=True, type=PLACE)
 @click.option("--delta", type=float, metavar="D", help="Where to state the sum.  [the runs' own]")
 @json_option
 def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: bool) -> None:
@@ -243,9 +243,7 @@ def tables_command(as_json: bool) -> None:
 @privacy_commands.command("plot")
 @noise_option
 @setting_options
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("epsilon.svg"), show_default=True
-)
+@click.option("--out", type=PLACE, default=Path("epsilon.svg"), show_default=True)
 @json_option
 def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> None:
     """Draw epsilon against rounds.
@@ -264,11 +262,8 @@ def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> No
     if not np.isfinite(points[0][1]):
         raise ConfigError("without noise there is no epsilon to draw: use a larger --noise")
     title = f"epsilon at delta {delta:g} against rounds; noise {noise:g}, {event.sampling}"
-    try:
-        drawing = line(points, title, selected=-1, from_zero=True)
-        out.write_text(standalone([(title, drawing)]), "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    drawing = line(points, title, selected=-1, from_zero=True)
+    write_text(out, standalone([(title, drawing)]))
     if as_json:
         curve = [{"rounds": number, "epsilon": epsilon} for number, epsilon in points]
         print_json({"out": str(out), "delta": delta, "curve": curve})

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hushrec.commands.options import json_option, print_json, run_argument
+from hushrec.commands.places import PLACE
 from hushrec.data.files import read_history
 from hushrec.errors import ConfigError
 from hushrec.report.tables import plain_table
@@ -25,7 +26,7 @@ from hushrec.serve.bundle import export
 @click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option(
     "--history",
-    type=click.Path(path_type=Path),
+    type=PLACE,
     metavar="FILE",
     help="Items of a user the run does not know: one id a line, oldest first, or a table.",
 )
@@ -88,7 +89,7 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
 
 @click.command("export")
 @run_argument
-@click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("bundle", metavar="DIR", type=PLACE)
 @click.option(
     "--neighbours",
     type=click.IntRange(min=1),

@@ -14,12 +14,14 @@ from hushrec.backends.inprocess import Machine
 from hushrec.clients import Protocol
 from hushrec.commands import options
 from hushrec.commands.display import load_aloud, polite_stop, training_display
+from hushrec.commands.places import PLACE, SOURCE
 from hushrec.config import parse_settings
 from hushrec.errors import ConfigError
-from hushrec.report.html import write_report
+from hushrec.report.html import REPORT, write_report
 from hushrec.report.tables import facts, result_table
 from hushrec.run import Run, TrainOptions, train, train_seeds
-from hushrec.run_folder import RunFolder, require_free
+from hushrec.run_folder import SEEDS, RunFolder
+from hushrec.run_place import left_off, require_free
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ class Place:
     options.items_option,
     options.method_option,
     click.option(
-        "--preset", metavar="NAME", help="A set of options that ships, for example 'paper'."
+        "--preset",
+        type=SOURCE,
+        metavar="NAME",
+        help="A set of options that ships, for example 'paper'.",
     ),
     click.option(
         "--protocol",
@@ -97,7 +102,16 @@ class Place:
     click.option(
         "--privacy",
         "mode",
-        type=click.Choice(["none", "central", "distributed", "local-laplace", "local-gaussian"]),
+        type=click.Choice(
+            [
+                "none",
+                "central",
+                "distributed",
+                "local-laplace",
+                "local-gaussian",
+                "local-gradients",
+            ]
+        ),
         help="Noise on the sum, from nodes (--set privacy.nodes=N), or on every upload.  [none]",
     ),
     click.option("--epsilon", type=float, metavar="E", help="Guarantee to keep; finds the noise."),
@@ -116,7 +130,7 @@ class Place:
 @options.gather(
     "place",
     Place,
-    click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The run folder."),
+    click.option("--out", type=PLACE, metavar="DIR", help="The run folder."),
     click.option("--resume", is_flag=True, help="Go on with an interrupted run in --out."),
     click.option("--overwrite", is_flag=True, help="Replace the run in --out."),
 )
@@ -168,6 +182,9 @@ def train_command(
         }
         if asked.seeds > 1:
             run, summary = None, train_seeds(data, asked.method, asked.chosen_seeds, out, **said)
+        elif place.resume and _lacks_its_report(out):
+            run = Run.open(out, data)
+            summary = dict(run.summary)
         else:
             run = train(data, asked.method, out=out, **said)
             summary = dict(run.summary)
@@ -195,10 +212,16 @@ def _asked_before(asked: Asked, place: Place) -> Asked:
             raise ConfigError(
                 f"--resume goes on with the run's own settings: leave out {option.opts[0]}"
             )
+    folder = RunFolder.open(left_off(place.out))
     # The folder knows which seeds; what matters here is whether there are several.
-    seeds = 2 if (place.out / "seeds.json").exists() else 1
-    begun = RunFolder.open(place.out).experiment()
+    seeds, begun = 2 if (folder.path / SEEDS).exists() else 1, folder.experiment()
     return replace(asked, data=begun.data, items=begun.items, seeds=seeds)
+
+
+def _lacks_its_report(out: Path) -> bool:
+    """Say whether a run came to its end, and was stopped before it had its page."""
+    finished = left_off(out) == out and (out / "summary.json").exists()
+    return finished and not (out / REPORT).exists()
 
 
 def _default_out(asked: Asked) -> Path:

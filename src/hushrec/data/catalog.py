@@ -9,8 +9,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,7 +28,9 @@ from hushrec.data.interactions import (
     Numeric,
 )
 from hushrec.data.tables import RECOGNISED, Columns
+from hushrec.disk import fresh_file
 from hushrec.errors import ConfigError, DataError, nearest
+from hushrec.paths import checked
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and the bytes in all, if known."""
@@ -66,10 +67,11 @@ def load(
         return _load_known(dataset, folder)
     if name in names():
         return _load_imported(name)
-    if name and (Path(name).exists() or Path(name).suffix):
+    if name and (checked(name).exists() or Path(name).suffix):
         # The whole path is the name: a run must find its data again from anywhere.
         data = read_interactions(name, name=str(Path(name).resolve()), items=items)
-        return replace(data, items_file=None if items is None else str(Path(items).resolve()))
+        listed = None if items is None else str(checked(items).resolve())
+        return replace(data, items_file=listed)
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
 
 
@@ -217,6 +219,7 @@ def import_file(
         raise ConfigError(f"'{name}' is the name of a data set of the catalogue; choose another")
     if not name or name.startswith(".") or any(mark in name for mark in "/\\:\0"):
         raise ConfigError(f"'{name}' cannot be a name: no slashes, colons or leading dots")
+    checked(name)  # it will be the name of a file
     if _imported_path(name).exists() and not overwrite:
         raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
     data = read_interactions(path, columns, name=name, items=features.items)
@@ -234,8 +237,10 @@ def import_file(
             for part, value in vars(column).items():
                 if value is not None:
                     arrays[f"feature/{owner}/{part}/{column_name}"] = np.asarray(value)
-    with _atomic(_imported_path(name)) as part_path:
-        np.savez_compressed(part_path, **arrays)  # type: ignore[arg-type]
+    path = _imported_path(name)
+    _make_folder(path.parent)
+    with fresh_file(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return data
 
 
@@ -283,13 +288,3 @@ def _make_folder(path: Path) -> None:
         raise DataError(
             f"{path}: cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
         ) from None
-
-
-@contextmanager
-def _atomic(path: Path) -> Iterator[Path]:
-    """Give a path to write to that takes the name of ``path`` only when all went well."""
-    _make_folder(path.parent)
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=path.parent) as scratch:
-        part = Path(scratch) / path.name
-        yield part
-        part.replace(path)

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from hushrec.errors import ConfigError, RunError
+from hushrec.disk import filling, require_empty
+from hushrec.errors import ConfigError
 from hushrec.methods.base import Method, Shared
 from hushrec.methods.fedmix import FedMix
 from hushrec.methods.item_pairs import ItemPairs
+from hushrec.paths import checked
 from hushrec.serve.recommender.reading import FORMAT, MANIFEST, MODEL
 
 Array = NDArray[Any]
@@ -78,6 +80,8 @@ def export(
     """
     if neighbours is not None and neighbours < 1:
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
+    folder = checked(path)
+    require_empty(folder)
     method, form = run.method, _Form(neighbours, halved=precision == "half")
     if neighbours is None and form.halved:
         form.neighbours = MIXTURE_KEPT if isinstance(method, FedMix) else PAIRS_KEPT
@@ -90,10 +94,6 @@ def export(
             f"a bundle holds a mixture or item-to-item weights, which {method.name} does not have; "
             "use fedmix, fednext or fedease"
         )
-    folder = Path(path)
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} is not empty")
-    folder.mkdir(parents=True, exist_ok=True)
     content = save(form.tensors)
     data = run.data
     manifest = {
@@ -105,9 +105,9 @@ def export(
         "items": [str(item) for item in data.items],
         "titles": [data.title(number) for number in range(len(data.items))],
     }
-    _write(folder / MODEL, content)
-    # The manifest comes last: a folder without one is no bundle.
-    _write(folder / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1).encode())
+    with filling(folder) as fresh:
+        (fresh / MODEL).write_bytes(content)
+        (fresh / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1), "utf-8")
     return folder
 
 
@@ -185,9 +185,3 @@ def _largest(
         return ids, np.ascontiguousarray(weights)
     best = np.sort(np.argsort(-np.abs(weights), axis=1, kind="stable")[:, :count], axis=1)
     return np.take_along_axis(ids, best, 1), np.take_along_axis(weights, best, 1)
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
