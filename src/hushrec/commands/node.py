@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from hushrec.commands.options import gather, json_option, print_json
+from hushrec.commands.options import gather, json_option
 from hushrec.commands.recommend import show_recommendations
+from hushrec.commands.terminal import print_json, say
 from hushrec.data.files import read_interactions
 from hushrec.data.tables import Columns
 from hushrec.errors import DataError
@@ -128,16 +129,16 @@ def forget_command(store: Path, user: str, as_json: bool) -> None:
     if as_json:
         print_json(asdict(gone))
         return
-    click.echo(
+    say(
         f"forgotten: {gone.interactions:,} interactions, {gone.private_parameters:,} sets of "
         "private parameters"
     )
     if gone.others:
-        click.echo(
+        say(
             f"{gone.others:,} other users lost their private parameters with them: a silo has one "
             "set for all, and the next round makes a new one"
         )
-    click.echo(
+    say(
         f"{gone.uploads:,} protected uploads held the user's part. {gone.still_held}"
         if gone.uploads
         else gone.still_held
@@ -201,7 +202,7 @@ def _show_taken(taken: Taken, as_json: bool) -> None:
         if taken.unknown_items
         else ""
     )
-    click.echo(f"{taken.rows:,} interactions taken in, {taken.users:,} new users{unknown}")
+    say(f"{taken.rows:,} interactions taken in, {taken.users:,} new users{unknown}")
 
 
 def _show(facts: dict[str, object], as_json: bool) -> None:
@@ -213,4 +214,4 @@ def _show(facts: dict[str, object], as_json: bool) -> None:
             _show({f"{name} {key}": each for key, each in value.items()}, as_json)
         elif value is not None:
             text = f"{value:,}" if type(value) is int else str(value)
-            click.echo(f"{name.replace('_', ' '):32} {text}")
+            say(f"{name.replace('_', ' '):32} {text}")

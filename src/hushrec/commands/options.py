@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -53,11 +52,6 @@ def gather(name: str, kind: type[Any], *options: Decorator) -> Decorator:
         return decorated
 
     return decorate
-
-
-def print_json(value: object) -> None:
-    """Print a result for programs; a dataclass is its fields."""
-    click.echo(json.dumps(value, indent=2, default=asdict))
 
 
 def default_name(data: str, method: str) -> str:

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from hushrec.commands.options import gather, json_option, print_json
+from hushrec.commands.options import gather, json_option
+from hushrec.commands.terminal import Console, print_json, say
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import (
     Everybody,
@@ -167,7 +166,7 @@ def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: boo
         return
     console = Console()
     console.print(_together_table(together))
-    console.print(together.statement, highlight=False)
+    console.print(together.statement)
 
 
 def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, dict[str, Any]]]:
@@ -192,7 +191,7 @@ def _together_table(together: Together) -> Table:
     for claim in together.runs:
         mark = "" if claim.noise_seed is None else " (simulated)"
         figures = f"{claim.epsilon:.4f}", f"{claim.delta:.3g}"
-        table.add_row(escape(f"{claim.run}{mark}"), escape(claim.method), *figures)
+        table.add_row(f"{claim.run}{mark}", claim.method, *figures)
     figures = f"{together.epsilon:.4f}", f"{together.delta:.3g}"
     table.add_row("all together", "", *figures, style="bold")
     return table
@@ -273,7 +272,7 @@ def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> No
         curve = [{"rounds": number, "epsilon": epsilon} for number, epsilon in points]
         print_json({"out": str(out), "delta": delta, "curve": curve})
         return
-    click.echo(f"{out}: epsilon {points[-1][1]:.4g} after {rounds} rounds")
+    say(f"{out}: epsilon {points[-1][1]:.4g} after {rounds} rounds")
 
 
 def _answer(setting: Setting, event: Gaussian, as_json: bool) -> None:
@@ -295,7 +294,7 @@ def _answer(setting: Setting, event: Gaussian, as_json: bool) -> None:
             }
         )
         return
-    click.echo(
+    say(
         f"epsilon {epsilon:.4f} at delta {setting.delta:g}: {setting.rounds} rounds, noise "
         f"multiplier {event.multiplier:.4g} (standard deviation over {bound}), {neighbours}, "
         f"sampling {event.sampling}"

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
-from hushrec.commands.options import json_option, print_json, run_argument
+from hushrec.commands.options import json_option, run_argument
+from hushrec.commands.terminal import Console, print_json, say
 from hushrec.data.files import read_history
 from hushrec.errors import ConfigError
 from hushrec.report.tables import plain_table
@@ -60,7 +59,7 @@ def recommend_command(
     if items is not None:
         unknown = len(set(items) - set(run.split.data.items.tolist()))
         if unknown:
-            click.echo(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
+            say(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
     found = run.recommend(user, count, items, dict(pair.split("=", 1) for pair in said))
     show_recommendations(user, found, as_json)
 
@@ -68,7 +67,7 @@ def recommend_command(
 def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bool) -> None:
     """Print a list."""
     if not found:
-        click.echo(f"nothing is left to recommend to '{user}'", err=True)
+        say(f"nothing is left to recommend to '{user}'", err=True)
     if as_json:
         print_json({"user": user, "recommendations": found})
         return
@@ -81,8 +80,8 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
     if explained:
         table.add_column("because of")
     for place, line in enumerate(found, 1):
-        cells = str(place), escape(line.title), escape(line.item), f"{line.score:.3f}"
-        table.add_row(*cells, *([escape(line.because)] if explained else []))
+        cells = str(place), line.title, line.item, f"{line.score:.3f}"
+        table.add_row(*cells, *([line.because] if explained else []))
     Console().print(table)
 
 
@@ -118,4 +117,4 @@ def export_command(
         print_json({"bundle": str(path), "bytes": sizes})
         return
     text = ", ".join(f"{name} {human_size(size)}" for name, size in sizes.items())
-    click.echo(f"{path}: {text}")
+    say(f"{path}: {text}")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from hushrec.backends.inprocess import Machine
 from hushrec.commands import options
 from hushrec.commands.display import load_aloud, polite_stop, training_display
+from hushrec.commands.terminal import Console, print_json
 from hushrec.config import parse_settings
 from hushrec.report.tables import trials_table
 from hushrec.tune import PRESET, Start, tune
@@ -87,8 +87,8 @@ def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: b
         )
     best = search.best
     if as_json:
-        options.print_json({**search.about, "best": best.number, "trials": search.trials})
+        print_json({**search.about, "best": best.number, "trials": search.trials})
         return
     console = Console()
     console.print(trials_table(search))
-    console.print(f"preset: {out / PRESET}.toml", highlight=False, soft_wrap=True)
+    console.print(f"preset: {out / PRESET}.toml", soft_wrap=True)

@@ -29,6 +29,7 @@ from hushrec.data.interactions import (
     Numeric,
 )
 from hushrec.data.tables import RECOGNISED, Columns
+from hushrec.data.text import Heard, unheard
 from hushrec.errors import ConfigError, DataError, nearest
 
 Progress = Callable[[int, int | None], None]
@@ -41,12 +42,13 @@ def load(
     items: str | Path | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,
+    heard: Heard = unheard,
 ) -> Interactions:
     """Load a named data set, an imported one, or a file.
 
     ``items`` is a file with the public list of items, for data that is a file. ``data_dir`` is
     searched before ``HUSHREC_DATA`` and the cache. A named data set that is nowhere is an error
-    unless ``download`` is set.
+    unless ``download`` is set. ``heard`` is told how far reading is.
     """
     name = str(name_or_path)
     if items is not None and name in names():
@@ -63,12 +65,13 @@ def load(
             if not download:
                 raise DataError(_how_to_get(dataset))
             folder = fetch(name)
-        return _load_known(dataset, folder)
+        return _load_known(dataset, replace(folder, heard=heard))
     if name in names():
         return _load_imported(name)
     if name and (Path(name).exists() or Path(name).suffix):
         # The whole path is the name: a run must find its data again from anywhere.
-        data = read_interactions(name, name=str(Path(name).resolve()), items=items)
+        resolved = str(Path(name).resolve())
+        data = read_interactions(name, name=resolved, items=items, heard=heard)
         return replace(data, items_file=None if items is None else str(Path(items).resolve()))
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
 
@@ -211,6 +214,7 @@ def import_file(
     features: FeatureFiles = NO_FEATURES,
     *,
     overwrite: bool = False,
+    heard: Heard = unheard,
 ) -> Interactions:
     """Read a file once and keep it in the cache, so that `load` finds it under ``name``."""
     if name in CATALOG:
@@ -219,7 +223,7 @@ def import_file(
         raise ConfigError(f"'{name}' cannot be a name: no slashes, colons or leading dots")
     if _imported_path(name).exists() and not overwrite:
         raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
-    data = read_interactions(path, columns, name=name, items=features.items)
+    data = read_interactions(path, columns, name=name, items=features.items, heard=heard)
     data = features.describe(data)
     arrays: dict[str, NDArray[Any]] = {
         part: getattr(data, part) for part in ("user", "item", "value", "time", "users", "items")
