@@ -16,7 +16,8 @@
 
 The command line prints the message alone, without a traceback, and exits with code 2. Two are no
 fault of the input and have codes of their own, for scripts that run many cells: 3 after
-`DivergedError`, whose command will end so again, and 130 after `StoppedError`, as shells do.
+`DivergedError`, whose command will end so again, and 130 after `StoppedError`, as shells do. What
+is raised and is none of these is a fault of ours, and has code 70 (`commands.guard`).
 """
 
 from __future__ import annotations

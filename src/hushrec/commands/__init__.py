@@ -17,6 +17,7 @@ from hushrec.commands.doctor import doctor_command
 from hushrec.commands.evaluate import analyse_command, compare_command, evaluate_command
 from hushrec.commands.federate import federate_commands
 from hushrec.commands.federated import rehearse_command, run_command, status_command
+from hushrec.commands.guard import guarded
 from hushrec.commands.methods import methods_command
 from hushrec.commands.node import node_commands
 from hushrec.commands.privacy import privacy_commands
@@ -38,7 +39,7 @@ class _Commands(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         try:
-            with safe_usage():
+            with safe_usage(), guarded():
                 return super().invoke(context)
         except StoppedError as stopped:
             say(str(stopped), err=True)

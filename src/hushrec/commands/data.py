@@ -10,6 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
 from hushrec.commands.display import reading_display
 from hushrec.commands.options import gather, items_option, json_option
+from hushrec.commands.places import PLACE, SOURCE
 from hushrec.commands.terminal import Console, print_json, progress, say, words
 from hushrec.data.catalog import fetch, import_file, load, names
 from hushrec.data.datasets import CATALOG, DataSet
@@ -58,7 +59,7 @@ def list_command(as_json: bool) -> None:
 
 
 @data_commands.command("info")
-@click.argument("source", metavar="NAME|FILE")
+@click.argument("source", type=SOURCE, metavar="NAME|FILE")
 @items_option
 @json_option
 def info_command(source: str, items: str | None, as_json: bool) -> None:
@@ -110,7 +111,7 @@ def fetch_command(name: str, as_json: bool) -> None:
 
 
 @data_commands.command("import")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PLACE)
 @click.option("--name", required=True, help="What to call it from now on, as in --data NAME.")
 @gather(
     "columns",
@@ -125,10 +126,10 @@ def fetch_command(name: str, as_json: bool) -> None:
 @gather(
     "features",
     FeatureFiles,
-    click.option("--users", type=click.Path(path_type=Path), help="File of user features."),
+    click.option("--users", type=PLACE, help="File of user features."),
     click.option(
         "--items",
-        type=click.Path(path_type=Path),
+        type=PLACE,
         help="Public list of items, with their features.",
     ),
     click.option(

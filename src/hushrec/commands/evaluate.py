@@ -12,6 +12,7 @@ from hushrec.analyse.compare import compare_runs
 from hushrec.analyse.one_run import groups_of, guidance_effects, whose_table
 from hushrec.backends.inprocess import usable_cores
 from hushrec.commands import options
+from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import Console, print_json
 from hushrec.errors import ConfigError
 from hushrec.evaluate.adaptation import adaptation_curve
@@ -164,7 +165,7 @@ def analyse_command(
 
 
 @click.command("compare")
-@click.argument("folders", metavar="RUN RUN...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("folders", metavar="RUN RUN...", nargs=-1, type=PLACE)
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", default=("hr@10", "ndcg@10"))
 @click.option("--candidates", default="full", show_default=True, help="full, or sampled99.")
 @click.option(
@@ -176,7 +177,7 @@ def analyse_command(
 )
 @click.option(
     "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PLACE,
     metavar="FILE.svg",
     help="Draw the runs' validation curves in one picture.",
 )

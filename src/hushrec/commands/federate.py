@@ -11,6 +11,7 @@ from types import ModuleType
 import click
 
 from hushrec.commands.options import gather, json_option
+from hushrec.commands.places import PLACE, SOURCE
 from hushrec.commands.terminal import print_json, say
 from hushrec.config import make_experiment, parse_settings
 from hushrec.data import Interactions, load
@@ -105,7 +106,7 @@ trained_options = gather(
     "trained",
     Trained,
     click.option("--method", default="fednext", show_default=True, metavar="NAME"),
-    click.option("--preset", metavar="NAME", help="A set of options that ships."),
+    click.option("--preset", type=SOURCE, metavar="NAME", help="A set of options that ships."),
     click.option("--rounds", type=int, metavar="N"),
     click.option(
         "--seed", type=int, metavar="S", help="Of the experiment and of the dealing.  [0]"
@@ -130,13 +131,16 @@ def make_rehearsal(folder: Path, data: str, count: int, trained: Trained) -> Mad
 
 
 @federate_commands.command("init")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=PLACE)
 @trained_options
 @gather(
     "brought",
     Brought,
     click.option(
-        "--data", metavar="NAME|FILE", help="Rehearsal: deal the users of one file out over nodes."
+        "--data",
+        type=SOURCE,
+        metavar="NAME|FILE",
+        help="Rehearsal: deal the users of one file out over nodes.",
     ),
     click.option(
         "--deal",
@@ -147,7 +151,7 @@ def make_rehearsal(folder: Path, data: str, count: int, trained: Trained) -> Mad
     ),
     click.option(
         "--items",
-        type=click.Path(path_type=Path),
+        type=PLACE,
         metavar="FILE",
         help="Public list of items: of the nodes' own data, or of the file in --data.",
     ),
@@ -212,7 +216,7 @@ def init_command(
 
 
 @federate_commands.command("renew")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=PLACE)
 @json_option
 def renew_command(folder: Path, as_json: bool) -> None:
     """Make a new certificate for the server, with the authority's key in DIR/ca.
@@ -230,7 +234,7 @@ def renew_command(folder: Path, as_json: bool) -> None:
 
 
 @federate_commands.command("server")
-@click.argument("folder", metavar="SERVER", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="SERVER", type=PLACE)
 def server_command(folder: Path) -> None:
     """Run the server of a federation in the foreground, until Ctrl-C or a TERM.
 
@@ -258,7 +262,7 @@ def server_command(folder: Path) -> None:
 
 
 @federate_commands.command("node")
-@click.argument("folder", metavar="NODE", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="NODE", type=PLACE)
 def node_command(folder: Path) -> None:
     """Run a node of a federation in the foreground, until Ctrl-C or a TERM.
 

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from hushrec.commands.display import polite_stop, training_display
 from hushrec.commands.federate import Trained, make_rehearsal, trained_options, transport
-from hushrec.commands.options import json_option
+from hushrec.commands.options import data_option, json_option
+from hushrec.commands.places import PLACE
 from hushrec.commands.recommend import show_recommendations
 from hushrec.commands.terminal import Console, print_json, say
 from hushrec.deployment.folder import ServerConfig, ServerFolder
@@ -38,7 +39,7 @@ TASK_SECONDS = 60.0
 
 
 @click.command("run")
-@click.argument("folder", metavar="SERVER", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="SERVER", type=PLACE)
 @click.option("--resume", is_flag=True, help="Go on with the newest run, which was interrupted.")
 @json_option
 def run_command(folder: Path, resume: bool, as_json: bool) -> None:
@@ -121,7 +122,7 @@ def show_result(result: Mapping[str, Any]) -> None:
 
 
 @click.command("status")
-@click.argument("folder", metavar="SERVER", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="SERVER", type=PLACE)
 @click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
 @json_option
 def status_command(folder: Path, watch: bool, as_json: bool) -> None:
@@ -171,9 +172,9 @@ def _table(status: Status) -> Table:
 
 
 @click.command("rehearse")
-@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", required=False, type=PLACE)
 @click.option("--nodes", "count", type=click.IntRange(2, 50), default=3, show_default=True)
-@click.option("--data", default="demo", show_default=True, metavar="NAME|FILE")
+@data_option
 @trained_options
 @json_option
 def rehearse_command(

@@ -9,6 +9,7 @@ import click
 import numpy as np
 
 from hushrec.commands.options import gather, json_option
+from hushrec.commands.places import PLACE
 from hushrec.commands.recommend import show_recommendations
 from hushrec.commands.terminal import print_json, say
 from hushrec.data.files import read_interactions
@@ -19,7 +20,7 @@ from hushrec.node.runs import NodeRuns
 from hushrec.node.serving import recommend
 from hushrec.node.store import NodeStore, Taken
 
-store_argument = click.argument("store", metavar="NODE", type=click.Path(path_type=Path))
+store_argument = click.argument("store", metavar="NODE", type=PLACE)
 
 
 @click.group("node")
@@ -43,7 +44,7 @@ def node_commands() -> None:
 @click.option(
     "--agreement",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     help="File of the federation: the experiment and the public list of items.",
 )
 @click.option("--name", required=True, help="What the server calls this node.")
@@ -61,7 +62,7 @@ def init_command(store: Path, agreement: Path, name: str, as_json: bool) -> None
 
 @node_commands.command("import")
 @store_argument
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PLACE)
 @gather(
     "columns",
     Columns,

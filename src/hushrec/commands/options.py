@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
+from hushrec.commands.places import PLACE, SOURCE
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-run_argument = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+run_argument = click.argument("folder", metavar="RUN", type=PLACE)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
 )
@@ -21,9 +23,12 @@ threads_option = click.option(
     type=click.IntRange(min=1),
     help="Threads to use; the result does not depend on it.",
 )
-data_option = click.option("--data", default="demo", show_default=True, metavar="NAME|FILE")
+data_option = click.option(
+    "--data", type=SOURCE, default="demo", show_default=True, metavar="NAME|FILE"
+)
 items_option = click.option(
     "--items",
+    type=SOURCE,
     metavar="FILE",
     help="Public list of items of a data file: an id per line, or a table.",
 )

@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from hushrec.commands.options import gather, json_option
+from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import Console, print_json, say
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import (
@@ -145,9 +146,7 @@ def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
 
 
 @privacy_commands.command("compose")
-@click.argument(
-    "folders", metavar="RUN [RUN ...]", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
+@click.argument("folders", metavar="RUN [RUN ...]", nargs=-1, required=True, type=PLACE)
 @click.option("--delta", type=float, metavar="D", help="Where to state the sum.  [the runs' own]")
 @json_option
 def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: bool) -> None:
@@ -242,9 +241,7 @@ def tables_command(as_json: bool) -> None:
 @privacy_commands.command("plot")
 @noise_option
 @setting_options
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("epsilon.svg"), show_default=True
-)
+@click.option("--out", type=PLACE, default=Path("epsilon.svg"), show_default=True)
 @json_option
 def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> None:
     """Draw epsilon against rounds.

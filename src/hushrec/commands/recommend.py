@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hushrec.commands.options import json_option, run_argument
+from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import Console, print_json, say
 from hushrec.data.files import read_history
 from hushrec.errors import ConfigError
@@ -24,7 +25,7 @@ from hushrec.serve.bundle import export
 @click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option(
     "--history",
-    type=click.Path(path_type=Path),
+    type=PLACE,
     metavar="FILE",
     help="Items of a user the run does not know: one id a line, oldest first, or a table.",
 )
@@ -87,7 +88,7 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
 
 @click.command("export")
 @run_argument
-@click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("bundle", metavar="DIR", type=PLACE)
 @click.option(
     "--neighbours",
     type=click.IntRange(min=1),

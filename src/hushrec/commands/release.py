@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hushrec.commands.options import json_option, run_argument
+from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import print_json, say
 from hushrec.release import release
 from hushrec.report.units import human_size
@@ -15,7 +16,7 @@ from hushrec.run import Run
 
 @click.command("release")
 @run_argument
-@click.argument("place", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("place", metavar="DIR", type=PLACE)
 @json_option
 def release_command(folder: Path, place: Path, as_json: bool) -> None:
     """Write what a run's guarantee covers, and nothing else, into a new folder.

@@ -13,6 +13,7 @@ from hushrec.backends.inprocess import Machine
 from hushrec.clients import Protocol
 from hushrec.commands import options
 from hushrec.commands.display import load_aloud, polite_stop, training_display
+from hushrec.commands.places import PLACE, SOURCE
 from hushrec.commands.terminal import Console, print_json
 from hushrec.config import parse_settings
 from hushrec.errors import ConfigError
@@ -77,7 +78,10 @@ class Place:
     options.items_option,
     options.method_option,
     click.option(
-        "--preset", metavar="NAME", help="A set of options that ships, for example 'paper'."
+        "--preset",
+        type=SOURCE,
+        metavar="NAME",
+        help="A set of options that ships, for example 'paper'.",
     ),
     click.option(
         "--protocol",
@@ -116,7 +120,7 @@ class Place:
 @options.gather(
     "place",
     Place,
-    click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The run folder."),
+    click.option("--out", type=PLACE, metavar="DIR", help="The run folder."),
     click.option("--resume", is_flag=True, help="Go on with an interrupted run in --out."),
     click.option("--overwrite", is_flag=True, help="Replace the run in --out."),
 )

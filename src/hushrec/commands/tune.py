@@ -10,6 +10,7 @@ import click
 from hushrec.backends.inprocess import Machine
 from hushrec.commands import options
 from hushrec.commands.display import load_aloud, polite_stop, training_display
+from hushrec.commands.places import PLACE, SOURCE
 from hushrec.commands.terminal import Console, print_json
 from hushrec.config import parse_settings
 from hushrec.report.tables import trials_table
@@ -50,7 +51,12 @@ class Asked:
     options.data_option,
     options.items_option,
     options.method_option,
-    click.option("--preset", metavar="NAME", help="What trial 0 and the fixed options come from."),
+    click.option(
+        "--preset",
+        type=SOURCE,
+        metavar="NAME",
+        help="What trial 0 and the fixed options come from.",
+    ),
     click.option(
         "--trials", type=click.IntRange(min=1), default=20, show_default=True, metavar="N"
     ),
@@ -58,7 +64,7 @@ class Asked:
     click.option("--seed", type=int, default=0, show_default=True, metavar="S"),
     click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option."),
 )
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="The search's folder.")
+@click.option("--out", type=PLACE, metavar="DIR", help="The search's folder.")
 @options.threads_option
 @options.json_option
 def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: bool) -> None:

@@ -31,6 +31,7 @@ from hushrec.data.interactions import (
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import Heard, unheard
 from hushrec.errors import ConfigError, DataError, nearest
+from hushrec.paths import checked
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and the bytes in all, if known."""
@@ -68,11 +69,12 @@ def load(
         return _load_known(dataset, replace(folder, heard=heard))
     if name in names():
         return _load_imported(name)
-    if name and (Path(name).exists() or Path(name).suffix):
+    if name and (checked(name).exists() or Path(name).suffix):
         # The whole path is the name: a run must find its data again from anywhere.
         resolved = str(Path(name).resolve())
         data = read_interactions(name, name=resolved, items=items, heard=heard)
-        return replace(data, items_file=None if items is None else str(Path(items).resolve()))
+        listed = None if items is None else str(checked(items).resolve())
+        return replace(data, items_file=listed)
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
 
 

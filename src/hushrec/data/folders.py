@@ -72,7 +72,11 @@ class Folder:
 def cache_dir() -> Path:
     """Return the folder for downloads and imports."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "hushrec"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "hushrec"
+    except RuntimeError:
+        # A user without a home: a place where nothing is found and nothing can be made.
+        return Path(os.devnull) / "hushrec"
 
 
 def roots(data_dir: str | Path | None) -> Iterator[Path]:
