@@ -155,8 +155,9 @@ def test_devices_are_refused_and_endless_content_ends(tmp_path, monkeypatch):
         read_interactions(path)
 
 
-def test_standard_input_and_process_substitution(tmp_path):
+def test_standard_input_and_process_substitution(tmp_path, tmp_path_factory, monkeypatch):
     """Commands that read data once take a pipe; a run must find its data again, and says so."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
     def run(*words):
         reading, writing = os.pipe()  # what a shell makes of `<(cat file)`
@@ -171,6 +172,8 @@ def test_standard_input_and_process_substitution(tmp_path):
     info = run("data", "info", ..., "--json")
     assert info.exit_code == 0, info.output
     assert json.loads(info.stdout)["rows"] == 2
+    kept = run("data", "import", ..., "--name", "piped", "--json")
+    assert kept.exit_code == 0, kept.output
     for words in (("train", "--data", ...), ("train", "--items", ...), ("tune", "--data", ...)):
         refused = run(*words, "--out", str(tmp_path / "run"))
         assert refused.exit_code == 2

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hushrec.audit.auditor import Progress, audit
-from hushrec.commands.options import json_option, run_argument
+from hushrec.commands.options import SEED, json_option, run_argument
 from hushrec.commands.terminal import Console, print_json, progress, say, words
 from hushrec.report.html import write_report
 from hushrec.report.tables import plain_table
@@ -24,21 +24,21 @@ from hushrec.run import Run
 @run_argument
 @click.option(
     "--users",
-    type=click.IntRange(min=10),
+    type=click.IntRange(10, 1_000_000),
     default=500,
     show_default=True,
     help="Users to attack, at most.",
 )
 @click.option(
     "--trials",
-    type=click.IntRange(min=1000),
+    type=click.IntRange(1_000, 10_000_000),
     default=10_000,
     show_default=True,
     help="Canary trials; more of them prove more.",
 )
 @click.option(
     "--seed",
-    type=int,
+    type=SEED,
     default=0,
     show_default=True,
     metavar="S",

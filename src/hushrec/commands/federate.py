@@ -10,7 +10,7 @@ from types import ModuleType
 
 import click
 
-from hushrec.commands.options import gather, json_option
+from hushrec.commands.options import SEED, gather, json_option
 from hushrec.commands.places import PLACE, SOURCE
 from hushrec.commands.terminal import print_json, say
 from hushrec.config import make_experiment, parse_settings
@@ -109,7 +109,7 @@ trained_options = gather(
     click.option("--preset", type=SOURCE, metavar="NAME", help="A set of options that ships."),
     click.option("--rounds", type=int, metavar="N"),
     click.option(
-        "--seed", type=int, metavar="S", help="Of the experiment and of the dealing.  [0]"
+        "--seed", type=SEED, metavar="S", help="Of the experiment and of the dealing.  [0]"
     ),
     click.option(
         "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable."

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from hushrec.commands.options import gather, json_option
+from hushrec.commands.options import COUNT, Number, gather, json_option
 from hushrec.commands.places import PLACE
 from hushrec.commands.recommend import show_recommendations
 from hushrec.commands.terminal import print_json, say
@@ -93,8 +93,15 @@ def import_command(store: Path, file: Path, columns: Columns, as_json: bool) -> 
 @store_argument
 @click.argument("user")
 @click.argument("item")
-@click.option("--value", type=float, default=1.0, show_default=True, help="Rating or count.")
-@click.option("--time", "when", type=int, help="In the unit of the other times.  [now, seconds]")
+@click.option(
+    "--value", type=Number(-1e9, 1e9), default=1.0, show_default=True, help="Rating or count."
+)
+@click.option(
+    "--time",
+    "when",
+    type=click.IntRange(-(2**63), 2**63 - 1),
+    help="In the unit of the other times.  [now, seconds]",
+)
 @json_option
 def add_command(
     store: Path, user: str, item: str, value: float, when: int | None, as_json: bool
@@ -149,7 +156,7 @@ def forget_command(store: Path, user: str, as_json: bool) -> None:
 @node_commands.command("recommend")
 @store_argument
 @click.argument("user")
-@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("-k", "count", type=COUNT, default=10, show_default=True)
 @json_option
 def recommend_command(store: Path, user: str, count: int, as_json: bool) -> None:
     """Recommend items that a user of this node has not touched yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
@@ -14,13 +15,28 @@ from hushrec.commands.places import PLACE, SOURCE
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+COUNT = click.IntRange(1, 1_000_000)
+SEED = click.IntRange(0, 2**63 - 1)
+
+
+class Number(click.FloatRange):
+    """A real number between two others, and a number."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Refuse what is not a number: it lies in every range."""
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return found
+
+
 run_argument = click.argument("folder", metavar="RUN", type=PLACE)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
 )
 threads_option = click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 4096),
     help="Threads to use; the result does not depend on it.",
 )
 data_option = click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ import click
 import numpy as np
 from rich.table import Table
 
-from hushrec.commands.options import gather, json_option
+from hushrec.commands.options import Number, gather, json_option
 from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import Console, print_json, say
 from hushrec.errors import ConfigError
@@ -35,7 +36,7 @@ CURVE_POINTS = 16
 
 noise_option = click.option(
     "--noise",
-    type=click.FloatRange(min=0),
+    type=Number(0, 1e6),
     required=True,
     metavar="Z",
     help="Standard deviation of the noise over the sensitivity, which is the clipping bound under "
@@ -81,11 +82,14 @@ class Setting:
 setting_options = gather(
     "setting",
     Setting,
-    click.option("--population", type=click.IntRange(min=1), required=True, metavar="N"),
+    click.option("--population", type=click.IntRange(1, 10**12), required=True, metavar="N"),
     click.option(
-        "--cohort", type=float, metavar="M", help="Clients a round; expected ones for poisson."
+        "--cohort",
+        type=Number(1e-3, 1e12),
+        metavar="M",
+        help="Clients a round; expected ones for poisson.",
     ),
-    click.option("--rounds", type=click.IntRange(min=1), required=True, metavar="T"),
+    click.option("--rounds", type=click.IntRange(1, 10**9), required=True, metavar="T"),
     click.option(
         "--sampling",
         type=click.Choice(["poisson", "fixed", "none"]),
@@ -97,7 +101,7 @@ setting_options = gather(
         type=click.Choice(["zero-out-one", "replace-one"]),
         help="[replace-one for fixed, else zero-out-one]",
     ),
-    click.option("--delta", type=float, required=True, metavar="D"),
+    click.option("--delta", type=Number(1e-300, 1), required=True, metavar="D"),
 )
 
 
@@ -130,7 +134,7 @@ def epsilon_command(noise: float, setting: Setting, as_json: bool) -> None:
 
 
 @privacy_commands.command("noise")
-@click.option("--epsilon", type=float, required=True, metavar="E")
+@click.option("--epsilon", type=Number(1e-6, 1e6), required=True, metavar="E")
 @setting_options
 @json_option
 def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
@@ -147,7 +151,9 @@ def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
 
 @privacy_commands.command("compose")
 @click.argument("folders", metavar="RUN [RUN ...]", nargs=-1, required=True, type=PLACE)
-@click.option("--delta", type=float, metavar="D", help="Where to state the sum.  [the runs' own]")
+@click.option(
+    "--delta", type=Number(1e-300, 1), metavar="D", help="Where to state the sum.  [the runs' own]"
+)
 @json_option
 def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: bool) -> None:
     """Say what several runs on the same data guarantee together.
@@ -275,6 +281,11 @@ def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> No
 def _answer(setting: Setting, event: Gaussian, as_json: bool) -> None:
     """Say which epsilon so many rounds of this noise reach."""
     epsilon = epsilon_of(event, setting.rounds, setting.delta)
+    if event.multiplier > 0 and math.isinf(epsilon):
+        raise ConfigError(
+            f"--noise {event.multiplier:g} in {setting.rounds:,} rounds is too little to be worked "
+            "out under this sampling: epsilon is in the hundreds at least; use more noise"
+        )
     neighbours = event.neighbours
     bound = "the clipping bound" if neighbours == "zero-out-one" else "twice the bound"
     if as_json:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hushrec.commands.options import json_option, run_argument
+from hushrec.commands.options import COUNT, json_option, run_argument
 from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import Console, print_json, say
 from hushrec.data.files import read_history
@@ -22,7 +22,7 @@ from hushrec.serve.bundle import export
 @click.command("recommend")
 @run_argument
 @click.option("--user", required=True, metavar="ID")
-@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("-k", "count", type=COUNT, default=10, show_default=True)
 @click.option(
     "--history",
     type=PLACE,
@@ -91,7 +91,7 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
 @click.argument("bundle", metavar="DIR", type=PLACE)
 @click.option(
     "--neighbours",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=600,
     show_default=True,
     help="Weights kept per item, the largest ones.",

@@ -89,9 +89,9 @@ class Place:
         help="'published' reproduces the papers' figures and leaks the held-out item.  [honest]",
     ),
     click.option("--rounds", type=int, metavar="N"),
-    click.option("--seed", type=int, metavar="S", help="First (or only) seed.  [0]"),
+    click.option("--seed", type=options.SEED, metavar="S", help="First (or only) seed.  [0]"),
     click.option(
-        "--seeds", type=click.IntRange(min=1), default=1, metavar="N", help="How many seeds."
+        "--seeds", type=click.IntRange(1, 1_000), default=1, metavar="N", help="How many seeds."
     ),
 )
 @options.threads_option

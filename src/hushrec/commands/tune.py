@@ -58,10 +58,10 @@ class Asked:
         help="What trial 0 and the fixed options come from.",
     ),
     click.option(
-        "--trials", type=click.IntRange(min=1), default=20, show_default=True, metavar="N"
+        "--trials", type=click.IntRange(1, 100_000), default=20, show_default=True, metavar="N"
     ),
     click.option("--rounds", type=int, metavar="N", help="Rounds of a trial."),
-    click.option("--seed", type=int, default=0, show_default=True, metavar="S"),
+    click.option("--seed", type=options.SEED, default=0, show_default=True, metavar="S"),
     click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option."),
 )
 @click.option("--out", type=PLACE, metavar="DIR", help="The search's folder.")

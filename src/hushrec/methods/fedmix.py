@@ -59,6 +59,7 @@ from hushrec.methods.capabilities import Explains
 from hushrec.methods.experts.base import Expert, ExpertsConfig, expert_class
 from hushrec.methods.newton import first_trial, next_trial
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 
 HELD = "held/"
 """Prefix of the experts that are counted without the held items."""
@@ -95,7 +96,7 @@ class FedMixConfig(ExpertsConfig):
     """Rounds that fit the weights."""
     network_rounds: Annotated[int, Field(ge=0)] = 40
     """Rounds that fit the network."""
-    hidden: Annotated[int, Field(ge=1)] = 20
+    hidden: Width = 20
     """Width of its two hidden layers."""
     reranked: Annotated[int, Field(ge=2)] = 120
     """Candidates that it puts in order."""

@@ -46,6 +46,7 @@ from hushrec.methods.base import (
 from hushrec.methods.capabilities import Between, Guided, OneOf, OwnTable, SearchSpace, Tunable
 from hushrec.methods.options import SEARCH, InnerProductConfig
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 from hushrec.training.inner_product import (
     Descent,
     first_score_function,
@@ -68,7 +69,7 @@ class FedRKGConfig(InnerProductConfig):
     backbone: Literal["fedmf", "pfedrec", "fedncf"] = "pfedrec"
     """A user vector and joint steps; a score function with bias and two steps; or a user vector
     under a network and joint steps, which needs the 'neural' extra."""
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (32,)
+    hidden: tuple[Width, ...] = (32,)
     """Widths of the hidden layers of the fedncf backbone (paper, appendix C: 64, 32, 1)."""
     guidance: Literal["adaptive", "fixed", "replace", "none"] = "adaptive"
     """With the gate; without it ("w/o AG", eq. 3); by replacing P_u ("w/ GIE"); none ("w/ PIE")."""

@@ -48,6 +48,7 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.options import PerceptronConfig
 from hushrec.rng import PastNoise, Round, Streams
+from hushrec.settings import Width
 from hushrec.training.perceptron import Perceptron, score_user
 from hushrec.training.rules import Adam, PlainDescent
 from hushrec.training.samples import draw_silo_samples
@@ -62,7 +63,7 @@ class LIPMConfig(PerceptronConfig):
 
     lipm: bool = True
     """Interests guide the aggregation; without, plain federated averaging."""
-    interest: Annotated[int, Field(ge=1)] = 16
+    interest: Width = 16
     """Dimensions of the interest."""
     recent: Annotated[int, Field(ge=1)] = 20
     """Last training items that make a user's current behaviour."""

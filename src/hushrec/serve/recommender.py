@@ -30,6 +30,8 @@ FORMAT = "hushrec-bundle-2"
 MANIFEST, MODEL = "manifest.json", "model.safetensors"
 MOST_BYTES = 2**30
 """A larger file is refused: a device has no use for it."""
+LARGEST = 1e30
+"""Of a number, and of a score: single precision knows hardly more."""
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "F32": np.dtype("<f4"),
@@ -141,7 +143,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise BundleError(f"{path} is missing or too large")
     try:
         manifest = json.loads(path.read_bytes())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not JSON: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BundleError(f"{path} is not a bundle of the format {FORMAT}")
@@ -173,9 +175,9 @@ def _parse_tensors(content: bytes) -> dict[str, NDArray[Any]]:
                 raise BundleError(f"'{name}' has an impossible shape")
             out[name] = np.frombuffer(content[first:last], dtype).reshape(shape)
             end = last
-    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, RecursionError) as error:
         raise BundleError(f"the model's header cannot be read: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, BundleError):
             raise
         raise BundleError(f"the model's header is malformed: {error!r}") from None
@@ -196,11 +198,11 @@ def _check_model(manifest: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> 
         raise BundleError("the items are not a catalogue: each once, each with its title")
     for name in ("recency", "popularity", "scale"):
         value: Any = manifest.get(name)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:  # true for NaN as well
-            raise BundleError(f"'{name}' = {value!r} is not a number from 0 on")
+        if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # true for NaN as well
+            raise BundleError(f"'{name}' is not a number from 0 to {LARGEST:g}")
     recent = manifest.get("recent")
     if type(recent) is not int or not 1 <= recent <= 10**6:
-        raise BundleError(f"'recent' = {recent!r} is not a number of items")
+        raise BundleError("'recent' is not a number of items")
     if tensors.keys() != _TENSORS.keys():
         raise BundleError(f"the model holds {sorted(tensors)}, not {sorted(_TENSORS)}")
     for name, kinds in _TENSORS.items():
@@ -215,3 +217,7 @@ def _check_model(manifest: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> 
         raise BundleError("a neighbour is not in the catalogue")
     if not (np.isfinite(weights).all() and np.isfinite(shares).all()):
         raise BundleError("a weight is not a finite number")
+    largest = float(np.abs(weights).max(initial=0)) * manifest["scale"] * recent
+    largest += float(np.abs(shares).max(initial=0)) * manifest["popularity"]
+    if largest > LARGEST:
+        raise BundleError("the weights are so large that scores would be infinite")
