@@ -34,6 +34,7 @@ def test_the_exception_tree():
         "DataError": "InputError",
         "ConfigError": "InputError",
         "RunError": "InputError",
+        "DiskError": "RunError",
         "DivergedError": "HushrecError",
         "MessageError": "HushrecError",
         "TooFewError": "HushrecError",

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 import hushrec
 from conftest import blocks
-from hushrec import run_folder
+from hushrec import disk, run_folder
 from hushrec.backends.inprocess import Machine
 from hushrec.errors import (
     ConfigError,
@@ -394,7 +394,7 @@ def full(*_, **__):
 def test_a_full_disk_leaves_the_earlier_checkpoint(stopped, tiny, plain, monkeypatch, what):
     saved = {f.name: f.read_bytes() for f in checkpoint_files(stopped).iterdir()}
     with monkeypatch.context() as patch:
-        owner = run_folder if what == "save_file" else run_folder.os
+        owner = run_folder if what == "save_file" else disk.os
         patch.setattr(owner, what, full)
         with pytest.raises(RunError, match="disk is full") as error:
             train(tiny, out=stopped, resume=True, machine=Machine(checkpoint_seconds=0))
@@ -408,7 +408,7 @@ def test_a_full_disk_at_the_metrics(stopped, tiny, plain, monkeypatch):
     original = Path.open
 
     def half(self, mode="r", *rest, **more):
-        if self.name == "metrics.jsonl" and mode == "a":
+        if self.name == "metrics.jsonl" and mode == "ab+":
             with original(self, "a") as file:
                 file.write('{"round": ')
             full()

@@ -48,6 +48,9 @@ class Diary:
 
     def finish(self, state: State) -> None:
         """Write what the run came to: the selected round alone."""
+        if self.folder.checkpoint_name() == FINAL:  # it died after it had written this
+            self.folder.drop_checkpoints(but=FINAL)
+            return
         files = _files(state, self.backend, (SELECTED,))
         # No more noise will be drawn, and nobody is to draw this run's again.
         self.folder.save_checkpoint(FINAL, {**_numbers(state), "key": None}, files)

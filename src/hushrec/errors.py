@@ -7,6 +7,7 @@
     │   ├── DataError         a data file, named with its line or column
     │   ├── ConfigError       a key, a value or a name that does not exist
     │   └── RunError          a run folder: exists already, damaged, or not a run
+    │       └── DiskError     what was to be written could not be: no room, no right, no such place
     ├── DivergedError         training left the numbers (NaN, infinity, overflow of the exact sums)
     ├── MessageError          what another party sent cannot be used, and counts for nothing
     ├── TooFewError           too few nodes are left for a sum that hides each of them
@@ -50,6 +51,10 @@ class ConfigError(InputError):
 
 class RunError(InputError):
     """A run folder cannot be used."""
+
+
+class DiskError(RunError):
+    """What was to be written could not be; what was there before is as it was."""
 
 
 class DivergedError(HushrecError):

@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -35,12 +34,13 @@ from safetensors.numpy import save
 
 from hushrec.config import Experiment
 from hushrec.data.catalog import names
+from hushrec.disk import LOCK, filling
 from hushrec.errors import RunError
 from hushrec.methods.base import Method, Shared
 from hushrec.methods.item_pairs import ItemPairs
+from hushrec.paths import checked
 from hushrec.privacy.guarantee import NO_GUARANTEE, Guarantee
 from hushrec.run import Run
-from hushrec.run_folder import writing
 from hushrec.serve.bundle import export
 
 FORMAT = "hushrec-release-1"
@@ -86,15 +86,9 @@ class Covered:
 def release(run: Run, path: str | Path) -> Path:
     """Write what a run's guarantee covers into a new folder; refuse a run that has none."""
     refuse_uncovered(run)
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} exists already and is not empty: choose another folder")
-    partial = folder.with_name(f".{folder.name}.partial")
-    with writing(folder):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write_release(covered(run), partial)
-        partial.replace(folder)
+    folder = checked(path)
+    with filling(folder) as fresh:
+        write_release(covered(run), fresh)
     return folder
 
 
@@ -184,7 +178,7 @@ def write_release(what: Covered, folder: Path) -> None:
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != LOCK
     }
     manifest = {
         "format": FORMAT,

@@ -25,16 +25,18 @@ from hushrec.clients import Protocol, Ragged, TrainView
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
 from hushrec.data.features import of_newcomer
-from hushrec.errors import ConfigError, InputError, RunError, StoppedError
+from hushrec.errors import ConfigError, InputError, RunError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.ranking import Ranks, top_k
 from hushrec.formats import Seeds
 from hushrec.methods.base import Method, Shared
 from hushrec.methods.capabilities import Explains
+from hushrec.paths import checked
 from hushrec.prepare import Prepared, plan_privacy, population_of, prepare
 from hushrec.rng import Streams
 from hushrec.round import NoJournal, RoundReport, State, run_rounds
-from hushrec.run_folder import FINAL, RunFolder, replacing
+from hushrec.run_folder import FINAL, SEEDS, RunFolder
+from hushrec.run_place import left_off, new_place, resumed_place
 from hushrec.serve.fold_in import fold_in
 from hushrec.split import Part, Split, make_split
 from hushrec.store import PrivateStore
@@ -220,6 +222,8 @@ class Conduct(TypedDict, total=False):
     """Called after every round."""
     should_stop: Callable[[], bool]
     """Asked after every round; the run is saved before it stops."""
+    scratch: Path | None
+    """Where private parameters lie that outgrow the memory; in the run's folder unless it moves."""
 
 
 class TrainOptions(Conduct, total=False):
@@ -251,19 +255,24 @@ def train(
     `TrainOptions` lists what else may be said.
     """
     interactions = load(data) if isinstance(data, str) else data
-    place, resume = None if out is None else Path(out), options.get("resume", False)
+    place, resume = None if out is None else checked(out), options.get("resume", False)
     if resume:
         if place is None:
             raise ConfigError("resume needs the run folder in 'out'")
         for key in WISHES:
             if options.get(key):
                 raise ConfigError(f"resume goes on with the run's own settings: leave out '{key}'")
-        experiment = RunFolder.open(place).experiment()
+        experiment = RunFolder.open(left_off(place)).experiment()
     else:
         experiment = _asked_for(interactions, method, options)
+    if place is None:
+        return train_experiment(experiment, interactions, **_conduct(options))
     overwrite = options.get("overwrite", False)
-    with replacing(place, overwrite=overwrite) if place and not resume else nullcontext():
-        return train_experiment(experiment, interactions, place, resume, **_conduct(options))
+    with resumed_place(place) if resume else new_place(place, overwrite=overwrite) as here:
+        conduct = _conduct(options, place if here != place else None)
+        run = train_experiment(experiment, interactions, here, resume, **conduct)
+    run.folder = RunFolder(place)
+    return run
 
 
 def train_experiment(
@@ -286,17 +295,13 @@ def train_experiment(
     machine = conduct.get("machine", THIS_MACHINE)
     with folder.locked() if folder else nullcontext():
         key = saved_key(folder) if folder and resume else None
-        place = folder.path if folder else None
-        server, state = prepare(experiment, split, plan, machine, place, key)
+        scratch = conduct.get("scratch") or (folder.path if folder else None)
+        server, state = prepare(experiment, split, plan, machine, scratch, key)
         if folder and resume:
             restore(state, server.backend, folder)
         journal = Diary(folder, server.backend, machine.checkpoint_seconds) if folder else None
         told, stop = conduct.get("on_round", _say_nothing), conduct.get("should_stop", _go_on)
-        try:
-            run_rounds(server, state, journal or NoJournal(), told, stop)
-        except StoppedError as stopped:
-            where = f"; go on with: --resume --out {folder.path}" if folder else ""
-            raise StoppedError(f"{stopped}{where}") from None
+        run_rounds(server, state, journal or NoJournal(), told, stop)
         parts: tuple[Part, ...] = ("valid", "test")
         for part in parts:
             serving = server.serving(state.selected_shared)
@@ -319,20 +324,18 @@ def train_seeds(
     **options: Unpack[TrainOptions],
 ) -> dict[str, Any]:
     """Train once per seed, each in ``out/seed-N``; return and store the mean over the seeds."""
-    top, resume = Path(out), options.get("resume", False)
+    place, resume = checked(out), options.get("resume", False)
     interactions = load(data) if isinstance(data, str) else data
     if resume:
-        folder = RunFolder.open(top)
-        seeds, first = folder.read_json("seeds.json", Seeds)["seeds"], folder.experiment()
+        folder = RunFolder.open(left_off(place))
+        seeds, first = folder.read_json(SEEDS, Seeds)["seeds"], folder.experiment()
     else:
         options["seed"] = seeds[0]
         first = _asked_for(interactions, method, options)
     overwrite = options.get("overwrite", False)
-    with nullcontext() if resume else replacing(top, overwrite=overwrite):
-        if not resume:
-            folder = RunFolder.create(top, first)
-            folder.write_json("seeds.json", {"seeds": list(seeds)})
-        summaries = []
+    with resumed_place(place) if resume else new_place(place, overwrite=overwrite) as top:
+        folder = RunFolder(top) if resume else RunFolder.create(top, first, seeds)
+        conduct, summaries = _conduct(options, place if top != place else None), []
         for seed in seeds:
             part = top / f"seed-{seed}"
             on_seed(seed)
@@ -341,7 +344,7 @@ def train_seeds(
                 continue
             started = (part / "config.toml").exists()
             experiment = first.model_copy(update={"seed": seed})
-            run = train_experiment(experiment, interactions, part, started, **_conduct(options))
+            run = train_experiment(experiment, interactions, part, started, **conduct)
             summaries.append(dict(run.summary))
         summary = mean_summary(summaries)
         folder.write_json("summary.json", summary)
@@ -370,8 +373,8 @@ def _asked_for(data: Interactions, method: str, options: TrainOptions) -> Experi
     )
 
 
-def _conduct(options: TrainOptions) -> Conduct:
-    conduct: Conduct = {}
+def _conduct(options: TrainOptions, scratch: Path | None = None) -> Conduct:
+    conduct: Conduct = {"scratch": scratch}
     if "machine" in options:
         conduct["machine"] = options["machine"]
     if "on_round" in options:

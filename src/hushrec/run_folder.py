@@ -16,14 +16,10 @@ digest of every file. No pickle: arrays are safetensors or plain npz.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
-import os
-import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,13 +31,28 @@ from safetensors.numpy import load_file, save_file
 
 from hushrec import stored
 from hushrec.config import Experiment
-from hushrec.errors import HushrecError, RunError, StoppedError
+from hushrec.disk import (
+    LOCK,
+    PARTIAL,
+    append_line,
+    clear,
+    filling,
+    fresh_file,
+    remove,
+    write_text,
+    writing,
+)
+from hushrec.errors import RunError
 from hushrec.formats import Line, State, Stored, Summary
+from hushrec.paths import checked
 from hushrec.store import WORKSPACE
 
 Arrays = Mapping[str, NDArray[Any]]
 FINAL = "final"
 AUDIT_FILE = "audit.json"
+SEEDS = "seeds.json"
+NEW, OLD = "new", "replaced"
+"""Marks of a run that is to replace another, and of one that is being replaced."""
 FEDERATED = "roster.json"
 """What a run folder of a federation's server has, and no other."""
 
@@ -53,18 +64,19 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, experiment: Experiment) -> RunFolder:
-        """Start a new run folder where there is nothing yet; `replacing` makes room."""
-        require_free(path, overwrite=False)
-        with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
-            run = cls(path)
-            run.write_text("config.toml", experiment.to_toml())
-        return run
+    def create(cls, path: Path, experiment: Experiment, seeds: Sequence[int] = ()) -> RunFolder:
+        """Start a run folder, with several ``seeds`` or the experiment's, where nothing is yet."""
+        with filling(path) as folder:
+            (folder / "config.toml").write_text(experiment.to_toml(), "utf-8")
+            if seeds:
+                (folder / SEEDS).write_text(json.dumps({"seeds": list(seeds)}), "utf-8")
+        return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """Open an existing run folder."""
+        path = checked(path)
+        bring_back(path)
         if not path.is_dir():
             raise RunError(f"{path}: no such run folder")
         if not is_run(path):
@@ -74,18 +86,20 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Let one process at a time train in this folder, and clear what a killed one left."""
-        with (self.path / ".lock").open("w") as lock:
+        with writing(self.path):
+            lock = (self.path / LOCK).open("w")
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(f"another process is training in {self.path}") from None
-            for left in self.path.glob(f"{WORKSPACE}*"):
-                shutil.rmtree(left, ignore_errors=True)
+            for left in (*self.path.glob(f"{WORKSPACE}*"), *self.path.glob(f".*{PARTIAL}")):
+                remove(left)
             yield
 
     def is_locked(self) -> bool:
         """Say whether a process trains in this folder now."""
-        return is_held(self.path / ".lock")
+        return is_held(self.path / LOCK)
 
     def experiment(self) -> Experiment:
         """Read the configuration."""
@@ -95,17 +109,11 @@ class RunFolder:
     # ------------------------------------------------------------ small files
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a text file atomically."""
-        with writing(self.path / name):
-            partial = self.path / f".{name}.partial"
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self.path / name)
+        """Write a text file."""
+        write_text(self.path / name, text)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON file atomically."""
+        """Write a JSON file."""
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def read_json(self, name: str, kind: type[Stored] | None = None) -> dict[str, Any]:
@@ -127,11 +135,7 @@ class RunFolder:
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add a round to metrics.jsonl."""
-        with (
-            writing(self.path / "metrics.jsonl"),
-            (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file,
-        ):
-            file.write(json.dumps(line) + "\n")
+        append_line(self.path / "metrics.jsonl", json.dumps(line))
 
     def read_metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
         """Read metrics.jsonl; a last line cut short by a crash is left out."""
@@ -150,13 +154,10 @@ class RunFolder:
         self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
     def write_arrays(self, name: str, arrays: Arrays) -> None:
-        """Write an npz file atomically."""
-        with writing(self.path / name):
-            partial = self.path / f".{name}.partial"
-            with partial.open("wb") as file:
-                payload: dict[str, Any] = dict(arrays)
-                np.savez_compressed(file, **payload)
-            partial.replace(self.path / name)
+        """Write an npz file."""
+        with fresh_file(self.path / name) as partial, partial.open("wb") as file:
+            payload: dict[str, Any] = dict(arrays)
+            np.savez_compressed(file, **payload)
 
     def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
         """Read an npz file."""
@@ -171,27 +172,20 @@ class RunFolder:
         self, name: str, state: Mapping[str, Any], files: Iterable[tuple[str, Arrays]]
     ) -> None:
         """Write a checkpoint that appears whole or not at all, then drop the older ones."""
-        folder = self.path / "checkpoint"
-        partial, final = folder / f".{name}.partial", folder / name
-        with writing(final):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        with filling(self.path / "checkpoint" / name) as folder:
             digests = {}
             for file, arrays in files:
-                target = partial / f"{file}.safetensors"
+                target = folder / f"{file}.safetensors"
                 save_file({key: np.ascontiguousarray(a) for key, a in arrays.items()}, target)
                 digests[target.name] = _digest(target)
             record = {**state, "settings": self._settings(), "files": digests}
             record["digest"] = _text_digest(record)
-            (partial / "state.json").write_text(json.dumps(record, indent=2))
-            for written in partial.iterdir():
-                _sync(written)
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
-            _sync(folder)
-            for other in folder.iterdir():
-                if other != final:
-                    shutil.rmtree(other, ignore_errors=True)
+            (folder / "state.json").write_text(json.dumps(record, indent=2))
+        self.drop_checkpoints(but=name)
+
+    def drop_checkpoints(self, *, but: str) -> None:
+        """Remove all checkpoints but one, and what a killed process left of others."""
+        clear(self.path / "checkpoint", but=but)
 
     def checkpoint_name(self) -> str | None:
         """Return the newest complete checkpoint."""
@@ -251,42 +245,17 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-def require_free(path: Path, *, overwrite: bool) -> None:
-    """Refuse a place where a new run would destroy something it was not asked to."""
-    if not path.exists():
-        return
-    if not path.is_dir():
-        raise RunError(f"{path} is a file; choose another --out")
-    if any(path.iterdir()):
-        if not overwrite:
-            raise RunError(
-                f"{path} exists already; add --resume to go on with it, --overwrite to start "
-                "anew, or choose another --out"
-            )
-        if not is_run(path):
-            raise RunError(f"{path} is not a run folder: refusing to overwrite it")
-        with RunFolder(path).locked():
-            pass  # nobody is training in it
+def bring_back(path: Path) -> None:
+    """Undo what a process did that was killed between the two steps of replacing a run."""
+    old = beside(path, OLD)
+    if not path.exists() and is_run(old) and not is_held(old / LOCK):
+        with writing(path):
+            old.rename(path)
 
 
-@contextmanager
-def replacing(path: Path, *, overwrite: bool) -> Iterator[None]:
-    """Set the run that is being replaced aside; bring it back if the new one comes to nothing."""
-    require_free(path, overwrite=overwrite)
-    aside = path.with_name(f".{path.name}.replaced")
-    with writing(path):
-        shutil.rmtree(aside, ignore_errors=True)
-        if path.exists():
-            path.rename(aside)
-    try:
-        yield
-    except HushrecError as error:
-        if aside.exists() and not isinstance(error, StoppedError):
-            shutil.rmtree(path, ignore_errors=True)
-            aside.rename(path)
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+def beside(path: Path, mark: str) -> Path:
+    """Return where a run lies that replaces another, or is replaced."""
+    return path.with_name(f".{path.name}.{mark}")
 
 
 def is_run(path: Path) -> bool:
@@ -301,33 +270,6 @@ def is_run(path: Path) -> bool:
 def _whole_lines(file: Path) -> list[str]:
     """Return the lines of a file; a last one that a crash cut short is left out."""
     return stored.read_text(file).split("\n")[:-1] if file.exists() else []
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write into a sentence; what was complete before stays as it was."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        # safetensors wraps the operating system's error in a text.
-        numbers = {
-            getattr(error, "errno", None),
-            *map(int, re.findall(r"os error (\d+)", str(error))),
-        }
-        if numbers & {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            reason = "the disk is full; what was saved before is intact: free some space and resume"
-        else:
-            reason = getattr(error, "strerror", None) or str(error)
-        raise RunError(f"cannot write {path}: {reason}") from None
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _digest(path: Path) -> str:

@@ -25,6 +25,7 @@ import tomli_w
 from hushrec.backends.inprocess import THIS_MACHINE, Machine
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions
+from hushrec.disk import append_line, filling, is_free, write_text
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
 from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
 from hushrec.prepare import prepare
@@ -32,7 +33,6 @@ from hushrec.privacy.plan import NoPlan
 from hushrec.privacy.protection import Protection
 from hushrec.rng import Streams
 from hushrec.round import NoJournal, RoundReport, run_rounds
-from hushrec.run_folder import writing
 from hushrec.split import make_split
 
 PRESET = "tuned-honest"
@@ -144,8 +144,7 @@ def tune(
             ) from None
         trial = Trial(number, proposal.options, state, watch.value, watch.round, watch.looks)
         search.trials.append(trial)
-        with writing(out), (out / "trials.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(trial)) + "\n")
+        append_line(out / "trials.jsonl", json.dumps(asdict(trial)))
         if any(trial.state == "done" for trial in search.trials):
             write_preset(search, base, command)
     return search
@@ -173,8 +172,7 @@ def write_preset(search: Search, base: Experiment, command: str | None) -> Path:
         },
     }
     file = search.folder / f"{PRESET}.toml"
-    with writing(file):
-        file.write_text("".join(f"# {line}\n" for line in words) + tomli_w.dumps(kept), "utf-8")
+    write_text(file, "".join(f"# {line}\n" for line in words) + tomli_w.dumps(kept))
     return file
 
 
@@ -278,11 +276,10 @@ def _open(folder: Path, base: Experiment, space: SearchSpace) -> Search:
     about = json.loads(json.dumps(about))
     file = folder / "tune.json"
     if not file.exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not is_free(folder):
             raise RunError(f"{folder} is not empty and holds no search; choose another --out")
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+        with filling(folder) as fresh:
+            (fresh / file.name).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     try:
         stored = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -299,9 +296,8 @@ def _read_trials(file: Path, space: SearchSpace) -> list[Trial]:
     """Read the trials; a last line cut short by a crash is dropped, other damage is an error."""
     lines = file.read_text("utf-8").splitlines(keepends=True) if file.exists() else []
     if lines and not lines[-1].endswith("\n"):
-        with writing(file):
-            file.write_text("".join(lines[:-1]), "utf-8")
         lines = lines[:-1]
+        write_text(file, "".join(lines))
     trials = []
     for number, text in enumerate(lines):
         try:

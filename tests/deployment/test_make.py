@@ -23,8 +23,9 @@ from hushrec.commands import main
 from hushrec.config import make_experiment
 from hushrec.deployment.deal import deal_users
 from hushrec.deployment.folder import NodeFolder, ServerFolder
-from hushrec.deployment.keys import Authority, write_secret
+from hushrec.deployment.keys import Authority
 from hushrec.deployment.make import Federation, Place, make_federation
+from hushrec.disk import write_bytes
 from hushrec.errors import ConfigError
 from hushrec.federation.agreement import Agreement
 from hushrec.federation.catalogue import Catalogue
@@ -90,7 +91,7 @@ def test_a_certificate_can_be_renewed_and_one_that_ran_out_is_refused(made, tmp_
     monkeypatch.undo()
     for name, text in (("server.crt", certificate), ("server.key", key)):
         (folder / "server" / name).unlink()
-        write_secret(folder / "server" / name, text)
+        write_bytes(folder / "server" / name, text, secret=True)
     with pytest.raises(ConfigError, match=r"server.crt ran out on .* renew"):
         ServerFolder.open(folder / "server")
     done = CliRunner().invoke(main, ["federate", "renew", str(folder), "--json"])
@@ -364,7 +365,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("hushrec.deployment.make.write_identities", full)
     done = init(tmp_path / "f", "--data", "demo", "--nodes", "2")
     assert done.exit_code == 2
-    assert "No space left" in done.output
+    assert "the disk is full" in done.output
     assert not list(tmp_path.iterdir())
 
 

@@ -62,20 +62,24 @@ def reading_display(quiet: bool) -> Iterator[Heard]:
 
 @contextmanager
 def polite_stop() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C finish the round and its checkpoint; the second one stops at once."""
+    """Let the first Ctrl-C or TERM finish the round and its checkpoint; the next stops at once."""
     asked = False
 
     def ask(number: int, frame: object) -> None:
         nonlocal asked
         asked = True
         say("\nfinishing the round; press Ctrl-C again to stop at once", err=True)
-        signal.signal(signal.SIGINT, before)
+        hear_as_before()
 
-    before = signal.signal(signal.SIGINT, ask)
+    def hear_as_before() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        hear_as_before()
 
 
 @contextmanager

@@ -21,7 +21,8 @@ import click
 
 from hushrec.commands.terminal import say
 from hushrec.data.folders import cache_dir
-from hushrec.errors import HushrecError
+from hushrec.disk import write_bytes
+from hushrec.errors import DiskError, HushrecError
 
 BUG = 70
 """Exit code of a fault of hushrec's own: EX_SOFTWARE of sysexits.h."""
@@ -94,8 +95,8 @@ def _keep(error: Exception) -> str:
     file: Path = cache_dir() / LOG
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{system}\n{text}", "utf-8", "backslashreplace")
-    except OSError:
+        write_bytes(file, f"{system}\n{text}".encode("utf-8", "backslashreplace"))
+    except (OSError, DiskError):
         return f"what it shows with {TRACEBACK}=1"
     return str(file)
 

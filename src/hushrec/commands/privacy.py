@@ -14,6 +14,7 @@ from rich.table import Table
 from hushrec.commands.options import Number, gather, json_option
 from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import Console, print_json, say
+from hushrec.disk import write_text
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import (
     Everybody,
@@ -266,11 +267,8 @@ def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> No
     if not np.isfinite(points[0][1]):
         raise ConfigError("without noise there is no epsilon to draw: use a larger --noise")
     title = f"epsilon at delta {delta:g} against rounds; noise {noise:g}, {event.sampling}"
-    try:
-        drawing = line(points, title, selected=-1, from_zero=True)
-        out.write_text(standalone([(title, drawing)]), "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    drawing = line(points, title, selected=-1, from_zero=True)
+    write_text(out, standalone([(title, drawing)]))
     if as_json:
         curve = [{"rounds": number, "epsilon": epsilon} for number, epsilon in points]
         print_json({"out": str(out), "delta": delta, "curve": curve})

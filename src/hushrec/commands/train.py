@@ -17,10 +17,11 @@ from hushrec.commands.places import PLACE, SOURCE
 from hushrec.commands.terminal import Console, print_json
 from hushrec.config import parse_settings
 from hushrec.errors import ConfigError
-from hushrec.report.html import write_report
+from hushrec.report.html import REPORT, write_report
 from hushrec.report.tables import facts, result_table
 from hushrec.run import Run, TrainOptions, train, train_seeds
-from hushrec.run_folder import RunFolder, require_free
+from hushrec.run_folder import SEEDS, RunFolder
+from hushrec.run_place import left_off, require_free
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,9 @@ def train_command(
         }
         if asked.seeds > 1:
             run, summary = None, train_seeds(data, asked.method, asked.chosen_seeds, out, **said)
+        elif place.resume and _lacks_its_report(out):
+            run = Run.open(out, data)
+            summary = dict(run.summary)
         else:
             run = train(data, asked.method, out=out, **said)
             summary = dict(run.summary)
@@ -199,10 +203,16 @@ def _asked_before(asked: Asked, place: Place) -> Asked:
             raise ConfigError(
                 f"--resume goes on with the run's own settings: leave out {option.opts[0]}"
             )
+    folder = RunFolder.open(left_off(place.out))
     # The folder knows which seeds; what matters here is whether there are several.
-    seeds = 2 if (place.out / "seeds.json").exists() else 1
-    begun = RunFolder.open(place.out).experiment()
+    seeds, begun = 2 if (folder.path / SEEDS).exists() else 1, folder.experiment()
     return replace(asked, data=begun.data, items=begun.items, seeds=seeds)
+
+
+def _lacks_its_report(out: Path) -> bool:
+    """Say whether a run came to its end, and was stopped before it had its page."""
+    finished = left_off(out) == out and (out / "summary.json").exists()
+    return finished and not (out / REPORT).exists()
 
 
 def _default_out(asked: Asked) -> Path:

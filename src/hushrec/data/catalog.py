@@ -9,8 +9,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,6 +29,7 @@ from hushrec.data.interactions import (
 )
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import Heard, unheard
+from hushrec.disk import fresh_file
 from hushrec.errors import ConfigError, DataError, nearest
 from hushrec.paths import checked
 
@@ -240,8 +240,10 @@ def import_file(
             for part, value in vars(column).items():
                 if value is not None:
                     arrays[f"feature/{owner}/{part}/{column_name}"] = np.asarray(value)
-    with _atomic(_imported_path(name)) as part_path:
-        np.savez_compressed(part_path, **arrays)  # type: ignore[arg-type]
+    path = _imported_path(name)
+    _make_folder(path.parent)
+    with fresh_file(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return data
 
 
@@ -289,13 +291,3 @@ def _make_folder(path: Path) -> None:
         raise DataError(
             f"{path}: cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
         ) from None
-
-
-@contextmanager
-def _atomic(path: Path) -> Iterator[Path]:
-    """Give a path to write to that takes the name of ``path`` only when all went well."""
-    _make_folder(path.parent)
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=path.parent) as scratch:
-        part = Path(scratch) / path.name
-        yield part
-        part.replace(path)

@@ -7,7 +7,6 @@ makes), and to each other, in secure sums, with an Ed25519 identity.
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -162,12 +161,6 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def write_secret(path: Path, text: bytes) -> None:
-    """Write a new file that nobody else may read, at no moment."""
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(text)
 
 
 def read_secret(path: Path) -> bytes:

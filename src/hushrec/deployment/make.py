@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,9 +30,9 @@ from hushrec.deployment.keys import (
     identity_pem,
     is_address,
     new_node_key,
-    write_secret,
 )
-from hushrec.errors import ConfigError, RunError
+from hushrec.disk import filling, require_empty, write_bytes
+from hushrec.errors import ConfigError
 from hushrec.federation.agreement import Agreement
 from hushrec.federation.config import Rules
 from hushrec.federation.roster import Holding
@@ -109,23 +108,11 @@ class Made:
 
 def make_federation(folder: Path, federation: Federation) -> Made:
     """Make all folders; they appear together or not at all, and nothing is overwritten."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder} exists already: choose another place for the federation")
+    require_empty(folder)
     # What can be refused is refused before there is a folder.
     shares = _shares(federation)
-    beside = folder.with_name(f".{folder.name}.unfinished")
-    if beside.exists():
-        raise RunError(f"{beside} is left of an interrupted 'federate init': remove it first")
-    try:
-        beside.mkdir(parents=True, mode=0o700)
-        given = _write(beside, federation, shares)
-        beside.rename(folder)
-    except OSError as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise RunError(f"cannot make {folder}: {error.strerror}") from None
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
+    with filling(folder, secret=True) as fresh:
+        given = _write(fresh, federation, shares)
     return Made(folder, given)
 
 
@@ -135,10 +122,7 @@ def renew_server(folder: Path) -> datetime:
     server = ServerFolder(folder / "server", ServerConfig.read(folder / "server"))
     certificate, key = authority.server(hosts_of(server.certificate))
     for path, text in ((server.key, key), (server.certificate, certificate)):
-        beside = path.with_name(f".{path.name}.new")
-        beside.unlink(missing_ok=True)
-        write_secret(beside, text)
-        beside.replace(path)
+        write_bytes(path, text, secret=True)
     return expiry(server.certificate)
 
 
@@ -177,7 +161,7 @@ def _write(folder: Path, federation: Federation, shares: _Shares | None) -> dict
     identities = {name: Identity.generate() for name in federation.nodes}
     public = {name: identity.public for name, identity in identities.items()}
     (_directory(folder / "ca") / AUTHORITY).write_bytes(authority.pem)
-    write_secret(folder / "ca" / AUTHORITY_KEY, authority.key_pem)
+    write_bytes(folder / "ca" / AUTHORITY_KEY, authority.key_pem, secret=True)
     server = _directory(folder / "server")
     _write_server(server, federation, authority)
     write_identities(server, federation.name, public)
@@ -189,9 +173,9 @@ def _write(folder: Path, federation: Federation, shares: _Shares | None) -> dict
     for number, (name, identity) in enumerate(identities.items()):
         own = _directory(folder / "nodes" / name)
         private, public_key = new_node_key(name)
-        write_secret(own / "node.key", private)
+        write_bytes(own / "node.key", private, secret=True)
         (server / "nodes" / f"{name}.pub").write_bytes(public_key)
-        write_secret(own / "identity.key", identity_pem(identity))
+        write_bytes(own / "identity.key", identity_pem(identity), secret=True)
         write_identities(own, federation.name, public)
         (own / AUTHORITY).write_bytes(authority.pem)
         address = federation.place.address
@@ -206,7 +190,7 @@ def _write(folder: Path, federation: Federation, shares: _Shares | None) -> dict
 def _write_server(server: Path, federation: Federation, authority: Authority) -> None:
     certificate, key = authority.server(federation.place.hosts)
     (server / "server.crt").write_bytes(certificate)
-    write_secret(server / "server.key", key)
+    write_bytes(server / "server.key", key, secret=True)
     (server / AUTHORITY).write_bytes(authority.pem)
     federation.agreement.write(server / AGREEMENT)
     _directory(server / "nodes")

@@ -29,8 +29,9 @@ import tomli_w
 
 from hushrec.deployment.folder import NodeFolder, ServerFolder
 from hushrec.deployment.gateway import Door, Traffic, open_gateway
-from hushrec.deployment.keys import read_secret, write_secret
+from hushrec.deployment.keys import read_secret
 from hushrec.deployment.processes import Processes, Program, free_port
+from hushrec.disk import write_bytes, write_text
 from hushrec.errors import MissingExtraError, RunError
 from hushrec.run_folder import is_held
 
@@ -128,8 +129,8 @@ def begin_run(folder: ServerFolder) -> Begun:
         raise RunError(f"{folder.path} is starting, or damaged: try again in a moment") from None
     app = work / "app"
     app.mkdir(exist_ok=True)
-    (app / "pyproject.toml").write_text(tomli_w.dumps(APP), "utf-8")
-    (app / "nothing.py").write_text("app = None\n", "utf-8")
+    write_text(app / "pyproject.toml", tomli_w.dumps(APP))
+    write_text(app / "nothing.py", "app = None\n")
     begun = _flwr({**os.environ, **_environment(work)}, "run", str(app.resolve()), CONNECTION)
     return Begun(int(begun["run-id"]), Tasks(address, secret), node_ids)
 
@@ -146,7 +147,7 @@ def server_running(folder: ServerFolder) -> Iterator[Server]:
         superlink.wait_until(lambda: _answers(inside, inner), START_SECONDS)
         _write_connection(work, folder, inside)
         node_ids = _register(folder, processes.environment)
-        (work / NODE_IDS).write_text(json.dumps(node_ids), "utf-8")
+        write_text(work / NODE_IDS, json.dumps(node_ids))
         with open_gateway(_door(folder, inside, inner)) as traffic:
             yield Server(folder, superlink, processes.environment, node_ids, traffic)
 
@@ -251,8 +252,7 @@ def _secret_in(work: Path) -> Path:
 def _new_secret(work: Path) -> bytes:
     """Draw the secret of whoever may do tasks, new at every start."""
     secret, path = secrets.token_bytes(32), _secret_in(work)
-    path.unlink(missing_ok=True)
-    write_secret(path, secret)
+    write_bytes(path, secret, secret=True)
     return secret
 
 
@@ -331,7 +331,7 @@ def _write_connection(work: Path, folder: ServerFolder, port: int) -> None:
         "root-certificates": str(folder.authority.resolve()),
     }
     said = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-    (work / "flwr" / "config.toml").write_text(tomli_w.dumps(said), "utf-8")
+    write_text(work / "flwr" / "config.toml", tomli_w.dumps(said))
 
 
 def _register(folder: ServerFolder, environment: Mapping[str, str]) -> dict[str, str]:

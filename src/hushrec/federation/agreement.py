@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from hushrec.clients import TrainView
 from hushrec.config import Experiment
+from hushrec.disk import write_bytes
 from hushrec.errors import ConfigError, MessageError
 from hushrec.federation.catalogue import Catalogue
 from hushrec.federation.secure import SecureSums
@@ -100,10 +101,7 @@ class Agreement:
 
     def write(self, path: Path) -> None:
         """Write the file that is given to everybody."""
-        try:
-            path.write_bytes(self.to_bytes())
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+        write_bytes(path, self.to_bytes())
 
 
 def check_secure(experiment: Experiment, secure: SecureSums | None) -> None:

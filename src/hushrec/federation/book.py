@@ -6,7 +6,6 @@ from the moment that nodes reveal what opens it: they do so once, for one sum of
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,9 +13,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.disk import write_bytes, writing
 from hushrec.errors import MessageError, RunError
 from hushrec.frame import Array, pack, text_in, unpack, whole_in
-from hushrec.run_folder import writing
 
 
 class SumBook(Protocol):
@@ -96,19 +95,7 @@ class FileBook:
     def _write(self, file: Path, data: bytes) -> None:
         with writing(file):
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            partial = file.with_name(f".{file.name}.partial")
-            with os.fdopen(
-                os.open(partial, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb"
-            ) as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
-            partial.replace(file)
-            folder = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        write_bytes(file, data, secret=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from hushrec.run_folder import writing
+from hushrec.disk import append_line
 
 Event = Mapping[str, Any]
 
@@ -43,8 +43,7 @@ class EventLog:
             "event": event,
             **facts,
         }
-        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self.path, json.dumps(line))
         self.aloud(line)
 
 

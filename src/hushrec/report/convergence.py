@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hushrec.disk import write_text
 from hushrec.errors import ConfigError
 from hushrec.report.plots import Curve, curves, curves_height
 from hushrec.report.standalone import standalone
-from hushrec.run_folder import RunFolder, writing
+from hushrec.run_folder import RunFolder
 
 
 def write_convergence(
@@ -22,8 +23,7 @@ def write_convergence(
             raise ConfigError("--plot needs runs with at least two looks at validation")
         label = f"Validation {metric.upper()}, {candidates}, by round"
         panels.append((label, curves(rows, label)))
-    with writing(file):
-        file.write_text(standalone(panels, curves_height(len(paths))), "utf-8")
+    write_text(file, standalone(panels, curves_height(len(paths))))
 
 
 def _curve(path: Path, metric: str, candidates: str) -> Curve:

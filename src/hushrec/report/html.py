@@ -18,6 +18,7 @@ from hushrec.report.units import figure, human_duration, human_size, percent
 from hushrec.run import Run
 from hushrec.run_folder import RunFolder
 
+REPORT = "report.html"
 HEADLINE = ("hr@10", "ndcg@10")
 
 
@@ -25,8 +26,8 @@ def write_report(run: Run) -> Path:
     """Write ``report.html`` into the run's folder and return its path."""
     if run.folder is None:
         raise RunError("a report is written into the run's folder: train with out=FOLDER")
-    run.folder.write_text("report.html", render(run, run.folder))
-    return run.folder.path / "report.html"
+    run.folder.write_text(REPORT, render(run, run.folder))
+    return run.folder.path / REPORT
 
 
 def render(run: Run, folder: RunFolder) -> str:

@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from hushrec.errors import ConfigError, RunError
+from hushrec.disk import filling, require_empty
+from hushrec.errors import ConfigError
 from hushrec.methods.base import Method, Shared
 from hushrec.methods.item_pairs import ItemPairs
+from hushrec.paths import checked
 from hushrec.serve.recommender import FORMAT, MANIFEST, MODEL
 
 
@@ -71,10 +73,8 @@ def export(
         )
     if neighbours is not None and neighbours < 1:
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
-    folder = Path(path)
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} is not empty")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = checked(path)
+    require_empty(folder)
     ids, weights = _largest(run.shared["neighbours"], run.shared["weights"], neighbours)
     n_items, scale = len(ids), 1.0
     if precision == "half":
@@ -103,9 +103,9 @@ def export(
         "items": [str(item) for item in data.items],
         "titles": [data.title(number) for number in range(n_items)],
     }
-    _write(folder / MODEL, content)
-    # The manifest comes last: a folder without one is no bundle.
-    _write(folder / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=1).encode())
+    with filling(folder) as fresh:
+        (fresh / MODEL).write_bytes(content)
+        (fresh / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1), "utf-8")
     return folder
 
 
@@ -116,9 +116,3 @@ def _largest(
         return ids, np.ascontiguousarray(weights)
     best = np.sort(np.argsort(-np.abs(weights), axis=1, kind="stable")[:, :count], axis=1)
     return np.take_along_axis(ids, best, 1), np.take_along_axis(weights, best, 1)
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
