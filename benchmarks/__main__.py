@@ -434,7 +434,10 @@ def write_rows(file: Path, rows: int) -> None:
     draws = np.random.default_rng(0)
     users = (draws.random(rows) ** 2 * 60_000).astype(int)
     items = (draws.random(rows) ** 2 * 20_000).astype(int)
-    ratings, times = draws.integers(1, 11, rows) / 2, draws.integers(9e8, 1e9, rows)
+    ratings, times = (
+        draws.integers(1, 11, rows) / 2,
+        draws.integers(900_000_000, 1_000_000_000, rows),
+    )
     columns = (column.tolist() for column in (users, items, ratings, times))
     with file.open("w") as out:
         out.write("user,item,rating,timestamp\n")

@@ -223,6 +223,10 @@ def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Mode
         if first["type"] == "value_error":  # a rule of ours says itself what to change
             raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
         given = first.get("input")
+        if first["type"] in ("less_than_equal", "less_than"):
+            most = first["ctx"].get("le", first["ctx"].get("lt"))
+            smaller = f"use a smaller {first['loc'][-1]}, at most {most:,}"
+            raise ConfigError(f"{what} '{path}' = {given!r}: {smaller}") from None
         raise ConfigError(f"{what} '{path}' = {given!r}: {first['msg']}") from None
 
 

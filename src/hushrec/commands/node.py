@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from hushrec.commands.options import COUNT, Number, gather, json_option
+from hushrec.commands.options import COUNT, gather, json_option
 from hushrec.commands.places import PLACE
 from hushrec.commands.recommend import show_recommendations
 from hushrec.commands.terminal import print_json, say
@@ -93,9 +93,7 @@ def import_command(store: Path, file: Path, columns: Columns, as_json: bool) -> 
 @store_argument
 @click.argument("user")
 @click.argument("item")
-@click.option(
-    "--value", type=Number(-1e9, 1e9), default=1.0, show_default=True, help="Rating or count."
-)
+@click.option("--value", type=float, default=1.0, show_default=True, help="Rating or count.")
 @click.option(
     "--time",
     "when",

@@ -15,7 +15,7 @@ from hushrec.commands.places import PLACE, SOURCE
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-COUNT = click.IntRange(1, 1_000_000)
+COUNT = click.IntRange(1, 10**9)
 SEED = click.IntRange(0, 2**63 - 1)
 
 

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,8 +30,9 @@ from hushrec.data.interactions import (
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import Heard, unheard
 from hushrec.disk import fresh_file
-from hushrec.errors import ConfigError, DataError, nearest
+from hushrec.errors import ConfigError, DataError, RunError, nearest
 from hushrec.paths import checked
+from hushrec.stored import read_arrays
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and the bytes in all, if known."""
@@ -250,8 +251,7 @@ def import_file(
 def _load_imported(name: str) -> Interactions:
     path = _imported_path(name)
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = dict(stored)
+        arrays: dict[str, Any] = read_arrays(path)
         features: dict[str, dict[str, Column]] = {"user": {}, "item": {}}
         parts: dict[tuple[str, str], dict[str, Any]] = {}
         for key in [key for key in arrays if key.startswith("feature/")]:
@@ -259,6 +259,7 @@ def _load_imported(name: str) -> Interactions:
             parts.setdefault((owner, column), {})[part] = arrays.pop(key)
         for (owner, column), values in parts.items():
             features[owner][column] = _column(values)
+        _require_sound(arrays)
         return Interactions(
             name=name,
             user_features=features["user"],
@@ -269,8 +270,24 @@ def _load_imported(name: str) -> Interactions:
             notes=tuple(str(note) for note in arrays.pop("notes")),
             **arrays,
         )
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RunError) as error:
         raise DataError(f"{path}: damaged import ({error}); import the file again") from None
+
+
+def _require_sound(arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse arrays that are no interactions: other types, numbers of nobody."""
+    kinds = {"user": "i", "item": "i", "value": "f", "time": "i", "users": "U", "items": "U"}
+    for name, kind in (kinds | {"titles": "U"}).items():
+        if name in arrays and (arrays[name].ndim != 1 or arrays[name].dtype.kind != kind):
+            raise ValueError(f"'{name}' has the type {arrays[name].dtype}")
+    for name, of in (("user", "users"), ("item", "items")):
+        numbers = arrays[name]
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(arrays[of]):
+            raise ValueError(f"'{name}' has numbers that are in no '{of}'")
+    if not np.isfinite(arrays["value"]).all():
+        raise ValueError("'value' has numbers that are none")
+    if "titles" in arrays and len(arrays["titles"]) != len(arrays["items"]):
+        raise ValueError("'titles' and 'items' differ in length")
 
 
 def _column(parts: dict[str, Any]) -> Column:
