@@ -371,6 +371,21 @@ def test_a_wrong_cohort_leaves_no_folder_behind(tiny, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_somebody_began_meanwhile_is_theirs(tiny, tmp_path, monkeypatch):
+    """Between the look at the folder and the first file in it, another process may be faster."""
+    out, create = tmp_path / "run", RunFolder.create
+
+    def be_faster(path, experiment, *more):
+        monkeypatch.setattr(RunFolder, "create", create)
+        create(path, experiment)
+        return create(path, experiment)
+
+    monkeypatch.setattr(RunFolder, "create", be_faster)
+    with pytest.raises(RunError, match="exists already"):
+        go(tiny, out, "popularity", rounds=1)
+    assert [path.name for path in out.iterdir()] == ["config.toml"]
+
+
 def test_two_readers_of_one_run_do_not_disturb_each_other(tiny, tmp_path):
     out = tmp_path / "run"
     go(tiny, out, "fedmf", {"store.kind": "file"})

@@ -47,9 +47,12 @@ def checked(path: str | Path) -> Path:
         named = given.name not in ("", "..") and not given.is_symlink()
         real = given.resolve()
         # A pipe under /proc is there, and what its link says is not.
-        return given if named or (given.exists() and not real.exists()) else real
+        found = given if named or (given.exists() and not real.exists()) else real
     except OSError as error:  # also where the folder we are in is gone
         raise ConfigError(f"{shown(text)}: {error.strerror}") from None
+    if not found.name:
+        raise ConfigError(f"{shown(text)} is where everything begins: name something in it")
+    return found
 
 
 def shown(path: str | Path) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from hushrec.disk import clear, is_free, missing, remove, remove_empty, sync, writing
+from hushrec.disk import LOCK, clear, is_free, missing, remove, remove_empty, sync, writing
 from hushrec.errors import DiskError, RunError, StoppedError
-from hushrec.run_folder import NEW, OLD, RunFolder, beside, bring_back, is_run
+from hushrec.run_folder import NEW, OLD, RunFolder, beside, bring_back, is_held, is_run
 
 
 @contextmanager
@@ -36,7 +36,10 @@ def new_place(path: Path, *, overwrite: bool) -> Iterator[Path]:
             raise StoppedError(f"{stopped}; {_again(path)}") from None
         except Exception as error:
             kept = not replaces and any(path.rglob("metrics.jsonl"))
-            if not kept and here.exists():
+            # Somebody else may have begun a run there meanwhile; then it is refused, and theirs.
+            refused = isinstance(error, RunError) and not isinstance(error, DiskError)
+            theirs = not replaces and (refused or RunFolder(path).is_locked())
+            if not (kept or theirs) and here.exists():
                 clear(here)
                 remove_empty([here] if replaces else made)
             if isinstance(error, DiskError) and (kept or replaces):
@@ -52,23 +55,29 @@ def resumed_place(path: Path) -> Iterator[Path]:
     """Give the folder of the run that was interrupted, which is at ``path`` when it is done."""
     here = left_off(path)
     with RunFolder(path).locked() if here != path and path.exists() else nullcontext():
-        if here != path and (here / "summary.json").exists():
-            _replace(path, here)
-            here = path
         try:
             yield here
         except (StoppedError, DiskError) as error:
             raise type(error)(f"{error}; {_again(path)}") from None
         if here != path:
             _replace(path, here)
-    remove(beside(path, OLD))
 
 
 def left_off(path: Path) -> Path:
-    """Return where there is something to go on with: a run, or the one that is to replace it."""
+    """Return where there is something to go on with: a run, or the one that is to replace it.
+
+    One that is done and was killed before it had taken its place takes it now.
+    """
     bring_back(path)
-    new = beside(path, NEW)
-    return new if is_run(new) else RunFolder.open(path).path
+    new, old = beside(path, NEW), beside(path, OLD)
+    if is_run(new):
+        if not (new / "summary.json").exists():
+            return new
+        with RunFolder(path).locked() if path.exists() else nullcontext():
+            _replace(path, new)
+    if is_run(path) and old.exists() and not is_held(old / LOCK):
+        remove(old)
+    return RunFolder.open(path).path
 
 
 def require_free(path: Path, *, overwrite: bool) -> None:

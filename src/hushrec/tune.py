@@ -125,6 +125,8 @@ def tune(
             "once with what it finds"
         )
     search = _open(out, base, space)
+    if any(trial.state == "done" for trial in search.trials):
+        write_preset(search, base, command)  # it may have been stopped just before this
     split = make_split(data, base.split, Streams(base.seed), base.silos)
     while len(search.trials) < trials:
         number = len(search.trials)

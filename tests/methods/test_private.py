@@ -79,7 +79,9 @@ heads = st.lists(st.booleans(), min_size=M, max_size=M).map(np.array)
 def test_no_upload_has_a_norm_above_one(rows, head, kind, number):
     """Whatever a user's history is, items that come again included; before any clipping."""
     method, view = kind(), clients_of(rows, M)
-    received = {"head": head, "items": np.random.default_rng(0).standard_normal((M, 5))}
+    rng = np.random.default_rng(0)
+    received = {"head": head, "items": rng.standard_normal((M, 5))}
+    received["tilts"] = rng.uniform(0.2, 3.0, M).astype(np.float32)
     update = method.fit(received, {}, view, Round(number, Streams(0))).update
     norms = client_norms(update, 2)
     assert (norms <= method.upload_norm * (1 + 1e-6)).all()
@@ -127,16 +129,22 @@ def trained(method, view, chunk=None):
 
 
 def bounded_sums(rows, config, pairs_of):
-    """Each user's pairs, scaled to norm 1, added up."""
+    """Each user's pairs, tilted and scaled to norm 1, added up; and the tilt undone."""
+    shares = np.zeros(M)
+    for row in rows:
+        shares[sorted(set(row))] += len(set(row)) ** -0.5
+    levels = np.log(np.maximum(shares / shares.sum(), 1e-3 / M))
+    known = shares > 0 if (shares > 0).sum() > 1 else np.arange(M) <= 1
+    tilts = np.exp(config.tilt * (levels[known].mean() - levels))
     total = np.zeros((M, M))
     for row in rows:
         mine = np.zeros((M, M))
         for i, j, weight in pairs_of(row):
-            mine[i, j] += weight
+            mine[i, j] += weight * tilts[i] * tilts[j]
         if mine.any():
             total += mine / np.linalg.norm(mine)
-    counts = np.diag(total) / config.counted
-    total[np.diag_indices(M)] = counts
+    total /= np.outer(tilts, tilts)
+    total[np.diag_indices(M)] /= config.counted
     return total**config.power
 
 
@@ -156,6 +164,7 @@ def test_fednext_without_noise_equals_its_bounded_twin(rows, window):
             yield i, i, config.counted
             for g, j in enumerate(row[p + 1 : p + 1 + window], start=1):
                 yield i, j, g**-config.fade
+                yield j, i, config.reverse * g**-config.fade
 
     sums = bounded_sums(rows, config, pairs_of)
     a = sums - np.diag(np.diag(sums))

@@ -20,6 +20,7 @@ from pathlib import Path
 import click
 
 from hushrec.commands.terminal import say
+from hushrec.compiled import UNCACHED
 from hushrec.data.folders import cache_dir
 from hushrec.disk import write_bytes
 from hushrec.errors import DiskError, HushrecError
@@ -29,6 +30,10 @@ BUG = 70
 LOG = "last-error.log"
 TRACEBACK = "HUSHREC_TRACEBACK"
 """Variable that has tracebacks shown on standard error."""
+NO_CACHE = (
+    "hushrec: no folder can be written for compiled kernels, so they are compiled again each time; "
+    "set NUMBA_CACHE_DIR to a folder of yours"
+)
 LONGEST = 300
 """Characters of an error's own words that are shown."""
 
@@ -36,6 +41,8 @@ LONGEST = 300
 @contextmanager
 def guarded() -> Iterator[None]:
     """Turn whatever a command raises beyond hushrec's errors into a sentence and an exit code."""
+    if UNCACHED:
+        say(NO_CACHE, err=True)
     try:
         with _ended_as_by_ctrl_c():
             yield

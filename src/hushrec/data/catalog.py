@@ -224,6 +224,7 @@ def import_file(
         raise ConfigError(f"'{name}' is the name of a data set of the catalogue; choose another")
     if not name or name.startswith(".") or any(mark in name for mark in "/\\:\0"):
         raise ConfigError(f"'{name}' cannot be a name: no slashes, colons or leading dots")
+    checked(name)  # it will be the name of a file
     if _imported_path(name).exists() and not overwrite:
         raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
     data = read_interactions(path, columns, name=name, items=features.items, heard=heard)

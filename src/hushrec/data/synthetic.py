@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
+from hushrec.compiled import njit
 from hushrec.data.interactions import (
     Categorical,
     IntArray,

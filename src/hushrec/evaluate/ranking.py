@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from hushrec.compiled import njit
 from hushrec.errors import DivergedError, InputError, RunError
 
 IntArray = NDArray[np.int32]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from hushrec.compiled import njit
 from hushrec.kernels.draws import draw
 from hushrec.kernels.pairs import key_order
 

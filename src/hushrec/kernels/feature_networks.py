@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from hushrec.compiled import njit
 from hushrec.kernels.first_layer import (
     FeatureTable,
     Side,

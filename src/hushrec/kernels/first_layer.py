@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from hushrec.compiled import njit
 from hushrec.kernels.inner_product import ANY_ORDER
 from hushrec.kernels.layers import add_product, inner, subtract_product
 

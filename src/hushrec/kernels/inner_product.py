@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from hushrec.compiled import njit
 from hushrec.kernels.draws import Pace, Stack, below, draw, list_outside, nth_outside
 
 Array = NDArray[Any]

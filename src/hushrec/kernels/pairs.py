@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from hushrec.compiled import njit
 
 Array = NDArray[Any]
 
@@ -108,14 +109,15 @@ def following_pairs(
     n_items: int,
     by_gap: Array,
     counted: float = 1.0,
+    reverse: float = 0.0,
     together: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Return, ragged by client, what followed what: keys and weights.
 
     Item j, g steps after item i, gives the pair (i, j) the weight ``by_gap[g - 1]``, and none past
-    its end; every occurrence of i gives (i, i) the weight ``counted``. So the diagonal holds
-    counts. With ``together`` there is a second weight, the share of the windows around i that hold
-    both: 1 - g / (window + 1).
+    its end, and (j, i) ``reverse`` times as much; every occurrence of i gives (i, i) the weight
+    ``counted``. So the diagonal holds counts. With ``together`` there is a second weight, the share
+    of the windows around i that hold both: 1 - g / (window + 1).
     """
     window = len(by_gap)
     out_indptr = np.zeros(len(indptr), np.int64)
@@ -123,7 +125,8 @@ def following_pairs(
         n = indptr[c + 1] - indptr[c]
         full = max(0, n - window)
         rest = n - full
-        out_indptr[c + 1] = out_indptr[c] + n + full * window + rest * (rest - 1) // 2
+        pairs = full * window + rest * (rest - 1) // 2
+        out_indptr[c + 1] = out_indptr[c] + n + pairs * (2 if reverse else 1)
     keys = np.empty(out_indptr[-1], np.int64)
     weights = np.ones((out_indptr[-1], 2 if together else 1), np.float32)
     end = 0
@@ -141,6 +144,10 @@ def following_pairs(
                     if together:
                         weights[end, 1] = 1.0 - (q - p) / (window + 1.0)
                     end += 1
+                    if reverse:
+                        keys[end] = np.int64(items[q]) * n_items + items[p]
+                        weights[end] = reverse * weights[end - 1]
+                        end += 1
         out_indptr[c + 1] = end  # fewer than foreseen where an item comes again soon
     return out_indptr, keys[:end], weights[:end]
 

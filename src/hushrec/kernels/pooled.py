@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from hushrec.compiled import njit
 from hushrec.kernels.draws import Stack, below, draw, list_samples
 from hushrec.kernels.inner_product import ANY_ORDER, dot, sigmoid
 from hushrec.kernels.layers import cross_entropy_errors

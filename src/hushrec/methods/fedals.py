@@ -19,12 +19,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import Ragged, TrainView
+from hushrec.compiled import njit
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared, Traits
 from hushrec.methods.popularity import distinct_items

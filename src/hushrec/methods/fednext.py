@@ -61,8 +61,15 @@ class PrivateFedNextConfig(PrivatePairsConfig):
     """How many steps later an item of the head still counts as following."""
     fade: Annotated[float, Field(ge=0)] = 0.85
     """An item that comes g steps later weighs g^-fade."""
-    gram: Annotated[float, Field(ge=0, le=1)] = 0.2
+    reverse: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """The reverse of a pair gains so much of what the pair gains: order matters less than company,
+    and two sums tell more of a pair through the noise than one."""
+    gram: Annotated[float, Field(ge=0, le=1)] = 0.3
     """How much of A + Aᵀ is correlation of past items; 0 treats items as unrelated."""
+    visible: Annotated[float, Field(gt=0)] = 0.007
+    """Least sum by chance of two items of the head, in deviations of the noise on a pair."""
+    tilt: Annotated[float, Field(ge=0, le=1)] = 0.15
+    """In an upload, a pair weighs count^-tilt of each of its items as much; 0 treats all alike."""
 
 
 class PrivateFedNext(PrivatePairs):
@@ -74,9 +81,10 @@ class PrivateFedNext(PrivatePairs):
 
     def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
         """Count what followed what."""
-        by_gap = gaps(self.config.window, self.config.fade)
-        counted = self.config.counted
-        return pair_kernels.following_pairs(past.indptr, past.values, size, by_gap, counted)
+        config, by_gap = self.config, gaps(self.config.window, self.config.fade)
+        return pair_kernels.following_pairs(
+            past.indptr, past.values, size, by_gap, config.counted, config.reverse
+        )
 
     def solve(self, *blocks: Block) -> Block:
         """Solve the ridge regression of what comes next on the recent history."""

@@ -23,12 +23,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec.aggregate import ClientRows, Total, Update
 from hushrec.clients import TrainView
+from hushrec.compiled import njit
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared, Traits
 from hushrec.methods.capabilities import SharesBudget
 from hushrec.methods.head import COUNTS, count_items, find_head, only

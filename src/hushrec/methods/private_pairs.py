@@ -7,15 +7,21 @@ has the same norm, so that nobody's room is wasted:
 1. **Counts.** A first round finds the head, the items that are popular enough for their pairs to
    be seen through the noise (`methods.head`), with the small share ``counting`` of the budget.
 2. **Pairs.** A device drops all other items from its history, counts pairs over what is left, with
-   weight ``counted`` for an item by itself, and scales all of it to norm 1. The server estimates
-   each sum from its noisy value (`methods.denoise`), pairs being grouped by how often they would
-   meet by chance and, where direction counts, by the noisy sum of the reverse pair; then it solves
-   the method's own system.
+   weight ``counted`` for an item by itself, and scales all of it to norm 1. Frequent pairs stand
+   out of the noise anyway, so a pair weighs the less the more popular its items are (``tilt``),
+   which leaves room for the rarer ones and is undone after the noise.
+
+The server estimates each sum from its noisy value by empirical Bayes (`methods.denoise`): pairs
+that are expected to have similar sums share a prior. What is expected of a pair is read off the
+same noisy sums, added up so far that little noise is left: the sums of its two items, and how much
+more often their public categories (year, genre, …) meet than by chance. Where direction counts, the
+noisy sum of the reverse pair tells too. Then the method's own system is solved.
 
 Both uploads cover their whole space: a number for every item, and for every pair of the head, which
-is public after the first round. Everything after the noise is a function of noised sums, of the
-noise's deviation and of options. The guarantee is that of two Gaussian mechanisms together; the
-second may depend on what the first released. Items outside the head are scored by popularity alone.
+is public after the first round. Everything after the noise is a function of noised sums, of public
+categories, of the noise's deviation and of options. The guarantee is that of two Gaussian
+mechanisms together; the second may depend on what the first released. Items outside the head are
+scored by popularity alone.
 """
 
 from __future__ import annotations
@@ -34,15 +40,20 @@ from hushrec.kernels import pairs as pair_kernels
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Private, Shared
 from hushrec.methods.capabilities import SharesBudget
+from hushrec.methods.categories import category_shares
 from hushrec.methods.denoise import expected_powers
 from hushrec.methods.head import COUNTS, count_items, find_head, only
 from hushrec.methods.item_pairs import TABLE, Block, ItemPairs, ItemPairsConfig, Vector
 from hushrec.rng import Round, Streams
 
 RARELY = 2e-5
-"""Share of the pairs in the topmost of the groups by chance meetings."""
+"""Share of the pairs in the topmost of the groups by what is expected."""
 GROUPS = 40
-"""Groups by chance meetings, ever smaller towards the top."""
+"""Groups by what is expected, ever smaller towards the top."""
+LEAST = 1e-3
+"""What an item's sum is taken to be at least, in those of a mean item."""
+DOUBT = 2.0
+"""How much of its own deviation is added to a sum over categories before it is believed."""
 REVERSE = np.array([-1, 0, 1, 2, 3, 4, 6, 10, 20])
 """Where groups by the reverse pair are cut, in deviations of the noise."""
 
@@ -64,6 +75,10 @@ class PrivatePairsConfig(ItemPairsConfig):
     """On the device: how much an item's share of all interactions adds to its score."""
     visible: Annotated[float, Field(gt=0)] = 0.014
     """Least sum by chance of two items of the head, in deviations of the noise on a pair."""
+    tilt: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """In an upload, a pair weighs count^-tilt of each of its items as much; 0 treats all alike."""
+    categories: Annotated[float, Field(ge=0)] = 1.3
+    """How much the items' categories say of what is expected of a pair; 0 leaves them out."""
 
 
 class PrivatePairs(ItemPairs, SharesBudget):
@@ -90,11 +105,22 @@ class PrivatePairs(ItemPairs, SharesBudget):
         require_memory(
             16 * 8 * head**2, f"pairs of dense_items={head} items", "a smaller dense_items"
         )
-        return {**super().init(view, streams), "head": np.zeros(view.n_items, np.bool_)}
+        members, sizes = category_shares(view)
+        return {
+            **super().init(view, streams),
+            "head": np.zeros(view.n_items, np.bool_),
+            "tilts": np.zeros(view.n_items, np.float32),
+            "members": members,
+            "sizes": sizes,
+        }
 
     def download(self, shared: Shared) -> Shared:
-        """Send the head."""
-        return {"head": shared["head"]}
+        """Send the head, and what its pairs weigh."""
+        return {"head": shared["head"], "tilts": shared["tilts"]}
+
+    def serving(self, shared: Shared) -> Shared:
+        """Leave out what only counting and the server need."""
+        return {n: a for n, a in shared.items() if n not in ("tilts", "members", "sizes")}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload items in the first round, pairs of the head in the second; all of norm 1."""
@@ -103,8 +129,11 @@ class PrivatePairs(ItemPairs, SharesBudget):
         size = int(shared["head"].sum())
         place = np.cumsum(shared["head"]) - 1
         past = only(view.positives, shared["head"])
-        pairs = self.pairs(Ragged(past.indptr, place[past.values]), size)
-        uploads = ClientRows(*pair_kernels.scaled_to_norm_one(*pairs), space=size**2)
+        indptr, keys, weights = self.pairs(Ragged(past.indptr, place[past.values]), size)
+        tilts, one = shared["tilts"][shared["head"]], max(size, 1)
+        weights = weights * (tilts[keys // one] * tilts[keys % one])[:, None]
+        scaled = pair_kernels.scaled_to_norm_one(indptr, keys, weights)
+        uploads = ClientRows(*scaled, space=size**2)
         return Fitted(Update(len(view), rows={TABLE: uploads}), {})
 
     @abstractmethod
@@ -117,14 +146,15 @@ class PrivatePairs(ItemPairs, SharesBudget):
             spent, left = self.budget_shares()
             noise_std, most = total.noise_std * np.sqrt(spent / left), self.config.dense_items
             n_items, visible = len(shared["head"]), self.config.visible
-            return {**shared, **find_head(total, n_items, noise_std, visible, most)}
+            found = find_head(total, n_items, noise_std, visible, most)
+            return {**shared, **found, "tilts": self.tilts(found["head"], found["shares"])}
         if TABLE not in total.rows:
             return shared
         head = np.flatnonzero(shared["head"])
         noisy = np.zeros((len(head), len(head)))
         keys, summed = total.rows[TABLE]
         noisy.ravel()[keys] = summed[:, 0]
-        weights = self.solve(self.cleaned(noisy, total.noise_std))
+        weights = self.solve(self.cleaned(noisy, total.noise_std, shared))
         np.fill_diagonal(weights, 0.0)
         place = np.where(shared["head"], np.cumsum(shared["head"]) - 1, -1)
         kept = {name: np.zeros_like(shared[name]) for name in ("neighbours", "weights")}
@@ -135,19 +165,50 @@ class PrivatePairs(ItemPairs, SharesBudget):
         )
         return {**shared, **kept}
 
-    def cleaned(self, noisy: Block, noise_std: float) -> Block:
-        """Return the sums to ``power``, as far as their noisy values tell them."""
+    def tilts(self, head: NDArray[np.bool_], shares: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what each item of the head contributes to the weight of its pairs: 1 in the mean.
+
+        The mean is geometric, so that the sums keep their size.
+        """
+        levels = np.log(np.maximum(shares[head], LEAST / len(shares)))
+        out = np.zeros(len(head), np.float32)
+        out[head] = np.exp(self.config.tilt * (levels.mean() - levels))
+        return out
+
+    def cleaned(self, noisy: Block, noise_std: float, shared: Shared) -> Block:
+        """Return the sums to ``power``, as far as their noisy values tell them, without tilt."""
         config, size = self.config, len(noisy)
-        counts = np.maximum(np.diag(noisy), 0.0) / config.counted
+        tilts = shared["tilts"][shared["head"]].astype(np.float64)
+        counts = np.maximum(np.diag(noisy), 0.0) / config.counted / tilts**2
         used = ~np.eye(size, dtype=np.bool_) if self.ordered else np.triu(np.ones_like(noisy), 1)
         first, second = np.nonzero(used)
-        groups = chance_groups(counts, first, second)
+        groups = like_groups(self.expected(noisy, noise_std, shared)[first, second])
         if self.ordered and noise_std:
             reverse = np.searchsorted(REVERSE, noisy[second, first] / noise_std)
             groups = groups * (len(REVERSE) + 1) + reverse
         out = np.diag(counts**config.power)
-        out[first, second] = expected_powers(noisy[first, second], noise_std, groups, config.power)
+        means = expected_powers(noisy[first, second], noise_std, groups, config.power)
+        out[first, second] = means / (tilts[first] * tilts[second]) ** config.power
         return out
+
+    def expected(self, noisy: Block, noise_std: float, shared: Shared) -> Block:
+        """Return what sum each pair should have by its items and their categories: logarithms."""
+        pairs = noisy - np.diag(np.diag(noisy))
+        if not self.ordered:
+            pairs += pairs.T
+        rows, columns = (np.maximum(pairs.sum(axis=axis), 0.0) for axis in (1, 0))
+        least = LEAST * max(rows.mean(), columns.mean(), 1e-12)
+        rows, columns = np.maximum(rows, least), np.maximum(columns, least)
+        chance = np.outer(rows, columns) / rows.sum()
+        level: Block = np.log(chance)
+        members = shared["members"][shared["head"]].astype(np.float64)
+        for mine in np.split(members, np.cumsum(shared["sizes"])[:-1], axis=1):
+            lengths = np.sqrt((mine**2).sum(axis=0))
+            doubt = DOUBT * noise_std * np.outer(lengths, lengths) + 1e-12
+            met = np.maximum(mine.T @ pairs @ mine, 0.0) + doubt
+            said = np.log(met / (mine.T @ chance @ mine + doubt))
+            level += self.config.categories * (mine @ said @ mine.T)
+        return level
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score from the last items of the head: no other item has weights."""
@@ -155,12 +216,8 @@ class PrivatePairs(ItemPairs, SharesBudget):
         return super().score(shared, private, known)
 
 
-def chance_groups(
-    counts: Vector, first: NDArray[np.int64], second: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Group pairs of items by how often they would meet if users chose by popularity alone."""
-    level = np.log(counts + 0.5)
-    meetings = level[first] + level[second]
-    sample = meetings[:: max(1, len(meetings) // 2**18)]
+def like_groups(levels: Vector) -> NDArray[np.int64]:
+    """Group pairs by what is expected of them; groups get ever smaller towards the top."""
+    sample = levels[:: max(1, len(levels) // 2**18)]
     cuts = np.quantile(sample, 1 - np.geomspace(1, RARELY, GROUPS)[1:])
-    return np.asarray(np.searchsorted(cuts, meetings))
+    return np.asarray(np.searchsorted(cuts, levels))

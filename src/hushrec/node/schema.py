@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hushrec.errors import RunError
+from hushrec.disk import remove
+from hushrec.errors import DiskError, RunError
 
 APPLICATION = 0x48555348
 """Written into the file: whose it is."""
@@ -93,18 +94,29 @@ MIGRATIONS = (
 )
 
 
-def create(path: Path) -> sqlite3.Connection:
-    """Make a new file that nobody else may read, with all tables."""
+@contextmanager
+def creating(path: Path) -> Iterator[sqlite3.Connection]:
+    """Make a new file that nobody else may read, with all tables; it goes if what follows fails."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
         raise RunError(f"{path} exists already: choose another place for the node") from None
     except OSError as error:
-        raise RunError(f"cannot make {path}: {error.strerror}") from None
-    connection = _connect(path)
-    connection.execute(f"PRAGMA application_id = {APPLICATION}")
-    migrate(connection, path)
-    return connection
+        raise DiskError(f"cannot write {path}: {error.strerror}") from None
+    connection = None
+    try:
+        connection = _connect(path)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        migrate(connection, path)
+        yield connection
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        for end in ("", "-wal", "-shm", "-journal"):
+            remove(path.with_name(f"{path.name}{end}"))
+        if isinstance(error, sqlite3.Error):
+            raise DiskError(f"cannot write {path}: {error}") from None
+        raise
 
 
 def open_existing(path: Path) -> sqlite3.Connection:
@@ -148,7 +160,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a full disk has ended it already
+            connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 
@@ -162,5 +175,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA secure_delete = ON")
     except sqlite3.DatabaseError as error:
         connection.close()
+        if isinstance(error, sqlite3.OperationalError):  # no room, no right, or no patience
+            raise DiskError(f"cannot write {path}: {error}") from None
         raise RunError(f"{path} is no node of hushrec, or damaged: {error}") from None
     return connection

@@ -77,10 +77,11 @@ class NodeStore:
         """Make a node that is to train by this agreement."""
         if not name or len(name) > 100 or not name.isprintable():
             raise RunError(f"{name!r} cannot be the name of a node: use up to 100 characters")
-        store = cls(path, schema.create(path))
-        with store.changing():
-            facts = {"name": name, "agreement": agreement.to_bytes(), "noise_key": new_key()}
-            store.connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
+        with schema.creating(path) as connection:
+            store = cls(path, connection)
+            with store.changing():
+                facts = {"name": name, "agreement": agreement.to_bytes(), "noise_key": new_key()}
+                connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         return store
 
     @classmethod

@@ -7,16 +7,14 @@ from numpy.typing import NDArray
 
 from hushrec.aggregate import ClientRows
 from hushrec.clients import TrainView
-from hushrec.data.interactions import Categorical, MultiCategorical
 from hushrec.kernels import experts as kernels
 from hushrec.methods.base import Shared
+from hushrec.methods.categories import category_columns, category_shares
 from hushrec.methods.experts.base import Expert
 from hushrec.methods.fednext import gaps
 
 WINDOW = 5
 """Steps within which a category follows another, at 1/steps."""
-MOST_GROUPS = 128
-"""Categories of a feature above which it is left out: its sums would be too many to trust."""
 LATEST = (1, 5, 0)
 """Scores are means over the last item, the last five and all."""
 SMOOTHING = 0.5
@@ -30,11 +28,11 @@ class Alike(Expert):
 
     def hears(self, view: TrainView) -> bool:
         """Stay out where items have no categories."""
-        return bool(_columns(view))
+        return bool(category_columns(view))
 
     def init(self, view: TrainView) -> Shared:
         """Take each item's shares of all categories."""
-        members, sizes = _members(view)
+        members, sizes = category_shares(view)
         said = np.zeros(members.T.shape, np.float32)
         return {"members": members, "sizes": sizes, "said": said}
 
@@ -47,7 +45,9 @@ class Alike(Expert):
         """Count which category followed which."""
         past = view.positives
         return ClientRows(
-            *kernels.following_groups(past.indptr, past.values, *_members(view), gaps(WINDOW))
+            *kernels.following_groups(
+                past.indptr, past.values, *category_shares(view), gaps(WINDOW)
+            )
         )
 
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
@@ -74,30 +74,3 @@ class Alike(Expert):
             np.array(LATEST),
             out,
         )
-
-
-def _columns(view: TrainView) -> list[Categorical | MultiCategorical]:
-    """Return the features that are used: categories, and not too many of them."""
-    found, groups = [], 0
-    for column in view.item_features.values():
-        if isinstance(column, (Categorical, MultiCategorical)):
-            more = 1 + len(column.names)
-            # Keys are pairs of groups, and have to fit where keys are pairs of items.
-            if more <= MOST_GROUPS and groups + more <= view.n_items:
-                found.append(column)
-                groups += more
-    return found
-
-
-def _members(view: TrainView) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return each item's shares of all categories, unknown being one, and each feature's number."""
-    parts = []
-    for column in _columns(view):
-        flags = np.zeros((view.n_items, 1 + len(column.names)), np.float32)
-        if isinstance(column, MultiCategorical):
-            flags[:, 1:] = column.flags
-            flags[:, 0] = ~column.flags.any(axis=1)
-        else:
-            flags[np.arange(view.n_items), column.codes + 1] = 1.0
-        parts.append(flags / flags.sum(axis=1, keepdims=True))
-    return np.concatenate(parts, axis=1), np.array([part.shape[1] for part in parts])
