@@ -100,9 +100,17 @@ CASES: dict[str, dict[str, Any]] = {
     "fedrkg fedmf fixed": case(
         "fedrkg", GUIDED, FIXED, {"backbone": "fedmf", "guidance": "fixed"}, rounds=4
     ),
+    "fedrkg replace": case("fedrkg", GUIDED, {"guidance": "replace"}),
+    "fedrkg gradients": case(
+        "fedrkg",
+        GUIDED,
+        {"guidance": "fixed", "privacy.mode": "local-gradients", "privacy.epsilon": 8.0},
+        {"privacy.clip": 0.1, **SEEDED},
+    ),
     "fedrkg central": case("fedrkg", GUIDED, CENTRAL, rounds=5),
     "fofl-self": case("fofl-self", SMALL, FIXED),
     "lipm": case("lipm", SMALL, SILOS),
+    "lipm averages": case("lipm", SMALL, SILOS, {"averages": 3, "matching": 0.5}),
     "lipm users": case("lipm", SMALL, FIXED),
     "lipm dpps": case("lipm", SMALL, SILOS, BUDGETS, {"guidance": 0.5}),
     "lipm central": case("lipm", SMALL, SILOS, CENTRAL, {"lipm": False}),
@@ -119,6 +127,7 @@ CASES: dict[str, dict[str, Any]] = {
     "popularity": case("popularity", rounds=None),
     "popularity central": case("popularity", CENTRAL, rounds=None),
     "privrec": case("privrec", SMALL, FIXED),
+    "privrec shares": case("privrec", SMALL, FIXED, {"shares": True}),
     "privrec unseen": case("privrec", SMALL, FIXED, {"split.kind": "unseen-users"}),
     "privrec central": case("privrec", SMALL, FIXED, CENTRAL),
     "privrec-cen": case("privrec-cen", SMALL),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,6 +91,17 @@ def test_users_need_the_population_benchmark():
     done = run("growth", "--quick", "--users", "300")
     assert done.returncode == 2
     assert "population" in done.stderr
+
+
+def test_a_small_crowd_goes_through_the_large_catalogue(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    command = importlib.import_module("benchmarks.large_catalogue").main
+    done = CliRunner().invoke(command, ["--users", "200", "--items", "300", "--length", "12"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    check_bars(result["bars"], 2)
+    assert result["interactions"] == 2400
+    assert result["test"]["ndcg@10"] > 2 * result["popularity"]["ndcg@10"], "an order to find"
 
 
 def test_plain_loop_learns_and_keeps_devices_apart(monkeypatch):

@@ -80,7 +80,8 @@ def take_part(
 ) -> tuple[Upload, Private]:
     """Train a stack of clients on what they received and keep: (what leaves them, what stays)."""
     number = download.round
-    now = Round(number, task.streams, protection.past_noise(task.secret))
+    secret = SecretRound(number, task.secret)
+    now = Round(number, task.streams, protection.past_noise(task.secret), protection.guard(secret))
     fitted = task.method.fit(download.received, private, view, now)
-    update = protection.protect(fitted.update, view, SecretRound(number, task.secret))
+    update = protection.protect(fitted.update, view, secret)
     return Upload(number, update, LossSum.of(fitted.losses)), fitted.private

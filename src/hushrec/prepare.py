@@ -20,6 +20,7 @@ from hushrec.methods.capabilities import SharesBudget
 from hushrec.privacy.calibrate import Schedule, make_plan, personal_budgets
 from hushrec.privacy.config import check_privacy
 from hushrec.privacy.guarantee import SILO
+from hushrec.privacy.guarded import guarded_plan
 from hushrec.privacy.plan import NoPlan, Plan
 from hushrec.privacy.protection import Mechanism, Protection
 from hushrec.privacy.public import check_declared, public_facts
@@ -165,11 +166,16 @@ def agreed_plan(
             "rounds it was in, and the analysis of fixed-size cohorts does not cover that: use "
             "cohort.kind = poisson"
         )
-    schedule = replace(
-        upload_schedule(method, task, experiment.rounds),
-        looks=experiment.evaluation.looks(experiment.rounds),
-    )
-    plan = make_plan(config, experiment.cohort, schedule, population, own)
+    if config.mode == "local-gradients":
+        plan = guarded_plan(
+            config, experiment.cohort, method, task.nobody, experiment.rounds, population
+        )
+    else:
+        schedule = replace(
+            upload_schedule(method, task, experiment.rounds),
+            looks=experiment.evaluation.looks(experiment.rounds),
+        )
+        plan = make_plan(config, experiment.cohort, schedule, population, own)
     plan = replace(
         plan,
         protection=plan.protection.after(_layers(experiment, task)),

@@ -37,11 +37,10 @@ from hushrec.data.catalog import names
 from hushrec.disk import LOCK, filling
 from hushrec.errors import RunError
 from hushrec.methods.base import Method, Shared
-from hushrec.methods.item_pairs import ItemPairs
 from hushrec.paths import checked
 from hushrec.privacy.guarantee import NO_GUARANTEE, Guarantee
 from hushrec.run import Run
-from hushrec.serve.bundle import export
+from hushrec.serve.bundle import can_export, export
 
 FORMAT = "hushrec-release-1"
 MANIFEST = "manifest.json"
@@ -170,7 +169,7 @@ def write_release(what: Covered, folder: Path) -> None:
         (folder / name).write_text(text, "utf-8")
     arrays = {name: np.ascontiguousarray(array) for name, array in what.shared.items()}
     (folder / "model.safetensors").write_bytes(save(arrays))
-    if isinstance(what.method, ItemPairs):
+    if can_export(what.method):
         export(what, folder / "bundle")
     files = {
         path.relative_to(folder).as_posix(): {
@@ -201,7 +200,7 @@ def _readme(what: Covered) -> str:
 The model is that of round {what.round}. `model.safetensors` holds it, `items.json` the items that
 its rows are of, `config.toml` how it was trained, `statement.json` the guarantee as fields,
 `account.json` what the rounds cost. `manifest.json` has the SHA-256 of every file.
-{device if isinstance(what.method, ItemPairs) else ""}
+{device if can_export(what.method) else ""}
 The guarantee covers all of this together. Not in it, because it is not covered:
 
 - {f"{chr(10)}- ".join(LEFT_OUT)}

@@ -104,6 +104,9 @@ class SecretRound:
 PastNoise = Callable[[str, tuple[int, ...], Any, int], NDArray[np.float32]]
 """(array of the upload, its shape, clients, round) -> the noise that these clients added then."""
 
+Guard = Callable[[Any, Any], Any]
+"""(gradients of a step as an update, clients) -> the same clipped and noised, in whole tables."""
+
 
 @dataclass(frozen=True)
 class Round:
@@ -113,6 +116,8 @@ class Round:
     streams: Streams
     past_noise: PastNoise | None = None
     """What a client remembers of the noise on its own uploads, where it adds any."""
+    guard: Guard | None = None
+    """What makes a step's gradient safe to build on, where training itself is protected."""
 
     def key(self, purpose: str) -> Key:
         """Return the key of a purpose in this round."""

@@ -122,7 +122,7 @@ class Run:
         store = PrivateStore.create(fields, len(view.clients), experiment.store, None)
         shared, parts = load_model(folder, FINAL, SELECTED, state["files"])
         restore_private(store, parts, path)
-        for name, array in shared_shapes.items():
+        for name, array in method.serving(shared_shapes).items():
             if name not in shared or not alike(shared[name], array):
                 raise RunError(
                     f"{path}: the model does not fit the data '{experiment.data}' any more; "

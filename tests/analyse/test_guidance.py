@@ -45,6 +45,9 @@ def test_the_effect_is_the_difference_of_two_looks(guided):
             assert effect.after[group] == lines[effect.round]["groups"][group]["ndcg@10"]
         assert effect.after["all"] == lines[effect.round]["valid"]["full"]["ndcg@10"]
         assert effect.gates["away"] > 0.1  # at this rate the gates do something
+        assert set(effect.gates["groups"]["cold"]) >= {"logit", "popular_logit"}
+        assert sum(effect.moved.values()) == pytest.approx(1)
+        assert effect.moved["improved"] + effect.moved["declined"] > 0.5
     with pytest.raises(hushrec.HushrecError, match="no guidance rounds"):
         guidance_effects(hushrec.train(guided.split.data, "popularity"))
 

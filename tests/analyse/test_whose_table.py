@@ -11,6 +11,8 @@ from hushrec.evaluate.ranking import rank_full
 KINDS = {
     "pfedrec": ("pfedrec", {}),
     "half own": ("pfedrec", {"own_share": 0.5}),
+    "network": ("pfedrec", {"score_function": "mlp", "hidden": [4, 3]}),
+    "network and vector": ("fedncf", {"dual": True, "hidden": [4]}),
     "fedmf dual": ("fedmf", {"dual": True}),
     "fedrecon dual": ("fedrecon", {"dual": True, "recon_epochs": 2}),
     "fedrap": ("fedrap", {"epochs": 2, "table_lr": 20.0}),
@@ -19,22 +21,34 @@ KINDS = {
 
 
 def tables_of(run):
-    """Every user's own table, the server's, and (vectors, biases): plainly, one by one."""
+    """Every user's own table, and the server's: plainly, one by one."""
     name, users = run.method.name, np.arange(run.split.n_users)
     private, shared = run.store.read(users), run.shared
-    vectors = np.asarray(private["vector"])
-    biases = np.asarray(private["bias"]) if "bias" in private else np.zeros(len(users))
     if name == "fedrkg":
-        return np.array(private["table"]), shared["guidance"], vectors, biases
+        return np.array(private["table"]), shared["guidance"]
     if name == "fedrap":
         own = private["personal"] * np.asarray(private["scale"])[:, None, None]
-        return own + shared["common"], shared["common"], vectors, biases
+        return own + shared["common"], shared["common"]
     own = np.repeat(shared["received"][None], len(users), axis=0)
     rows = private["rows"]
     for user in users:
         mine = slice(rows.indptr[user], rows.indptr[user + 1])
         own[user, rows.ids[mine]] = rows.rows[mine]
-    return own, shared["items"], vectors, biases
+    return own, shared["items"]
+
+
+def scored(private, user, table):
+    """What a user's vector, or network, makes of a table."""
+    if "layer0/weight" not in private:
+        bias = private["bias"][user] if "bias" in private else 0.0
+        return table @ private["vector"][user] + bias
+    if "vector" in private:
+        table = np.hstack([np.tile(private["vector"][user], (len(table), 1)), table])
+    last = max(int(name[5]) for name in private if name.startswith("layer"))
+    for k in range(last + 1):
+        table = table @ private[f"layer{k}/weight"][user] + private[f"layer{k}/bias"][user]
+        table = table if k == last else np.maximum(table, 0)
+    return table[:, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,7 +56,8 @@ def test_three_tables_the_slow_way(kind, small, tmp_path):
     method, settings = KINDS[kind]
     hushrec.train(small, method, rounds=5, settings={"d": 5, **settings}, out=tmp_path / "run")
     run = hushrec.Run.open(tmp_path / "run", small)  # from what is stored
-    own, shared, vectors, biases = tables_of(run)
+    own, shared = tables_of(run)
+    private = run.store.read(np.arange(run.split.n_users))
     lender = _lenders(run)
     view, targets = run.split.history("test"), run.split.test
     seen = view.positives
@@ -51,7 +66,7 @@ def test_three_tables_the_slow_way(kind, small, tmp_path):
         scores = np.empty((len(own), small.n_items), np.float32)
         for user in range(len(own)):
             table = {"own": own[user], "global": shared, "random": own[lender[user]]}[whose]
-            scores[user] = table @ vectors[user] + biases[user]
+            scores[user] = scored(private, user, table)
         ranks = rank_full(
             scores, view.users, seen.indptr, seen.values, targets.indptr, targets.values
         )

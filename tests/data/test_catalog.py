@@ -21,6 +21,7 @@ CONTRACT = [
     "ml-100k",
     "ml-1m",
     "lastfm-2k/listens",
+    "lastfm-2k/listens-10",
     "lastfm-2k/tags-5",
     "lastfm-2k/tags-10",
     "amazon-video/pfedrec",
@@ -34,6 +35,7 @@ COUNTS = {
     "ml-100k": (100_000, 943, 1_682, 100_000),
     "ml-1m": (1_000_209, 6_040, 3_706, 1_000_209),
     "lastfm-2k/listens": (92_834, 1_892, 17_632, 92_834),
+    "lastfm-2k/listens-10": (92_780, 1_874, 17_612, 92_780),
     "lastfm-2k/tags-5": (185_650, 1_600, 12_454, 70_508),
     "lastfm-2k/tags-10": (183_415, 1_269, 12_322, 69_279),
     "amazon-video/pfedrec": (63_836, 8_072, 11_830, 63_836),
@@ -64,7 +66,8 @@ def test_counts_of_the_real_data(name, data_dir):
     if pairs is not None:
         assert len(data.merged()) == pairs
     assert data.name == name
-    assert data.has_time is (name not in ("lastfm-2k/listens", "filmtrust", "frappe"))
+    timeless = ("lastfm-2k/listens", "lastfm-2k/listens-10", "filmtrust", "frappe")
+    assert data.has_time is (name not in timeless)
     for features, length in (
         (data.user_features, users),
         (data.item_features, items),

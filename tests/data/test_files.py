@@ -157,6 +157,27 @@ def test_columns_by_name_in_any_order(write):
     assert [data.title(k) for k in range(2)] == ["Milk", "Tea"]
 
 
+def test_a_file_like_tafengs(write):
+    """FedRAP's TaFeng: capital names, leading zeros, amounts; pairs repeat."""
+    text = (
+        "TRANSACTION_DT,CUSTOMER_ID,AGE_GROUP,PIN_CODE,PRODUCT_SUBCLASS,PRODUCT_ID,AMOUNT,ASSET\n"
+        "2000-11-01,01104905,45-49,115,110411,4710199010372,2,24\n"
+        "2000-11-02,00418683,45-49,115,120107,4710857472535,1,48\n"
+        "2000-12-01,01104905,45-49,115,110411,4710199010372,1,24\n"
+    )
+    chosen = Columns(user="CUSTOMER_ID", item="PRODUCT_ID", value="AMOUNT", time="TRANSACTION_DT")
+    data = read_interactions(write(text), chosen)
+    assert (len(data), data.n_users, data.n_items) == (3, 2, 2)
+    assert data.users.tolist() == ["00418683", "01104905"]
+    mine = data.user == 1
+    assert data.value[mine].tolist() == [2.0, 1.0]
+    days = (data.time - data.time.min()) // 86_400
+    assert sorted(days.tolist()) == [0, 1, 30]
+    # Its own dates have slashes, which are read differently in different places: refused, by line.
+    with pytest.raises(DataError, match=r"line 2, column 'TRANSACTION_DT'.*ISO date"):
+        read_interactions(write(text.replace("2000-11-01", "11/1/2000")), chosen)
+
+
 def test_columns_by_number(write):
     path = write("30,tea,ann\n10,milk,bob\n20,milk,ann\n")
     data = read_interactions(path, Columns(user="2", item=1, time=0))

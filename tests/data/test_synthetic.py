@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hushrec.data.interactions import Categorical, MultiCategorical
-from hushrec.data.synthetic import demo, population
+from hushrec.data.synthetic import crowd, demo, population
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +130,14 @@ def test_population_is_long_tailed_and_seeded():
     assert counts[:100].sum() > 0.15 * counts.sum()
     assert np.array_equal(items, population(100_000, 10_000)[1])
     assert not np.array_equal(items[:50], population(100_000, 10_000, seed=1)[1][:50])
+
+
+def test_a_crowd_walks_along_trails():
+    made = crowd(500, 2_000, length=10, seed=1)
+    assert np.array_equal(made.item, crowd(500, 2_000, length=10, seed=1).item)
+    assert not np.array_equal(made.item, crowd(500, 2_000, length=10, seed=2).item)
+    walks = made.item.reshape(500, 10)
+    assert all(len(set(walk)) == 10 for walk in walks), "each item once"
+    assert 0 <= walks.min() <= walks.max() < 2_000
+    on = np.isin(np.diff(walks, axis=1), (1, 2)).mean()
+    assert 0.6 < on < 0.85, "mostly a step or two along a trail"

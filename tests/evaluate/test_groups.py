@@ -56,6 +56,8 @@ def test_gate_statistics_do_not_depend_on_chunks():
     popular = np.arange(30) < 9
     groups = {"cold": np.array([0, 1]), "warm": np.array([10, 11])}
     parts = [GateSums.of(gates[a:b], popular) for a, b in ((0, 5), (5, 6), (6, 12))]
+    logits = np.log(gates / (1 - gates.astype(np.float64)))
+    np.testing.assert_allclose(parts[1].logit, logits[5:6].mean(axis=1), rtol=1e-6)
     said = GateSums.concat(parts).statistics(groups)
     assert said["mean"] == pytest.approx(gates.mean())
     assert said["sd"] == pytest.approx(gates.std(), rel=1e-6)

@@ -1,6 +1,8 @@
 """FedMix: its kernels against slow twins, its rounds against each other, its experts."""
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +17,15 @@ from hushrec.backends.inprocess import Machine
 from hushrec.errors import ConfigError
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import mixture
-from hushrec.methods.experts import base
+from hushrec.methods.experts import base, counting
 from hushrec.methods.experts.base import Expert, expert_class, expert_names
 from hushrec.methods.experts.company import leading_vectors
-from hushrec.methods.fedmix import HELD, QUESTIONS, FedMix
+from hushrec.methods.experts.counting import HELD, Counting
+from hushrec.methods.fedmix import QUESTIONS, FedMix
 from hushrec.methods.newton import first_trial, next_trial
 from hushrec.rng import Streams
+from hushrec.serve.bundle import export
+from hushrec.serve.recommender import Recommender
 from hushrec.split import SplitConfig, make_split
 from hushrec.testing import MethodContract, clients_of, taste_world
 from hushrec.testing.checks import check_same
@@ -112,7 +117,8 @@ def test_groups_speak_for_items():
 def test_the_parts_of_a_count_add_up(rows, held):
     """What is uploaded without the held items and what they add is what the whole history is."""
     view, method = clients_of(rows, 12), small(held=held)
-    counted = method._counts(view)
+    everything = Counting(0, 1, np.zeros(0, np.bool_))
+    counted = everything.count(method._hearing(view), view, method._held(view.positives))
     for expert in method._hearing(view):
         whole, both = (np.zeros((len(rows), 144)) for _ in range(2))
         for into, stack in (
@@ -294,6 +300,41 @@ def test_every_step_is_exact_for_one_client_or_many():
     assert len(kept.rows) == 0, "questions are forgotten when they have been answered"
 
 
+def test_counting_in_several_rounds_comes_to_the_same(monkeypatch):
+    """Head and rest, round by round: what is served is what one round of everything gives."""
+    monkeypatch.setattr(counting, "PIECE", 50)
+    options = {"dense_items": 15, "neighbours": 10, "ridge": 5.0}
+    at_once = Federation(small(**options), tastes())
+    in_rounds = Federation(small(**options, count_rounds=5), tastes())
+    at_once.round()
+    for _ in range(5):
+        assert int(in_rounds.shared["step"][0]) < 5
+        in_rounds.round()
+    assert in_rounds.shared["head"].sum() == 15
+    same = ["vectors", "products"]
+    check_same(*({n: f.shared[f"company/{n}"] for n in same} for f in (at_once, in_rounds)), "head")
+    for expert in ("following", "at-once", "popular", "alike"):
+        mine, theirs = (
+            {n: a for n, a in f.shared.items() if n.startswith(f"{expert}/")}
+            for f in (at_once, in_rounds)
+        )
+        check_same(mine, theirs, expert)
+    assert (at_once.shared["following/weights"] != 0).all(axis=1).any(), "rows are full"
+    one_by_one = Federation(
+        small(**options, count_rounds=5, asked=0.5),
+        tastes(),
+        machine=Machine(threads=1, chunk=1),
+    )
+    half = Federation(small(**options, count_rounds=5, asked=0.5), tastes())
+    for _ in range(9):
+        one_by_one.round()
+        half.round()
+    check_same(one_by_one.shared, half.shared, "half of them asked")
+    assert not any(name.startswith(HELD) for name in half.shared)
+    asked = np.diff(half.store.read(np.arange(60))[QUESTIONS].indptr) > 0
+    assert 15 < asked.sum() < 45
+
+
 def test_the_held_items_are_not_in_what_is_asked():
     """The experts that weights are fitted with have never counted a held item."""
     rows = [[(start + k) % 12 for k in range(6)] for start in range(12)]
@@ -329,6 +370,23 @@ def test_a_client_of_one_item_asks_nothing():
     assert all(np.isfinite(array).all() for array in federation.shared.values())
 
 
+def test_questions_may_be_asked_from_further_back():
+    """Fewer items are known, and those in between are no candidates."""
+    rows = [[*range(9)], [20, 21], [30, 31, 32, 33]]
+    asked = Federation(small(apart=3, held=2), clients_of(rows))
+    asked.round()
+    asked.round()
+    kept = asked.store.read(np.arange(3))[QUESTIONS]
+    block = asked.task.method._block(60)
+    known = np.exp(kept.rows[::block, -2]).round()
+    # The last item, then the one before it; at least one item is known.
+    assert known.tolist() == [5, 4, 1, 1, 1]
+    for question, untouched in enumerate([51, 52, 58, 56, 57]):
+        mine = kept.rows[question * block : (question + 1) * block, -1]
+        standing_for = np.exp(mine[1:], dtype=np.float64).sum()
+        assert standing_for == pytest.approx(untouched, rel=1e-3)
+
+
 class Constant(Expert):
     """Somebody else's expert: it likes one item, whatever happens."""
 
@@ -353,7 +411,7 @@ class Constant(Expert):
         out[:, 0] = model["liked"]
 
 
-def test_other_peoples_experts_plug_in(monkeypatch):
+def test_other_peoples_experts_plug_in(monkeypatch, tmp_path):
     assert {"following", "at-once", "company", "popular", "alike"} <= set(expert_names())
     find = base.find
     monkeypatch.setattr(
@@ -368,6 +426,9 @@ def test_other_peoples_experts_plug_in(monkeypatch):
     for _ in range(method.planned_rounds):
         federation.round()
     assert federation.shared["weights"].shape == (3,), "two of popularity, one of theirs"
+    trained = SimpleNamespace(method=method, shared=federation.shared, data=taste_world())
+    with pytest.raises(ConfigError, match="'constant' has no form for devices"):
+        export(trained, tmp_path / "bundle")
     with pytest.raises(ConfigError, match="unknown expert 'folowing'; did you mean 'following'"):
         expert_class("folowing")
 
@@ -413,10 +474,25 @@ def test_a_mixture_does_not_lose_to_its_parts():
 
 
 @pytest.mark.slow
-def test_accuracy_and_bytes_on_ml_1m(data_dir):
+def test_accuracy_bytes_and_bundle_on_ml_1m(data_dir, tmp_path):
     """Honest protocol, full ranking; a look at validation items, not at test items."""
     run = hushrec.train("ml-1m", "fedmix")
     found = run.summary["valid"]["full"]
     assert found["hr@10"] >= 0.335
     assert found["ndcg@10"] >= 0.197
     assert run.summary["communication"]["up_bytes"] / 6040 < 200_000
+
+    place = export(run, tmp_path / "b")
+    assert sum(file.stat().st_size for file in place.iterdir()) < 20e6
+    same, spent, items = [], [], run.split.data.items
+    past = run.split.history("test").positives
+    for user in range(0, 6040, 100):
+        history = [str(item) for item in items[past[user]]]
+        device = Recommender.load(place, history)
+        began = time.thread_time()
+        mine = device.recommend(10)
+        spent.append(time.thread_time() - began)
+        whole = run.recommend("new", 10, history)
+        same.append(len({x.item for x in mine} & {x.item for x in whole}) / 10)
+    assert np.median(spent) < 0.010
+    assert np.mean(same) > 0.8

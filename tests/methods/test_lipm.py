@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import hushrec
+from hushrec.aggregate import OWN_WEIGHT, ExactSum, Update
 from hushrec.aggregate import ClientRows as Rows
-from hushrec.aggregate import ExactSum, Update
 from hushrec.clients import TrainView
 from hushrec.privacy.budgets import PersonalNoise
+from hushrec.privacy.clip import BIT, AdaptiveClip, FlatClip, RowClip, client_norms
 from hushrec.privacy.protection import UploadShape
 from hushrec.rng import Round, SecretRound, SecretStreams, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
@@ -20,7 +21,9 @@ from hushrec.training.samples import draw_silo_samples
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.methods.lipm import LIPM, LIPMConfig  # noqa: E402
+from hushrec.training.perceptron import Perceptron, gru  # noqa: E402
 from hushrec.training.silo_network import unpack_flat  # noqa: E402
+from hushrec.training.tensors import Step  # noqa: E402
 
 SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 2, "interest": 4, "lr": 0.02}
 
@@ -74,7 +77,7 @@ def test_the_server_applies_the_softmax():
     scores = np.array([0.5, -1.0, 0.2], np.float32)
     deltas = np.random.default_rng(0).standard_normal((3, 1, 8)).astype(np.float32)
     network = np.random.default_rng(1).standard_normal((3, len(shared["network"])))
-    weight = np.exp(scores)
+    weight = np.exp(scores - 1)  # the bound of scores is 1
     update = Update(
         3,
         {
@@ -84,7 +87,7 @@ def test_the_server_applies_the_softmax():
                 (weight[:, None, None] * deltas).reshape(3, 8),
             )
         },
-        {"weight": weight - np.float32(1), "network": weight[:, None] * network},
+        {OWN_WEIGHT: weight - np.float32(0.5), "network": weight[:, None] * network},
     )
     summed = ExactSum(60)
     summed.add(update)
@@ -103,7 +106,56 @@ def test_with_equal_interests_the_aggregation_is_the_plain_mean():
     shared = method.init(view, Streams(0))
     private = _private(method, view, shared)
     fitted = method.fit(shared, private, view, Round(1, Streams(0)))
-    np.testing.assert_allclose(fitted.update.dense["weight"], 0, atol=1e-6)
+    weights = fitted.update.dense[OWN_WEIGHT] + 0.5
+    np.testing.assert_allclose(weights, np.exp(-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize(
+    "clip",
+    [FlatClip(0.5), FlatClip(0.5, 1), RowClip(0.5), AdaptiveClip(0.5, 0.5, 0.2, 1.0)],
+    ids=["flat", "flat L1", "row", "adaptive"],
+)
+def test_clipping_leaves_the_attention_as_it_is(clip, size):
+    """Of equal deltas, exp(-1) and exp(1) come out at a ratio of 7.4, however large they are."""
+    view = clients_of([[1], [2]])
+    weights = np.exp(np.array([-1, 1], np.float32) - 1)
+    delta = size * np.random.default_rng(0).standard_normal(8).astype(np.float32)
+    scaled = weights[:, None] * delta
+    update = Update(
+        2,
+        {"items": Rows(np.arange(3), np.array([7, 7], np.int32), scaled)},
+        {"network": scaled, OWN_WEIGHT: weights - np.float32(0.5)},
+    )
+    secret = SecretRound(1, SecretStreams(0))
+    sent = clip.protect(update, view, secret)
+    for array in (sent.rows["items"].rows, sent.dense["network"]):
+        np.testing.assert_allclose(array[1] / array[0], np.exp(2), rtol=1e-3)
+    # What is sent keeps to the bound, the weight included.
+    shape = UploadShape.of(update, 60)
+    bound = clip.whole_bound(shape)
+    assert (client_norms(_without_bit(sent), clip.power) <= bound).all()
+    # The server finds the sum of weights again.
+    summed = ExactSum(60)
+    summed.add(sent)
+    total = clip.finish(summed.total(), secret)[0]
+    assert 2 / 2 + total.dense[OWN_WEIGHT] == pytest.approx(weights.sum(), abs=1e-6)
+
+
+def _without_bit(update):
+    return replace(update, dense={n: a for n, a in update.dense.items() if n != BIT})
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.floats(-(2.0**99), 2.0**99, width=32),
+    st.floats(-(2.0**99), 2.0**99, width=32),
+    st.sampled_from([1, 2]),
+)
+def test_no_weight_takes_an_upload_over_the_bound(weight, value, power):
+    dense = {"network": np.full((1, 3), value, np.float32), OWN_WEIGHT: np.array([weight], "f4")}
+    sent = FlatClip(0.3, power).protect(Update(1, dense=dense), None, None)
+    assert client_norms(sent, power)[0] <= 0.3
 
 
 # ------------------------------------------------------------ the training core
@@ -281,3 +333,81 @@ def test_guidance_reaches_a_run_from_its_second_round_on():
     # The noise depends on how many rounds a budget is for, so runs of one length are compared.
     np.testing.assert_array_equal(plain[0]["network"], guided[0]["network"])
     assert not np.array_equal(plain[1]["network"], guided[1]["network"])
+
+
+# ------------------------------------------------------------ an average of its own for each silo
+
+
+class TestAverages(MethodContract):
+    method = LIPM
+    options = {**SMALL, "averages": 3, "temperature": 0.05, "matching": 0.5}  # noqa: RUF012
+    beats_chance = False  # few rounds of small steps; that each silo gets its own is tested below
+
+
+def test_matching_is_the_cross_entropy_of_interest_and_item_alone():
+    plain, matching = (Perceptron(3, (4,), 2, weight) for weight in (0.0, 0.7))
+    flat = torch.from_numpy(matching.initial(Streams(0))[None])
+    draw = torch.Generator().manual_seed(0)
+    rows = {name: torch.randn(1, 5, 3, generator=draw) for name in ("users", "items")}
+    fixed = {"behaviour": torch.randn(1, 5, 3, generator=draw), "interest": torch.zeros(1, 5, 2)}
+    step = Step(torch.tensor([[1.0, 0, 1, 0, 1]]), torch.full((1, 5), 0.2))
+    p = unpack_flat(flat, matching.shapes)
+    interest = gru(p, fixed["behaviour"], fixed["interest"])[0]
+    degree = ((interest @ p["match"][0]) * rows["items"][0]).sum(1)
+    alone = torch.nn.functional.binary_cross_entropy_with_logits(degree, step.labels[0])
+    both = matching.loss(p, rows, fixed, step)
+    assert both.item() == pytest.approx(
+        plain.loss(p, rows, fixed, step).item() + 0.7 * alone.item()
+    )
+
+
+def test_each_silo_gets_an_attention_weighted_average_of_the_others():
+    """Against the plain formula: silo j counts for silo i with sum_k s_k(i) s_k(j) / S_k."""
+    view = silos_of([3, 2, 4])
+    method = LIPM(LIPMConfig(**SMALL, averages=3, temperature=0.05))
+    shared = method.init(view, Streams(0))
+    private = _private(method, view, shared)
+    fitted = method.fit(shared, private, view, Round(1, Streams(0)))
+    summed = ExactSum(60)
+    summed.add(fitted.update)
+    after = method.apply(shared, summed.total())
+    shares = fitted.update.dense["shares"]
+    assert np.ptp(shares, axis=0).max() > 0.05  # silos differ
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
+    moved = fitted.update.dense["network"].sum(1)  # shares add up to one: the silos' own deltas
+    attention = shares @ (shares / shares.sum(0)).T
+    np.testing.assert_allclose(attention.sum(1), 1, atol=1e-6)
+    ours = method._shares(after, fitted.private, view)
+    np.testing.assert_array_equal(ours, shares)
+    mixed = np.einsum("ik,kp->ip", shares, after["network"])
+    np.testing.assert_allclose(mixed, shared["network"][0] + attention @ moved, atol=1e-5)
+    # And of equal shares it is plain averaging.
+    alike = LIPM(LIPMConfig(**SMALL, averages=3, temperature=1e9))
+    same = alike.fit(shared, private, view, Round(1, Streams(0))).update.dense["shares"]
+    np.testing.assert_allclose(same, 1 / 3, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [{"lipm": False}, {"guidance": 0.5}])
+def test_averages_refuse_what_they_cannot(wrong):
+    with pytest.raises(ValueError, match="averages = "):
+        LIPMConfig(**SMALL, averages=2, **wrong)
+
+
+def test_the_baseline_may_be_tuned_alike():
+    view = silos_of([3, 2, 4])
+    options = {**SMALL, "lipm": False}
+    plain, still, tuned = (
+        LIPM(LIPMConfig(**options, **more))
+        for more in ({}, {"tuned_baseline": True, "tune_steps": 0}, {"tuned_baseline": True})
+    )
+    shared, now = plain.init(view, Streams(0)), Round(1, Streams(0))
+    found = {}
+    for name, method in (("plain", plain), ("still", still), ("tuned", tuned)):
+        fitted = method.fit(shared, _private(method, view, shared), view, now)
+        found[name] = fitted.update.dense["network"], method.score(shared, fitted.private, view)
+    for one, other in zip(found["plain"], found["still"], strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(found["plain"], found["tuned"], strict=True):
+        assert not np.allclose(one, other)
+    assert "tune_rate" in tuned.search
+    assert "tune_rate" not in plain.search

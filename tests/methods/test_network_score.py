@@ -186,17 +186,20 @@ def test_a_network_without_hidden_layers_is_the_linear_score_function(tiny):
     assert close(linear.score(*one[:2], view), network.score(*other[:2], view))
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-def test_fedrkg_over_a_network_equals_one_device_at_a_time(clip):
+@pytest.mark.parametrize(
+    ("backbone", "clip"), [("fedncf", None), ("fedncf", 0.05), ("pfedrec", 1.0)]
+)
+def test_fedrkg_over_a_network_equals_one_device_at_a_time(backbone, clip):
     view = clients_of([[3], list(range(25)), list(range(1, 25)), [4, 9], [8, 2, 11, 17, 5]], 25)
     options = {"d": 4, "item_rate": 0.5, "interval": 2, "beta": 0.7, "gate_lr": 0.5, "batch": 7}
-    method = FedRKG(FedRKG.Config(**options, backbone="fedncf", hidden=(6,), clip=clip))
+    kind = {"backbone": backbone, "score_function": "mlp" if backbone == "pfedrec" else "linear"}
+    method = FedRKG(FedRKG.Config(**options, **kind, hidden=(6,), clip=clip))
     shared, private, _ = train(method, view, 5)
 
     first = method.init(view, STREAMS)
     start = {n: f.initial for n, f in method.private_fields(view, first, STREAMS).items()}
     network = {n: a for n, a in start.items() if n.startswith("layer")}
-    devices = [Device(network, start["vector"]) for _ in range(len(view))]
+    devices = [Device(network, start.get("vector")) for _ in range(len(view))]
     tables, mean = [first["guidance"]] * len(view), None
     gates = [[torch.zeros(12), torch.zeros(())] for _ in range(len(view))]
     for number in range(1, 6):
@@ -226,16 +229,32 @@ def test_fedrkg_over_a_network_equals_one_device_at_a_time(clip):
             samples = draw_device_samples(one, 4, 1, Round(number, STREAMS))
             lr = method.config.lr
             rates = {"network": lr, "vector": lr, "items": lr * 25 * 0.5}
-            tables[c], _ = device.epoch(tables[c], samples, 7, rates, False, clip)
+            tables[c], _ = device.epoch(tables[c], samples, 7, rates, backbone == "pfedrec", clip)
         mean = np.mean(tables, axis=0) if number % 2 == 0 else None
     assert close(private["table"], tables)
-    assert close(private["vector"], [device.vector.numpy() for device in devices])
+    if backbone == "fedncf":
+        assert close(private["vector"], [device.vector.numpy() for device in devices])
     assert close(private["gate"], [g[0].numpy() for g in gates])
     assert np.linalg.norm(private["gate"]) > 0.01
     for layer in network:
         assert close(private[layer], [device.network()[layer] for device in devices])
     own = [d.logits(torch.tensor(t)).numpy() for d, t in zip(devices, tables, strict=True)]
     assert close(method.score(shared, private, view), own)
+
+
+def test_ncf_is_neumf_without_products(tiny):
+    method, view = NeuMF(NeuMF.Config(d=4, hidden=(6, 3), products=False)), a_view(tiny)
+    shared, private, _ = train(method, view, 3)
+    assert (shared["items"][:, :4] == 0).all()
+    assert (np.asarray(private["vector"])[:, :4] == 0).all()
+    first = method.init(view, STREAMS)
+    np.testing.assert_array_equal(shared["final/weight"][:4], first["final/weight"][:4])
+    assert not np.array_equal(shared["items"][:, 4:], first["items"][:, 4:])
+
+
+class TestNCF(MethodContract):
+    method = NeuMF
+    options = {"products": False, "lr": 0.5, "row_lr": 0.2, "init_std": 0.5}  # noqa: RUF012
 
 
 # ------------------------------------------------------------------ contracts and bits

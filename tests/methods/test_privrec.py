@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushrec import train
+from hushrec.aggregate import ExactSum
 from hushrec.backends.inprocess import Machine
 from hushrec.clients import Ragged
 from hushrec.commands import main
@@ -22,7 +23,7 @@ from hushrec.methods.fcf import FCF
 from hushrec.rng import Round, Streams
 from hushrec.split import SplitConfig, make_split
 from hushrec.store import PrivateStore
-from hushrec.testing import clients_of, taste_world
+from hushrec.testing import MethodContract, clients_of, taste_world
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.kernels.feature_networks import (  # noqa: E402
@@ -34,7 +35,7 @@ from hushrec.kernels.feature_networks import (  # noqa: E402
 from hushrec.methods.fofl_self import FOFLSelf  # noqa: E402
 from hushrec.methods.nn_self import NNSelf  # noqa: E402
 from hushrec.methods.privrec import PrivRec  # noqa: E402
-from hushrec.methods.privrec_cen import PrivRecCEN  # noqa: E402
+from hushrec.methods.privrec_cen import PrivRecCEN, _alike  # noqa: E402
 from hushrec.training.feature_network import FeatureNetwork, proximal  # noqa: E402
 from hushrec.training.samples import draw_device_samples  # noqa: E402
 
@@ -85,6 +86,7 @@ def device_batches(view, client, method):
         config.epochs,
         Round(1, STREAMS),
         positive_above=config.positive_above,
+        ratings=getattr(config, "output", None) == "linear",
     )
     length = int(samples.lengths[0])
     for epoch in range(config.epochs):
@@ -95,9 +97,11 @@ def device_batches(view, client, method):
 
 @pytest.mark.parametrize("kind", ["squared", "norm"])
 @pytest.mark.parametrize("mu", [0.0, 0.7])
-@pytest.mark.parametrize("above", [None, 3.0])
+@pytest.mark.parametrize("above", [None, 3.0, "ratings"])
 def test_privrec_trains_as_one_device_would(kind, mu, above):
-    method = small(PrivRec, mu=mu, proximal=kind, positive_above=above)
+    linear = above == "ratings"
+    asked = {"output": "linear", "lr": 0.01} if linear else {"positive_above": above}
+    method = small(PrivRec, mu=mu, proximal=kind, **asked)
     view = odd_clients()
     shared = method.init(view, STREAMS)
     fitted = method.fit(shared, {}, view, Round(1, STREAMS))
@@ -110,12 +114,73 @@ def test_privrec_trains_as_one_device_would(kind, mu, above):
         for chosen, labels in device_batches(view, client, method):
             logits = forward(network, theta, users[client], items[chosen])
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+            if linear:
+                loss = ((logits - labels) ** 2).mean() / 2
             squares = ((theta - received) ** 2).sum()
             away = squares if kind == "squared" else (squares + 1e-12).sqrt()
             (gradient,) = torch.autograd.grad(loss + mu / 2 * away, theta)
             theta = (theta - method.config.lr * gradient).detach().requires_grad_()
         expected = (theta - received).detach().numpy()
         np.testing.assert_allclose(fitted.update.dense["theta"][client], expected, atol=2e-5)
+
+
+class TestShares(MethodContract):
+    method = PrivRec
+    options = {**SMALL, "shares": True}  # noqa: RUF012
+    beats_chance = False  # two epochs of a small network
+
+
+def test_shares_are_one_more_feature_of_items():
+    method, view = small(PrivRec, shares=True), odd_clients()
+    shared = method.init(view, STREAMS)
+    plain = small(PrivRec).network(view)
+    assert method.network(view).item_numbers == plain.item_numbers + 1
+    assert (method.inputs(shared, view)[1][:, -1] == 0).all()  # nobody has said anything yet
+    for number in (1, 2):
+        summed = ExactSum(60)
+        summed.add(method.fit(shared, {}, view, Round(number, STREAMS)).update)
+        shared = method.apply(shared, summed.total())
+    counts = np.zeros(60)
+    for items in map(np.unique, view.positives):
+        counts[items] += 2 / np.sqrt(max(1, len(items)))
+    np.testing.assert_allclose(shared["counts"], counts, atol=1e-5)
+    expected = np.log1p(counts / counts.mean())
+    np.testing.assert_allclose(method.inputs(shared, view)[1][:, -1], expected, atol=1e-5)
+    scores = method.score(shared, method.adapt(shared, {}, view, STREAMS), view)
+    assert len(np.unique(scores[1])) > len(
+        np.unique(small(PrivRec).inputs(shared, view)[1], axis=0)
+    )
+
+
+def test_shares_are_part_of_the_clipped_and_noised_upload():
+    """Under noise counts are noised too: every item has one, touched or not."""
+    settings = {**SMALL, "shares": True, "privacy.mode": "central", "privacy.epsilon": 8.0}
+    more = {"privacy.clip": 1.0, "privacy.noise_seed": 0, "evaluation.every": 2}
+    run = train(taste_world(), "privrec", rounds=2, settings={**settings, **more})
+    assert (run.shared["counts"] != 0).all()
+    assert run.summary["privacy"]["epsilon"] <= 8.0
+
+
+def test_pooled_users_may_count_alike():
+    view = odd_clients()
+    samples = draw_device_samples(view, 1, 1, Round(1, STREAMS))
+    drawn = _alike(samples, np.random.default_rng(0))
+    owner = np.repeat(np.arange(len(view)), samples.lengths)[drawn]
+    counts = np.bincount(owner, minlength=len(view))
+    assert (counts[samples.lengths > 0] == counts.max()).all()
+    assert counts[3] == 0  # has no rows
+    for tasks in (False, True):
+        method = small(PrivRecCEN, tasks=tasks, shares=True)
+        shared = method.init(view, STREAMS)
+        fitted = method.fit(shared, {}, view, Round(1, STREAMS))
+        assert np.isfinite(fitted.update.dense["theta"]).all()
+        summed = fitted.update.rows["counts"].rows[:, 0].sum()
+        assert summed == pytest.approx(sum(np.sqrt(len(np.unique(p))) for p in view.positives))
+
+
+def test_ratings_have_no_threshold():
+    with pytest.raises(ValueError, match="leave out positive_above"):
+        small(PrivRec, output="linear", positive_above=3.0)
 
 
 def test_the_proximal_term_keeps_copies_close():

@@ -3,6 +3,15 @@
 from hushrec.aggregate.base import Aggregate
 from hushrec.aggregate.exact import ExactSum
 from hushrec.aggregate.shape import UploadShape
-from hushrec.aggregate.update import ClientRows, Steps, Total, Update
+from hushrec.aggregate.update import OWN_WEIGHT, ClientRows, Steps, Total, Update
 
-__all__ = ["Aggregate", "ClientRows", "ExactSum", "Steps", "Total", "Update", "UploadShape"]
+__all__ = [
+    "OWN_WEIGHT",
+    "Aggregate",
+    "ClientRows",
+    "ExactSum",
+    "Steps",
+    "Total",
+    "Update",
+    "UploadShape",
+]

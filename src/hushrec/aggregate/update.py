@@ -17,6 +17,11 @@ from numpy.typing import NDArray
 from hushrec import kernels
 from hushrec.aggregate.shape import UploadShape
 
+OWN_WEIGHT = "weight"
+"""A dense array of this name says how much each client counts: its weight, of 0 to 1, less a half.
+Everything else in the upload was multiplied by the weight. Clipping bounds what there was before,
+so that it leaves clients' weights as they are; an upload of zeros counts half."""
+
 
 @dataclass(frozen=True)
 class ClientRows:

@@ -87,6 +87,9 @@ class GuidanceEffect:
     after: Mapping[str, float]
     gates: Mapping[str, Any] | None
     """Statistics of the gates after the commit."""
+    moved: Mapping[str, float] | None = None
+    """Shares of users that improved, declined and stayed; None where the run was resumed between
+    the two looks."""
 
 
 def guidance_effects(
@@ -105,6 +108,7 @@ def guidance_effects(
             _by_group(by_round[number - 1], metric),
             _by_group(line, metric),
             line.get("gates"),
+            line.get("moved"),
         )
         for number, line in sorted(by_round.items())
         if run.method.marks(number) and _has_groups(line) and _has_groups(by_round.get(number - 1))

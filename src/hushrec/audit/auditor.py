@@ -86,7 +86,7 @@ def _mechanism(
     run: Run, plan: Plan, trials: int, streams: Streams, on_progress: Progress
 ) -> dict[str, Any]:
     """Attack what a claim rests on, if there is one, in the layout of the run's uploads."""
-    claimed, layers = run.summary["privacy"]["epsilon"], plan.protection.mechanisms
+    claimed, layers = run.summary["privacy"]["epsilon"], plan.protection.noising.mechanisms
     known = bool(layers) and isinstance(layers[-1], CentralGaussian | LocalNoise)
     if isinstance(plan, NoPlan) or not claimed or not known:
         return {"canaries": [], "soundness": None}

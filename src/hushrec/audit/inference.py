@@ -98,7 +98,7 @@ def item_inference(
     state = plan.protection.state
     protection = task.protection_of(task.download(number, run.shared, state=state))
     tallies = {RAW: Tally("the server, in privacy mode none")}
-    if protection.mechanisms:
+    if protection.noising.mechanisms:
         aggregator = plan.trust == "aggregator"
         who = "the party that sums, which is trusted, or sums under encryption"
         tallies[SENT] = Tally(who if aggregator else "the server")

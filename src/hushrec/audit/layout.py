@@ -84,7 +84,7 @@ def stages_of(task: Task, plan: Plan, shared: Shared) -> list[Stage]:
     """
     state = plan.protection.state
     return [
-        Stage(number, task.protection_of(task.download(number, shared, state=state)))
+        Stage(number, task.protection_of(task.download(number, shared, state=state)).noising)
         for number in plan.uploads(range(1, plan.rounds + 1))
     ]
 

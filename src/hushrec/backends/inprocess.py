@@ -18,6 +18,7 @@ from hushrec.client import Task, take_part
 from hushrec.clients import TrainView, balanced_chunks, chunks
 from hushrec.errors import ConfigError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
+from hushrec.evaluate.groups import moved
 from hushrec.frame import Arrays
 from hushrec.messages import Download, Evaluation
 from hushrec.methods.base import Shared
@@ -80,6 +81,8 @@ class InProcess:
         self.machine = machine
         self.ranks: dict[str, PartRanks] = {}
         """Where everybody's items landed at the last look at a part: only a simulation knows."""
+        self.looked_before: tuple[int, PartRanks] | None = None
+        """The last look that was described, and its round; forgotten where a run is resumed."""
 
     def train(
         self, download: Download, protection: Protection, cohort: NDArray[np.int64]
@@ -141,13 +144,16 @@ class InProcess:
         self.selected = self.store.snapshot(self.selected)
 
     def describe(self, shared: Shared, number: int) -> Mapping[str, Any]:
-        """Return the metrics of groups of users, and what FedRKG's gates look like."""
+        """Return the metrics of groups of users, and what FedRKG's guidance did in this round."""
         assert self.evaluator is not None, "who describes has looked"
-        method = self.task.method
-        gates = None
+        method, ranks, before = self.task.method, self.ranks["valid"], self.looked_before
+        seen: dict[str, Any] = {"groups": self.evaluator.group_means(ranks), "gates": None}
         if is_marked(method, number):
-            gates = self.evaluator.watch_gates(method, shared, self.store)
-        return {"groups": self.evaluator.group_means(self.ranks["valid"]), "gates": gates}
+            seen["gates"] = self.evaluator.watch_gates(method, shared, self.store)
+            if before is not None and before[0] == number - 1:
+                seen["moved"] = moved(before[1]["full"], ranks["full"])
+        self.looked_before = number, ranks
+        return seen
 
     def save(self, *, selected: bool) -> Iterator[Arrays]:
         """Yield the private parameters of everybody that was trained."""

@@ -92,16 +92,15 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
 @click.option(
     "--neighbours",
     type=COUNT,
-    default=600,
-    show_default=True,
-    help="Weights kept per item, the largest ones.",
+    help="Weights kept per item and table, the largest ones.  [all in single precision; in half "
+    "600, or 300 in each of fedmix' tables]",
 )
 @click.option(
     "--precision", type=click.Choice(["half", "single"]), default="half", show_default=True
 )
 @json_option
 def export_command(
-    folder: Path, bundle: Path, neighbours: int, precision: Any, as_json: bool
+    folder: Path, bundle: Path, neighbours: int | None, precision: Any, as_json: bool
 ) -> None:
     """Write a run's model for devices: a folder that numpy alone can serve.
 
@@ -110,7 +109,7 @@ def export_command(
     python -c "from hushrec.serve.recommender import Recommender as R
     print(R.load('bundle', history=['1193', '661']).recommend(5))"
 
-    `hushrec/serve/recommender.py` stands alone: copy it to the device.
+    The folder `hushrec/serve/recommender` stands alone: copy it to the device.
     """
     path = export(Run.open(folder), bundle, neighbours=neighbours, precision=precision)
     sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}

@@ -102,7 +102,16 @@ class Place:
     click.option(
         "--privacy",
         "mode",
-        type=click.Choice(["none", "central", "distributed", "local-laplace", "local-gaussian"]),
+        type=click.Choice(
+            [
+                "none",
+                "central",
+                "distributed",
+                "local-laplace",
+                "local-gaussian",
+                "local-gradients",
+            ]
+        ),
         help="Noise on the sum, from nodes (--set privacy.nodes=N), or on every upload.  [none]",
     ),
     click.option("--epsilon", type=float, metavar="E", help="Guarantee to keep; finds the noise."),

@@ -134,6 +134,15 @@ CATALOG: Mapping[str, DataSet] = {
             files=_LISTEN_FILES,
         ),
         _lastfm(
+            name="lastfm-2k/listens-10",
+            title="Last.fm (HetRec 2011): play counts of users with at least 10, as FedRAP",
+            users=1_874,
+            items=17_612,
+            rows=92_780,
+            loader=partial(loaders.lastfm_listens, at_least=10),
+            files=_LISTEN_FILES,
+        ),
+        _lastfm(
             name="lastfm-2k/tags-5",
             title="Last.fm (HetRec 2011): tags of users with at least 5, as PFedRec",
             users=1_600,

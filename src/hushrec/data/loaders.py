@@ -122,9 +122,10 @@ def _lastfm_titles(folder: Folder, data: Interactions) -> Interactions:
     return replace(data, titles=np.array(titles))
 
 
-def lastfm_listens(folder: Folder) -> Interactions:
-    """Read Last.fm: how often a user played an artist."""
-    return _lastfm_titles(folder, _read(folder, "user_artists.dat"))
+def lastfm_listens(folder: Folder, at_least: int = 1) -> Interactions:
+    """Read Last.fm: how often a user played an artist, of users with some of them."""
+    data = _read(folder, "user_artists.dat").users_with_at_least(at_least)
+    return _lastfm_titles(folder, data)
 
 
 def lastfm_tags(folder: Folder, at_least: int) -> Interactions:

@@ -164,6 +164,54 @@ def _walk(
     return np.array(list(seen), dtype=np.int64)
 
 
+def crowd(n_users: int, n_items: int, length: int = 30, seed: int = 0) -> Interactions:
+    """Make many users of a large catalogue, each with as many items in an order to find.
+
+    Items lie on trails. Mostly the next item lies one or two steps further on; else the user jumps,
+    to a trail that is popular or to one near the home of their taste.
+    """
+    rng = np.random.default_rng(seed)
+    item, at_once = np.empty((n_users, length), np.int32), 50_000
+    for start in range(0, n_users, at_once):
+        part = item[start : start + at_once]
+        _fill_walks(part, rng.random((len(part), 1 + 3 * length), np.float32), n_items)
+    return Interactions(
+        name="crowd",
+        user=np.repeat(np.arange(n_users, dtype=np.int32), length),
+        item=item.reshape(-1),
+        value=np.ones(item.size, np.float32),
+        time=_START + np.tile(np.arange(length) * _DAY, n_users),
+        users=np.array([f"user-{k:07d}" for k in range(n_users)]),
+        items=np.array([f"item-{k:06d}" for k in range(n_items)]),
+        items_declared=True,
+        notes=("made up: nobody and nothing in it exists",),
+    )
+
+
+_TRAIL = 25
+"""Items on a trail of the crowd."""
+
+
+@njit(cache=True, nogil=True)
+def _fill_walks(items: IntArray, draws: NDArray[np.float32], n_items: int) -> None:
+    """Fill each row with distinct items from its uniform draws."""
+    trails = max(1, n_items // _TRAIL)
+    for user in range(len(items)):
+        home, item, near = draws[user, 0], 0, max(1.0, trails * 0.01)
+        for k in range(items.shape[1]):
+            stay, where, step = draws[user, 1 + 3 * k : 4 + 3 * k]
+            if k and stay < 0.7:
+                item += 1 if step < 0.7 else 2
+            else:
+                # The same number says whether to jump far: to the popular, or near home.
+                trail = trails * where**3 if stay > 0.85 else trails * home + near * (where - 0.5)
+                item = int(trail) % trails * _TRAIL + int(_TRAIL * step**2)
+            item %= n_items
+            while item in items[user, :k]:
+                item = (item + 1) % n_items
+            items[user, k] = item
+
+
 def population(
     n_users: int, n_items: int, mean_length: int = 20, seed: int = 0
 ) -> tuple[NDArray[np.int64], IntArray]:

@@ -13,7 +13,7 @@ cut is decided by the user's number, so that a group has the same members in eve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from hushrec.evaluate.ranking import Ranks
 
 SHARE = 0.3
 """Of the users in a group, and of the catalogue that counts as popular."""
-WATCHED = ("hr@10", "ndcg@10")
+WATCHED = ("hr@5", "ndcg@5", "hr@10", "ndcg@10")
 """What is measured per group."""
 
 Groups = Mapping[str, NDArray[np.int64]]
@@ -93,6 +93,20 @@ def group_means(ranks: Ranks, groups: Groups) -> dict[str, dict[str, float]]:
     }
 
 
+def moved(before: Ranks, after: Ranks) -> dict[str, float]:
+    """Return the shares of users whose held-out items came to stand better, worse, or the same.
+
+    FedRKG, table 4, counts users whose aggregate score improved; which that is, it does not say.
+    Here it is the AUC, which any step of a held-out item past another one changes.
+    """
+    change = per_user(after, "auc") - per_user(before, "auc")
+    return {
+        "improved": float((change > 0).mean()),
+        "declined": float((change < 0).mean()),
+        "unchanged": float((change == 0).mean()),
+    }
+
+
 AWAY = 0.01
 """A gate further than this from 1/2 is away from it."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -108,22 +122,31 @@ class GateSums:
     away: NDArray[np.float64]
     popular: NDArray[np.float64]
     """Mean over the popular items."""
+    logit: NDArray[np.float64]
+    """Mean of the inverse sigmoid (FedRKG, table D.4)."""
+    popular_logit: NDArray[np.float64]
+    """The same over the popular items (table D.3)."""
 
     @classmethod
     def of(cls, gates: NDArray[np.float32], popular: NDArray[np.bool_]) -> GateSums:
         """Sum up gates [users, items]."""
         apart = gates.astype(np.float64) - 0.5
+        shut = np.finfo(np.float32).tiny  # a gate that rounds to 0 or 1 still has a logit
+        inside = np.clip(gates.astype(np.float64), shut, 1 - 2.0**-24)
+        logits = np.log(inside) - np.log1p(-inside)
         return cls(
             0.5 + apart.mean(axis=1),
             (apart**2).mean(axis=1),
             (abs(apart) > AWAY).mean(axis=1),
             0.5 + apart[:, popular].mean(axis=1),
+            logits.mean(axis=1),
+            logits[:, popular].mean(axis=1),
         )
 
     @classmethod
     def concat(cls, parts: list[GateSums]) -> GateSums:
         """Put the sums of several chunks one after the other."""
-        names = ("mean", "squares", "away", "popular")
+        names = [field.name for field in fields(cls)]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def statistics(self, groups: Groups) -> dict[str, Any]:
@@ -143,6 +166,8 @@ class GateSums:
                     "mean": float(self.mean[members].mean()),
                     "popular": float(self.popular[members].mean()),
                     "away": float(self.away[members].mean()),
+                    "logit": float(self.logit[members].mean()),
+                    "popular_logit": float(self.popular_logit[members].mean()),
                 }
                 for name, members in groups.items()
             },

@@ -2,6 +2,9 @@
 
 Every kernel treats each client by itself and in a fixed order, so a client's numbers are the same
 in any stack. `kernels.mixture` fits what these prepare.
+
+Scores are a slice of a larger array, which compiled loops do not know to lie together: they are
+added up in a row of their own, and moved once.
 """
 
 from __future__ import annotations
@@ -33,21 +36,22 @@ def add_by_lag(
     ``out[c, b]`` takes the g-th last items with ``ends[b - 1] < g <= ends[b]``, each times
     ``by_place[g - 1]``, or times 1 past its end; where ``ends[b]`` is 0 the bucket has no end.
     """
+    n_items = out.shape[2]
     for c in range(len(indptr) - 1):
-        last = indptr[c + 1]
-        bucket = 0
-        for g in range(1, last - indptr[c] + 1):
-            while ends[bucket] and g > ends[bucket]:
-                bucket += 1
-                if bucket == len(ends):
-                    break
-            if bucket == len(ends):
+        last, length = indptr[c + 1], indptr[c + 1] - indptr[c]
+        start = 0
+        for bucket in range(len(ends)):
+            end = min(ends[bucket], length) if ends[bucket] else length
+            if end <= start:
                 break
-            item = items[last - g]
-            weight = by_place[g - 1] if g <= len(by_place) else np.float32(1)
-            mine = out[c, bucket]
-            for k in range(neighbours.shape[1]):
-                mine[neighbours[item, k]] += weight * weights[item, k]
+            mine = np.zeros(n_items, np.float32)
+            for g in range(start + 1, end + 1):
+                item = items[last - g]
+                weight = by_place[g - 1] if g <= len(by_place) else np.float32(1)
+                for k in range(neighbours.shape[1]):
+                    mine[np.uint32(neighbours[item, k])] += weight * weights[item, k]
+            out[c, bucket] += mine
+            start = end
 
 
 @njit(cache=True, nogil=True)
@@ -57,22 +61,24 @@ def log_of_sum(parts: Array, floor: float, out: Array) -> None:
     The floor is added, so that nothing is a cliff.
     """
     for c in range(parts.shape[0]):
-        for j in range(parts.shape[2]):
-            total = np.float32(0)
-            for b in range(parts.shape[1]):
-                total += parts[c, b, j]
-            out[c, j] = np.log(max(total, np.float32(0)) + np.float32(floor))
+        total = np.zeros(parts.shape[2], np.float32)
+        for b in range(parts.shape[1]):
+            total += parts[c, b]
+        for j in range(len(total)):
+            total[j] = np.log(max(total[j], np.float32(0)) + np.float32(floor))
+        out[c] = total
 
 
 @njit(cache=True, nogil=True)
 def score_vectors(vectors: Array, columns: Array, out: Array) -> None:
     """Add the inner product of a client's vector and an item's column to ``out[c, j]``."""
     for c in range(len(vectors)):
-        mine = out[c]
+        mine = np.zeros(columns.shape[1], np.float32)
         for a in range(len(columns)):
             weight, column = vectors[c, a], columns[a]
             for j in range(len(column)):
                 mine[j] += weight * column[j]
+        out[c] += mine
 
 
 @njit(cache=True, nogil=True)
@@ -234,10 +240,11 @@ def score_groups(
                     past[a] += members[items[p], a]
             a = 0
             for field in range(len(sizes)):
-                mine = out[c, field * spans + span]
+                mine = np.zeros(out.shape[2], np.float32)
                 for _ in range(sizes[field]):
                     if past[a]:
                         weight, row = past[a] / np.float32(used), said[a]
                         for j in range(len(row)):
                             mine[j] += weight * row[j]
                     a += 1
+                out[c, field * spans + span] = mine

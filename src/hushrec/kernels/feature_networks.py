@@ -32,6 +32,7 @@ from hushrec.kernels.layers import (
     cross_entropy_errors,
     inner,
     rectify,
+    squared_errors,
     subtract_product,
 )
 
@@ -85,6 +86,8 @@ class ProximalDescent(NamedTuple):
     """Whether that term is the squared distance, or the distance."""
     item_lr: float
     """Rate of the rows of items; 0 where they are features, which do not move."""
+    linear: bool = False
+    """Whether the output is a rating as it is, under half the squared error, or a probability."""
 
 
 class FeatureRoom(NamedTuple):
@@ -187,7 +190,7 @@ def step_feature_network(
         lowest[s] = room.base
         add_features(items, sample_item[s], room.item, lowest[s])
     rectify(lowest)
-    loss = step_upper_layers(theta, received, labels, layout, lr, pull, room)
+    loss = step_upper_layers(theta, received, labels, layout, lr, pull, descent.linear, room)
     errors = room.errors[: n * first].reshape((n, first))
     pull_towards(bias, received[layout.first_bias : layout.first_bias + first], pull)
     for s in range(n):
@@ -221,11 +224,12 @@ def step_upper_layers(
     layout: Layout,
     lr: Any,
     pull: Any,
+    linear: bool,
     room: FeatureRoom,
 ) -> float:
     """Go on from the first layer's outputs, move the layers above it, leave its errors.
 
-    Returns the mean cross-entropy.
+    Returns the mean loss: cross-entropy or, with ``linear``, half the squared error.
     """
     n, depth, widths = len(labels), len(layout.widths) - 1, layout.widths
     at = 0
@@ -239,7 +243,10 @@ def step_upper_layers(
         add_product(below, weights.reshape((widths[k], widths[k + 1])), out)
         if k < depth - 1:
             rectify(out)
-    loss = cross_entropy_errors(room.outputs[at : at + n], labels, room.errors[at:])
+    if linear:
+        loss = squared_errors(room.outputs[at : at + n], labels, room.errors[at:])
+    else:
+        loss = cross_entropy_errors(room.outputs[at : at + n], labels, room.errors[at:])
     for k in range(depth - 1, -1, -1):
         error = room.errors[at : at + n * widths[k + 1]].reshape((n, widths[k + 1]))
         at -= n * widths[k]

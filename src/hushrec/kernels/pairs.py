@@ -72,7 +72,7 @@ def sum_by_key(keys: Array, rows: Array) -> tuple[Array, Array, bool]:
 def merge_sums(
     keys: Array, sums: Array, other_keys: Array, other_sums: Array
 ) -> tuple[Array, Array, bool]:
-    """Merge two sums of ascending keys; the flag is False if a sum does not fit."""
+    """Merge two sums of ascending keys, steps or numbers; the flag is False if one does not fit."""
     a, b, n = 0, 0, 0
     while a < len(keys) and b < len(other_keys):
         first, second = keys[a], other_keys[b]
@@ -81,7 +81,7 @@ def merge_sums(
         n += 1
     n += len(keys) - a + len(other_keys) - b
     out_keys = np.empty(n, np.int64)
-    out = np.empty((n, sums.shape[1]), np.int64)
+    out = np.empty((n, sums.shape[1]), sums.dtype)
     fits = True
     a, b = 0, 0
     for k in range(n):
@@ -222,7 +222,6 @@ def keep_strongest(
     Where an item has fewer than there are places, the rest name the item itself, with weight 0.
     A pair of head items has its weight in ``block``; other pairs have theirs under ascending keys.
     """
-    width = neighbours.shape[1]
     found_item = np.empty(n_items, np.int32)
     found_weight = np.empty(n_items, np.float64)
     key = 0
@@ -237,25 +236,82 @@ def keep_strongest(
             found_item[n], found_weight[n] = keys[key] % n_items, values[key]
             n += 1
             key += 1
-        bound = -1.0
-        spare = 0
-        if n > width:
-            size = np.abs(found_weight[:n])
-            bound = np.partition(size, n - width)[n - width]
-            spare = width - np.sum(size > bound)
-        by_item = np.argsort(found_item[:n])
-        end = 0
-        for k in by_item:
-            if abs(found_weight[k]) == bound:
-                spare -= 1
-                if spare < 0:
-                    continue
-            elif abs(found_weight[k]) < bound:
+        _keep_row(i, found_item[:n], found_weight[:n], neighbours[i], weights[i])
+
+
+@njit(cache=True, nogil=True)
+def _keep_row(item: int, ids: Array, found: Array, neighbours: Array, weights: Array) -> None:
+    """Write an item's strongest weights by number, then itself with weight 0."""
+    n, width = len(ids), len(neighbours)
+    bound = -1.0
+    spare = 0
+    if n > width:
+        size = np.abs(found)
+        bound = np.partition(size, n - width)[n - width]
+        spare = width - np.sum(size > bound)
+    end = 0
+    for k in np.argsort(ids):
+        if abs(found[k]) == bound:
+            spare -= 1
+            if spare < 0:
                 continue
-            neighbours[i, end] = found_item[k]
-            weights[i, end] = found_weight[k]
-            end += 1
-        neighbours[i, end:] = i
+        elif abs(found[k]) < bound:
+            continue
+        neighbours[end] = ids[k]
+        weights[end] = found[k]
+        end += 1
+    neighbours[end:] = item
+    weights[end:] = 0
+
+
+@njit(cache=True, nogil=True)
+def add_to_strongest(
+    keys: Array, values: Array, n_items: int, neighbours: Array, weights: Array
+) -> None:
+    """Let further pairs, under ascending keys, compete with the weights that items have kept."""
+    width = neighbours.shape[1]
+    ids = np.empty(n_items + width, np.int32)
+    found = np.empty(n_items + width, np.float64)
+    key = 0
+    while key < len(keys):
+        item, n = keys[key] // n_items, 0
+        while key < len(keys) and keys[key] // n_items == item:
+            ids[n], found[n] = keys[key] % n_items, values[key]
+            n += 1
+            key += 1
+        for k in range(width):
+            if weights[item, k] != 0:
+                ids[n], found[n] = neighbours[item, k], weights[item, k]
+                n += 1
+        _keep_row(item, ids[:n], found[:n], neighbours[item], weights[item])
+
+
+@njit(cache=True, nogil=True)
+def some_pairs(
+    indptr: Array, keys: Array, rows: Array, n_items: int, head: Array, part: int, parts: int
+) -> tuple[Array, Array, Array]:
+    """Return those pairs, ragged by client, that a round of several is about.
+
+    With ``part`` below 0 both items are in the head. Else they are not both, and the first is one
+    of each ``parts``. An item's count, (i, i), goes with the pairs that it comes first in.
+    """
+    out_indptr = np.zeros(len(indptr), np.int64)
+    kept = np.empty(len(keys), np.int64)
+    end = 0
+    for c in range(len(indptr) - 1):
+        for r in range(indptr[c], indptr[c + 1]):
+            first, second = keys[r] // n_items, keys[r] % n_items
+            if part < 0:
+                wanted = head[first] and head[second]
+            else:
+                wanted = first % parts == part and (
+                    first == second or not (head[first] and head[second])
+                )
+            if wanted:
+                kept[end] = r
+                end += 1
+        out_indptr[c + 1] = end
+    return out_indptr, keys[kept[:end]], rows[kept[:end]]
 
 
 @njit(cache=True, nogil=True)

@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.aggregate import UploadShape
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Method, Private, Shared
@@ -93,6 +94,24 @@ class Explains(ABC):
         self, shared: Shared, history: TrainView, items: NDArray[np.int32]
     ) -> list[list[str]]:
         """Name, for every client and each of its items [clients, places], who spoke for it most."""
+
+
+class GuardsSteps(ABC):
+    """What is uploaded is made of the gradients of steps, each of which can be clipped and noised.
+
+    Where `Round.guard` is given, `fit` takes one step a round on what it uploads, and takes it with
+    what the guard makes of the gradient.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def gradient_shape(self, view: TrainView) -> UploadShape:
+        """Return what a step's gradient looks like; refuse options under which there is no such."""
+
+    @abstractmethod
+    def unguarded(self) -> str | None:
+        """Say what else of a client's data gets into what it uploads; None if nothing does."""
 
 
 class SharesBudget(ABC):

@@ -135,7 +135,7 @@ def solve_users(
 ) -> Array:
     """Return each client's vector, by Cholesky, whatever the other clients are."""
     d = items.shape[1]
-    out = np.zeros((len(indptr) - 1, d))
+    out, column = np.zeros((len(indptr) - 1, d)), np.empty(d)
     for c in range(len(indptr) - 1):
         matrix, x = everything.copy(), out[c]
         for p in range(indptr[c], indptr[c + 1]):
@@ -146,11 +146,14 @@ def solve_users(
                     matrix[a, b] += row[a] * row[b]
         for a in range(d):
             matrix[a, a] += ridge[c]
-            for b in range(a + 1):
-                value = matrix[a, b]
-                for k in range(b):
-                    value -= matrix[a, k] * matrix[b, k]
-                matrix[a, b] = np.sqrt(value) if a == b else value / matrix[b, b]
+        for k in range(d):
+            matrix[k, k] = np.sqrt(matrix[k, k])
+            for a in range(k + 1, d):
+                matrix[a, k] /= matrix[k, k]
+                column[a] = matrix[a, k]
+            for a in range(k + 1, d):
+                for b in range(k + 1, a + 1):
+                    matrix[a, b] -= column[a] * column[b]
         for a in range(d):
             for k in range(a):
                 x[a] -= matrix[a, k] * x[k]

@@ -17,6 +17,7 @@ The rounds, and what a device uploads in them:
 
 1. *Count.* Each expert's sums over the history without the held items, and what those add. From
    the first the server learns the experts that are asked, from both together those that are served.
+   Of a large catalogue in ``count_rounds`` rounds (`experts.counting`), of all others in one.
 2. *Ask.* A device receives the former. For each held item it keeps the scores of that item, of the
    ``best`` untouched items by the experts' starting weights, and of ``others`` drawn from the
    rest, which stand for all of it. This stays on the device. It uploads sums of scores and of
@@ -31,7 +32,7 @@ So a device uploads its pairs once, and then a few kB a round; it downloads the 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -39,13 +40,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec.aggregate import ClientRows, Total, Update
-from hushrec.clients import Ragged, TrainView
+from hushrec.clients import Ragged, TrainView, chunks
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import mixture
 from hushrec.kernels.draws import draw_each
 from hushrec.methods.adam import Adam
 from hushrec.methods.base import (
-    Array,
     Fitted,
     Method,
     MethodConfig,
@@ -57,20 +57,17 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.capabilities import Explains
 from hushrec.methods.experts.base import Expert, ExpertsConfig, expert_class
+from hushrec.methods.experts.counting import HEAD, HELD, Counting, model_of, shortened
 from hushrec.methods.newton import first_trial, next_trial
 from hushrec.rng import Round, Streams
 from hushrec.settings import Width
 
-HELD = "held/"
-"""Prefix of the experts that are counted without the held items."""
 QUESTIONS = "questions"
-SCORES_AT_ONCE = 2**22
+SCORES_AT_ONCE = 2**20
 """Numbers of scores in memory together."""
 ONE = np.zeros(0, np.int64)
 LATER = ("trial", "weights", "center", "scale", "network")
 """What is sent in all rounds but the first."""
-COUNT, ASK, WEIGHTS = 0, 1, 2
-"""The first steps; networks come after the weights."""
 
 
 class FedMixConfig(ExpertsConfig):
@@ -84,8 +81,16 @@ class FedMixConfig(ExpertsConfig):
         "alike",
     )
     """Who speaks, by the names of `hushrec.experts`; whoever finds nothing to go by stays out."""
+    count_rounds: Annotated[int, Field(ge=1)] = 1
+    """Rounds that count. With more than one, the first is for items, the second for pairs of the
+    ``dense_items`` most popular, the others for the rest: that takes less memory."""
+    asked: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the devices, drawn once, that fit weights and network: a few thousand will do."""
     held: Annotated[int, Field(ge=1)] = 2
     """How many of its last training items a device fits weights with."""
+    apart: Annotated[int, Field(ge=0)] = 0
+    """How many items lie between what a question is asked from and its held item. 0 asks what comes
+    next; where items are to be found much later (``split.kind=time``), ask further ahead."""
     best: Annotated[int, Field(ge=1)] = 200
     """Candidates of a held item: the best ones by the starting weights."""
     others: Annotated[int, Field(ge=1)] = 56
@@ -114,18 +119,25 @@ class FedMix(Method, Explains):
     name = "fedmix"
     Config: ClassVar[type[MethodConfig]] = FedMixConfig
     config: FedMixConfig
-    traits = Traits(every=8, protected="fednext")
+    traits = Traits(every=8, protected="fednext", stack_interactions=2**14)
 
     @property
     def planned_rounds(self) -> int:
         """Count, ask, weights, network."""
-        return WEIGHTS + self.config.newton_rounds + self.config.network_rounds
+        return self._network_step + self.config.network_rounds
+
+    @property
+    def _network_step(self) -> int:
+        """The first step that fits the network."""
+        return self.config.count_rounds + 1 + self.config.newton_rounds
 
     # ------------------------------------------------------------ shared and private
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from experts that have counted nothing, and from a network that says nothing."""
-        shared: dict[str, Any] = {"step": np.array([COUNT])}
+        shared: dict[str, Any] = {"step": np.array([0])}
+        if self.config.count_rounds > 1:
+            shared[HEAD] = np.zeros(view.n_items, np.bool_)
         for expert in self._hearing(view):
             for name, array in expert.init(view).items():
                 shared[f"{expert.name}/{name}"] = array
@@ -133,7 +145,7 @@ class FedMix(Method, Explains):
         start = np.array(
             [
                 expert.start.get(score, 0.0)
-                for expert, model in self._speaking(shared)
+                for expert, model in self.speaking(shared)
                 for score in expert.scores(model)
             ]
         )
@@ -150,16 +162,16 @@ class FedMix(Method, Explains):
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the scores of the candidates of each held item."""
-        capacity = self._held(view.positives) * self._block(view.n_items)
+        capacity = self._asked(view, streams) * self._block(view.n_items)
         return {QUESTIONS: PerClientRows(capacity, len(shared["center"]) + 1)}
 
     def download(self, shared: Shared) -> Shared:
         """Send what the step needs: nothing, the experts that are asked, a few weights."""
         step = int(shared["step"][0])
-        names = [] if step == COUNT else ["start", *LATER]
-        if step == ASK:
-            names += [name for name in shared if name.startswith(HELD)]
-        return {name: shared[name] for name in ("step", *names)}
+        names = ["step", HEAD]
+        if step >= self.config.count_rounds:
+            names += ["start", *LATER, *(name for name in shared if name.startswith(HELD))]
+        return {name: shared[name] for name in names if name in shared}
 
     def serving(self, shared: Shared) -> Shared:
         """Leave out the experts that are only asked, and all that only the server needs."""
@@ -174,46 +186,36 @@ class FedMix(Method, Explains):
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Do what the step asks for; where all steps are done, nothing."""
-        step, kept = int(shared["step"][0]), private[QUESTIONS]
-        assert isinstance(kept, ClientRows)
-        block, part = self._block(view.n_items), (kept.indptr, kept.rows)
-        rows: dict[str, ClientRows] = {}
-        if step == COUNT:
-            rows = self._counts(view)
-        elif step == ASK:
+        step = int(shared["step"][0])
+        if step < self.config.count_rounds:
+            held = self._held(view.positives)
+            rows = self._counting(shared).count(self._hearing(view), view, held)
+            return Fitted(Update(len(view), rows=rows), private)
+        if step == self.config.count_rounds:
             kept = self._questions(shared, view, now)
             rows = {"moments": _one_each(*mixture.score_moments(kept.indptr, kept.rows))}
-        elif step < WEIGHTS + self.config.newton_rounds:
+            return Fitted(Update(len(view), rows=rows), {QUESTIONS: kept})
+        asked = private[QUESTIONS]
+        assert isinstance(asked, ClientRows)
+        block, part, rows = self._block(view.n_items), (asked.indptr, asked.rows), {}
+        if step < self._network_step:
             weights, scale = shared["trial"].astype(np.float32), shared["scale"]
             rows = {"newton": _one_each(*mixture.newton_sums(*part, block, weights, scale))}
         elif step < self.planned_rounds:
             mine = draw_each(now.streams.key("turns"), view.users, np.zeros(len(view), np.int64))
             turn = (mine + np.uint64(step)) % np.uint64(self.config.turns) == 0
-            weights, *network = self._network(shared)
+            weights, *network = self.network(shared)
             both = np.stack([weights, (shared["start"] * shared["scale"][:-1]).astype(np.float32)])
             sums = mixture.network_sums(*part, block, turn, both, *network)
             rows = {"network": _one_each(*sums)}
         if step + 1 >= self.planned_rounds:  # nothing will be asked again
             nothing = np.zeros(len(view) + 1, np.int64)
-            kept = ClientRows(nothing, kept.ids[:0], kept.rows[:0])
-        return Fitted(Update(len(view), rows=rows), {QUESTIONS: kept})
-
-    def _counts(self, view: TrainView) -> dict[str, ClientRows]:
-        """Count without the held items, and what those add."""
-        past = view.positives
-        earlier = _shortened(view, self._held(past))
-        rows = {}
-        for expert in self._hearing(view):
-            whole, part = expert.count(view), expert.count(earlier)
-            more = kernels.what_is_more(
-                whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
-            )
-            rows[HELD + expert.name], rows[expert.name] = part, ClientRows(*more)
-        return rows
+            private = {QUESTIONS: ClientRows(nothing, asked.ids[:0], asked.rows[:0])}
+        return Fitted(Update(len(view), rows=rows), private)
 
     def _questions(self, shared: Shared, view: TrainView, now: Round) -> ClientRows:
         """Score the candidates of every held item with the experts that do not know it."""
-        held, block = self._held(view.positives), self._block(view.n_items)
+        held, block = self._asked(view, now.streams), self._block(view.n_items)
         width = len(shared["center"])
         rows = np.zeros((held.sum() * block, width + 1), np.float32)
         rows[:, width] = mixture.NONE
@@ -221,18 +223,19 @@ class FedMix(Method, Explains):
         for back in range(1, int(held.max(initial=0)) + 1):
             asked = np.flatnonzero(held >= back)
             key = now.streams.key("candidates", back)
-            for some in np.array_split(asked, self._parts(len(asked), width, view.n_items)):
+            for some, room in self._parts(asked, width - 1, view.n_items):
                 mine = view.take(some)
-                earlier = _shortened(mine, np.full(len(mine), back))
-                scores = self._scores(shared, earlier, HELD)
+                before = mine.positives.lengths - back
+                earlier = shortened(mine, back + np.minimum(self.config.apart, before - 1))
+                scores = self._scores(shared, earlier, HELD, room)
                 prior = np.zeros((len(mine), view.n_items), np.float32)
                 mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
                 for c in range(len(mine)):
-                    past = earlier.positives[c]
+                    items, past = mine.positives[c], earlier.positives[c]
                     found, log_weights = kernels.choose_candidates(
                         prior[c],
-                        past,
-                        mine.positives[c][-back],
+                        items[:-back],
+                        items[-back],
                         self.config.best,
                         self.config.others,
                         key,
@@ -252,13 +255,10 @@ class FedMix(Method, Explains):
         """Learn the experts, the scales, the weights or the network from this round's sums."""
         step = int(shared["step"][0])
         new = {**shared, "step": np.array([min(step + 1, self.planned_rounds)])}
-        if step == COUNT:
-            for expert, model in self._speaking(shared):
-                part, more = (total.rows.get(p + expert.name) for p in (HELD, ""))
-                for prefix, sums in ((HELD, part), ("", _added(part, more))):
-                    if sums is not None:
-                        learnt = expert.learn(model, *sums)
-                        new |= {f"{prefix}{expert.name}/{n}": a for n, a in learnt.items()}
+        if step < self.config.count_rounds:
+            counting = self._counting(shared)
+            new |= counting.learn(self.speaking(shared), shared, total)
+            new |= counting.most_popular(total, self.config.dense_items)
         elif "moments" in total.rows:
             _, ((count, *sums),) = total.rows["moments"]
             center, square = np.array(sums).reshape(2, -1) / max(count, 1.0)
@@ -275,6 +275,8 @@ class FedMix(Method, Explains):
             left = (self.planned_rounds - step) / max(self.config.network_rounds, 1)
             adam = Adam(self.config.lr * min(1.0, 2 * left), self.config.decay)
             new |= adam.step(shared, np.array(gradient) / max(questions, 1.0))
+        if step == self.config.count_rounds:  # the experts that were asked have done their work
+            new = {name: array for name, array in new.items() if not name.startswith(HELD)}
         return new
 
     # ------------------------------------------------------------ scoring
@@ -282,14 +284,14 @@ class FedMix(Method, Explains):
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Mix what the experts say, and let the network put the best in order."""
         out = np.zeros((len(history), history.n_items), np.float32)
-        weights, center, scale, network, hidden, best = self._network(shared)
-        parts = self._parts(len(history), len(center), history.n_items)
-        for some in np.array_split(np.arange(len(history)), parts):
+        weights, center, scale, network, hidden, best = self.network(shared)
+        everybody = np.arange(len(history))
+        for some, room in self._parts(everybody, len(weights), history.n_items):
             mine = history.take(some)
-            scores = self._scores(shared, mine, "")
+            scores = self._scores(shared, mine, "", room)
             mixed = np.zeros((len(mine), history.n_items), np.float32)
             mixture.weigh(scores, weights / scale[:-1], mixed)
-            if int(shared["step"][0]) > WEIGHTS + self.config.newton_rounds:
+            if self.reranks(shared):
                 lengths = np.log(np.maximum(mine.positives.lengths, 1)).astype(np.float32)
                 past = mine.positives
                 mixture.rerank(
@@ -314,9 +316,11 @@ class FedMix(Method, Explains):
         weights = shared["weights"] / shared["scale"][:-1]
         out: list[list[str]] = []
         for client in range(len(history)):
-            scores = self._scores(shared, history.take(np.array([client])), "")[0]
+            alone = history.take(np.array([client]))
+            room = np.zeros((1, len(weights), history.n_items), np.float32)
+            scores = self._scores(shared, alone, "", room)[0]
             said = weights[:, None] * (scores - scores.mean(axis=1, keepdims=True))
-            speaking, end = self._speaking(shared), 0
+            speaking, end = self.speaking(shared), 0
             lifts = np.zeros((len(speaking), items.shape[1]))
             for n, (expert, model) in enumerate(speaking):
                 size = len(expert.scores(model))
@@ -333,28 +337,33 @@ class FedMix(Method, Explains):
     def _hearing(self, view: TrainView) -> list[Expert]:
         return [expert for expert in self._experts() if expert.hears(view)]
 
-    def _speaking(self, shared: Shared, prefix: str = "") -> list[tuple[Expert, Shared]]:
+    def speaking(self, shared: Shared, prefix: str = "") -> list[tuple[Expert, Shared]]:
         """Return the experts that the shared parameters have models of, and those."""
         found: list[tuple[Expert, Shared]] = []
         for expert in self._experts():
-            start = f"{prefix}{expert.name}/"
-            model = {n.removeprefix(start): a for n, a in shared.items() if n.startswith(start)}
+            model = model_of(shared, f"{prefix}{expert.name}/")
             if model:
                 found.append((expert, model))
         return found
 
-    def _scores(self, shared: Shared, view: TrainView, prefix: str) -> NDArray[np.float32]:
-        """Return what all experts say: [clients, scores, items]."""
-        speaking = self._speaking(shared, prefix)
+    def _scores(
+        self, shared: Shared, view: TrainView, prefix: str, room: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return what all experts say, in this room: [clients, scores, items]."""
+        speaking = self.speaking(shared, prefix)
         sizes = [len(expert.scores(model)) for expert, model in speaking]
-        out = np.zeros((len(view), sum(sizes), view.n_items), np.float32)
-        end = 0
+        out, end = room[: len(view)], 0
+        out[:] = 0
         for (expert, model), size in zip(speaking, sizes, strict=True):
             expert.score(model, view, out[:, end : end + size])
             end += size
         return out
 
-    def _network(self, shared: Shared) -> tuple[Any, ...]:
+    def reranks(self, shared: Shared) -> bool:
+        """Say whether the network has learnt anything yet."""
+        return int(shared["step"][0]) > self._network_step
+
+    def network(self, shared: Shared) -> tuple[Any, ...]:
         """Return what the network's kernels take: weights, scales, and the network."""
         weights = shared["weights"].astype(np.float32)
         network = shared["center"], shared["scale"], shared["network"]
@@ -364,36 +373,34 @@ class FedMix(Method, Explains):
         """Return how many items each client holds back: one at least stays."""
         return np.clip(past.lengths - 1, 0, self.config.held)
 
+    def _asked(self, view: TrainView, streams: Streams) -> NDArray[np.int64]:
+        """Return how many questions each client has: its held items, or none if not drawn."""
+        held = self._held(view.positives)
+        if self.config.asked == 1:
+            return held
+        drawn = draw_each(streams.key("asked"), view.users, np.zeros(len(view), np.int64))
+        return np.where(drawn < self.config.asked * 2.0**64, held, 0)
+
+    def _counting(self, shared: Shared) -> Counting:
+        """Return which of the rounds that count this is."""
+        head = shared.get(HEAD, np.zeros(0, np.bool_))
+        return Counting(int(shared["step"][0]), self.config.count_rounds, head)
+
     def _block(self, n_items: int) -> int:
         """Return the most candidates that a held item has, itself included."""
         return min(1 + self.config.best + self.config.others, n_items)
 
-    def _parts(self, clients: int, width: int, n_items: int) -> int:
-        """Return into how many parts clients are cut to be scored."""
-        return max(1, -(-clients * width * n_items // SCORES_AT_ONCE))
+    def _parts(
+        self, clients: NDArray[np.int64], width: int, n_items: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Yield clients that are scored together, and room for their scores, which is used again:
+        memory that was never touched is slow."""
+        count = max(1, SCORES_AT_ONCE // (width * n_items))
+        room = np.empty((min(count, len(clients)), width, n_items), np.float32)
+        for some in chunks(clients, count):
+            yield some, room
 
 
 def _one_each(has: NDArray[np.int64], rows: NDArray[np.float32]) -> ClientRows:
     """Return one row for each client that has something to say, all under the key 0."""
     return ClientRows(has, np.zeros(len(rows), np.int64), rows)
-
-
-def _shortened(view: TrainView, less: NDArray[np.int64]) -> TrainView:
-    """Return the clients without their last so many items."""
-    past = view.positives
-    ends = np.repeat(past.indptr[1:] - less, past.lengths)
-    kept = np.arange(len(past.values)) < ends
-    indptr = np.concatenate([[0], np.cumsum(kept)])[past.indptr]
-    return replace(view, positives=Ragged(indptr, past.values[kept]))
-
-
-def _added(
-    first: tuple[Array, Array] | None, second: tuple[Array, Array] | None
-) -> tuple[Array, Array] | None:
-    """Return the sum of two sums over keys."""
-    if first is None or second is None:
-        return first or second
-    keys, place = np.unique(np.concatenate([first[0], second[0]]), return_inverse=True)
-    rows = np.zeros((len(keys), first[1].shape[1]))
-    np.add.at(rows, place, np.concatenate([first[1], second[1]]))
-    return keys, rows

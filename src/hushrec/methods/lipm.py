@@ -11,14 +11,27 @@ With ``lipm`` (section 3.1; the equations have no numbers, so they are named her
   ``recent`` last training items. The scorer sees u. A silo's interest is the mean of its users'.
 - Aggregation, a_i = softmax(g(u_i)): g(u) = <q, u> / ``temperature`` against a query q that the
   server holds, bounded by ``weight_bound``. Nothing in the paper trains g, so q stays as drawn. A
-  client uploads exp(g)-fold deltas and exp(g) - 1, and the server divides by the sum of exp(g).
+  client uploads its deltas times w = exp(g - bound), which is at most 1, and w beside them
+  (`OWN_WEIGHT`); the server divides by the sum of w. What is clipped are the deltas before.
 - Fusion, phi_i = f(theta_i, u_i): the deltas of item rows times a gate 2 sigma(W u_i), one at the
   start. W is trained, after the rest, to lower the client's loss under the gated deltas.
 - Fine-tuning after the download, theta_i = theta - lambda grad L_i (the paper prints a plus): some
   plain steps on the network. The client trains from there, and what the steps changed is kept and
   added to the newest network when the client scores.
 
-Without ``lipm`` this is federated averaging of the perceptron, the paper's baseline. DPPS (section
+- "Matching degree" in the loss, which the paper names and does not define: ``matching`` times the
+  cross-entropy of <u M, q_i>, the interest and the item alone, M trained.
+
+With ``averages`` of K > 1 there is no one global model: each silo gets an average of its own, of
+like-minded silos above all. The server keeps K averages, each with a query of its own; a silo's
+shares in them are s(u) = softmax over k of <q_k, u> / ``temperature``. It uploads its delta
+s_k-fold for each k, with s; average k moves by the sum of those over the sum S_k of s_k; and what
+the silo starts from, and scores with, is the sum of s_k(u) times average k. So silo j counts for
+silo i with sum_k s_k(u_i) s_k(u_j) / S_k, attention of one silo to another, and the server sees
+sums only. Every average costs an upload and a download of the model's size.
+
+Without ``lipm`` this is federated averaging of the perceptron, the paper's baseline, which may be
+fine-tuned alike (``tuned_baseline``). DPPS (section
 3.2) is the ``privacy`` section: personal budgets, with ``guidance`` here. The interest leaves a
 client only through the gate and g, that is in the clipped and noised upload.
 """
@@ -27,13 +40,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from hushrec.aggregate import ClientRows, Total, Update
+from hushrec.aggregate import OWN_WEIGHT, ClientRows, Total, Update
 from hushrec.clients import TrainView
 from hushrec.kernels import add_scattered
 from hushrec.methods.base import (
@@ -46,6 +59,8 @@ from hushrec.methods.base import (
     Shared,
     Traits,
 )
+from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
+from hushrec.methods.mixtures import mixed, mixed_rows, shared_out
 from hushrec.methods.options import PerceptronConfig
 from hushrec.rng import PastNoise, Round, Streams
 from hushrec.settings import Width
@@ -77,11 +92,26 @@ class LIPMConfig(PerceptronConfig):
     """Lambda: rate of the fine-tuning after the download."""
     tune_steps: Annotated[int, Field(ge=0)] = 10
     """Steps of it."""
+    tuned_baseline: bool = False
+    """Without ``lipm``: whether clients fine-tune after the download all the same, so that LIPM is
+    measured against averaging with the same steps."""
+    matching: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the interest's match with the items in the loss."""
+    averages: Annotated[int, Field(ge=1, le=64)] = 1
+    """Averages that the server keeps: one for all, or several that each silo has its own mix of."""
     guidance: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Gamma: share of its own last noise that a client takes back in its next upload (DPPS)."""
 
+    @model_validator(mode="after")
+    def _averages_need_interests(self) -> Self:
+        if self.averages > 1 and not self.lipm:
+            raise ValueError("averages = K > 1 are mixed by interests: use lipm = true")
+        if self.averages > 1 and self.guidance:
+            raise ValueError("guidance takes back the noise on one delta: use averages = 1")
+        return self
 
-class LIPM(Method):
+
+class LIPM(Method, Tunable):
     """A perceptron over silos, aggregated under the guidance of local interests."""
 
     name = "lipm"
@@ -90,10 +120,32 @@ class LIPM(Method):
     traits = Traits(rounds=50, silos=True)
 
     @property
+    def search(self) -> SearchSpace:
+        """Look for what the paper searched, and for LIPM's own options."""
+        usual: SearchSpace = {"lr": Between(1e-4, 2e-2), "decay": Between(1e-3, 0.3)}
+        if self.tunes:
+            steps = OneOf((0, 3, 10, 30))
+            usual = {**usual, "tune_rate": Between(1e-3, 1.0), "tune_steps": steps}
+        if not self.config.lipm:
+            return usual
+        return {
+            **usual,
+            "temperature": Between(0.02, 2.0),
+            "interest": OneOf((8, 16, 32)),
+            "recent": OneOf((5, 20, 100)),
+            "matching": OneOf((0.0, 0.1, 1.0)),
+        }
+
+    @property
+    def tunes(self) -> bool:
+        """Whether clients fine-tune what they receive."""
+        return self.config.lipm or self.config.tuned_baseline
+
+    @property
     def perceptron(self) -> Perceptron:
         """The network that is trained."""
         c = self.config
-        return Perceptron(c.d, c.hidden, c.interest if c.lipm else 0)
+        return Perceptron(c.d, c.hidden, *((c.interest, c.matching) if c.lipm else ()))
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, the network and the query."""
@@ -104,8 +156,12 @@ class LIPM(Method):
             "network": self.perceptron.initial(streams),
         }
         if c.lipm:
-            query = streams.generator("init/query").standard_normal(c.interest)
+            shape = (c.interest,) if c.averages == 1 else (c.averages, c.interest)
+            query = streams.generator("init/query").standard_normal(shape)
             shared["query"] = (query / np.sqrt(c.interest)).astype(np.float32)
+        if c.averages > 1:
+            for name in ("items", "network"):
+                shared[name] = np.repeat(shared[name][None], c.averages, 0)
         return shared
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
@@ -115,7 +171,9 @@ class LIPM(Method):
         fields: dict[str, PerClient | PerClientRows] = {"users": PerClientRows(n_users, c.d)}
         if c.lipm:
             fields["interests"] = PerClientRows(n_users, c.interest)
-            fields["tuned"] = PerClient(np.zeros_like(shared["network"]))
+        if self.tunes:
+            size = shared["network"].shape[-1]
+            fields["tuned"] = PerClient(np.zeros(size, np.float32))
         if c.guidance:
             fields["last_round"] = PerClient(np.zeros((), np.int32))
         return fields
@@ -124,18 +182,21 @@ class LIPM(Method):
         """Tune, train, gate and weigh; upload deltas."""
         c, table = self.config, shared["items"]
         samples = draw_silo_samples(view, c.negatives, c.epochs, now)
-        received = np.repeat(shared["network"][None], len(view.clients), 0)
-        start = SiloModel(received, _rows(private, "users", view), table[samples.touched.values])
+        shares = self._shares(shared, private, view)
+        received = mixed(shared["network"], shares, len(view.clients))
+        owner = np.repeat(np.arange(len(view.clients)), samples.touched.lengths)
+        rows_before = mixed_rows(table, shares, samples.touched.values, owner)
+        start = SiloModel(received, _rows(private, "users", view), rows_before)
         fixed: dict[str, NDArray[Any]] = {}
         if c.lipm:
-            fixed["behaviour"] = recent_behaviour(table, view, c.recent)
+            fixed["behaviour"] = recent_behaviour(table, view, c.recent, shares)
             fixed["interest"] = _rows(private, "interests", view)
         perceptron, indptr = self.perceptron, view.client_indptr
         problem = SiloProblem(
             perceptron.shapes, perceptron.loss, samples, c.batch, fixed, indptr, c.decay
         )
         kept: dict[str, Any] = {}
-        if c.lipm:
+        if self.tunes:
             tuned = self._tuned(problem, start)
             kept["tuned"], start = tuned - received, start._replace(network=tuned)
         trained, _, losses = train_silo_networks(problem, start, Adam(c.lr))
@@ -152,9 +213,14 @@ class LIPM(Method):
             # Not a product of matrices, whose rounding may depend on how many clients there are.
             gate = 2 / (1 + np.exp(-(mean[:, :, None] * gates).sum(1)))
             deltas = deltas * np.repeat(gate, samples.touched.lengths, 0)
-            weights = np.exp(self.interest_scores(shared["query"], mean))
+            if c.averages > 1:
+                moved = network - received
+                own = self._own_shares(shared["query"], mean)
+                return Fitted(shared_out(samples.touched, deltas, moved, own), kept, losses)
+            scores = self.interest_scores(shared["query"], mean)
+            weights = np.exp(scores - np.float32(c.weight_bound))
             deltas = deltas * np.repeat(weights, samples.touched.lengths)[:, None]
-            dense["weight"] = weights - np.float32(1)
+            dense[OWN_WEIGHT] = weights - np.float32(0.5)
             dense["network"] = weights[:, None] * (network - received)
         rows = ClientRows(samples.touched.indptr, samples.touched.values, deltas)
         update = Update(len(view.clients), {"items": rows}, dense)
@@ -224,17 +290,49 @@ class LIPM(Method):
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Add the weighted mean of the deltas."""
+        if self.config.averages > 1:
+            return self._apply_averages(shared, total)
         weights = total.clients
         if self.config.lipm:
             # Noise may push the sum to where no clients' weights can be; their bound is public.
-            bound = np.exp(self.config.weight_bound)
-            weights += float(total.dense["weight"])
-            weights = float(np.clip(weights, total.clients / bound, total.clients * bound))
+            least = total.clients * np.exp(-2 * self.config.weight_bound)
+            weights = total.clients / 2 + float(total.dense[OWN_WEIGHT])
+            weights = float(np.clip(weights, least, total.clients))
         items = shared["items"].astype(np.float64)
         ids, summed = total.rows["items"]
         items[ids] += summed / weights
         network = shared["network"] + total.dense["network"] / weights
         return {**shared, "items": items.astype(np.float32), "network": network.astype(np.float32)}
+
+    def _apply_averages(self, shared: Shared, total: Total) -> Shared:
+        """Move each average by the mean of the deltas, weighed by the silos' shares in it."""
+        items = shared["items"].astype(np.float64)
+        network = shared["network"].astype(np.float64)
+        # Noise may make a sum of shares anything; an average that nobody shares in stays.
+        weights = np.maximum(total.dense["shares"], 1e-3 * total.clients)
+        for k, weight in enumerate(weights):
+            ids, summed = total.rows[f"items{k}"]
+            items[k, ids] += summed / weight
+            network[k] += total.dense["network"][k] / weight
+        return {**shared, "items": items.astype(np.float32), "network": network.astype(np.float32)}
+
+    def _shares(
+        self, shared: Shared, private: Private, view: TrainView
+    ) -> NDArray[np.float32] | None:
+        """Return each silo's shares in the averages by its last interests; None for one average."""
+        if self.config.averages == 1:
+            return None
+        mean = client_means(_rows(private, "interests", view), view)
+        return self._own_shares(shared["query"], mean)
+
+    def _own_shares(
+        self, queries: NDArray[np.float32], interests: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return s(u): [silos, averages]."""
+        scores = (interests[:, None] * queries).sum(-1) / np.float32(self.config.temperature)
+        powers = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
+        shares: NDArray[np.float32] = powers / powers.sum(1, keepdims=True)
+        return shares
 
     def interest_scores(
         self, query: NDArray[np.float32], interests: NDArray[np.float32]
@@ -246,21 +344,25 @@ class LIPM(Method):
         return bounded
 
     def serving(self, shared: Shared) -> Shared:
-        """Send the item table and the network: the query is for training."""
-        return {name: shared[name] for name in ("items", "network")}
+        """Send the item table and the network; the query is for training, and for mixtures."""
+        names = ("items", "network") if self.config.averages == 1 else ("items", "network", "query")
+        return {name: shared[name] for name in names}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the newest network, tuned as the client last tuned it."""
         c = self.config
         scores = np.zeros((len(history), history.n_items), np.float32)
         users, indptr = _rows(private, "users", history), history.client_indptr
-        network = np.repeat(shared["network"][None], len(indptr) - 1, 0)
+        shares = self._shares(shared, private, history)
+        network = mixed(shared["network"], shares, len(indptr) - 1)
         interests = None
-        if c.lipm:
+        if self.tunes:
             network = network + np.asarray(private["tuned"])
+        if c.lipm:
             interests = _rows(private, "interests", history)
-        table = torch.from_numpy(shared["items"])
         for client in range(len(indptr) - 1):
+            own = None if shares is None else shares[client : client + 1]
+            table = torch.from_numpy(mixed(shared["items"], own, 1)[0])
             p = self.perceptron.unpack(network[client : client + 1])
             for k in range(indptr[client], indptr[client + 1]):
                 interest = None if interests is None else torch.from_numpy(interests[k])
@@ -269,15 +371,20 @@ class LIPM(Method):
 
 
 def recent_behaviour(
-    table: NDArray[np.float32], view: TrainView, recent: int
+    table: NDArray[np.float32],
+    view: TrainView,
+    recent: int,
+    shares: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """Return the mean embedding of each user's last training items."""
     positives = view.positives
-    out = np.zeros((len(view), table.shape[1]), np.float32)
+    client = np.repeat(np.arange(len(view.clients)), np.diff(view.client_indptr))
+    out = np.zeros((len(view), table.shape[-1]), np.float32)
     for k in range(len(view)):
         last = positives[k][-recent:]
         if len(last):
-            out[k] = table[last].mean(0)
+            owner = np.full(len(last), client[k])
+            out[k] = mixed_rows(table, shares, last, owner).mean(0)
     return out
 
 

@@ -3,7 +3,8 @@
 Not federated and not private: the yardstick for the neural methods. Two branches with tables of
 their own (He et al., section 3.4): GMF multiplies user vector and item row entry by entry (eq. 9),
 MLP runs a network over the two (eq. 10), and one layer weighs both outputs (eq. 12). Binary
-cross-entropy (eq. 7) with sampled negatives.
+cross-entropy (eq. 7) with sampled negatives. Without ``products`` the MLP branch is alone: the
+three-layer NCF that PFedRec is measured against (Zhang et al., 2023, section 6.2).
 
 SGD on mini-batches. A row is in few of them, so rows move by the sum over their samples, as if one
 sample came at a time, and the layers by the mean over the batch.
@@ -40,6 +41,8 @@ class NeuMFConfig(CentralMFConfig):
     Both branches have vectors and rows of width d. Decay counts for each of their samples.
     """
 
+    products: bool = True
+    """Whether there is a GMF branch; without, it is NCF."""
     hidden: Annotated[tuple[Width, ...], Field(min_length=1)] = (32, 16, 8)
     """Widths of the MLP branch after its 2d inputs; the last one goes into the final layer."""
     lr: Annotated[float, Field(gt=0)] = 0.1
@@ -72,6 +75,7 @@ class NeuMF(Method, Tunable):
         drawn = streams.generator("init/items").standard_normal(shape, np.float32)
         layers = tensors.initial_mlp([2 * config.d, *config.hidden], streams, "init/mlp")
         final = tensors.initial_mlp([config.d + config.hidden[-1], 1], streams, "init/final")
+        drawn[:, : config.d] *= config.products  # rows and vectors of zeros never move
         return {
             "items": drawn * np.float32(config.init_std),
             **layers,
@@ -81,6 +85,7 @@ class NeuMF(Method, Tunable):
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Hold both branches' vectors of a user."""
         both = first_vector(2 * self.config.d, self.config.init_std, streams)
+        both[: self.config.d] *= self.config.products
         return {"vector": PerClient(both)}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import Update
 from hushrec.clients import TrainView
 from hushrec.methods.base import Fitted, Private, Shared, Traits
 from hushrec.methods.privrec import PrivRec, PrivRecConfig
@@ -52,9 +51,9 @@ class NNSelf(PrivRec):
         config = self.config
         support, query = halves(self.samples(view, 1, now), config.epochs)
         received = torch.from_numpy(shared["theta"])
-        loss = self._loss(self.network(view), view, received)
+        loss = self._loss(shared, view)
         gradients, losses = meta_gradients(received, loss, support, query, config.lr, config.batch)
-        return Fitted(Update(len(view), dense={"theta": -gradients}), {}, losses)
+        return Fitted(self.upload(-gradients, view), {}, losses)
 
 
 def meta_gradients(

@@ -3,6 +3,11 @@
 `FlatClip` bounds one norm over everything that a client uploads. `RowClip` bounds every row by
 itself, so the whole by the square root of their number. `AdaptiveClip` is flat with a bound that
 follows a quantile of the clients' norms (Andrew et al. 2021).
+
+An upload that says how much its client counts (`OWN_WEIGHT`) is clipped as it was before it was
+multiplied by that weight, which is at most 1: so of two clients with the same update, clipped or
+not, one comes out as many times the other as their weights say. The weight itself gets `ROOM` of
+the bound.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import Steps, Total, Update, UploadShape
+from hushrec.aggregate import OWN_WEIGHT, Steps, Total, Update, UploadShape
 from hushrec.aggregate.exact import STEPS_PER_UNIT
 from hushrec.clients import TrainView
 from hushrec.privacy.discrete import law
@@ -31,6 +36,9 @@ BOUND = "clip_bound"
 ROUNDING = 1 - 2.0**-22
 """Norms are added up, and values rounded, in floating point: so much less than the bound is kept to
 before, and nothing is above it after."""
+ROOM = 0.2
+"""Part of a flat bound that is kept for the client's weight, where uploads have one: of an L2 bound
+0.98 is left for the rest."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,11 @@ class FlatClip(Mechanism):
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Clip each client's upload."""
-        return _scaled(update, _factors(client_norms(update, self.power), self.bound))
+        return _flat_clipped(update, self.bound, self.power)[0]
+
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, FlatClip]:
+        """Take the sum of weights, if there is one, back to its scale."""
+        return _with_weights(total, ROOM * self.bound), self
 
     def whole_bound(self, shape: UploadShape) -> float:
         """Return what the norm of a whole upload cannot exceed."""
@@ -66,18 +78,23 @@ class RowClip(Mechanism):
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Clip each row."""
-        rows = {}
-        for name, given in update.rows.items():
+        rest, weights = _weights_apart(update)
+        bounds, rows = self.bound * weights, {}
+        for name, given in rest.rows.items():
             each_row = np.arange(len(given.rows) + 1)
             norms = _norms(len(given.rows), [(each_row, given.rows)], self.power)
-            factors = _factors(norms, self.bound)
+            factors = _factors(norms, np.repeat(bounds, np.diff(given.indptr)))
             rows[name] = replace(given, rows=scale_to_grid(given.rows, factors))
         dense = {}
-        for name, array in update.dense.items():
+        for name, array in rest.dense.items():
             alone = Update(update.clients, dense={name: array})
-            factors = _factors(client_norms(alone, self.power), self.bound)
+            factors = _factors(client_norms(alone, self.power), bounds)
             dense[name] = _scaled(alone, factors).dense[name]
-        return replace(update, rows=rows, dense=dense)
+        return replace(rest, rows=rows, dense={**dense, **_sent_weights(update, self.bound)})
+
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, RowClip]:
+        """Take the sum of weights, if there is one, back to its scale."""
+        return _with_weights(total, self.bound), self
 
     def whole_bound(self, shape: UploadShape) -> float:
         """Return what the norm of a whole upload cannot exceed: all rows may be at the bound."""
@@ -111,10 +128,9 @@ class AdaptiveClip(Mechanism):
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Clip each client's upload, and add its bit."""
-        norms = client_norms(update, self.power)
+        clipped, norms, bounds = _flat_clipped(update, self.bound, self.power)
         # Who has nothing to say counts neither way, so that an emptied upload is all zeros.
-        bits = np.where(norms > 0, np.where(norms <= self.bound, 0.5, -0.5), 0).astype(np.float32)
-        clipped = _scaled(update, _factors(norms, self.bound))
+        bits = np.where(norms > 0, np.where(norms <= bounds, 0.5, -0.5), 0).astype(np.float32)
         return replace(clipped, dense={**clipped.dense, BIT: bits})
 
     def noise(self, secret: SecretRound, part: float = 1.0) -> Steps:
@@ -124,7 +140,7 @@ class AdaptiveClip(Mechanism):
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, AdaptiveClip]:
         """Take the bits out of the sum and move the bound."""
-        dense = dict(total.dense)
+        dense = dict(_with_weights(total, ROOM * self.bound).dense)
         share = 0.5 + float(dense.pop(BIT)) / total.clients
         step = self.rate * (share - self.quantile)
         if self.arithmetic:
@@ -183,9 +199,52 @@ def _norms(
     return np.sqrt(sums) if power == 2 else sums
 
 
-def _factors(norms: NDArray[np.float64], bound: float) -> NDArray[np.float64]:
-    kept = bound * ROUNDING
-    return kept / np.maximum(norms, kept)
+def _flat_clipped(
+    update: Update, bound: float, power: Power
+) -> tuple[Update, NDArray[np.float64], NDArray[np.float64]]:
+    """Return uploads of a norm up to ``bound``, the norms before, and what those were held to."""
+    rest, weights = _weights_apart(update)
+    room = ROOM * bound if OWN_WEIGHT in update.dense else 0.0
+    left = bound - room if power == 1 else math.sqrt(bound**2 - room**2)
+    norms, bounds = client_norms(rest, power), left * weights
+    clipped = _scaled(rest, _factors(norms, bounds))
+    return (
+        replace(clipped, dense={**clipped.dense, **_sent_weights(update, room)}),
+        norms,
+        bounds,
+    )
+
+
+def _weights_apart(update: Update) -> tuple[Update, NDArray[np.float64]]:
+    """Return the upload without the clients' weights, and these, or ones."""
+    if OWN_WEIGHT not in update.dense:
+        return update, np.ones(update.clients)
+    dense = dict(update.dense)
+    return replace(update, dense=dense), np.clip(dense.pop(OWN_WEIGHT).astype("f8") + 0.5, 0, 1)
+
+
+def _sent_weights(update: Update, room: float) -> dict[str, NDArray[Any]]:
+    """Return the clients' weights as they are sent, between plus and minus ``room``."""
+    if OWN_WEIGHT not in update.dense:
+        return {}
+    own = np.clip(update.dense[OWN_WEIGHT], -0.5, 0.5).astype(np.float32)
+    scaled = scale_to_grid(own[:, None], np.full(update.clients, 2 * room * ROUNDING))
+    return {OWN_WEIGHT: scaled[:, 0]}
+
+
+def _with_weights(total: Total, room: float) -> Total:
+    """Return the sum with its weights, if it has any, on the scale that the method gave them."""
+    if OWN_WEIGHT not in total.dense:
+        return total
+    own = total.dense[OWN_WEIGHT] / (2 * room * ROUNDING)
+    return replace(total, dense={**total.dense, OWN_WEIGHT: own})
+
+
+def _factors(
+    norms: NDArray[np.float64], bounds: float | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    kept = np.broadcast_to(np.asarray(bounds) * ROUNDING, norms.shape)
+    return np.divide(kept, np.maximum(norms, kept), where=kept > 0, out=np.zeros(norms.shape))
 
 
 def _scaled(update: Update, factors: NDArray[np.float64]) -> Update:

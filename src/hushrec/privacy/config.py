@@ -24,9 +24,11 @@ Epsilon = Annotated[float, Field(ge=1e-6, le=1e6)]
 class PrivacyConfig(Settings):
     """What protects the uploads."""
 
-    mode: Literal["none", "central", "distributed", "local-laplace", "local-gaussian"] = "none"
-    """Nothing; Gaussian noise on the sum; a share of it from every node; or noise on every upload.
-    """
+    mode: Literal[
+        "none", "central", "distributed", "local-laplace", "local-gaussian", "local-gradients"
+    ] = "none"
+    """Nothing; Gaussian noise on the sum; a share of it from every node; noise on every upload; or
+    on the gradient of every step that uploads are made of (FedRKG, section 5.2)."""
     nodes: Annotated[int, Field(ge=2)] | None = None
     """Nodes that add noise, for `distributed`."""
     tolerated: Annotated[int, Field(ge=0)] | None = None
@@ -280,6 +282,8 @@ def _check_local(config: PrivacyConfig) -> None:
             "without clipping no local noise gives an epsilon: add --clip 1.0, or use --scale to "
             "have the noise without a guarantee"
         )
+    if config.mode == "local-gradients" and clipping == "row":
+        raise ConfigError("gradients are clipped whole: use privacy.clipping = flat")
     if clipping == "adaptive":
         raise ConfigError(
             "adaptive clipping needs a trusted count over the clients: use privacy.clipping = flat "

@@ -17,7 +17,7 @@ from hushrec.aggregate import Aggregate, Steps, Total, Update, UploadShape
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.privacy.kernels import ascending_keys, distinct_rows
-from hushrec.rng import PastNoise, SecretRound, SecretStreams
+from hushrec.rng import Guard, PastNoise, SecretRound, SecretStreams
 
 
 class Mechanism:
@@ -113,6 +113,13 @@ class Protection:
     """The rounds in which nothing is uploaded, if there are any: no mechanism acts in them."""
     reshapes: bool = False
     """Whether the shape of an upload differs from round to round, by what was released before."""
+    steps: Protection | None = None
+    """What protects the gradient of each step while a client trains, in place of its uploads."""
+
+    @property
+    def noising(self) -> Protection:
+        """What clips and noises: the steps of training, or the uploads."""
+        return self if self.steps is None else self.steps
 
     def acts(self, number: int) -> bool:
         """Say whether the mechanisms act in a round."""
@@ -181,6 +188,13 @@ class Protection:
         """Return what clients remember of the noise they added, if they do."""
         remembered = (mechanism.past_noise(streams) for mechanism in self.mechanisms)
         return next((noise for noise in remembered if noise is not None), None)
+
+    def guard(self, secret: SecretRound) -> Guard | None:
+        """Return what makes a step's gradient safe to build on, where steps are protected."""
+        if self.steps is None:
+            return None
+        protect = self.steps.protect
+        return lambda gradient, view: protect(gradient, view, secret)
 
     def shares(self, secret: SecretRound) -> list[Steps]:
         """Return what a node adds to the sum of its own clients, with streams of its own."""

@@ -160,15 +160,19 @@ def guidance_table(effects: Sequence[GuidanceEffect]) -> Table:
     metric = effects[0].metric.upper()
     table = plain_table(f"change of valid {metric} by guidance")
     table.add_column("round", justify="right")
-    add_figures(table, (*effects[0].before, "gate", "away"))
+    add_figures(table, (*effects[0].before, "improved", "declined", "gate", "away"))
     for effect in effects:
         changes = [effect.after[name] - before for name, before in effect.before.items()]
-        gates = effect.gates
+        gates, users = effect.gates, effect.moved
+        shares = [f"{100 * users[n]:.1f} %" if users else "–" for n in ("improved", "declined")]
         said = ["–", "–"]
         if gates:
             said = [f"{gates['mean']:.3f} ± {gates['sd']:.3f}", f"{100 * gates['away']:.0f} %"]
-        table.add_row(str(effect.round), *(f"{change:+.4f}" for change in changes), *said)
-    table.caption = "gate: mean ± sd over users and items; away: share further than 0.01 from 1/2"
+        table.add_row(str(effect.round), *(f"{change:+.4f}" for change in changes), *shares, *said)
+    table.caption = (
+        "improved, declined: users by their AUC; gate: mean ± sd over users and items; away: share "
+        "further than 0.01 from 1/2"
+    )
     return table
 
 

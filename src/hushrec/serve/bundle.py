@@ -1,13 +1,14 @@
 """Write what a device needs to recommend, and nothing else: `hushrec.serve.recommender` reads it.
 
-A bundle holds the shared item-to-item weights, half precision by default, the catalogue's names and
-the options that score from a history. No user is in it.
+A bundle holds a shared model, in half precision by default, the catalogue's names and the options
+that score from a history. No user is in it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,9 +19,14 @@ from safetensors.numpy import save
 from hushrec.disk import filling, require_empty
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Method, Shared
+from hushrec.methods.fedmix import FedMix
 from hushrec.methods.item_pairs import ItemPairs
 from hushrec.paths import checked
-from hushrec.serve.recommender import FORMAT, MANIFEST, MODEL
+from hushrec.serve.recommender.reading import FORMAT, MANIFEST, MODEL
+
+Array = NDArray[Any]
+PAIRS_KEPT, MIXTURE_KEPT = 600, 300
+"""Weights per item and table that keep ML-1M's bundle below 20 MB: of one table, of four."""
 
 
 class Catalogue(Protocol):
@@ -55,58 +61,121 @@ class Trained(Protocol):
         ...
 
 
+def can_export(method: Method) -> bool:
+    """Say whether a method's model has a form for devices."""
+    return isinstance(method, (ItemPairs, FedMix))
+
+
 def export(
     run: Trained,
     path: str | Path,
     *,
-    neighbours: int | None = 600,
+    neighbours: int | None = None,
     precision: Literal["half", "single"] = "half",
 ) -> Path:
     """Write a run's model as a bundle; each item keeps its ``neighbours`` largest weights.
 
-    ``neighbours=None, precision="single"`` gives the scores of the run to the bit.
+    By default these are all in single precision, which gives the scores of the run (to the bit, or
+    of a mixture but for rounding), and in half precision as many as suit a device.
     """
-    if not isinstance(run.method, ItemPairs):
-        raise ConfigError(
-            f"a bundle holds item-to-item weights, which {run.method.name} does not have; "
-            "use fednext or fedease"
-        )
     if neighbours is not None and neighbours < 1:
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
     folder = checked(path)
     require_empty(folder)
-    ids, weights = _largest(run.shared["neighbours"], run.shared["weights"], neighbours)
-    n_items, scale = len(ids), 1.0
-    if precision == "half":
-        # Relative to the largest: half precision is finest below 1, and nothing overflows.
-        scale = float(np.float32(max(np.abs(weights).max(), 1e-30)))
-        weights = (weights / np.float32(scale)).astype(np.float16)
-    tensors: dict[str, NDArray[Any]] = {
-        "neighbours": ids.astype(np.uint16 if n_items <= 2**16 else np.int32),
-        "weights": weights,
-        "shares": run.shared["shares"],
-        # Under noise only the items of the head have weights, and only they are counted back.
-        "known": run.shared.get("head", np.ones(n_items, np.bool_)).astype(np.uint8),
-    }
-    content = save(tensors)
-    config = run.method.config
+    method, form = run.method, _Form(neighbours, halved=precision == "half")
+    if neighbours is None and form.halved:
+        form.neighbours = MIXTURE_KEPT if isinstance(method, FedMix) else PAIRS_KEPT
+    if isinstance(method, FedMix):
+        told = _mixture(method, run.shared, form)
+    elif isinstance(method, ItemPairs):
+        told = _pairs(method, run.shared, form)
+    else:
+        raise ConfigError(
+            f"a bundle holds a mixture or item-to-item weights, which {method.name} does not have; "
+            "use fedmix, fednext or fedease"
+        )
+    content = save(form.tensors)
     data = run.data
     manifest = {
         "format": FORMAT,
-        "method": run.method.name,
-        "recency": float(run.shared["scalars"][0]),
-        "recent": config.recent,
-        "popularity": float(run.shared["scalars"][1]),
-        "scale": scale,
+        "method": method.name,
+        **told,
         "model_bytes": len(content),
         "model_sha256": hashlib.sha256(content).hexdigest(),
         "items": [str(item) for item in data.items],
-        "titles": [data.title(number) for number in range(n_items)],
+        "titles": [data.title(number) for number in range(len(data.items))],
     }
     with filling(folder) as fresh:
         (fresh / MODEL).write_bytes(content)
         (fresh / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1), "utf-8")
     return folder
+
+
+@dataclass
+class _Form:
+    """The form that arrays are written in, and what has been put into it."""
+
+    neighbours: int | None
+    halved: bool
+    tensors: dict[str, Array] = field(default_factory=dict)
+
+    def put(self, name: str, array: Array) -> None:
+        """Take an array of moderate numbers."""
+        dtype = np.float16 if self.halved else np.float32
+        self.tensors[name] = np.ascontiguousarray(array, dtype)
+
+    def put_exactly(self, name: str, array: Array) -> None:
+        """Take an array that is short."""
+        self.tensors[name] = np.ascontiguousarray(array, np.float32)
+
+    def put_table(self, name: str, neighbours: Array, weights: Array) -> float:
+        """Take item-to-item weights; return the unit that they are written in."""
+        ids, weights = _largest(neighbours, weights, self.neighbours)
+        # Relative to the largest: half precision is finest below 1, and nothing overflows.
+        largest = np.float32(max(np.abs(weights).max(initial=0), 1e-30))
+        scale = float(largest) if self.halved else 1.0
+        small = len(ids) <= 2**16
+        self.tensors[f"{name}neighbours"] = ids.astype(np.uint16 if small else np.int32)
+        self.put(f"{name}weights", weights / np.float32(scale))
+        return scale
+
+
+def _pairs(method: ItemPairs, shared: Shared, form: _Form) -> dict[str, Any]:
+    form.put_exactly("shares", shared["shares"])
+    # Under noise only the items of the head have weights, and only they are counted back.
+    known = shared.get("head", np.ones(len(shared["shares"]), np.bool_))
+    form.tensors["known"] = known.astype(np.uint8)
+    return {
+        "model": "pairs",
+        "recency": float(shared["scalars"][0]),
+        "recent": method.config.recent,
+        "popularity": float(shared["scalars"][1]),
+        "scale": form.put_table("", shared["neighbours"], shared["weights"]),
+    }
+
+
+def _mixture(method: FedMix, shared: Shared, form: _Form) -> dict[str, Any]:
+    experts: dict[str, list[dict[str, Any]]] = {}
+    for expert, model in method.speaking(shared):
+        parts = expert.parts(model)
+        if parts is None:
+            raise ConfigError(f"expert '{expert.name}' has no form for devices (Expert.parts)")
+        experts[expert.name] = []
+        for place, part in enumerate(parts):
+            arrays, name = dict(part.arrays), f"{expert.name}/{place}/"
+            said = {"kind": part.kind, **part.options}
+            if part.kind == "lags":
+                table = arrays.pop("neighbours"), arrays.pop("weights")
+                said["scale"] = form.put_table(name, *table)
+            for key, array in arrays.items():
+                (form.put_exactly if array.ndim == 1 else form.put)(name + key, array)
+            experts[expert.name].append(said)
+    weights, center, scale, network, hidden, best = method.network(shared)
+    form.put_exactly("mixture/weights", weights / scale[:-1])
+    for key, array in (("center", center), ("scale", scale), ("network", network)):
+        form.put_exactly(f"mixture/{key}", array)
+    reranked = best if method.reranks(shared) else 0
+    return {"model": "mixture", "experts": experts, "reranked": reranked, "hidden": hidden}
 
 
 def _largest(

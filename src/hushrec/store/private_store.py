@@ -118,7 +118,12 @@ class PrivateStore:
         return _Blocks(self, users)
 
     def write(self, users: Array, private: Private) -> None:
-        """Replace the private parameters of these users; of whole tables, the rows given."""
+        """Replace the private parameters of these users; of whole tables, the rows given.
+
+        What was read here for these users, and comes back as it is, need not be written.
+        """
+        if isinstance(private, _Blocks) and private.of(self, users):
+            return
         values = {name: private[name] for name in self.fields}
         for name, value in values.items():
             self.columns[name].expect(users, value)
@@ -213,6 +218,10 @@ class _Blocks(Mapping[str, "Array | ClientRows"]):
     def __init__(self, store: PrivateStore, users: Array) -> None:
         self._store = store
         self._users = users
+
+    def of(self, store: PrivateStore, users: Array) -> bool:
+        """Say whether this is what a store has of these users."""
+        return self._store is store and self._users is users
 
     def __getitem__(self, name: str) -> Array | ClientRows:
         return self._store.columns[name].read(self._store, self._users)

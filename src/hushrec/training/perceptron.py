@@ -40,6 +40,8 @@ class Perceptron:
     hidden: tuple[int, ...]
     interest: int = 0
     """Width of the interest; 0 without one."""
+    matching: float = 0.0
+    """Weight, in the loss, of how well an interest by itself tells a user's items."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -61,6 +63,8 @@ class Perceptron:
                 "gru/state_bias": (3 * width,),
                 "gate": (width, d),
             }
+        if self.matching:
+            shapes["match"] = (width, d)
         return shapes
 
     def initial(self, streams: Streams) -> NDArray[np.float32]:
@@ -80,8 +84,13 @@ class Perceptron:
         return unpack_flat(torch.from_numpy(flat), self.shapes)
 
     def loss(self, p: Params, rows: Params, fixed: Params, step: Step) -> Tensor:
-        """Return each client's binary cross-entropy."""
-        return mean_bce(self.logits(p, rows["users"], rows["items"], fixed), step)
+        """Return each client's binary cross-entropy, and that of interest and item alone."""
+        loss = mean_bce(self.logits(p, rows["users"], rows["items"], fixed), step)
+        if not self.matching:
+            return loss
+        interest = gru(p, fixed["behaviour"], fixed["interest"])
+        degree = (torch.bmm(interest, p["match"]) * rows["items"]).sum(-1)
+        return loss + self.matching * mean_bce(degree, step)
 
     def gated_loss(self, p: Params, rows: Params, fixed: Params, step: Step) -> Tensor:
         """Return the same where items are rows as received, and what the gate lets through."""

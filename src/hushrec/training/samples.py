@@ -92,12 +92,16 @@ def draw_device_samples(
     *,
     purpose: str = PURPOSE,
     positive_above: float | None = None,
+    ratings: bool = False,
 ) -> DeviceSamples:
     """Draw and shuffle the samples of a round, as `kernels.fit_inner_product` does.
 
-    With ``positive_above``, a training row with a value up to that is a negative too.
+    With ``positive_above``, a training row with a value up to that is a negative too; with
+    ``ratings`` its label is its value, and that of a drawn item 0.
     """
     drawn = draw_unshuffled(view, negatives, now, purpose)
+    if ratings:
+        drawn.labels[drawn.labels > 0] = view.values.values
     if positive_above is not None:
         drawn.labels[drawn.labels > 0] = view.values.values > positive_above
     return drawn.in_epochs(epochs)

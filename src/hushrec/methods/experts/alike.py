@@ -10,7 +10,7 @@ from hushrec.clients import TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.methods.base import Shared
 from hushrec.methods.categories import category_columns, category_shares
-from hushrec.methods.experts.base import Expert
+from hushrec.methods.experts.base import Expert, Part
 from hushrec.methods.fednext import gaps
 
 WINDOW = 5
@@ -74,3 +74,8 @@ class Alike(Expert):
             np.array(LATEST),
             out,
         )
+
+    def parts(self, model: Shared) -> tuple[Part, ...]:
+        """Say the same for bundles."""
+        options = {"sizes": model["sizes"].tolist(), "latest": list(LATEST)}
+        return (Part("groups", options, {n: model[n] for n in ("members", "said")}),)

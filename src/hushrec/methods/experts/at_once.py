@@ -16,8 +16,16 @@ from hushrec.clients import TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Shared
-from hushrec.methods.experts.base import Expert
-from hushrec.methods.experts.tables import Head, empty_table, kept_table, powered, strongest
+from hushrec.methods.experts.base import Array, Expert, Part
+from hushrec.methods.experts.tables import (
+    Head,
+    empty_table,
+    extended_table,
+    kept_table,
+    powered,
+    rest,
+    strongest,
+)
 from hushrec.methods.fednext import gaps, regression
 
 WINDOW, GRAM, RIDGE = 3, 0.2, 20.0
@@ -33,6 +41,7 @@ class AtOnce(Expert):
     """What came right after the last items, regressed and counted."""
 
     name = "at-once"
+    counted = "head and rest"
     start: ClassVar[dict[str, float]] = {}
 
     def init(self, view: TrainView) -> Shared:
@@ -57,10 +66,21 @@ class AtOnce(Expert):
         head = Head.of(keys, sums[:, 0], n_items, self.config.dense_items)
         weights = regression(powered(head.block, 0.5), GRAM, RIDGE)
         pairs, values = head.outside
-        alone = np.sqrt(np.maximum(values, 0.0)) / (np.sqrt(head.counts[pairs // n_items]) + RIDGE)
+        alone = _alone(head.counts[pairs // n_items], values)
         counted = strongest(model, keys, np.maximum(sums[:, 0], 0.0), n_items)
         return {
             **kept_table(model, head, weights, pairs, alone),
+            "followers": counted["neighbours"],
+            "counts": counted["weights"],
+        }
+
+    def extend(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+        """Let pairs that are not both in the head weigh what their own sums say."""
+        pairs, values, counts = rest(keys, sums[:, 0], len(model["neighbours"]))
+        followers = {"neighbours": model["followers"], "weights": model["counts"]}
+        counted = extended_table(followers, pairs, np.maximum(values, 0.0))
+        return {
+            **extended_table(model, pairs, _alone(counts, values)),
             "followers": counted["neighbours"],
             "counts": counted["weights"],
         }
@@ -76,3 +96,16 @@ class AtOnce(Expert):
         kernels.add_by_lag(counted, past.indptr, past.values, *table, COUNTED, by_place)
         for lag in range(len(COUNTED)):
             kernels.log_of_sum(counted[:, lag : lag + 1], COUNT_FLOOR, counted[:, lag])
+
+    def parts(self, model: Shared) -> tuple[Part, ...]:
+        """Say the same for bundles."""
+        weights = {name: model[name] for name in ("neighbours", "weights")}
+        counts = {"neighbours": model["followers"], "weights": model["counts"]}
+        by_weight = {"ends": LAGS.tolist(), "recency": 0.0, "floor": FLOOR, "logs": "sum"}
+        by_count = {"ends": COUNTED.tolist(), "recency": 0.0, "floor": COUNT_FLOOR, "logs": "each"}
+        return Part("lags", by_weight, weights), Part("lags", by_count, counts)
+
+
+def _alone(counts: Array, sums: Array) -> Array:
+    weights: Array = np.sqrt(np.maximum(sums, 0.0)) / (np.sqrt(counts) + RIDGE)
+    return weights

@@ -8,7 +8,8 @@ follow from public facts. `fedmix` calls it in this order:
    `init` – the model before anything was counted;
 2. `count` – on the clients: what each adds to the sums, over the history that it is shown;
 3. `learn` – on the server: the sums as a model;
-4. `score` – on the devices: a few scores of every item, from the own history.
+4. `score` – on the devices: a few scores of every item, from the own history;
+   `parts` – the same scores as numpy alone can work them out, for bundles.
 
 What `count` returns must be a plain sum over interactions of a history, in no order but its own:
 `fedmix` shows an expert histories with and without their last items, and sends the difference.
@@ -17,8 +18,10 @@ What `count` returns must be a plain sum over interactions of a history, in no o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,10 +60,23 @@ class ExpertsConfig(MethodConfig):
     """Items up to which systems are solved in full; beyond, these many most popular ones."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some of an expert's scores, as `serve.recommender` works them out; it has the kinds."""
+
+    kind: str
+    options: Mapping[str, Any]
+    arrays: Mapping[str, Array]
+
+
 class Expert(ABC):
     """One voice of the mixture."""
 
     name: ClassVar[str]
+    counted: ClassVar[Literal["once", "head", "head and rest"]] = "once"
+    """What becomes of its sums where counting takes several rounds. They may be all counted in the
+    first one; or keys are pairs of items, i·m + j, with counts under (i, i), of which `learn` gets
+    those within the head of the catalogue and `extend` may get the others later."""
     start: ClassVar[dict[str, float]] = {}
     """What scores weigh before weights are fitted, and which items are looked at then."""
 
@@ -90,9 +106,17 @@ class Expert(ABC):
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
         """Turn the sums, ascending keys and a row for each, into a model of the same shapes."""
 
+    def extend(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+        """Take further pairs into a model, of some first items, and those items' counts."""
+        return model
+
     @abstractmethod
     def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
         """Fill ``out[client, score, item]``, which is all zeros, from the clients' histories."""
+
+    def parts(self, model: Shared) -> tuple[Part, ...] | None:
+        """Say all scores in their order as parts that a bundle can hold; None if it cannot."""
+        return None
 
 
 def expert_names() -> list[str]:

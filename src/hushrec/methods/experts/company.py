@@ -18,7 +18,7 @@ from hushrec.clients import Ragged, TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Shared
-from hushrec.methods.experts.base import Expert
+from hushrec.methods.experts.base import Expert, Part
 from hushrec.methods.experts.tables import Head, empty_table, kept_table
 from hushrec.methods.fedals import gram, solve_users
 from hushrec.methods.fedease import regression
@@ -41,6 +41,7 @@ class Company(Expert):
     """What goes with the last items, with all of them, and with the taste that they show."""
 
     name = "company"
+    counted = "head"
     start: ClassVar[dict[str, float]] = {"log of the factors": 0.3}
 
     def init(self, view: TrainView) -> Shared:
@@ -91,6 +92,16 @@ class Company(Expert):
         kernels.log_of_sum(out[:, 4:5], FLOOR, out[:, 5])
         recent = kernels.recent_vectors(past.indptr, past.values, vectors, by_place(RECENT, 1.0))
         kernels.score_vectors(recent, columns, out[:, 6])
+
+    def parts(self, model: Shared) -> tuple[Part, ...]:
+        """Say the same for bundles."""
+        weights = {name: model[name] for name in ("neighbours", "weights")}
+        by_weight = {"ends": ENDS.tolist(), "recency": 0.0, "floor": FLOOR, "logs": "sum"}
+        factors = {"unseen": UNSEEN, "ridge": RIDGE, "floor": FLOOR, "recent": RECENT}
+        return (
+            Part("lags", by_weight, weights),
+            Part("factors", factors, {"vectors": model["vectors"]}),
+        )
 
 
 def _latest(items: Ragged, count: int) -> Ragged:

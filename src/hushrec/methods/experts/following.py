@@ -12,8 +12,15 @@ from hushrec.clients import TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Shared
-from hushrec.methods.experts.base import Expert
-from hushrec.methods.experts.tables import Head, empty_table, kept_table, powered
+from hushrec.methods.experts.base import Array, Expert, ExpertsConfig, Part
+from hushrec.methods.experts.tables import (
+    Head,
+    empty_table,
+    extended_table,
+    kept_table,
+    powered,
+    rest,
+)
 from hushrec.methods.fednext import gaps, regression
 from hushrec.methods.item_pairs import by_place
 
@@ -27,6 +34,7 @@ class Following(Expert):
     """What comes next, from the last item, the one before, and so on; and all of them together."""
 
     name = "following"
+    counted = "head and rest"
     start: ClassVar[dict[str, float]] = {"log of all": 1.0}
 
     def init(self, view: TrainView) -> Shared:
@@ -51,9 +59,13 @@ class Following(Expert):
         head = Head.of(keys, sums[:, 0], len(model["neighbours"]), config.dense_items)
         weights = regression(powered(head.block, config.power), config.gram, config.ridge)
         pairs, values = head.outside
-        counts = head.counts[pairs // head.n_items] ** config.power
-        alone = np.maximum(values, 0.0) ** config.power / (counts + config.ridge)
+        alone = weights_alone(head.counts[pairs // head.n_items], values, config)
         return kept_table(model, head, weights, pairs, alone)
+
+    def extend(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+        """Let pairs that are not both in the head weigh what their own sums say."""
+        pairs, values, counts = rest(keys, sums[:, 0], len(model["neighbours"]))
+        return extended_table(model, pairs, weights_alone(counts, values, self.config))
 
     def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
         """Add up the weights from the client's last items, by lag."""
@@ -61,3 +73,15 @@ class Following(Expert):
         table = model["neighbours"], model["weights"]
         kernels.add_by_lag(out[:, :-1], past.indptr, past.values, *table, LAGS, fade)
         kernels.log_of_sum(out[:, :-1], FLOOR, out[:, -1])
+
+    def parts(self, model: Shared) -> tuple[Part, ...]:
+        """Say the same for bundles."""
+        options = {"ends": LAGS.tolist(), "recency": 1.0, "floor": FLOOR, "logs": "sum"}
+        return (Part("lags", options, model),)
+
+
+def weights_alone(counts: Array, sums: Array, config: ExpertsConfig) -> Array:
+    """Return what pairs weigh by themselves: the regression with ``gram = 0``."""
+    power = config.power
+    weights: Array = np.maximum(sums, 0.0) ** power / (counts**power + config.ridge)
+    return weights

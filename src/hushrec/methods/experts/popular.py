@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hushrec.aggregate import ClientRows
 from hushrec.clients import TrainView
 from hushrec.methods.base import Shared
-from hushrec.methods.experts.base import Expert
+from hushrec.methods.experts.base import Expert, Part
 from hushrec.methods.popularity import distinct_items
 
 FLOOR = 0.03
@@ -48,3 +48,7 @@ class Popular(Expert):
         """Give everybody the same."""
         out[:, 0] = model["shares"]
         out[:, 1] = np.log(model["shares"] + np.float32(FLOOR))
+
+    def parts(self, model: Shared) -> tuple[Part, ...]:
+        """Say the same for bundles."""
+        return (Part("shares", {"floor": FLOOR}, model),)

@@ -92,6 +92,24 @@ def kept_table(
     return kept
 
 
+def rest(
+    keys: NDArray[np.int64], sums: NDArray[np.float64], n_items: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the pairs among these sums, theirs, and the counts of the items that come first."""
+    alone = keys // n_items == keys % n_items
+    counts = np.zeros(n_items)
+    counts[keys[alone] // n_items] = np.maximum(sums[alone], 0.0)
+    pairs = keys[~alone]
+    return pairs, sums[~alone], counts[pairs // n_items]
+
+
+def extended_table(table: Shared, keys: NDArray[np.int64], values: Array) -> Shared:
+    """Keep each item's strongest weights of those it has and of further pairs."""
+    kept = {name: table[name].copy() for name in ("neighbours", "weights")}
+    pair_kernels.add_to_strongest(keys, values, len(kept["weights"]), **kept)
+    return kept
+
+
 def strongest(table: Shared, keys: NDArray[np.int64], values: Array, n_items: int) -> Shared:
     """Keep each item's largest sums as they are, itself left out."""
     kept = {name: np.zeros_like(table[name]) for name in ("neighbours", "weights")}
