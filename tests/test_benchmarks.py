@@ -35,7 +35,7 @@ def test_everything_in_one_run(tmp_path):
     done = run("--quick", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "proves nothing" in done.stdout
-    for name in ("speed", "growth", "population", "noise"):
+    for name in ("speed", "growth", "population", "loading", "noise"):
         assert name in done.stdout
     assert (latest.stat().st_mtime_ns if latest.exists() else None) == before
 
@@ -65,6 +65,11 @@ def test_everything_in_one_run(tmp_path):
     assert population["few"]["users"] < population["many"]["users"]
     assert population["few"]["cohort"] == population["many"]["cohort"]
     assert 10**7 < population["many"]["peak_rss_bytes"] < 10**10
+
+    loading = result["loading"]
+    check_bars(loading["bars"], 3)
+    assert loading["read"] == loading["rows"] == result["sizes"]["rows"]
+    assert loading["wall_s"] == min(turn["wall_s"] for turn in loading["turns"])
 
     noise = result["noise"]
     check_bars(noise["bars"], 2)

@@ -139,7 +139,7 @@ experiments = st.builds(
     st.text(min_size=1),
     st.sampled_from(["fedmf", "pfedrec", "local-only"]),
     protocol=st.sampled_from(["honest", "published"]),
-    rounds=st.integers(1, 10**9),
+    rounds=st.integers(1, 10**6),
     seed=st.integers(0, 2**63 - 1),
     settings=st.builds(
         lambda cohort, others: cohort | others,

@@ -120,7 +120,7 @@ def test_what_cannot_be_searched_is_refused(tiny, tmp_path):
 def test_a_diverging_trial_is_a_line_not_an_end(tiny, tmp_path):
     found = search(tiny, tmp_path / "s", trials=1)
     assert found.trials[0].state == "done"
-    far = Start("pfedrec", rounds=3, settings={"init_std": 1e18, "d": 4})
+    far = Start("pfedrec", rounds=3, settings={"init_std": 1e12, "d": 4})
     wild = tune(tiny, far, tmp_path / "w", trials=2)
     assert {trial.state for trial in wild.trials} == {"diverged"}
     with pytest.raises(RunError, match="no trial came to its end"):

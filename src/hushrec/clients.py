@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from hushrec import kernels
 from hushrec.data.interactions import Features
 from hushrec.errors import ConfigError
 from hushrec.rng import SecretStreams, Streams, Words
+from hushrec.settings import Clients, Settings
 
 Protocol = Literal["honest", "published"]
 
@@ -136,14 +137,12 @@ class TrainView:
         return replace(self, _excluded=self.excluded())
 
 
-class CohortConfig(BaseModel):
+class CohortConfig(Settings):
     """Who takes part in a round."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["all", "fixed", "poisson"] = "all"
     """Everybody; exactly `size` clients without replacement; or each client with `probability`."""
-    size: Annotated[int, Field(ge=1)] | None = None
+    size: Annotated[Clients, Field(ge=1)] | None = None
     probability: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @model_validator(mode="after")

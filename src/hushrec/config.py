@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from hushrec.clients import CohortConfig, Protocol
 from hushrec.errors import ConfigError, nearest
 from hushrec.evaluate.evaluator import EvaluationConfig
 from hushrec.methods.base import Method, method_class
 from hushrec.privacy.config import PrivacyConfig
+from hushrec.settings import Seed, Settings
 from hushrec.silos import SilosConfig
 from hushrec.split import SplitConfig
 from hushrec.store import StoreConfig
@@ -27,10 +28,8 @@ from hushrec.store import StoreConfig
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class Experiment(BaseModel):
+class Experiment(Settings):
     """Data, split, method, cohort and evaluation of one run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     data: str
     """A name of the catalogue, an imported name, or a path."""
@@ -44,7 +43,7 @@ class Experiment(BaseModel):
     protocol: Protocol = "honest"
     """`published` reproduces the papers' figures and leaks the held-out item."""
     rounds: Annotated[int, Field(ge=1)] = 100
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     split: SplitConfig = SplitConfig()
     cohort: CohortConfig = CohortConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -80,11 +79,13 @@ class Experiment(BaseModel):
         """Read what `to_toml` wrote."""
         try:
             values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{source}: not valid TOML: {error}") from None
         return _validated(cls, values, f"key in {source}")
 
 
+LARGEST_PRESET = 1 << 20
+"""Bytes of a preset."""
 NONE = "none"
 SECTIONS = ("split", "cohort", "evaluation", "store", "privacy", "silos")
 
@@ -154,11 +155,19 @@ def read_preset(method: str, preset: str) -> dict[str, Any]:
     """
     if preset.endswith(".toml"):
         try:
-            return tomllib.loads(Path(preset).read_text("utf-8"))
+            with Path(preset).open("rb") as own:
+                text = own.read(LARGEST_PRESET + 1)
+            if len(text) > LARGEST_PRESET:
+                raise ConfigError(f"{preset}: larger than a preset can be")
+            found = tomllib.loads(text.decode())
         except OSError as error:
             raise ConfigError(f"cannot read the preset {preset}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{preset}: not valid TOML: {error}") from None
+        for name in ("options", *SECTIONS):
+            if not isinstance(found.get(name, {}), dict):
+                raise ConfigError(f"{preset}: '{name}' must be a section, [{name}]")
+        return found
     known = preset_names(method)
     if preset not in known:
         hint = nearest(preset, known) if known else f"; {method} has no presets"
@@ -176,7 +185,7 @@ def parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
             raise ConfigError(f"--set {pair}: expected key=value, for example --set lr=0.05")
         try:
             parsed = tomllib.loads(f"value = {text}")
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             parsed = {"value": text}
         if len(parsed) > 1:
             raise ConfigError(f"--set {key}=…: one value at a time")
@@ -214,6 +223,10 @@ def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Mode
         if first["type"] == "value_error":  # a rule of ours says itself what to change
             raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
         given = first.get("input")
+        if first["type"] in ("less_than_equal", "less_than"):
+            most = first["ctx"].get("le", first["ctx"].get("lt"))
+            smaller = f"use a smaller {first['loc'][-1]}, at most {most:,}"
+            raise ConfigError(f"{what} '{path}' = {given!r}: {smaller}") from None
         raise ConfigError(f"{what} '{path}' = {given!r}: {first['msg']}") from None
 
 

@@ -26,6 +26,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from hushrec.plain_text import cut, listed
+
+MOST_COMPARED = 1_000
+MOST_KNOWN = 50
+"""Names that are worth comparing with a misspelt one, and worth listing where none is like it."""
+
 
 class HushrecError(Exception):
     """Root of the tree."""
@@ -81,8 +87,9 @@ class MissingExtraError(HushrecError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` with the closest known name, or the list of names."""
     options = sorted(known)
-    by_lower = {option.lower(): option for option in options}
-    match = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    # Comparing takes the product of two lengths, and names of a file can be many and long.
+    by_lower = {cut(option.lower()): option for option in options[:MOST_COMPARED]}
+    match = difflib.get_close_matches(cut(name.lower()), by_lower, n=1, cutoff=0.5)
     if match:
-        return f"; did you mean '{by_lower[match[0]]}'?"
-    return f"; known: {', '.join(options)}" if options else ""
+        return f"; did you mean '{cut(by_lower[match[0]])}'?"
+    return f"; known: {listed(options, MOST_KNOWN, quote='')}" if options else ""

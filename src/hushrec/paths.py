@@ -45,7 +45,9 @@ def checked(path: str | Path) -> Path:
         with suppress(FileNotFoundError, NotADirectoryError):
             given.stat()
         named = given.name not in ("", "..") and not given.is_symlink()
-        found = given if named else given.resolve()
+        real = given.resolve()
+        # A pipe under /proc is there, and what its link says is not.
+        found = given if named or (given.exists() and not real.exists()) else real
     except OSError as error:  # also where the folder we are in is gone
         raise ConfigError(f"{shown(text)}: {error.strerror}") from None
     if not found.name:

@@ -12,14 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.backends.inprocess import THIS_MACHINE, Machine
-from hushrec.checkpoint import SELECTED, Diary, load_model, restore, saved_key
+from hushrec.checkpoint import (
+    SELECTED,
+    Diary,
+    alike,
+    load_model,
+    restore,
+    restore_private,
+    saved_key,
+)
 from hushrec.clients import Protocol, Ragged, TrainView
 from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions, load
 from hushrec.data.features import of_newcomer
-from hushrec.errors import ConfigError, RunError
+from hushrec.errors import ConfigError, InputError, RunError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.ranking import Ranks, top_k
+from hushrec.formats import Seeds
 from hushrec.methods.base import Method, Shared
 from hushrec.methods.capabilities import Explains
 from hushrec.paths import checked
@@ -112,10 +121,9 @@ class Run:
         fields = method.private_fields(view, shared_shapes, streams)
         store = PrivateStore.create(fields, len(view.clients), experiment.store, None)
         shared, parts = load_model(folder, FINAL, SELECTED, state["files"])
-        for part in parts:
-            store.restore(part)
+        restore_private(store, parts, path)
         for name, array in method.serving(shared_shapes).items():
-            if name not in shared or shared[name].shape != array.shape:
+            if name not in shared or not alike(shared[name], array):
                 raise RunError(
                     f"{path}: the model does not fit the data '{experiment.data}' any more; "
                     "has the data changed since training?"
@@ -320,7 +328,7 @@ def train_seeds(
     interactions = load(data) if isinstance(data, str) else data
     if resume:
         folder = RunFolder.open(left_off(place))
-        seeds, first = folder.read_json(SEEDS)["seeds"], folder.experiment()
+        seeds, first = folder.read_json(SEEDS, Seeds)["seeds"], folder.experiment()
     else:
         options["seed"] = seeds[0]
         first = _asked_for(interactions, method, options)
@@ -398,9 +406,13 @@ def read_ranks(folder: RunFolder) -> dict[str, dict[str, Ranks]]:
     """Read users.npz back."""
     arrays = folder.read_arrays("users.npz")
     ranks: dict[str, dict[str, Ranks]] = {}
-    for part, candidates in sorted({tuple(name.split("/")[:2]) for name in arrays}):
-        prefix = f"{part}/{candidates}/"
-        ranks.setdefault(part, {})[candidates] = Ranks.from_arrays(arrays, prefix)
+    try:
+        for part, candidates in sorted({tuple(name.split("/")[:2]) for name in arrays}):
+            prefix = f"{part}/{candidates}/"
+            ranks.setdefault(part, {})[candidates] = Ranks.from_arrays(arrays, prefix)
+        ranks["valid"]["full"], ranks["test"]["full"]
+    except (InputError, ValueError, KeyError) as error:
+        raise RunError(f"{folder.path / 'users.npz'} is damaged: {error}") from None
     return ranks
 
 

@@ -19,19 +19,17 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import tomllib
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from hushrec import stored
 from hushrec.config import Experiment
 from hushrec.disk import (
     LOCK,
@@ -45,6 +43,7 @@ from hushrec.disk import (
     writing,
 )
 from hushrec.errors import RunError
+from hushrec.formats import Line, State, Stored, Summary
 from hushrec.paths import checked
 from hushrec.store import WORKSPACE
 
@@ -56,12 +55,6 @@ NEW, OLD = "new", "replaced"
 """Marks of a run that is to replace another, and of one that is being replaced."""
 FEDERATED = "roster.json"
 """What a run folder of a federation's server has, and no other."""
-SUMMARY_KEYS = {
-    *("method", "data", "protocol", "protocol_mark", "options", "rounds", "selected_round", "seed"),
-    *("test", "valid", "yardsticks", "lists", "users", "notes", "communication", "time"),
-    *("peak_rss_bytes", "privacy"),
-}
-"""What summary.json holds at least."""
 
 
 class RunFolder:
@@ -111,7 +104,7 @@ class RunFolder:
     def experiment(self) -> Experiment:
         """Read the configuration."""
         file = self.path / "config.toml"
-        return Experiment.from_toml(file.read_text("utf-8"), str(file))
+        return Experiment.from_toml(stored.read_text(file), str(file))
 
     # ------------------------------------------------------------ small files
 
@@ -123,18 +116,13 @@ class RunFolder:
         """Write a JSON file."""
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
-    def read_json(self, name: str) -> dict[str, Any]:
-        """Read a JSON file."""
+    def read_json(self, name: str, kind: type[Stored] | None = None) -> dict[str, Any]:
+        """Read a JSON file that holds what ``kind`` says."""
         file = self.path / name
         if not file.exists():
             raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
-        try:
-            value = json.loads(file.read_text("utf-8"))
-        except ValueError as error:
-            raise RunError(f"{file} is damaged: {error}") from None
-        if not isinstance(value, dict):
-            raise RunError(f"{file} is damaged: not an object")
-        return value
+        value = stored.read_json(file)
+        return value if kind is None else stored.checked(kind, value, str(file))
 
     def read_summary(self) -> dict[str, Any]:
         """Read summary.json and check that it is one."""
@@ -143,11 +131,7 @@ class RunFolder:
                 f"{self.path} is the server's side of a federation, and what its users had is on "
                 "the nodes: see 'hushrec federate status'"
             )
-        summary = self.read_json("summary.json")
-        missing = sorted(SUMMARY_KEYS - summary.keys())
-        if missing:
-            raise RunError(f"{self.path / 'summary.json'} is damaged: it lacks '{missing[0]}'")
-        return summary
+        return self.read_json("summary.json", Summary)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add a round to metrics.jsonl."""
@@ -157,13 +141,9 @@ class RunFolder:
         """Read metrics.jsonl; a last line cut short by a crash is left out."""
         file = self.path / "metrics.jsonl"
         lines = []
-        for text in file.read_text("utf-8").splitlines() if file.exists() else []:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                break
-            if not isinstance(line, dict) or not line.keys() >= {"round", "loss", "valid"}:
-                break
+        for number, text in enumerate(_whole_lines(file), 1):
+            where = f"{file}, line {number},"
+            line = stored.checked(Line, stored.parse_json(text, where), where)
             if up_to is None or line["round"] <= up_to:
                 lines.append(line)
         return lines
@@ -184,11 +164,7 @@ class RunFolder:
         file = self.path / name
         if not file.exists():
             raise RunError(f"{file} is missing: train again with --overwrite")
-        try:
-            with np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
-        except (ValueError, OSError, EOFError, KeyError, BadZipFile, zlib.error) as error:
-            raise RunError(f"{file} is damaged: {error}") from None
+        return stored.read_arrays(file)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -221,14 +197,15 @@ class RunFolder:
         """Read a checkpoint's state after checking every file against its digest."""
         folder = self.path / "checkpoint" / name
         try:
-            state = dict(json.loads((folder / "state.json").read_text("utf-8")))
-            if state.pop("digest") != _text_digest(state):
-                raise self._damaged(folder / "state.json")
-            for file, digest in state["files"].items():
-                if not (folder / file).exists() or _digest(folder / file) != digest:
-                    raise self._damaged(folder / file)
-        except (ValueError, KeyError, OSError):
+            state = stored.read_json(folder / "state.json")
+        except RunError:
             raise self._damaged(folder / "state.json") from None
+        if state.pop("digest", None) != _text_digest(state):
+            raise self._damaged(folder / "state.json")
+        stored.checked(State, state, str(folder / "state.json"))
+        for file, digest in state["files"].items():
+            if not (folder / file).is_file() or _digest(folder / file) != digest:
+                raise self._damaged(folder / file)
         if state["settings"] != self._settings():
             raise RunError(
                 f"{self.path / 'config.toml'} was changed since this run was trained; "
@@ -246,7 +223,7 @@ class RunFolder:
 
     def _settings(self) -> str:
         """Return a digest of what config.toml says, how long the run is left out."""
-        said = tomllib.loads((self.path / "config.toml").read_text("utf-8"))
+        said = stored.read_toml(self.path / "config.toml")
         return _text_digest({key: value for key, value in said.items() if key != "rounds"})
 
     def _damaged(self, file: Path) -> RunError:
@@ -284,10 +261,15 @@ def beside(path: Path, mark: str) -> Path:
 def is_run(path: Path) -> bool:
     """Say whether a folder is a run: other programs have a config.toml too, but not this one."""
     try:
-        config = tomllib.loads((path / "config.toml").read_text("utf-8"))
-    except (OSError, ValueError):
+        config = stored.read_toml(path / "config.toml")
+    except RunError:
         return False
     return {"data", "method", "protocol", "rounds", "seed"} <= config.keys()
+
+
+def _whole_lines(file: Path) -> list[str]:
+    """Return the lines of a file; a last one that a crash cut short is left out."""
+    return stored.read_text(file).split("\n")[:-1] if file.exists() else []
 
 
 def _digest(path: Path) -> str:

@@ -14,22 +14,21 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hushrec.clients import TrainView
 from hushrec.data.interactions import MultiCategorical
 from hushrec.errors import ConfigError
 from hushrec.rng import Streams
+from hushrec.settings import Settings
 
 ALPHAS = {"low": 100.0, "medium": 1.0, "high": 0.1}
 """Concentration of the Dirichlet distribution for each degree of difference."""
 POPULARITY_GROUPS = 10
 
 
-class SilosConfig(BaseModel):
+class SilosConfig(Settings):
     """Which users share a client."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["none", "dirichlet"] = "none"
     """Every user is a client; or silos of users that are alike in taste."""

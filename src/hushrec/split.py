@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hushrec.clients import Protocol, Ragged, TrainView
 from hushrec.data.features import usual
@@ -21,15 +21,14 @@ from hushrec.data.interactions import Categorical, Column, Interactions
 from hushrec.errors import ConfigError, DataError
 from hushrec.kernels.draws import draw_each
 from hushrec.rng import Streams
+from hushrec.settings import Settings
 from hushrec.silos import SilosConfig, hold
 
 Part = Literal["valid", "test"]
 
 
-class SplitConfig(BaseModel):
+class SplitConfig(Settings):
     """How to split."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["leave-one-out", "ratio", "time", "unseen-users"] = "leave-one-out"
     """Last item tests and the one before validates; a share of each user's rows; one date for

@@ -34,6 +34,7 @@ from hushrec.privacy.protection import Protection
 from hushrec.rng import Streams
 from hushrec.round import NoJournal, RoundReport, run_rounds
 from hushrec.split import make_split
+from hushrec.stored import read_text
 
 PRESET = "tuned-honest"
 KEPT = 75.0
@@ -296,7 +297,7 @@ def _open(folder: Path, base: Experiment, space: SearchSpace) -> Search:
 
 def _read_trials(file: Path, space: SearchSpace) -> list[Trial]:
     """Read the trials; a last line cut short by a crash is dropped, other damage is an error."""
-    lines = file.read_text("utf-8").splitlines(keepends=True) if file.exists() else []
+    lines = read_text(file).splitlines(keepends=True) if file.exists() else []
     if lines and not lines[-1].endswith("\n"):
         lines = lines[:-1]
         write_text(file, "".join(lines))
@@ -307,7 +308,7 @@ def _read_trials(file: Path, space: SearchSpace) -> list[Trial]:
             trial = Trial(**{**values, "looks": {int(r): v for r, v in values["looks"].items()}})
             if trial.number != number or set(trial.options) != set(space):
                 raise ValueError("not the next trial of this search")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise RunError(f"{file}, line {number + 1} is damaged: {error}") from None
         trials.append(trial)
     return trials

@@ -70,7 +70,7 @@ def test_plot(tmp_path):
         ),
         (["epsilon", "--noise", "1", *RUN, "--neighbours", "replace-one"], "fixed-size sampling"),
         (["epsilon", "--noise", "1", *RUN, "--sampling", "fixed", "--cohort", "2.5"], "whole"),
-        (["noise", "--epsilon", "-1", *RUN], "must be positive"),
+        (["noise", "--epsilon", "-1", *RUN], "not in the range"),
         (["plot", "--noise", "0", *RUN], "larger --noise"),
         (["plot", "--noise", "1", *RUN, "--rounds", "1"], "two rounds"),
         (["plot", "--noise", "1", *RUN, "--rounds", "2", "--out", "/no/such/x.svg"], "write"),

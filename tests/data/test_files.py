@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hushrec.data import files
+from hushrec.data import entries
 from hushrec.data.files import read_history, read_interactions
 from hushrec.data.tables import Columns
 from hushrec.data.text import LONGEST_LINE
@@ -449,13 +449,13 @@ def test_an_enormous_line_is_refused_before_the_rest_is_read(write, monkeypatch,
     path = write(raw)
     taken = []
 
-    class Counting(io.FileIO):
+    class Counting(io.BufferedReader):
         def read(self, size=-1):
             chunk = super().read(size)
             taken.append(len(chunk))
             return chunk
 
-    monkeypatch.setattr("hushrec.data.text.open_file", lambda path: Counting(path))
+    monkeypatch.setattr("hushrec.data.text.open_file", lambda path: Counting(io.FileIO(path)))
     with pytest.raises(DataError, match=rf"line {before + 1}: longer than 1,048,576 bytes"):
         read_interactions(path)
     assert sum(taken) < 4 << 20
@@ -465,7 +465,7 @@ def test_a_line_of_just_the_limit_is_read(write):
     title = "t" * (LONGEST_LINE - len("cy,tea,1,5,"))
     text = "user,item,rating,time,title\nann,milk,1,2,Milk\ncy,tea,1,5," + title + "\n"
     data = read_interactions(write(text))
-    assert data.title(1) == "t" * files.LONGEST_TITLE
+    assert data.title(1) == "t" * entries.LONGEST_TITLE
 
 
 # ------------------------------------------------------------------------------------- history

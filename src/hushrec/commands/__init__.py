@@ -25,6 +25,7 @@ from hushrec.commands.recommend import export_command, recommend_command
 from hushrec.commands.release import release_command
 from hushrec.commands.report import report_command
 from hushrec.commands.reproduce import reproduce_command
+from hushrec.commands.terminal import complain, safe_usage, say
 from hushrec.commands.train import train_command
 from hushrec.commands.tune import tune_command
 from hushrec.errors import DivergedError, HushrecError, StoppedError
@@ -33,15 +34,19 @@ from hushrec.errors import DivergedError, HushrecError, StoppedError
 class _Commands(click.Group):
     """Turns every error meant for the user into one line on standard error and its exit code."""
 
+    def make_context(self, *given: Any, **more: Any) -> click.Context:
+        with safe_usage():
+            return super().make_context(*given, **more)
+
     def invoke(self, context: click.Context) -> Any:
         try:
-            with guarded():
+            with safe_usage(), guarded():
                 return super().invoke(context)
         except StoppedError as stopped:
-            click.echo(str(stopped), err=True)
+            say(str(stopped), err=True)
             sys.exit(130)
         except HushrecError as error:
-            click.echo(f"hushrec: {error}", err=True)
+            complain(error)
             sys.exit(3 if isinstance(error, DivergedError) else 2)
 
 

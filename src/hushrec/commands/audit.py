@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hushrec.audit.auditor import Progress, audit
-from hushrec.commands.options import json_option, print_json, run_argument
+from hushrec.commands.options import SEED, json_option, run_argument
+from hushrec.commands.terminal import Console, print_json, progress, say, words
 from hushrec.report.html import write_report
 from hushrec.report.tables import plain_table
 from hushrec.run import Run
@@ -25,21 +24,21 @@ from hushrec.run import Run
 @run_argument
 @click.option(
     "--users",
-    type=click.IntRange(min=10),
+    type=click.IntRange(10, 1_000_000),
     default=500,
     show_default=True,
     help="Users to attack, at most.",
 )
 @click.option(
     "--trials",
-    type=click.IntRange(min=1000),
+    type=click.IntRange(1_000, 10_000_000),
     default=10_000,
     show_default=True,
     help="Canary trials; more of them prove more.",
 )
 @click.option(
     "--seed",
-    type=int,
+    type=SEED,
     default=0,
     show_default=True,
     metavar="S",
@@ -68,14 +67,14 @@ def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: boo
         for table in _tables(found):
             console.print(table)
             console.print()
-        console.print(found["verdict_words"], highlight=False)
+        console.print(found["verdict_words"])
         for reason in found["reasons"]:
-            console.print(f"- {reason}", highlight=False, markup=False)
-        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+            console.print(f"- {reason}")
+        console.print(f"report: {report}", soft_wrap=True)
     if found["verdict"] == "contradicted":
         reasons = found["reasons"]
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        click.echo(f"hushrec: the claim of {folder} is contradicted: {reasons[0]}{more}", err=True)
+        say(f"hushrec: the claim of {folder} is contradicted: {reasons[0]}{more}", err=True)
         sys.exit(1)
 
 
@@ -203,8 +202,8 @@ def _display(quiet: bool) -> Iterator[Progress]:
     if quiet:
         yield lambda what, done, total: None
         return
-    columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn())
-    with Bars(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+    columns = (words("{task.description:10}"), BarColumn(), MofNCompleteColumn())
+    with progress(*columns, TimeRemainingColumn()) as bars:
         tasks: dict[str, Any] = {}
 
         def show(what: str, done: int, total: int) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
+from hushrec.commands.display import reading_display
 from hushrec.commands.options import gather, items_option, json_option
 from hushrec.commands.places import PLACE, SOURCE
+from hushrec.commands.terminal import Console, print_json, progress, say, words
 from hushrec.data.catalog import fetch, import_file, load, names
 from hushrec.data.datasets import CATALOG, DataSet
 from hushrec.data.files import FeatureFiles
@@ -43,7 +43,7 @@ def list_command(as_json: bool) -> None:
     """
     entries = [_entry(CATALOG[name]) if name in CATALOG else _imported(name) for name in names()]
     if as_json:
-        _print_json(entries)
+        print_json(entries)
         return
     table = plain_table()
     table.add_column("name", no_wrap=True)
@@ -55,7 +55,7 @@ def list_command(as_json: bool) -> None:
         # The first clause; `info` has the whole.
         licence = entry["licence"].split(";")[0]
         table.add_row(entry["name"], *counts, entry["where"] or "not here", licence)
-    _console().print(table)
+    Console().print(table)
 
 
 @data_commands.command("info")
@@ -69,7 +69,8 @@ def info_command(source: str, items: str | None, as_json: bool) -> None:
     hushrec data info ml-100k
     hushrec data info ratings.csv.gz --items films.csv --json
     """
-    summary = load(source, items=items).facts()
+    with reading_display(as_json) as heard:
+        summary = load(source, items=items, heard=heard).facts()
     if source in CATALOG:
         dataset = CATALOG[source]
         folder = dataset.find() if dataset.files else None
@@ -93,18 +94,10 @@ def fetch_command(name: str, as_json: bool) -> None:
     hushrec data fetch ml-100k
     hushrec data fetch lastfm-2k/listens
     """
-    note = Console(stderr=True, highlight=False)
     if name in CATALOG:
-        note.print(f"{CATALOG[name].title}\nTerms: {CATALOG[name].licence}")
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=note,
-        transient=True,
-        disable=as_json,
-    )
+        say(f"{CATALOG[name].title}\nTerms: {CATALOG[name].licence}", err=True)
+    columns = (words("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = progress(*columns, transient=True, quiet=as_json)
     with bar:
         task = bar.add_task(name, total=None)
         folder = fetch(name, lambda done, total: bar.update(task, completed=done, total=total))
@@ -171,8 +164,9 @@ def import_command(
     hushrec data import ratings.csv --name mine --items films.csv --item-feature genres:set
         --users people.csv --user-feature 'gender:category:F|M' --user-feature age:number:0:100
     """
-    summary = import_file(file, name, columns, features, overwrite=overwrite).facts()
-    _show(summary, as_json)
+    with reading_display(as_json) as heard:
+        data = import_file(file, name, columns, features, overwrite=overwrite, heard=heard)
+    _show(data.facts(), as_json)
 
 
 def _entry(dataset: DataSet) -> dict[str, Any]:
@@ -203,19 +197,15 @@ def _imported(name: str) -> dict[str, Any]:
     }
 
 
-def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 def _show(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        _print_json(summary)
+        print_json(summary)
         return
     table = plain_table(show_header=False)
     for key, value in summary.items():
         if value not in ({}, [], None):
             table.add_row(key.replace("_", " "), _text(value))
-    _console().print(table)
+    Console().print(table)
 
 
 def _text(value: object) -> str:
@@ -230,7 +220,3 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _console() -> Console:
-    return Console(highlight=False, markup=False, emoji=False)

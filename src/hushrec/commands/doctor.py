@@ -9,10 +9,10 @@ import platform
 from typing import Any
 
 import click
-from rich.console import Console
 
 from hushrec.backends.inprocess import usable_cores
-from hushrec.commands.options import json_option, print_json
+from hushrec.commands.options import json_option
+from hushrec.commands.terminal import Console, print_json
 from hushrec.data.folders import cache_dir
 from hushrec.methods.base import method_names
 from hushrec.report.tables import plain_table
@@ -60,7 +60,7 @@ def doctor_command(as_json: bool) -> None:
     table.add_row("versions", "  ".join(f"{k} {v}" for k, v in found["versions"].items()))
     table.add_row("threads", str(found["threads"]))
     for extra, version in found["extras"].items():
-        state = version or f"not installed: pip install 'hushrec\\[{extra}]'"
+        state = version or f"not installed: pip install 'hushrec[{extra}]'"
         table.add_row(f"extra {extra}", state)
     table.add_row("methods", "  ".join(found["methods"]))
     table.add_row("HUSHREC_DATA", found["data"]["HUSHREC_DATA"] or "not set")

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from hushrec.analyse.compare import compare_runs
 from hushrec.analyse.one_run import groups_of, guidance_effects, whose_table
 from hushrec.backends.inprocess import usable_cores
 from hushrec.commands import options
 from hushrec.commands.places import PLACE
+from hushrec.commands.terminal import Console, print_json
 from hushrec.errors import ConfigError
 from hushrec.evaluate.adaptation import adaptation_curve
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
@@ -78,7 +77,7 @@ def evaluate_command(
         },
     }
     if as_json:
-        options.print_json(result)
+        print_json(result)
         return
     Console().print(tables.result_table(result, metrics, part))
 
@@ -93,7 +92,7 @@ def _adapt(
         run.folder.write_json(ADAPTATION, curve)
         write_report(run)
     if as_json:
-        options.print_json(curve)
+        print_json(curve)
     else:
         Console().print(tables.adaptation_table(curve))
 
@@ -147,11 +146,12 @@ def analyse_command(
     heading = _heading(run)
     if as_json:
         model = facts_of(run.method, run.shared)
-        options.print_json({**heading, "part": part, "model": model, **found})
+        print_json({**heading, "part": part, "model": model, **found})
         return
     console = Console()
-    mark = f" [bold red]{heading['protocol_mark']}[/]" if heading["protocol_mark"] else ""
-    console.print(f"[bold]{escape(heading['method'])} on {escape(heading['data'])}[/]{mark}")
+    console.print(f"{heading['method']} on {heading['data']}", style="bold")
+    if heading["protocol_mark"]:
+        console.print(heading["protocol_mark"], style="bold red")
     if "tables" in found:
         console.print(tables.own_table_table(found["tables"], part))
     if "groups" in found:
@@ -161,7 +161,7 @@ def analyse_command(
     elif "guidance" in found:
         refused.append("guidance: no guidance was committed in this run")
     for line in [*tables.model_lines(facts_of(run.method, run.shared)), *refused]:
-        console.print(line, style="dim", highlight=False)
+        console.print(line, style="dim")
 
 
 @click.command("compare")
@@ -201,6 +201,6 @@ def compare_command(
     if plot is not None:
         write_convergence(folders, plot, metrics, candidates)
     if as_json:
-        options.print_json(rows)
+        print_json(rows)
         return
     Console().print(*tables.comparison_tables(rows), tables.cost_table(rows), sep="\n")

@@ -10,8 +10,9 @@ from types import ModuleType
 
 import click
 
-from hushrec.commands.options import gather, json_option, print_json
+from hushrec.commands.options import SEED, gather, json_option
 from hushrec.commands.places import PLACE, SOURCE
+from hushrec.commands.terminal import print_json, say
 from hushrec.config import make_experiment, parse_settings
 from hushrec.data import Interactions, load
 from hushrec.data.files import read_features, read_items
@@ -108,7 +109,7 @@ trained_options = gather(
     click.option("--preset", type=SOURCE, metavar="NAME", help="A set of options that ships."),
     click.option("--rounds", type=int, metavar="N"),
     click.option(
-        "--seed", type=int, metavar="S", help="Of the experiment and of the dealing.  [0]"
+        "--seed", type=SEED, metavar="S", help="Of the experiment and of the dealing.  [0]"
     ),
     click.option(
         "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable."
@@ -229,7 +230,7 @@ def renew_command(folder: Path, as_json: bool) -> None:
     if as_json:
         print_json({"folder": str(folder), "valid_until": until.isoformat()})
         return
-    click.echo(f"{folder / 'server' / 'server.crt'} holds until {until:%Y-%m-%d}")
+    say(f"{folder / 'server' / 'server.crt'} holds until {until:%Y-%m-%d}")
 
 
 @federate_commands.command("server")
@@ -292,7 +293,7 @@ def transport() -> ModuleType:
 
 
 def _say(words: str) -> None:
-    click.echo(words, err=True)
+    say(words, err=True)
 
 
 def _names(count: int | None, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -322,12 +323,12 @@ def _show_made(made: Made, federation: Federation, as_json: bool) -> None:
             }
         )
         return
-    click.echo(f"{made.folder}/server")
+    say(f"{made.folder}/server")
     for name, taken in made.nodes.items():
         given = (
             "brings its own data"
             if taken is None
             else f"{taken.users:,} users, {taken.rows:,} interactions"
         )
-        click.echo(f"{made.folder}/nodes/{name}  {given}")
-    click.echo(f"{made.folder}/README.txt says what to copy where, and what to run next")
+        say(f"{made.folder}/nodes/{name}  {given}")
+    say(f"{made.folder}/README.txt says what to copy where, and what to run next")

@@ -11,15 +11,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from hushrec.commands.display import polite_stop, training_display
 from hushrec.commands.federate import Trained, make_rehearsal, trained_options, transport
-from hushrec.commands.options import data_option, json_option, print_json
+from hushrec.commands.options import data_option, json_option
 from hushrec.commands.places import PLACE
 from hushrec.commands.recommend import show_recommendations
+from hushrec.commands.terminal import Console, print_json, say
 from hushrec.deployment.folder import ServerConfig, ServerFolder
 from hushrec.deployment.processes import stopped_by_signals
 from hushrec.deployment.programs import begin_run
@@ -57,7 +57,7 @@ def run_command(folder: Path, resume: bool, as_json: bool) -> None:
         print_json(result)
         return
     show_result(result)
-    click.echo(f"model and log: {path}")
+    say(f"model and log: {path}")
 
 
 def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[dict[str, Any], Path]:
@@ -118,7 +118,7 @@ def show_result(result: Mapping[str, Any]) -> None:
         style="dim",
         highlight=False,
     )
-    console.print(result["privacy"]["statement"], style="dim", highlight=False)
+    console.print(result["privacy"]["statement"], style="dim")
 
 
 @click.command("status")
@@ -205,12 +205,12 @@ def rehearse_command(
         print_json({**result, "user": user, "recommendations": found})
         return
     show_result(result)
-    click.echo(f"on {name}, for its user {user}:")
+    say(f"on {name}, for its user {user}:")
     show_recommendations(user, found, as_json=False)
     if folder is not None:
-        click.echo(f"model and log: {path}")
+        say(f"model and log: {path}")
 
 
 def _say(words: str, *, quiet: bool = False) -> None:
     if not quiet:
-        click.echo(words, err=True)
+        say(words, err=True)

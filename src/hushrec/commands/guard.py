@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 
+from hushrec.commands.terminal import say
 from hushrec.compiled import UNCACHED
 from hushrec.data.folders import cache_dir
 from hushrec.disk import write_bytes
@@ -41,7 +42,7 @@ LONGEST = 300
 def guarded() -> Iterator[None]:
     """Turn whatever a command raises beyond hushrec's errors into a sentence and an exit code."""
     if UNCACHED:
-        click.echo(NO_CACHE, err=True)
+        say(NO_CACHE, err=True)
     try:
         with _ended_as_by_ctrl_c():
             yield
@@ -51,10 +52,10 @@ def guarded() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        click.echo("hushrec: stopped", err=True)
+        say("hushrec: stopped", err=True)
         sys.exit(130)
     except MemoryError as error:
-        click.echo(
+        say(
             f"hushrec: this machine has not enough memory for it{_in_brackets(error)}: use less "
             "data, a smaller d, a smaller batch or cohort, fewer --threads, or --set "
             "store.kind=file",
@@ -63,10 +64,10 @@ def guarded() -> Iterator[None]:
         sys.exit(2)
     except OSError as error:
         place = "" if error.filename is None else f"{error.filename}: "
-        click.echo(f"hushrec: {_one_line(place + (error.strerror or str(error)))}", err=True)
+        say(f"hushrec: {_one_line(place + (error.strerror or str(error)))}", err=True)
         sys.exit(2)
     except Exception as error:
-        click.echo(
+        say(
             f"hushrec: this is a fault of hushrec, and not yours: {type(error).__name__}"
             f"{_in_brackets(error)}. Please report it with the command and {_keep(error)}.",
             err=True,
@@ -95,7 +96,7 @@ def _keep(error: Exception) -> str:
     """Show the traceback if that is wanted, else leave it in a file; say where it is."""
     text = "".join(traceback.format_exception(error))
     if os.environ.get(TRACEBACK):
-        click.echo(text, err=True)
+        say(text, err=True)
         return "the lines above"
     system = f"hushrec {version('hushrec')}, Python {platform.python_version()}, {sys.platform}"
     file: Path = cache_dir() / LOG

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
-from hushrec.commands.options import json_option, print_json
+from hushrec.commands.options import json_option
+from hushrec.commands.terminal import Console, print_json
 from hushrec.config import preset_names
 from hushrec.errors import MissingExtraError
 from hushrec.methods.base import method_class, method_names
@@ -33,8 +32,8 @@ def methods_command(as_json: bool) -> None:
         table.add_column(name, overflow="fold")
     for entry in entries:
         options = " ".join(f"{key}={said['default']}" for key, said in entry["options"].items())
-        about = escape(entry["about"])
-        table.add_row(entry["name"], escape(options), " ".join(entry["presets"]), about)
+        about = entry["about"]
+        table.add_row(entry["name"], options, " ".join(entry["presets"]), about)
     Console().print(table)
 
 

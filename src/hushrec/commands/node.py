@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 import numpy as np
 
-from hushrec.commands.options import gather, json_option, print_json
+from hushrec.commands.options import COUNT, gather, json_option
 from hushrec.commands.places import PLACE
 from hushrec.commands.recommend import show_recommendations
+from hushrec.commands.terminal import print_json, say
 from hushrec.data.files import read_interactions
 from hushrec.data.tables import Columns
 from hushrec.errors import DataError
@@ -93,7 +94,12 @@ def import_command(store: Path, file: Path, columns: Columns, as_json: bool) -> 
 @click.argument("user")
 @click.argument("item")
 @click.option("--value", type=float, default=1.0, show_default=True, help="Rating or count.")
-@click.option("--time", "when", type=int, help="In the unit of the other times.  [now, seconds]")
+@click.option(
+    "--time",
+    "when",
+    type=click.IntRange(-(2**63), 2**63 - 1),
+    help="In the unit of the other times.  [now, seconds]",
+)
 @json_option
 def add_command(
     store: Path, user: str, item: str, value: float, when: int | None, as_json: bool
@@ -129,16 +135,16 @@ def forget_command(store: Path, user: str, as_json: bool) -> None:
     if as_json:
         print_json(asdict(gone))
         return
-    click.echo(
+    say(
         f"forgotten: {gone.interactions:,} interactions, {gone.private_parameters:,} sets of "
         "private parameters"
     )
     if gone.others:
-        click.echo(
+        say(
             f"{gone.others:,} other users lost their private parameters with them: a silo has one "
             "set for all, and the next round makes a new one"
         )
-    click.echo(
+    say(
         f"{gone.uploads:,} protected uploads held the user's part. {gone.still_held}"
         if gone.uploads
         else gone.still_held
@@ -148,7 +154,7 @@ def forget_command(store: Path, user: str, as_json: bool) -> None:
 @node_commands.command("recommend")
 @store_argument
 @click.argument("user")
-@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("-k", "count", type=COUNT, default=10, show_default=True)
 @json_option
 def recommend_command(store: Path, user: str, count: int, as_json: bool) -> None:
     """Recommend items that a user of this node has not touched yet.
@@ -202,7 +208,7 @@ def _show_taken(taken: Taken, as_json: bool) -> None:
         if taken.unknown_items
         else ""
     )
-    click.echo(f"{taken.rows:,} interactions taken in, {taken.users:,} new users{unknown}")
+    say(f"{taken.rows:,} interactions taken in, {taken.users:,} new users{unknown}")
 
 
 def _show(facts: dict[str, object], as_json: bool) -> None:
@@ -214,4 +220,4 @@ def _show(facts: dict[str, object], as_json: bool) -> None:
             _show({f"{name} {key}": each for key, each in value.items()}, as_json)
         elif value is not None:
             text = f"{value:,}" if type(value) is int else str(value)
-            click.echo(f"{name.replace('_', ' '):32} {text}")
+            say(f"{name.replace('_', ' '):32} {text}")

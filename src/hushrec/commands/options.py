@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,28 @@ from hushrec.commands.places import PLACE, SOURCE
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+COUNT = click.IntRange(1, 10**9)
+SEED = click.IntRange(0, 2**63 - 1)
+
+
+class Number(click.FloatRange):
+    """A real number between two others, and a number."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Refuse what is not a number: it lies in every range."""
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return found
+
+
 run_argument = click.argument("folder", metavar="RUN", type=PLACE)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
 )
 threads_option = click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 4096),
     help="Threads to use; the result does not depend on it.",
 )
 data_option = click.option(
@@ -58,11 +73,6 @@ def gather(name: str, kind: type[Any], *options: Decorator) -> Decorator:
         return decorated
 
     return decorate
-
-
-def print_json(value: object) -> None:
-    """Print a result for programs; a dataclass is its fields."""
-    click.echo(json.dumps(value, indent=2, default=asdict))
 
 
 def default_name(data: str, method: str) -> str:

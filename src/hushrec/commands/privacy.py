@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from hushrec.commands.options import gather, json_option, print_json
+from hushrec.commands.options import Number, gather, json_option
 from hushrec.commands.places import PLACE
+from hushrec.commands.terminal import Console, print_json, say
 from hushrec.disk import write_text
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import (
@@ -37,7 +37,7 @@ CURVE_POINTS = 16
 
 noise_option = click.option(
     "--noise",
-    type=click.FloatRange(min=0),
+    type=Number(0, 1e6),
     required=True,
     metavar="Z",
     help="Standard deviation of the noise over the sensitivity, which is the clipping bound under "
@@ -83,11 +83,14 @@ class Setting:
 setting_options = gather(
     "setting",
     Setting,
-    click.option("--population", type=click.IntRange(min=1), required=True, metavar="N"),
+    click.option("--population", type=click.IntRange(1, 10**12), required=True, metavar="N"),
     click.option(
-        "--cohort", type=float, metavar="M", help="Clients a round; expected ones for poisson."
+        "--cohort",
+        type=Number(1e-3, 1e12),
+        metavar="M",
+        help="Clients a round; expected ones for poisson.",
     ),
-    click.option("--rounds", type=click.IntRange(min=1), required=True, metavar="T"),
+    click.option("--rounds", type=click.IntRange(1, 10**9), required=True, metavar="T"),
     click.option(
         "--sampling",
         type=click.Choice(["poisson", "fixed", "none"]),
@@ -99,7 +102,7 @@ setting_options = gather(
         type=click.Choice(["zero-out-one", "replace-one"]),
         help="[replace-one for fixed, else zero-out-one]",
     ),
-    click.option("--delta", type=float, required=True, metavar="D"),
+    click.option("--delta", type=Number(1e-300, 1), required=True, metavar="D"),
 )
 
 
@@ -132,7 +135,7 @@ def epsilon_command(noise: float, setting: Setting, as_json: bool) -> None:
 
 
 @privacy_commands.command("noise")
-@click.option("--epsilon", type=float, required=True, metavar="E")
+@click.option("--epsilon", type=Number(1e-6, 1e6), required=True, metavar="E")
 @setting_options
 @json_option
 def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
@@ -149,7 +152,9 @@ def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
 
 @privacy_commands.command("compose")
 @click.argument("folders", metavar="RUN [RUN ...]", nargs=-1, required=True, type=PLACE)
-@click.option("--delta", type=float, metavar="D", help="Where to state the sum.  [the runs' own]")
+@click.option(
+    "--delta", type=Number(1e-300, 1), metavar="D", help="Where to state the sum.  [the runs' own]"
+)
 @json_option
 def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: bool) -> None:
     """Say what several runs on the same data guarantee together.
@@ -167,7 +172,7 @@ def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: boo
         return
     console = Console()
     console.print(_together_table(together))
-    console.print(together.statement, highlight=False)
+    console.print(together.statement)
 
 
 def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, dict[str, Any]]]:
@@ -192,7 +197,7 @@ def _together_table(together: Together) -> Table:
     for claim in together.runs:
         mark = "" if claim.noise_seed is None else " (simulated)"
         figures = f"{claim.epsilon:.4f}", f"{claim.delta:.3g}"
-        table.add_row(escape(f"{claim.run}{mark}"), escape(claim.method), *figures)
+        table.add_row(f"{claim.run}{mark}", claim.method, *figures)
     figures = f"{together.epsilon:.4f}", f"{together.delta:.3g}"
     table.add_row("all together", "", *figures, style="bold")
     return table
@@ -268,12 +273,17 @@ def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> No
         curve = [{"rounds": number, "epsilon": epsilon} for number, epsilon in points]
         print_json({"out": str(out), "delta": delta, "curve": curve})
         return
-    click.echo(f"{out}: epsilon {points[-1][1]:.4g} after {rounds} rounds")
+    say(f"{out}: epsilon {points[-1][1]:.4g} after {rounds} rounds")
 
 
 def _answer(setting: Setting, event: Gaussian, as_json: bool) -> None:
     """Say which epsilon so many rounds of this noise reach."""
     epsilon = epsilon_of(event, setting.rounds, setting.delta)
+    if event.multiplier > 0 and math.isinf(epsilon):
+        raise ConfigError(
+            f"--noise {event.multiplier:g} in {setting.rounds:,} rounds is too little to be worked "
+            "out under this sampling: epsilon is in the hundreds at least; use more noise"
+        )
     neighbours = event.neighbours
     bound = "the clipping bound" if neighbours == "zero-out-one" else "twice the bound"
     if as_json:
@@ -290,7 +300,7 @@ def _answer(setting: Setting, event: Gaussian, as_json: bool) -> None:
             }
         )
         return
-    click.echo(
+    say(
         f"epsilon {epsilon:.4f} at delta {setting.delta:g}: {setting.rounds} rounds, noise "
         f"multiplier {event.multiplier:.4g} (standard deviation over {bound}), {neighbours}, "
         f"sampling {event.sampling}"

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
-from hushrec.commands.options import json_option, print_json, run_argument
+from hushrec.commands.options import COUNT, json_option, run_argument
 from hushrec.commands.places import PLACE
+from hushrec.commands.terminal import Console, print_json, say
 from hushrec.data.files import read_history
 from hushrec.errors import ConfigError
 from hushrec.report.tables import plain_table
@@ -23,7 +22,7 @@ from hushrec.serve.bundle import export
 @click.command("recommend")
 @run_argument
 @click.option("--user", required=True, metavar="ID")
-@click.option("-k", "count", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("-k", "count", type=COUNT, default=10, show_default=True)
 @click.option(
     "--history",
     type=PLACE,
@@ -61,7 +60,7 @@ def recommend_command(
     if items is not None:
         unknown = len(set(items) - set(run.split.data.items.tolist()))
         if unknown:
-            click.echo(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
+            say(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
     found = run.recommend(user, count, items, dict(pair.split("=", 1) for pair in said))
     show_recommendations(user, found, as_json)
 
@@ -69,7 +68,7 @@ def recommend_command(
 def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bool) -> None:
     """Print a list."""
     if not found:
-        click.echo(f"nothing is left to recommend to '{user}'", err=True)
+        say(f"nothing is left to recommend to '{user}'", err=True)
     if as_json:
         print_json({"user": user, "recommendations": found})
         return
@@ -82,8 +81,8 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
     if explained:
         table.add_column("because of")
     for place, line in enumerate(found, 1):
-        cells = str(place), escape(line.title), escape(line.item), f"{line.score:.3f}"
-        table.add_row(*cells, *([escape(line.because)] if explained else []))
+        cells = str(place), line.title, line.item, f"{line.score:.3f}"
+        table.add_row(*cells, *([line.because] if explained else []))
     Console().print(table)
 
 
@@ -92,7 +91,7 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
 @click.argument("bundle", metavar="DIR", type=PLACE)
 @click.option(
     "--neighbours",
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Weights kept per item and table, the largest ones.  [all in single precision; in half "
     "600, or 300 in each of fedmix' tables]",
 )
@@ -118,4 +117,4 @@ def export_command(
         print_json({"bundle": str(path), "bytes": sizes})
         return
     text = ", ".join(f"{name} {human_size(size)}" for name, size in sizes.items())
-    click.echo(f"{path}: {text}")
+    say(f"{path}: {text}")

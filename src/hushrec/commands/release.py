@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from hushrec.commands.options import json_option, print_json, run_argument
+from hushrec.commands.options import json_option, run_argument
 from hushrec.commands.places import PLACE
+from hushrec.commands.terminal import print_json, say
 from hushrec.release import release
 from hushrec.report.units import human_size
 from hushrec.run import Run
@@ -40,5 +41,5 @@ def release_command(folder: Path, place: Path, as_json: bool) -> None:
     if as_json:
         print_json({"release": str(path), "bytes": sizes, "statement": statement})
         return
-    click.echo(f"{path}: " + ", ".join(f"{name} {human_size(n)}" for name, n in sizes.items()))
-    click.echo(statement)
+    say(f"{path}: " + ", ".join(f"{name} {human_size(n)}" for name, n in sizes.items()))
+    say(statement)

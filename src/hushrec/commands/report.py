@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hushrec.commands.options import run_argument
+from hushrec.commands.terminal import say
 from hushrec.report.html import write_report
 from hushrec.run import Run
 
@@ -19,4 +20,4 @@ def report_command(folder: Path) -> None:
     \b
     hushrec report runs/pfedrec
     """
-    click.echo(write_report(Run.open(folder)))
+    say(write_report(Run.open(folder)))

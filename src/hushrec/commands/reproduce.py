@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markdown import Markdown
 
 from hushrec.backends.inprocess import Machine
 from hushrec.commands import options
 from hushrec.commands.display import polite_stop, training_display
+from hushrec.commands.terminal import Console, print_json, say
 from hushrec.errors import ConfigError, nearest
 from hushrec.report.papers import exhibit_section, write_page
 from hushrec.report.tables import add_figures, plain_table
@@ -148,7 +148,7 @@ def reproduce_command(
     results = Results(experiments / "results")
     if names in (("list",), ("page",)):
         if names == ("page",):
-            click.echo(write_page(papers, results, experiments))
+            say(write_page(papers, results, experiments))
         else:
             _list(papers, results, as_json)
         return
@@ -164,7 +164,7 @@ def reproduce_command(
     told = _run(session, steps, Machine(threads), quiet=as_json)
     compare_cells(exhibits, results, place.runs)
     if as_json:
-        options.print_json(
+        print_json(
             [
                 {
                     "command": one.step.task.command,
@@ -180,7 +180,7 @@ def reproduce_command(
         console.print(Markdown("\n".join(exhibit_section(exhibit, results, which.data))))
     left = len(steps) - len(told)
     if left:
-        click.echo(f"{left} of {len(steps)} are left; the same command goes on", err=True)
+        say(f"{left} of {len(steps)} are left; the same command goes on", err=True)
 
 
 def _run(session: Session, steps: Sequence[Step], machine: Machine, *, quiet: bool) -> list[Told]:
@@ -201,7 +201,7 @@ def _run(session: Session, steps: Sequence[Step], machine: Machine, *, quiet: bo
         for told in session.run(steps, conduct, begun):
             found.append(told)
             if not quiet:
-                click.echo(_line(told), err=True)
+                say(_line(told), err=True)
     return found
 
 
@@ -215,10 +215,10 @@ def _line(told: Told) -> str:
 
 def _show_steps(steps: Sequence[Step], as_json: bool) -> None:
     if as_json:
-        options.print_json([{"command": s.task.command, "seconds": s.seconds} for s in steps])
+        print_json([{"command": s.task.command, "seconds": s.seconds} for s in steps])
         return
     for step in steps:
-        click.echo(f"{step.task.command}  # about {human_duration(step.seconds)}")
+        say(f"{step.task.command}  # about {human_duration(step.seconds)}")
 
 
 def _list(papers: Sequence[Paper], results: Results, as_json: bool) -> None:
@@ -233,7 +233,7 @@ def _list(papers: Sequence[Paper], results: Results, as_json: bool) -> None:
             named = {"name": f"{paper.key}/{name}", "title": what, "state": "nothing to run"}
             rows.append({**named, "done": 0, "cells": 0, "seconds": 0.0})
     if as_json:
-        options.print_json(rows)
+        print_json(rows)
         return
     table = plain_table("")
     for head in ("name", "state"):

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
 from hushrec.backends.inprocess import Machine
 from hushrec.clients import Protocol
 from hushrec.commands import options
 from hushrec.commands.display import load_aloud, polite_stop, training_display
 from hushrec.commands.places import PLACE, SOURCE
+from hushrec.commands.terminal import Console, print_json
 from hushrec.config import parse_settings
 from hushrec.errors import ConfigError
 from hushrec.report.html import REPORT, write_report
@@ -90,9 +90,9 @@ class Place:
         help="'published' reproduces the papers' figures and leaks the held-out item.  [honest]",
     ),
     click.option("--rounds", type=int, metavar="N"),
-    click.option("--seed", type=int, metavar="S", help="First (or only) seed.  [0]"),
+    click.option("--seed", type=options.SEED, metavar="S", help="First (or only) seed.  [0]"),
     click.option(
-        "--seeds", type=click.IntRange(min=1), default=1, metavar="N", help="How many seeds."
+        "--seeds", type=click.IntRange(1, 1_000), default=1, metavar="N", help="How many seeds."
     ),
 )
 @options.threads_option
@@ -192,13 +192,13 @@ def train_command(
     runs = [run] if run else (Run.open(out / name, data) for name in summary["runs"])
     reports = [write_report(each) for each in runs]
     if as_json:
-        options.print_json(summary)
+        print_json(summary)
         return
     console = Console()
     console.print(result_table(summary))
     for line in facts(summary):
-        console.print(line, style="dim", highlight=False)
-    console.print(f"report: {reports[0]}", highlight=False, soft_wrap=True)
+        console.print(line, style="dim")
+    console.print(f"report: {reports[0]}", soft_wrap=True)
 
 
 def _asked_before(asked: Asked, place: Place) -> Asked:

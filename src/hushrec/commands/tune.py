@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from hushrec.backends.inprocess import Machine
 from hushrec.commands import options
 from hushrec.commands.display import load_aloud, polite_stop, training_display
 from hushrec.commands.places import PLACE, SOURCE
+from hushrec.commands.terminal import Console, print_json
 from hushrec.config import parse_settings
 from hushrec.report.tables import trials_table
 from hushrec.tune import PRESET, Start, tune
@@ -58,10 +58,10 @@ class Asked:
         help="What trial 0 and the fixed options come from.",
     ),
     click.option(
-        "--trials", type=click.IntRange(min=1), default=20, show_default=True, metavar="N"
+        "--trials", type=click.IntRange(1, 100_000), default=20, show_default=True, metavar="N"
     ),
     click.option("--rounds", type=int, metavar="N", help="Rounds of a trial."),
-    click.option("--seed", type=int, default=0, show_default=True, metavar="S"),
+    click.option("--seed", type=options.SEED, default=0, show_default=True, metavar="S"),
     click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option."),
 )
 @click.option("--out", type=PLACE, metavar="DIR", help="The search's folder.")
@@ -93,8 +93,8 @@ def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: b
         )
     best = search.best
     if as_json:
-        options.print_json({**search.about, "best": best.number, "trials": search.trials})
+        print_json({**search.about, "best": best.number, "trials": search.trials})
         return
     console = Console()
     console.print(trials_table(search))
-    console.print(f"preset: {out / PRESET}.toml", highlight=False, soft_wrap=True)
+    console.print(f"preset: {out / PRESET}.toml", soft_wrap=True)

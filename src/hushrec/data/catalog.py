@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,9 +28,11 @@ from hushrec.data.interactions import (
     Numeric,
 )
 from hushrec.data.tables import RECOGNISED, Columns
+from hushrec.data.text import Heard, unheard
 from hushrec.disk import fresh_file
-from hushrec.errors import ConfigError, DataError, nearest
+from hushrec.errors import ConfigError, DataError, RunError, nearest
 from hushrec.paths import checked
+from hushrec.stored import read_arrays
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and the bytes in all, if known."""
@@ -42,12 +44,13 @@ def load(
     items: str | Path | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,
+    heard: Heard = unheard,
 ) -> Interactions:
     """Load a named data set, an imported one, or a file.
 
     ``items`` is a file with the public list of items, for data that is a file. ``data_dir`` is
     searched before ``HUSHREC_DATA`` and the cache. A named data set that is nowhere is an error
-    unless ``download`` is set.
+    unless ``download`` is set. ``heard`` is told how far reading is.
     """
     name = str(name_or_path)
     if items is not None and name in names():
@@ -64,12 +67,13 @@ def load(
             if not download:
                 raise DataError(_how_to_get(dataset))
             folder = fetch(name)
-        return _load_known(dataset, folder)
+        return _load_known(dataset, replace(folder, heard=heard))
     if name in names():
         return _load_imported(name)
     if name and (checked(name).exists() or Path(name).suffix):
         # The whole path is the name: a run must find its data again from anywhere.
-        data = read_interactions(name, name=str(Path(name).resolve()), items=items)
+        resolved = str(Path(name).resolve())
+        data = read_interactions(name, name=resolved, items=items, heard=heard)
         listed = None if items is None else str(checked(items).resolve())
         return replace(data, items_file=listed)
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
@@ -213,6 +217,7 @@ def import_file(
     features: FeatureFiles = NO_FEATURES,
     *,
     overwrite: bool = False,
+    heard: Heard = unheard,
 ) -> Interactions:
     """Read a file once and keep it in the cache, so that `load` finds it under ``name``."""
     if name in CATALOG:
@@ -222,7 +227,7 @@ def import_file(
     checked(name)  # it will be the name of a file
     if _imported_path(name).exists() and not overwrite:
         raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
-    data = read_interactions(path, columns, name=name, items=features.items)
+    data = read_interactions(path, columns, name=name, items=features.items, heard=heard)
     data = features.describe(data)
     arrays: dict[str, NDArray[Any]] = {
         part: getattr(data, part) for part in ("user", "item", "value", "time", "users", "items")
@@ -247,8 +252,7 @@ def import_file(
 def _load_imported(name: str) -> Interactions:
     path = _imported_path(name)
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = dict(stored)
+        arrays: dict[str, Any] = read_arrays(path)
         features: dict[str, dict[str, Column]] = {"user": {}, "item": {}}
         parts: dict[tuple[str, str], dict[str, Any]] = {}
         for key in [key for key in arrays if key.startswith("feature/")]:
@@ -256,6 +260,7 @@ def _load_imported(name: str) -> Interactions:
             parts.setdefault((owner, column), {})[part] = arrays.pop(key)
         for (owner, column), values in parts.items():
             features[owner][column] = _column(values)
+        _require_sound(arrays)
         return Interactions(
             name=name,
             user_features=features["user"],
@@ -266,8 +271,24 @@ def _load_imported(name: str) -> Interactions:
             notes=tuple(str(note) for note in arrays.pop("notes")),
             **arrays,
         )
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RunError) as error:
         raise DataError(f"{path}: damaged import ({error}); import the file again") from None
+
+
+def _require_sound(arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse arrays that are no interactions: other types, numbers of nobody."""
+    kinds = {"user": "i", "item": "i", "value": "f", "time": "i", "users": "U", "items": "U"}
+    for name, kind in (kinds | {"titles": "U"}).items():
+        if name in arrays and (arrays[name].ndim != 1 or arrays[name].dtype.kind != kind):
+            raise ValueError(f"'{name}' has the type {arrays[name].dtype}")
+    for name, of in (("user", "users"), ("item", "items")):
+        numbers = arrays[name]
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(arrays[of]):
+            raise ValueError(f"'{name}' has numbers that are in no '{of}'")
+    if not np.isfinite(arrays["value"]).all():
+        raise ValueError("'value' has numbers that are none")
+    if "titles" in arrays and len(arrays["titles"]) != len(arrays["items"]):
+        raise ValueError("'titles' and 'items' differ in length")
 
 
 def _column(parts: dict[str, Any]) -> Column:

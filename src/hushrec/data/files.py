@@ -5,16 +5,23 @@ Ids, values and times are read in one place, whatever the format of the file (`t
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hushrec.data.entries import (
+    Ids,
+    Taker,
+    Times,
+    Titles,
+    Values,
+    in_order_of_the_file,
+    read_columns,
+    read_ids,
+)
 from hushrec.data.guesses import is_item_header, is_number, looks_like_a_table
 from hushrec.data.interactions import (
     Categorical,
@@ -24,7 +31,6 @@ from hushrec.data.interactions import (
     MultiCategorical,
     Numeric,
     StrArray,
-    id_order,
 )
 from hushrec.data.tables import (
     RECOGNISED,
@@ -32,15 +38,12 @@ from hushrec.data.tables import (
     Table,
     choose_columns,
     find_asked,
-    is_structured,
+    parquet_table,
     read_table,
+    text_table,
 )
-from hushrec.data.text import read_text
+from hushrec.data.text import Heard, read_content, unheard
 from hushrec.errors import ConfigError, DataError
-
-LONGEST_ID = 1_000
-"""Characters; numpy stores every id of a vocabulary as wide as the longest."""
-LONGEST_TITLE = 300
 
 Owner = Literal["user", "item"]
 """Whose features they are."""
@@ -53,6 +56,7 @@ def read_interactions(
     name: str | None = None,
     items: str | Path | None = None,
     share: bool = False,
+    heard: Heard = unheard,
 ) -> Interactions:
     """Read a file of (user, item, value, time) rows.
 
@@ -64,35 +68,40 @@ def read_interactions(
     user or item.
     """
     public = None if items is None else read_items(items)
-    table = read_table(Path(path), columns)
+    table = read_table(Path(path), columns, heard)
     found = choose_columns(table, columns, required=("user", "item"))
-    user_codes, users = _ids(table, found["user"])
-    item_codes, touched = _ids(table, found["item"])
+    whose, what = Ids(table, found["user"]), Ids(table, found["item"])
+    takers: list[tuple[int, Taker]] = [(found["user"], whose), (found["item"], what)]
+    value = Values(table, found["value"]) if "value" in found else None
+    time = Times(table, found["time"]) if "time" in found else None
+    # Titles in the rows are those of whoever came first; a public list has its own, or none.
+    title = Titles(what) if "title" in found and public is None else None
+    for role, taker in (("value", value), ("time", time), ("title", title)):
+        if taker is not None:
+            takers.append((found[role], taker))
+    read_columns(table, takers)
+    user_codes, users = whose.found()
+    item_codes, touched = what.found()
     if public is not None:
         public.require(table, found["item"], item_codes, touched)
-    for what, ids in (("user", users), ("item", public.ids if public else touched)):
+    for role, ids in (("user", users), ("item", public.ids if public else touched)):
         if len(ids) == 1 and not share:
             raise DataError(
-                f"{table.path}: only one {what} ({str(ids[0])!r}) in {len(user_codes):,} rows; "
-                f"if that is the wrong column, choose another with --{what}"
+                f"{table.path}: only one {role} ({str(ids[0])!r}) in {len(user_codes):,} rows; "
+                f"if that is the wrong column, choose another with --{role}"
             )
-    if "value" in found:
-        values = _values(table, found["value"])
-    else:
-        values = np.ones(len(user_codes), np.float32)
+    if value is None:
         table.notes.append("no value column: every row counts 1")
-    # Titles in the rows are those of whoever came first; a public list has its own, or none.
-    titled = "title" in found and public is None
     data = Interactions(
         name=name or _plain_stem(table.path),
         user=user_codes,
         item=item_codes,
-        value=values,
-        time=_times(table, found.get("time")),
+        value=np.ones(len(user_codes), np.float32) if value is None else value.found(),
+        time=in_order_of_the_file(table) if time is None else time.found(),
         users=users,
         items=touched,
-        titles=_titles(table, found["title"], item_codes) if titled else None,
-        has_time="time" in found,
+        titles=None if title is None else title.found(),
+        has_time=time is not None,
         notes=tuple(table.notes),
     )
     return data if public is None else public.declare(data)
@@ -125,12 +134,15 @@ class ItemList:
 def read_items(path: str | Path) -> ItemList:
     """Read a public list of items: an id per line, or a table with an item column, maybe titles."""
     table, columns = _item_table(Path(path))
-    codes, ids = _ids(table, columns["item"])
+    items = Ids(table, columns["item"])
+    titles = Titles(items) if "title" in columns else None
+    takers: list[tuple[int, Taker]] = [(columns["item"], items)]
+    read_columns(table, takers if titles is None else [*takers, (columns["title"], titles)])
+    codes, ids = items.found()
     if len(ids) < len(codes):
         row = int(np.delete(np.arange(len(codes)), np.unique(codes, return_index=True)[1])[0])
         raise DataError(f"{table.at(row, columns['item'])}: '{ids[codes[row]]}' is there already")
-    titles = _titles(table, columns["title"], codes) if "title" in columns else None
-    return ItemList(Path(path), ids, titles)
+    return ItemList(Path(path), ids, None if titles is None else titles.found())
 
 
 def read_features(
@@ -256,15 +268,19 @@ def read_history(path: str | Path) -> list[str]:
     reads it; its time column, if any, gives the order.
     """
     table, columns = _item_table(Path(path))
-    codes, items = _ids(table, columns["item"])
-    order = np.argsort(_times(table, columns.get("time")), kind="stable")
-    return [str(items[code]) for code in codes[order]]
+    codes, items = read_ids(table, columns["item"])
+    if "time" in columns:
+        times = Times(table, columns["time"])
+        read_columns(table, [(columns["time"], times)])
+        codes = codes[np.argsort(times.found(), kind="stable")]
+    return [str(items[code]) for code in codes]
 
 
 def _item_table(path: Path) -> tuple[Table, dict[str, int]]:
     """Read a table with an item column, or one item id per line, and say what is where."""
-    if not is_structured(path):
-        text, _ = read_text(path)
+    content = read_content(path)
+    text = "" if content.is_parquet else content.as_text()
+    if not content.is_parquet and not text.lstrip().startswith("{"):
         lines = [(n, line.strip()) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
         if lines and is_item_header(lines[0][1]):
             lines = lines[1:]
@@ -273,87 +289,17 @@ def _item_table(path: Path) -> tuple[Table, dict[str, int]]:
         ids = [line for _, line in lines]
         if not looks_like_a_table(ids):
             numbers = [number for number, _ in lines]
-            column = Table(path, None, 1, len(ids), lambda _: ids, lambda k: f"line {numbers[k]}")
-            return column, {"item": 0}
-    table = read_table(path)
+            where = "line {}".format
+            return Table(
+                path=path,
+                names=None,
+                width=1,
+                rows=len(ids),
+                blocks=lambda wanted: iter([[ids for _ in wanted]]),
+                where=lambda row: where(numbers[row]),
+            ), {"item": 0}
+    table = parquet_table(content) if content.is_parquet else text_table(path, text, [])
     return table, choose_columns(table, RECOGNISED, required=("item",))
-
-
-# ------------------------------------------------------------------------ from text to numbers
-
-
-def _ids(table: Table, column: int) -> tuple[IntArray, StrArray]:
-    """Return codes and vocabulary, numbered by id, whoever came first."""
-    entries = table.column(column)
-    vocabulary: defaultdict[str, int] = defaultdict()
-    vocabulary.default_factory = vocabulary.__len__
-    codes = np.fromiter(map(vocabulary.__getitem__, entries), np.int32, len(entries))
-    if "" in vocabulary:
-        raise DataError(f"{table.at(entries.index(''), column)}: empty id")
-    longest = max(vocabulary, key=len)
-    if len(longest) > LONGEST_ID:
-        raise DataError(
-            f"{table.at(entries.index(longest), column)}: an id of {len(longest):,} characters; "
-            f"at most {LONGEST_ID:,} are accepted"
-        )
-    ids = np.array(list(vocabulary), dtype=np.str_)
-    order = id_order(ids)
-    return np.argsort(order).astype(np.int32)[codes], ids[order]
-
-
-def _values(table: Table, column: int) -> NDArray[np.float32]:
-    entries = table.column(column)
-    try:
-        values = np.fromiter(map(float, entries), np.float64, len(entries))
-    except ValueError:
-        row = next(k for k, entry in enumerate(entries) if not is_number(entry))
-        raise DataError(f"{table.at(row, column)}: {entries[row]!r} is not a number") from None
-    with np.errstate(over="ignore"):
-        narrow = values.astype(np.float32)
-    if not np.isfinite(narrow).all():
-        row = int(np.flatnonzero(~np.isfinite(narrow))[0])
-        raise DataError(f"{table.at(row, column)}: {entries[row]!r} is not a finite number")
-    return narrow
-
-
-def _times(table: Table, column: int | None) -> NDArray[np.int64]:
-    """Return whole seconds, or microseconds where some time has a fraction."""
-    if column is None:
-        table.notes.append("no time column: the order of the file is taken as time")
-        return np.arange(table.rows, dtype=np.int64)
-    entries = table.column(column)
-    try:
-        return np.fromiter(map(int, entries), np.int64, len(entries))
-    except (ValueError, OverflowError):
-        pass  # not all of them are whole numbers
-    parse: Callable[[str], float] = float if is_number(entries[0]) else _iso_seconds
-    seconds = np.empty(len(entries), np.float64)
-    for row, entry in enumerate(entries):
-        try:
-            seconds[row] = parse(entry)
-        except ValueError:
-            seconds[row] = np.nan
-        if not abs(seconds[row]) < 2**53:
-            kind = "a number" if parse is float else "a number or an ISO date like 2020-01-31"
-            raise DataError(f"{table.at(row, column)}: time {entry!r} is not {kind}")
-    if (seconds == np.floor(seconds)).all():
-        return seconds.astype(np.int64)
-    if np.abs(seconds).max() * 1e6 >= 2**63:
-        raise DataError(f"{table.path}, {table.label(column)}: times too large to keep fractions")
-    table.notes.append("times have fractions of a second: kept in microseconds")
-    return np.rint(seconds * 1e6).astype(np.int64)
-
-
-def _iso_seconds(entry: str) -> float:
-    moment = datetime.fromisoformat(entry)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _titles(table: Table, column: int, item_codes: IntArray) -> StrArray:
-    """Return the title in the first row of each item."""
-    entries = table.column(column)
-    _, first_rows = np.unique(item_codes, return_index=True)
-    return np.array([entries[row][:LONGEST_TITLE] for row in first_rows], dtype=np.str_)
 
 
 def _plain_stem(path: Path) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from hushrec.data.interactions import StrArray
-from hushrec.data.text import read_rows
+from hushrec.data.text import Heard, read_rows, unheard
 
 FileState = Literal["ok", "differs", "missing"]
 
@@ -26,6 +26,8 @@ class Folder:
 
     path: Path
     absent: list[str] = field(default_factory=list)
+    heard: Heard = unheard
+    """Told how far reading the interactions is."""
 
     def get(self, name: str) -> Path | None:
         """Return the path of a file, or None."""

@@ -27,7 +27,7 @@ def _required(folder: Folder, name: str) -> Path:
 
 
 def _read(folder: Folder, name: str) -> Interactions:
-    return read_interactions(_required(folder, name))
+    return read_interactions(_required(folder, name), heard=folder.heard)
 
 
 def _numbers(entries: Iterable[str], low: float, high: float) -> Numeric:

@@ -1,26 +1,37 @@
 """Tables of text: CSV and its relatives, JSON lines or Parquet, gzip or not.
 
-Whatever its format, a file becomes a `Table` of text columns, and `choose_columns` says which of
-them are users, items, values, times. What is harmless is handled and noted, what is not is refused
-with the file, the line and the column.
+Whatever its format, a file becomes a `Table` of text columns, read block by block, and
+`choose_columns` says which of them are users, items, values, times. What is harmless is handled and
+noted, what is not is refused with the file, the line and the column.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import json
-import zlib
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hushrec.data import guesses
-from hushrec.data.text import open_file, read_bytes, read_text
-from hushrec.errors import DataError, MissingExtraError, nearest
+from hushrec.data.parquet import parquet_blocks
+from hushrec.data.text import Content, Heard, read_content, unheard
+from hushrec.errors import DataError, nearest
+from hushrec.plain_text import listed
 
+BLOCK = 1 << 20
+"""Characters that are split at once: a whole file of lists of strings takes ten times its size."""
 _SPELT_OUT = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
+
+Block = list[list[str]]
+"""Entries of some columns, of as many rows as come at once."""
+Blocks = Callable[[Sequence[int]], Iterator[Block]]
+"""Reads these columns from the first row to the last, each time it is called."""
+READING, CHECKING = 0.1, 0.3
+"""How much of the work is done when a file is read, and when it is known to be sound."""
 
 
 @dataclass
@@ -32,12 +43,24 @@ class Table:
     """None for a file without a header."""
     width: int
     rows: int
-    column: Callable[[int], list[str]]
+    blocks: Blocks
     where: Callable[[int], str]
     """Row number to "line 7"."""
     notes: list[str] = field(default_factory=list)
     text_only: bool = False
     """The first line has neither a known name nor a number: a header, or ids without one."""
+
+    def column(self, column: int) -> list[str]:
+        """Return a whole column, of a table that is not large."""
+        return list(chain.from_iterable(block[0] for block in self.blocks([column])))
+
+    def entry(self, row: int, column: int) -> str:
+        """Return one entry, for a message."""
+        for (entries,) in self.blocks([column]):
+            if row < len(entries):
+                return entries[row]
+            row -= len(entries)
+        raise IndexError(row)
 
     def label(self, column: int) -> str:
         """Name a column for a message."""
@@ -74,93 +97,191 @@ RECOGNISED = Columns()
 """Nothing is asked for: all columns have their usual names, or places."""
 
 
-def read_table(path: Path, columns: Columns = RECOGNISED) -> Table:
+def read_table(path: Path, columns: Columns = RECOGNISED, heard: Heard = unheard) -> Table:
     """Read a file of any known format."""
-    if _is_parquet(path):
-        return _parquet_table(path)
-    text, notes = read_text(path)
+    content = read_content(path, _between(0, READING, heard))
+    if content.is_parquet:
+        return parquet_table(content)
+    text = content.as_text()
+    content.raw = b""  # twice the same takes twice the memory
+    return text_table(path, text, content.notes, columns, heard)
+
+
+def parquet_table(content: Content) -> Table:
+    """Make a table of a Parquet file."""
+    names, rows, blocks = parquet_blocks(content.path, content.raw)
+    return Table(content.path, names, len(names), rows, blocks, lambda row: f"row {row + 1}")
+
+
+def text_table(
+    path: Path,
+    text: str,
+    notes: list[str],
+    columns: Columns = RECOGNISED,
+    heard: Heard = unheard,
+) -> Table:
+    """Make a table of a text."""
     if not text.strip():
         raise DataError(f"{path}: the file is empty")
     if text.lstrip()[0] in "{[" and columns.delimiter is None:
-        return _json_table(path, text, notes)
-    return _delimited_table(path, text, notes, columns)
+        return _json_table(path, text, notes, heard)
+    return _delimited_table(path, text, notes, columns, heard)
 
 
-def _delimited_table(path: Path, text: str, notes: list[str], columns: Columns) -> Table:
+def line_blocks(text: str, heard: Heard = unheard) -> Iterator[list[str]]:
+    """Cut a text into lists of whole lines."""
+    start, end = 0, len(text.rstrip("\n"))
+    while start <= end:
+        stop = text.find("\n", start + BLOCK, end)
+        stop = end if stop < 0 else stop
+        yield text[start:stop].split("\n")
+        heard(stop / end)
+        start = stop + 1
+
+
+def _between(low: float, high: float, heard: Heard) -> Heard:
+    """Tell of a part of the work."""
+    return lambda share: heard(low + (high - low) * share)
+
+
+def _delimited_table(
+    path: Path, text: str, notes: list[str], columns: Columns, heard: Heard
+) -> Table:
     asked = columns.delimiter
     delimiter = guesses.delimiter_of(text) if asked is None else _SPELT_OUT.get(asked, asked)
-    if delimiter is None or delimiter not in guesses.head_of(text)[0]:
+    if not delimiter or delimiter not in guesses.head_of(text)[0]:
         raise DataError(f"{path}: only one column found{guesses.delimiter_hint(text, asked)}")
     # Only one-character delimiters know quoting; a plain split is several times faster.
-    split = _split_quoted if '"' in text and len(delimiter) == 1 else _split_plain
-    flat, width, lines, blank = split(path, text, delimiter)
+    quoted = '"' in text and len(delimiter) == 1
+    lines = (_Quoted if quoted else _Plain)(path, text, delimiter)
+    first, width, numbers, blank = lines.check(_between(READING, CHECKING, heard))
     if blank:
         notes.append(_blank_note(blank))
-    first = [name.strip() for name in flat[:width]]
     known = any(guesses.role_of(name) for name in first)
     header = guesses.is_header(first) and (known or not columns.by_number)
     if not header:
         notes.append("no header line: columns taken by position")
     skip = int(header)
-    rows = len(lines) - skip
+    rows = len(numbers) - skip
     if rows == 0:
         raise DataError(f"{path}: only a header line, no rows under it")
+
+    def blocks(wanted: Sequence[int]) -> Iterator[Block]:
+        first_row = skip
+        for flat in lines.fields(_between(CHECKING, 1, heard)):
+            start, first_row = first_row * width, 0
+            yield [list(map(str.strip, flat[start + k :: width])) for k in wanted]
+
     return Table(
         path=path,
         names=first if header else None,
         width=width,
         rows=rows,
-        column=lambda k: [entry.strip() for entry in flat[skip * width + k :: width]],
-        where=lambda row: f"line {lines[row + skip]}",
+        blocks=blocks,
+        where=lambda row: f"line {numbers[row + skip]}",
         notes=notes,
         text_only=header and not known,
     )
 
 
-_Split = tuple[list[str], int, Sequence[int], int]
-"""All fields in one list, the fields per row, the line number of each row, the blank lines."""
+_Checked = tuple[list[str], int, Sequence[int], int]
+"""The first row, the fields per row, the line number of each row, the blank lines."""
 
 
-def _split_plain(path: Path, text: str, delimiter: str) -> _Split:
-    lines = text.rstrip("\n").split("\n")
-    total = len(lines)
-    numbers: Sequence[int] = range(1, total + 1)
-    if not all(map(str.strip, lines)):
-        numbers = [number for number, line in zip(numbers, lines, strict=True) if line.strip()]
-        lines = [lines[number - 1] for number in numbers]
-    counts = [line.count(delimiter) for line in lines]
-    for number, count in zip(numbers, counts, strict=True):
-        if count != counts[0]:
-            raise _wrong_width(path, number, count + 1, counts[0] + 1)
-    flat = delimiter.join(lines).split(delimiter)
-    return flat, counts[0] + 1, numbers, total - len(lines)
+@dataclass(frozen=True)
+class _Plain:
+    """Lines of fields between delimiters."""
+
+    path: Path
+    text: str
+    delimiter: str
+
+    def check(self, heard: Heard) -> _Checked:
+        """Refuse rows of different width."""
+        numbers: array[int] = array("q")
+        first: list[str] = []
+        before = 0
+        for lines in line_blocks(self.text, heard):
+            filled = list(map(str.strip, lines))
+            if not first and any(filled):
+                line = next(filter(str.strip, lines))
+                first = [name.strip() for name in line.split(self.delimiter)]
+            counts = [line.count(self.delimiter) + 1 for line in lines]
+            if not all(filled) or set(counts) != {len(first)}:
+                for number, (line, count) in enumerate(
+                    zip(filled, counts, strict=True), before + 1
+                ):
+                    if line and count != len(first):
+                        raise _wrong_width(self.path, number, count, len(first))
+                    if line:
+                        numbers.append(number)
+            else:
+                numbers.extend(range(before + 1, before + 1 + len(lines)))
+            before += len(lines)
+        return first, len(first), numbers, before - len(numbers)
+
+    def fields(self, heard: Heard) -> Iterator[list[str]]:
+        """Return the fields of all rows, one after the other, some rows at a time."""
+        for lines in line_blocks(self.text, heard):
+            if not all(map(str.strip, lines)):
+                lines = [line for line in lines if line.strip()]
+            if lines:
+                yield self.delimiter.join(lines).split(self.delimiter)
 
 
-def _split_quoted(path: Path, text: str, delimiter: str) -> _Split:
-    flat: list[str] = []
-    numbers: list[int] = []
-    width = blank = 0
-    stream = io.StringIO(text.rstrip("\n"), newline="\n")
-    reader = csv.reader(stream, delimiter=delimiter, strict=True, skipinitialspace=True)
-    end = 0
-    try:
-        for row in reader:
-            # A quoted field may span lines; a row is named by the line it starts on.
-            start, end = end + 1, reader.line_num
-            if not row or (len(row) == 1 and not row[0].strip()):
+@dataclass(frozen=True)
+class _Quoted:
+    """Lines in which a field may be quoted, and then contain anything."""
+
+    path: Path
+    text: str
+    delimiter: str
+
+    def check(self, heard: Heard) -> _Checked:
+        """Refuse rows of different width, and quotes that do not end."""
+        numbers: array[int] = array("q")
+        first: list[str] = []
+        blank = 0
+        for row, start in self._rows(heard):
+            if not row:
                 blank += 1
                 continue
-            width = width or len(row)
-            if len(row) != width:
-                raise _wrong_width(path, start, len(row), width)
-            flat += row
+            first = first or [name.strip() for name in row]
+            if len(row) != len(first):
+                raise _wrong_width(self.path, start, len(row), len(first))
             numbers.append(start)
-    except csv.Error as error:
-        raise DataError(
-            f"{path}, line {end + 1}: a quoted field does not end as it should ({error}); "
-            "write a quote inside quotes twice"
-        ) from None
-    return flat, width, numbers, blank
+        return first, len(first), numbers, blank
+
+    def fields(self, heard: Heard) -> Iterator[list[str]]:
+        """Return the fields of all rows, one after the other, some rows at a time."""
+        flat: list[str] = []
+        for row, _ in self._rows(heard):
+            flat += row
+            if len(flat) >= BLOCK:
+                yield flat
+                flat = []
+        if flat:
+            yield flat
+
+    def _rows(self, heard: Heard) -> Iterator[tuple[list[str], int]]:
+        """Return each row and the line that it starts on; a blank line is an empty row."""
+        lines = chain.from_iterable(line_blocks(self.text, heard))
+        reader = csv.reader(
+            (f"{line}\n" for line in lines),
+            delimiter=self.delimiter,
+            strict=True,
+            skipinitialspace=True,
+        )
+        end = 0
+        try:
+            for row in reader:
+                start, end = end + 1, reader.line_num
+                yield ([] if len(row) == 1 and not row[0].strip() else row), start
+        except csv.Error as error:
+            raise DataError(
+                f"{self.path}, line {end + 1}: a quoted field does not end as it should ({error}); "
+                "write a quote inside quotes twice"
+            ) from None
 
 
 def _blank_note(blank: int) -> str:
@@ -174,82 +295,58 @@ def _wrong_width(path: Path, line: int, found: int, expected: int) -> DataError:
     )
 
 
-def _json_table(path: Path, text: str, notes: list[str]) -> Table:
-    lines = text.rstrip("\n").split("\n")
-    numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
-    if len(numbers) < len(lines):
-        notes.append(_blank_note(len(lines) - len(numbers)))
-    records: list[dict[str, Any]] = []
-    for number in numbers:
-        try:
-            record = json.loads(lines[number - 1])
-        except (ValueError, RecursionError) as error:  # a number may be too long to read
-            raise DataError(f"{path}, line {number}: invalid JSON ({error})") from None
-        if not isinstance(record, dict):
-            raise DataError(f"{path}, line {number}: expected one JSON object per line")
-        records.append(record)
-    names = list(records[0])
+def _json_table(path: Path, text: str, notes: list[str], heard: Heard) -> Table:
+    numbers: array[int] = array("q")
+    names: list[str] = []
+    number = 0
+    for lines in line_blocks(text, _between(READING, CHECKING, heard)):
+        for line in lines:
+            number += 1
+            if line.strip():
+                record = _record(path, number, line)
+                names = names or list(record)
+                numbers.append(number)
+    if len(numbers) < number:
+        notes.append(_blank_note(number - len(numbers)))
 
-    def column(k: int) -> list[str]:
-        found = []
-        for number, record in zip(numbers, records, strict=True):
-            if names[k] not in record:
-                raise DataError(f"{path}, line {number}: column '{names[k]}' is missing")
-            found.append(_as_text(record[names[k]]))
-        return found
+    def blocks(wanted: Sequence[int]) -> Iterator[Block]:
+        row = 0
+        for lines in line_blocks(text, _between(CHECKING, 1, heard)):
+            found: Block = [[] for _ in wanted]
+            for line in filter(str.strip, lines):
+                record = json.loads(line)
+                for k, entries in zip(wanted, found, strict=True):
+                    entries.append(_json_entry(path, numbers[row], record, names[k]))
+                row += 1
+            yield found
 
-    return Table(
-        path=path,
-        names=names,
-        width=len(names),
-        rows=len(records),
-        column=column,
-        where=lambda row: f"line {numbers[row]}",
-        notes=notes,
-    )
+    def where(row: int) -> str:
+        return f"line {numbers[row]}"
+
+    return Table(path, names, len(names), len(numbers), blocks, where, notes)
 
 
-def _parquet_table(path: Path) -> Table:
+def _record(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise MissingExtraError("Parquet", "parquet") from None
-    try:
-        stored = parquet.read_table(arrow.BufferReader(read_bytes(path)))
-    except arrow.ArrowException as error:
-        reason = str(error).split("\n")[0]
-        raise DataError(f"{path}: damaged Parquet file ({reason}); get it again") from None
-    if stored.num_rows == 0:
-        raise DataError(f"{path}: only a header, no rows")
-    return Table(
-        path=path,
-        names=list(stored.column_names),
-        width=stored.num_columns,
-        rows=stored.num_rows,
-        column=lambda k: [_as_text(entry) for entry in stored.column(k).to_pylist()],
-        where=lambda row: f"row {row + 1}",
-    )
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:  # a number may be too long to read
+        raise DataError(f"{path}, line {number}: invalid JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{path}, line {number}: expected one JSON object per line")
+    return record
 
 
-def _as_text(entry: object) -> str:
+def _json_entry(path: Path, number: int, record: dict[str, Any], name: str) -> str:
+    if name not in record:
+        raise DataError(f"{path}, line {number}: column '{name}' is missing")
+    entry = record[name]
+    if isinstance(entry, dict | list):
+        kind = "an object" if isinstance(entry, dict) else "a list"
+        raise DataError(
+            f"{path}, line {number}, column '{name}': {kind} where one entry is expected; write a "
+            "line for each, or choose another column"
+        )
     return "" if entry is None else str(entry).strip()
-
-
-def _is_parquet(path: Path) -> bool:
-    with open_file(path) as stream:
-        try:
-            return stream.read(4) == b"PAR1"
-        except (OSError, EOFError, zlib.error):
-            return False  # reading the whole file will say what is wrong
-
-
-def is_structured(path: Path) -> bool:
-    """Say whether a file is Parquet or JSON lines."""
-    if _is_parquet(path):
-        return True
-    text, _ = read_text(path)
-    return text.lstrip().startswith("{")
 
 
 def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) -> dict[str, int]:
@@ -265,7 +362,7 @@ def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) ->
         if role not in chosen:
             headerless = "; if there is no header line, --user 0 --item 1"
             raise DataError(
-                f"{table.path}: no {role} column among {_quoted(table.names or [])}; "
+                f"{table.path}: no {role} column among {listed(table.names or [])}; "
                 f"name it: {guesses.IMPORT} --{role} COLUMN{headerless if table.text_only else ''}"
             )
     return chosen
@@ -292,14 +389,11 @@ def find_asked(table: Table, role: str, wanted: str | int) -> int:
             f"{role} column by number, 0 to {table.width - 1}"
         )
     raise DataError(
-        f"{table.path}: no column '{wanted}' for {role}; found {_quoted(names)}"
+        f"{table.path}: no column '{wanted}' for {role}; found {listed(names)}"
         f"{nearest(str(wanted), names)}"
     )
 
 
-def _quoted(names: list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
-
-
 def _is_number_of_column(wanted: str | int) -> bool:
-    return isinstance(wanted, int) or wanted.isdecimal()
+    # A longer one is no column of any file, and too long a one cannot be read.
+    return isinstance(wanted, int) or (wanted.isdecimal() and len(wanted) < 10)

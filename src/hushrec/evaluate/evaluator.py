@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from hushrec import kernels
 from hushrec.clients import Ragged, TrainView, chunks
@@ -21,6 +21,7 @@ from hushrec.methods.base import Method, Private, Shared
 from hushrec.methods.capabilities import Guided
 from hushrec.rng import Streams
 from hushrec.serve.fold_in import fold_in
+from hushrec.settings import Clients, Settings
 from hushrec.split import Part, Split
 from hushrec.store import PrivateStore
 
@@ -32,10 +33,8 @@ COPIES_BYTES = 64 * 2**20
 """Private parameters, and adapted copies of the shared ones, held at once by one thread."""
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(Settings):
     """What is measured, how often, and what is selected by it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     every: Annotated[int, Field(ge=1)] = 1
     """Rounds between two looks at the validation items."""
@@ -50,7 +49,7 @@ class EvaluationConfig(BaseModel):
     patience: Annotated[int, Field(ge=0)] | None = None
     """Stop after this many looks without improvement; 0 runs all rounds.  [75; under privacy, where
     looks select nothing, 0]"""
-    users: Annotated[int, Field(ge=0)] = 0
+    users: Clients = 0
     """Look at this many users only, drawn once; 0 looks at everybody."""
 
     @field_validator("select")

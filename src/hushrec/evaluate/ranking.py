@@ -40,8 +40,15 @@ class Ranks:
     """Size of the user's candidate set, targets included."""
 
     def __post_init__(self) -> None:
+        flat = all(
+            getattr(self, field.name).ndim == 1
+            and np.issubdtype(getattr(self, field.name).dtype, np.integer)
+            for field in fields(self)
+        )
         if not (
-            len(self.users) == len(self.candidates) == len(self.indptr) - 1
+            flat
+            and len(self.indptr) > 0
+            and len(self.users) == len(self.candidates) == len(self.indptr) - 1
             and len(self.targets) == len(self.ahead) == len(self.tied) == self.indptr[-1]
             and self.indptr[0] == 0
             and np.all(np.diff(self.indptr) > 0)

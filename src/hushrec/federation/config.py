@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from hushrec.settings import Settings
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Rules(BaseModel):
+class Rules(Settings):
     """What the server waits for and puts up with."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     nodes: Annotated[int, Field(ge=1)] = 2
     """Nodes that a run begins with, at least; it waits for so many to enrol."""

@@ -18,13 +18,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.registry import find, names
 from hushrec.rng import Round, Streams
+from hushrec.settings import Settings
 from hushrec.store.fields import PerClient as PerClient
 from hushrec.store.fields import PerClientRows as PerClientRows
 from hushrec.store.fields import PerClientTable as PerClientTable
@@ -35,12 +36,10 @@ Array = NDArray[Any]
 Shared = Mapping[str, Array]
 
 
-class MethodConfig(BaseModel):
-    """Base of every method's options: frozen, unknown keys refused."""
+class MethodConfig(Settings):
+    """Base of every method's options."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 @dataclass(frozen=True)

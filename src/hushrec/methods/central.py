@@ -29,6 +29,7 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.capabilities import Between, SearchSpace, Tunable
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 from hushrec.training.inner_product import first_vector, score_inner_product
 from hushrec.training.samples import PURPOSE, stack_of
 
@@ -36,7 +37,7 @@ from hushrec.training.samples import PURPOSE, stack_of
 class CentralMFConfig(MethodConfig):
     """Options of centralised matrix factorisation; a round is one pass over the data."""
 
-    d: Annotated[int, Field(ge=1)] = 32
+    d: Width = 32
     """Width of user vectors and item rows."""
     lr: Annotated[float, Field(gt=0)] = 0.05
     """Rate of vectors and rows."""

@@ -26,6 +26,7 @@ from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
 from hushrec.methods.fedals import gram, solve_users
 from hushrec.methods.popularity import distinct_items
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 from hushrec.training.inner_product import score_inner_product
 
 Array = NDArray[Any]
@@ -36,7 +37,7 @@ EPSILON = 1e-8
 class FCFConfig(MethodConfig):
     """Options of FCF."""
 
-    d: Annotated[int, Field(ge=1)] = 25
+    d: Width = 25
     """Width of a user and of an item vector."""
     alpha: Annotated[float, Field(gt=0)] = 4.0
     """A positive weighs 1 + alpha, anything else 1."""

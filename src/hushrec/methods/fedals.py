@@ -30,6 +30,7 @@ from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared, 
 from hushrec.methods.popularity import distinct_items
 from hushrec.methods.private_als import PrivateFedALS
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 from hushrec.training.inner_product import score_inner_product
 
 Array = NDArray[Any]
@@ -40,7 +41,7 @@ SOLVED_AT_ONCE = 4096
 class FedALSConfig(MethodConfig):
     """Options of FedALS."""
 
-    d: Annotated[int, Field(ge=1)] = 32
+    d: Width = 32
     """Width of a user and of an item vector."""
     unseen: Annotated[float, Field(gt=0)] = 0.3
     """Weight of a pair that nobody touched, against 1 for a touched one."""

@@ -60,6 +60,7 @@ from hushrec.methods.experts.base import Expert, ExpertsConfig, expert_class
 from hushrec.methods.experts.counting import HEAD, HELD, Counting, model_of, shortened
 from hushrec.methods.newton import first_trial, next_trial
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 
 QUESTIONS = "questions"
 SCORES_AT_ONCE = 2**20
@@ -100,7 +101,7 @@ class FedMixConfig(ExpertsConfig):
     """Rounds that fit the weights."""
     network_rounds: Annotated[int, Field(ge=0)] = 40
     """Rounds that fit the network."""
-    hidden: Annotated[int, Field(ge=1)] = 20
+    hidden: Width = 20
     """Width of its two hidden layers."""
     reranked: Annotated[int, Field(ge=2)] = 120
     """Candidates that it puts in order."""

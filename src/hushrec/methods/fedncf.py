@@ -28,6 +28,7 @@ from hushrec.methods.capabilities import Between, SearchSpace
 from hushrec.methods.dual import DualSwitch, kept_rows, own_rows, shared_after
 from hushrec.methods.fedmf import FedMFConfig
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 from hushrec.training import tensors
 from hushrec.training.inner_product import Descent, apply_mean, deltas, first_vector, initial_table
 from hushrec.training.row_network import initial_row_network, score_row_networks, train_row_networks
@@ -42,7 +43,7 @@ class FedNCFConfig(FedMFConfig):
     """Item rows move at lr * (number of items) * item_rate."""
     init_std: Annotated[float, Field(gt=0)] = 0.3
     """Standard deviation of the item rows and of the first user vector."""
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (32, 16, 8)
+    hidden: tuple[Width, ...] = (32, 16, 8)
     """Widths of the hidden layers, between 2d inputs and one score."""
     vector_rate: Annotated[float, Field(gt=0)] = 20.0
     """The user vector moves at lr * vector_rate: a network that was just drawn hardly passes on a

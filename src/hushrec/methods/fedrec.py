@@ -35,6 +35,7 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 from hushrec.training.inner_product import score_inner_product
 from hushrec.training.samples import DeviceSamples, draw_unshuffled
 from hushrec.training.tensors import Batch, Params, Phase, Tensor, torch, train_tensors
@@ -43,7 +44,7 @@ from hushrec.training.tensors import Batch, Params, Phase, Tensor, torch, train_
 class FedRecConfig(MethodConfig):
     """Options of FedRec."""
 
-    d: Annotated[int, Field(ge=1)] = 20
+    d: Width = 20
     """Embedding dimensions."""
     lr: Annotated[float, Field(gt=0)] = 0.5
     batch: Annotated[int, Field(ge=1)] = 256

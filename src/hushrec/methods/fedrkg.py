@@ -68,6 +68,7 @@ from hushrec.methods.capabilities import (
 )
 from hushrec.methods.options import SEARCH, InnerProductConfig
 from hushrec.rng import Guard, Round, Streams
+from hushrec.settings import Width
 from hushrec.training.inner_product import (
     Descent,
     apply_mean,
@@ -95,7 +96,7 @@ class FedRKGConfig(InnerProductConfig):
     under a network and joint steps, which needs the 'neural' extra."""
     score_function: Literal["linear", "mlp"] = "linear"
     """Of the pfedrec backbone: one layer, or a network, which needs the 'neural' extra."""
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    hidden: tuple[Width, ...] | None = None
     """Widths of the hidden layers of a network.  [the paper's, appendix C: 32 for fedncf, so
     64-32-1 with d = 32, and 16 for pfedrec, 32-16-1]"""
     guidance: Literal["adaptive", "fixed", "replace", "none"] = "adaptive"

@@ -63,6 +63,7 @@ from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
 from hushrec.methods.mixtures import mixed, mixed_rows, shared_out
 from hushrec.methods.options import PerceptronConfig
 from hushrec.rng import PastNoise, Round, Streams
+from hushrec.settings import Width
 from hushrec.training.perceptron import Perceptron, score_user
 from hushrec.training.rules import Adam, PlainDescent
 from hushrec.training.samples import draw_silo_samples
@@ -77,7 +78,7 @@ class LIPMConfig(PerceptronConfig):
 
     lipm: bool = True
     """Interests guide the aggregation; without, plain federated averaging."""
-    interest: Annotated[int, Field(ge=1)] = 16
+    interest: Width = 16
     """Dimensions of the interest."""
     recent: Annotated[int, Field(ge=1)] = 20
     """Last training items that make a user's current behaviour."""

@@ -26,6 +26,7 @@ from hushrec.methods.base import Fitted, Method, PerClient, Private, PrivateFiel
 from hushrec.methods.capabilities import Between, SearchSpace, Tunable
 from hushrec.methods.central import CentralMFConfig
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 from hushrec.training import tensors
 from hushrec.training.inner_product import first_vector
 from hushrec.training.samples import draw_device_samples
@@ -42,7 +43,7 @@ class NeuMFConfig(CentralMFConfig):
 
     products: bool = True
     """Whether there is a GMF branch; without, it is NCF."""
-    hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (32, 16, 8)
+    hidden: Annotated[tuple[Width, ...], Field(min_length=1)] = (32, 16, 8)
     """Widths of the MLP branch after its 2d inputs; the last one goes into the final layer."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Rate of the layers."""

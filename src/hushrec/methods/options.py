@@ -9,12 +9,13 @@ from pydantic import Field
 from hushrec.kernels.draws import Pace
 from hushrec.methods.base import MethodConfig
 from hushrec.methods.capabilities import Between, SearchSpace
+from hushrec.settings import Width
 
 
 class SampledConfig(MethodConfig):
     """How a client's samples are made and gone through."""
 
-    d: Annotated[int, Field(ge=1)] = 32
+    d: Width = 32
     """Width of an item row."""
     negatives: Annotated[int, Field(ge=1, le=1000)] = 4
     """Drawn per positive, afresh every round."""
@@ -56,9 +57,9 @@ SEARCH: SearchSpace = {
 class FeatureNetworkConfig(MethodConfig):
     """Options of every method with this network."""
 
-    d: Annotated[int, Field(ge=1)] = 64
+    d: Width = 64
     """Width of an embedding."""
-    hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (
+    hidden: Annotated[tuple[Width, ...], Field(min_length=1)] = (
         64,
         32,
         16,
@@ -92,9 +93,9 @@ class FeatureNetworkConfig(MethodConfig):
 class PerceptronConfig(MethodConfig):
     """Options of the perceptron and of its training on a client."""
 
-    d: Annotated[int, Field(ge=1)] = 64
+    d: Width = 64
     """Embedding dimensions."""
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64, 32)
+    hidden: tuple[Width, ...] = (64, 32)
     """Widths of the hidden layers."""
     lr: Annotated[float, Field(gt=0)] = 5e-3
     """Rate of Adam."""

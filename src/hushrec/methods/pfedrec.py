@@ -17,11 +17,10 @@ instead of n whole tables; a device that sat a round out scores on the broadcast
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from hushrec.aggregate import Total, Update
 from hushrec.clients import TrainView
@@ -45,6 +44,7 @@ from hushrec.methods.dual import (
     without_own_rows,
 )
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 from hushrec.training.inner_product import (
     Descent,
     apply_mean,
@@ -60,7 +60,7 @@ class PFedRecConfig(DualConfig):
 
     score_function: Literal["linear", "mlp"] = "linear"
     """One linear layer, as in the paper, or a network; that needs the 'neural' extra."""
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (16,)
+    hidden: tuple[Width, ...] = (16,)
     """Widths of the hidden layers of "mlp", between d inputs and one score."""
 
 

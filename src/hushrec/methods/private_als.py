@@ -34,6 +34,7 @@ from hushrec.methods.capabilities import SharesBudget
 from hushrec.methods.head import COUNTS, count_items, find_head, only
 from hushrec.methods.popularity import distinct_items
 from hushrec.rng import Round, Streams
+from hushrec.settings import Width
 from hushrec.training.inner_product import score_inner_product
 
 Array = NDArray[Any]
@@ -42,7 +43,7 @@ Array = NDArray[Any]
 class PrivateFedALSConfig(MethodConfig):
     """Options of FedALS under noise."""
 
-    d: Annotated[int, Field(ge=1)] = 16
+    d: Width = 16
     """Width of a user and of an item vector."""
     passes: Annotated[int, Field(ge=1)] = 3
     """Alternating steps; there is one round more, the first."""

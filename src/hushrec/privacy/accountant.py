@@ -43,6 +43,10 @@ ORDERS = (*range(2, 65), 80, 96, 128, 192, 256)
 """Rényi orders; every one gives a bound, and the smallest bound counts."""
 
 
+WIDEST_LOSS, WIDEST_SUM = 150.0, 50_000.0
+"""Privacy loss of one event, and of all, whose distribution can be worked out in seconds."""
+LEAST_NOISE = 1e-9
+"""A smaller multiplier than this is as good as none, and its square is none to a computer."""
 KEPT_BACK = 1e-3
 """Share of delta that pays for what is discrete; and the most that it may add to epsilon."""
 
@@ -117,6 +121,10 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         _require(self.multiplier >= 0, "a noise multiplier is not negative")
+        tiny = 0 < self.multiplier < LEAST_NOISE
+        _require(
+            not tiny, f"a noise multiplier of {self.multiplier:g} hides nothing: use 0, or more"
+        )
         if isinstance(self.sampling, Poisson) and self.neighbours != "zero-out-one":
             raise ConfigError(
                 "Poisson sampling is accounted for under zero-out-one: use "
@@ -240,7 +248,8 @@ def noise_for(
     def spent(multiplier: float) -> float:
         accountant = Accountant(beside)
         accountant.record(event_at(multiplier), rounds)
-        return accountant.epsilon(delta)
+        # What has no bound is too much; the search wants to know on which side of it it is.
+        return min(accountant.epsilon(delta), 1e12)
 
     enough = 1.0
     while spent(enough) > epsilon:
@@ -253,6 +262,8 @@ def noise_for(
     short = enough / 2
     while spent(short) <= epsilon:
         enough, short = short, short / 2
+    if isinstance(event_at(short).sampling, Poisson) and _too_wide(short, rounds):
+        return enough  # less can keep it too, but that cannot be worked out
     # Between the two, on logarithmic scales, epsilon is nearly a straight line in the noise.
     found = math.exp(
         brentq(
@@ -305,10 +316,18 @@ def _by_renyi(events: list[tuple[Gaussian, int]], delta: float) -> float:
 
 
 def _by_privacy_loss(events: list[tuple[Gaussian, int]], delta: float) -> float:
+    if any(_too_wide(event.multiplier, count) for event, count in events):
+        return math.inf
     # Every grid gives an upper bound. The coarse one is ten times as fast and within 0.3 %, save
     # for a small epsilon, where the fine one is fast enough.
     coarse = _on_grid(events, delta, 1e-3)
     return coarse if coarse > 1 else _on_grid(events, delta, 1e-4)
+
+
+def _too_wide(multiplier: float, count: int) -> bool:
+    """Say whether so little noise makes losses too wide to work out, epsilon in hundreds."""
+    reach = 0.5 / multiplier**2 + 10 / multiplier
+    return reach > WIDEST_LOSS or reach * math.sqrt(count) > WIDEST_SUM
 
 
 def _on_grid(events: list[tuple[Gaussian, int]], delta: float, step: float) -> float:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hushrec.clients import CohortConfig
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Method
 from hushrec.privacy.accountant import Neighbours
+from hushrec.settings import Seed, Settings
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Epsilon = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""Outside of this nothing is hidden, or everything."""
 
 
-class PrivacyConfig(BaseModel):
+class PrivacyConfig(Settings):
     """What protects the uploads."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: Literal[
         "none", "central", "distributed", "local-laplace", "local-gaussian", "local-gradients"
@@ -33,12 +34,12 @@ class PrivacyConfig(BaseModel):
     tolerated: Annotated[int, Field(ge=0)] | None = None
     """Nodes that may drop out of a round, or tell others their noise.  [a third of them, less one]
     """
-    epsilon: Positive | None = None
+    epsilon: Epsilon | None = None
     """The guarantee to keep over all rounds; the noise follows from it."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Probability with which the guarantee may fail; below 1 / clients.  [1e-5, or a tenth of
     1 / clients if that is less]"""
-    noise: Positive | None = None
+    noise: Annotated[float, Field(ge=1e-3, le=1e6)] | None = None
     """Noise multiplier of `central`, in place of epsilon."""
     scale: Positive | None = None
     """Scale of local noise, in place of epsilon: b of Laplace, deviation of Gaussian noise."""
@@ -65,16 +66,16 @@ class PrivacyConfig(BaseModel):
     budgets: Literal["activity", "declared"] | None = None
     """Whose epsilon counts: everybody's is the same; by the rank of a client's interaction count;
     or as its user declared it (`local-gaussian` only)."""
-    epsilon_min: Positive | None = None
+    epsilon_min: Epsilon | None = None
     """Budget of the least active client, for budgets by activity."""
-    epsilon_max: Positive | None = None
+    epsilon_max: Epsilon | None = None
     """Budget of the most active client, for budgets by activity."""
     budget_feature: str | None = None
     """Numeric user feature that holds the declared budgets."""
     sigma: Literal["calibrated", "paper"] | None = None
     """Noise that keeps a budget over the run; or DPPS's own clip / epsilon, which keeps none, and
     of which the true epsilon is said.  [calibrated]"""
-    noise_seed: Annotated[int, Field(ge=0)] | None = None
+    noise_seed: Seed | None = None
     """Makes noise and hidden coins repeatable, for experiments: whoever knows the seed can remove
     the noise, and the statement says so.  [a secret key, drawn for each run]"""
     undeclared: bool = False

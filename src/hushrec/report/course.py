@@ -10,6 +10,7 @@ import numpy as np
 from hushrec import silos
 from hushrec.analyse.one_run import guidance_effects
 from hushrec.evaluate.groups import AWAY
+from hushrec.formats import Adaptation
 from hushrec.methods.capabilities import Guided
 from hushrec.report import plots
 from hushrec.report.units import signed
@@ -63,7 +64,7 @@ def adaptation(run: Run, folder: RunFolder) -> dict[str, Any] | None:
     """Return the adaptation curve, where `hushrec evaluate --adaptation` has measured one."""
     if not (folder.path / ADAPTATION).exists():
         return None
-    curve = folder.read_json(ADAPTATION)
+    curve = folder.read_json(ADAPTATION, Adaptation)
     points = curve["points"]
     names = [name for name in points[0] if name != "interactions"]
     shown = names[0]

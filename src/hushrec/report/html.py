@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hushrec.errors import RunError
+from hushrec.plain_text import plain
 from hushrec.report import contenders, course, plots, privacy, samples, words
 from hushrec.report.units import figure, human_duration, human_size, percent
 from hushrec.run import Run
@@ -34,6 +35,7 @@ def render(run: Run, folder: RunFolder) -> str:
     environment = Environment(
         loader=PackageLoader("hushrec.report", "."),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -46,6 +48,11 @@ def render(run: Run, folder: RunFolder) -> str:
         "count": "{:,}".format,
     }
     return environment.get_template("template.html.j2").render(page(run, folder))
+
+
+def _shown(value: object) -> object:
+    """Make words from anywhere safe; what is drawn already is."""
+    return plain(value) if type(value) is str else value
 
 
 def page(run: Run, folder: RunFolder) -> dict[str, Any]:

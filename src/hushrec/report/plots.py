@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from markupsafe import Markup
 
@@ -87,7 +86,7 @@ def dots(rows: Sequence[Dot], label: str, top: float | None = None) -> Markup:
             svg.tag(
                 "text",
                 {"class": f"value {kind}", "x": "100%", "y": text, "text-anchor": "end"},
-                escape(figure(row.value)) + svg.tag("tspan", {"dx": 8}, escape(beside)),
+                svg.escape(figure(row.value)) + svg.tag("tspan", {"dx": 8}, svg.escape(beside)),
             ),
         ]
         said.append(f"{row.name} {figure(row.value)}{f' ({beside})' if beside else ''}")

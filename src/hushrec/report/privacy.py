@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hushrec.formats import Audit
 from hushrec.report import plots
 from hushrec.report.plots import Bar, Dot
 from hushrec.report.words import marked
@@ -40,7 +41,7 @@ def audit(run: Run, folder: RunFolder) -> dict[str, Any] | None:
     """Show what `hushrec audit` found, if it was asked."""
     if not (folder.path / AUDIT_FILE).exists():
         return None
-    found = folder.read_json(AUDIT_FILE)
+    found = folder.read_json(AUDIT_FILE, Audit)
     items = found["items"]
     if "skipped" not in items:
         rows = [

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Any
 
 from markupsafe import Markup
 
+from hushrec.plain_text import plain
+
 NAME_LENGTH = 20
 """Characters of a name that fit beside its figures on a telephone."""
+
+
+def escape(words: str) -> str:
+    """Write words as part of a page or a drawing, whatever is in them."""
+    return html.escape(plain(words))
 
 
 def drawing(kind: str, height: int, label: str, parts: Iterable[str]) -> Markup:

@@ -7,7 +7,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from hushrec.analyse.compare import ComparedRun
@@ -45,7 +44,7 @@ def result_table(
     """Show a run's metrics beside popularity and chance."""
     names = names or shown_metrics(summary[part]["full"])
     published = summary["protocol"] == "published"
-    title = escape(f"{summary['method']} on {summary['data']}, {part} items")
+    title = f"{summary['method']} on {summary['data']}, {part} items"
     mark = summary["protocol_mark"]
     table = plain_table(title, caption=mark, caption_style="bold red")
     table.add_column("candidates", no_wrap=True)
@@ -92,7 +91,7 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
         method = "" if row.method in names[row.run] else f" ({row.method})"
         mark = " (leaks)" if row.protocol == "published" else ""
         tables[row.metric].add_row(
-            escape(f"{names[row.run]}{method}{mark}"),
+            f"{names[row.run]}{method}{mark}",
             f"{row.mean:.4f}{spread} [{row.low:.3f}, {row.high:.3f}]",
             difference,
             p_value,
@@ -114,7 +113,7 @@ def cost_table(rows: Sequence[ComparedRun]) -> Table:
     names = _names(rows)
     for row in {row.run: row for row in rows}.values():
         sent = human_size(round(row.up_bytes)), human_size(round(row.down_bytes))
-        table.add_row(escape(names[row.run]), f"{row.selected_round:g}", *sent)
+        table.add_row(names[row.run], f"{row.selected_round:g}", *sent)
     return table
 
 
@@ -196,7 +195,7 @@ def trials_table(search: Search, most: int = 10) -> Table:
             str(trial.number),
             value,
             str(trial.selected_round or "–"),
-            escape(options + mark),
+            options + mark,
             style="bold" if trial is search.best else "",
         )
     states = [trial.state for trial in search.trials]

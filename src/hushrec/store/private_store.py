@@ -18,11 +18,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hushrec.aggregate import ClientRows
 from hushrec.errors import ConfigError
 from hushrec.memory import require_memory
+from hushrec.settings import Settings
 from hushrec.store.columns import Shelf, Visit, all_or_span, column_of, span
 from hushrec.store.fields import Private, PrivateFields
 
@@ -36,10 +37,8 @@ MAPPED_BYTES = 256 * 2**20
 """File-backed parameters that are used before their pages are given back to the system."""
 
 
-class StoreConfig(BaseModel):
+class StoreConfig(Settings):
     """Where private parameters are kept during a simulation."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["auto", "memory", "file"] = "auto"
     """`auto` takes memory up to the budget, and files for the rest."""

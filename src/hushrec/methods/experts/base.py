@@ -32,6 +32,7 @@ from hushrec.clients import TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.base import MethodConfig, Shared
 from hushrec.registry import find, names
+from hushrec.settings import Width
 
 Array = NDArray[Any]
 
@@ -51,7 +52,7 @@ class ExpertsConfig(MethodConfig):
     """Company: how many of its last items a device makes pairs of."""
     company_ridge: Annotated[float, Field(gt=0)] = 300.0
     """Company: added to the diagonal of the system, in users."""
-    factors: Annotated[int, Field(ge=1)] = 64
+    factors: Width = 64
     """Company: numbers of an item's vector."""
     neighbours: Annotated[int, Field(ge=1)] = 1000
     """Weights kept per item and table, the largest in size."""

@@ -89,7 +89,10 @@ class Recommender:
         if k < 1:
             raise ValueError(f"a list needs at least 1 place, not {k}")
         past = np.array(list(reversed(self._history)), np.int64)
-        scores, voices = self._model.score(past)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores, voices = self._model.score(past)
+        if not np.isfinite(scores).all():
+            raise BundleError("the model's numbers are so large that its scores are none")
         scores[past] = -np.inf
         best = largest(scores, min(k, len(scores) - len(past)))
         best = best[np.argsort(-scores[best], kind="stable")]

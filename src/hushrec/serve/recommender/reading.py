@@ -16,6 +16,8 @@ FORMAT = "hushrec-bundle-3"
 MANIFEST, MODEL = "manifest.json", "model.safetensors"
 MOST_BYTES = 2**30
 """A larger file is refused: a device has no use for it."""
+LARGEST = 1e30
+"""Of a number: single precision knows hardly more."""
 DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "F32": np.dtype("<f4"),
@@ -81,15 +83,15 @@ def one_of(options: Mapping[str, Any], name: str, allowed: Iterable[str]) -> str
     """Return a word that must be one of a few."""
     value = options.get(name)
     if not isinstance(value, str) or value not in allowed:
-        raise BundleError(f"'{name}' = {value!r} is none of {', '.join(allowed)}")
+        raise BundleError(f"'{name}' is none of {', '.join(allowed)}")
     return value
 
 
 def number(options: Mapping[str, Any], name: str) -> float:
     """Return a finite number that must not be negative."""
     value: Any = options.get(name)
-    if type(value) not in (int, float) or not 0 <= value < math.inf:  # true for NaN as well
-        raise BundleError(f"'{name}' = {value!r} is not a number from 0 on")
+    if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # true for NaN as well
+        raise BundleError(f"'{name}' is not a number from 0 to {LARGEST:g}")
     return float(value)
 
 
@@ -105,7 +107,7 @@ def whole(options: Mapping[str, Any], name: str, least: int) -> int:
     """Return a whole number."""
     value = options.get(name)
     if type(value) is not int or not least <= value <= 10**6:
-        raise BundleError(f"'{name}' = {value!r} is not a number of items")
+        raise BundleError(f"'{name}' is not a number of items")
     return value
 
 
@@ -113,7 +115,7 @@ def wholes(options: Mapping[str, Any], name: str, least: int) -> list[int]:
     """Return a list of whole numbers."""
     values = options.get(name)
     if not isinstance(values, list) or not values:
-        raise BundleError(f"'{name}' = {values!r} is not a list of numbers")
+        raise BundleError(f"'{name}' is not a list of numbers")
     return [whole({name: value}, name, least) for value in values]
 
 
@@ -123,7 +125,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise BundleError(f"{path} is missing or too large")
     try:
         manifest = json.loads(path.read_bytes())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not JSON: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BundleError(f"{path} is not a bundle of the format {FORMAT}")
@@ -155,9 +157,9 @@ def parse_tensors(content: bytes) -> dict[str, NDArray[Any]]:
                 raise BundleError(f"'{name}' has an impossible shape")
             out[name] = np.frombuffer(content[first:last], dtype).reshape(shape)
             end = last
-    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, RecursionError) as error:
         raise BundleError(f"the model's header cannot be read: {error}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, BundleError):
             raise
         raise BundleError(f"the model's header is malformed: {error!r}") from None

@@ -1,0 +1,56 @@
+"""`Settings`: typed options, frozen, unknown keys refused, and no number without a bound.
+
+A number nobody can mean (`lr` = 1e308, a billion rounds) is refused before anything is made, not
+found out by an overflow, a full memory or a program that does not end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+LARGEST = 1e12
+"""Of a real number whose type has no bound of its own."""
+LARGEST_COUNT = 1_000_000
+"""Of a whole number whose type has no bound of its own."""
+
+Width = Annotated[int, Field(ge=1, le=4_096)]
+"""Of a row or a layer: more than that fills a memory and has never helped."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Clients = Annotated[int, Field(ge=0, le=10**9)]
+"""How many of them."""
+
+
+class Settings(BaseModel):
+    """Base of everything that can be set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Settings:
+        for name, field in type(self).model_fields.items():
+            if not _has_bound((field.annotation, *field.metadata)):
+                _require_bounded(name, getattr(self, name))
+        return self
+
+
+def _has_bound(types: tuple[Any, ...]) -> bool:
+    """Say whether a type has an upper bound somewhere."""
+    return any(
+        getattr(kind, "le", getattr(kind, "lt", None)) is not None
+        or _has_bound((*get_args(kind), *getattr(kind, "metadata", ())))
+        for kind in types
+    )
+
+
+def _require_bounded(name: str, value: object) -> None:
+    if isinstance(value, tuple):
+        for one in value:
+            _require_bounded(name, one)
+    elif isinstance(value, int):
+        if abs(value) > LARGEST_COUNT:
+            raise ValueError(f"{name} = {value:.6g}: use at most {LARGEST_COUNT:,}")
+    elif isinstance(value, float) and not (math.isfinite(value) and abs(value) <= LARGEST):
+        raise ValueError(f"{name} = {value:g}: use a number of at most {LARGEST:g}")
