@@ -9,8 +9,9 @@ import pytest
 
 from hushrec.deployment import gateway
 from hushrec.deployment.gateway import Door, open_gateway
-from hushrec.deployment.keys import Authority, write_secret
+from hushrec.deployment.keys import Authority
 from hushrec.deployment.processes import free_port
+from hushrec.disk import write_bytes
 from hushrec.errors import RunError
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone"
@@ -57,7 +58,7 @@ def world(tmp_path_factory):
     certificate, key = authority.server(["localhost"])
     (folder / "ca.crt").write_bytes(authority.pem)
     (folder / "server.crt").write_bytes(certificate)
-    write_secret(folder / "server.key", key)
+    write_bytes(folder / "server.key", key, secret=True)
     shown = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     shown.load_cert_chain(folder / "server.crt", folder / "server.key")
     trusting = ssl.create_default_context(cafile=folder / "ca.crt")
