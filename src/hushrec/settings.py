@@ -21,6 +21,8 @@ Width = Annotated[int, Field(ge=1, le=4_096)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Clients = Annotated[int, Field(ge=0, le=10**9)]
 """How many of them."""
+Moment = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""A time in the data's own unit."""
 
 
 class Settings(BaseModel):

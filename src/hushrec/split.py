@@ -21,7 +21,7 @@ from hushrec.data.interactions import Categorical, Column, Interactions
 from hushrec.errors import ConfigError, DataError
 from hushrec.kernels.draws import draw_each
 from hushrec.rng import Streams
-from hushrec.settings import Settings
+from hushrec.settings import Moment, Settings
 from hushrec.silos import SilosConfig, hold
 
 Part = Literal["valid", "test"]
@@ -37,10 +37,10 @@ class SplitConfig(Settings):
     """Share that validates (not for leave-one-out)."""
     test: Annotated[float, Field(gt=0, lt=0.9)] = 0.2
     """Share that tests (not for leave-one-out)."""
-    valid_from: int | None = None
+    valid_from: Moment | None = None
     """For `time`: rows from this time on validate, in place of a share of everybody's rows; needed,
     with `test_from`, where privacy is promised."""
-    test_from: int | None = None
+    test_from: Moment | None = None
     """For `time`: rows from this time on test."""
     order: Literal["time", "random"] = "time"
     """What "later" means for `ratio` and within an unseen user."""

@@ -11,6 +11,7 @@ from hushrec.config import Experiment, make_experiment
 from hushrec.errors import ConfigError
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.accountant import Gaussian, Poisson, noise_for
+from hushrec.split import SplitConfig
 from hushrec.testing import taste_world
 
 PRIVACY = ("--population", "100", "--rounds", "10", "--delta", "1e-4", "--cohort", "10")
@@ -90,6 +91,12 @@ def test_sections_are_bounded_and_seeds_may_be_large():
     text = make_experiment("demo", "fedmf").to_toml()
     with pytest.raises(ConfigError, match="every"):
         Experiment.from_toml(text.replace("every = 1", f"every = {10**15}"))
+
+
+def test_dates_are_as_large_as_clocks_make_them():
+    """Milliseconds since 1970, and before it."""
+    split = SplitConfig(kind="time", valid_from=-86_400_000, test_from=1_790_000_000_000)
+    assert split.test_from == 1_790_000_000_000
 
 
 def test_a_large_epsilon_is_answered_in_seconds():

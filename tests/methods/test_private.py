@@ -493,7 +493,7 @@ def test_the_taste_world_has_a_guarantee_and_finite_scores():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "hr"), [(8.0, 0.20), (2.0, 0.135)])
+@pytest.mark.parametrize(("epsilon", "hr"), [(8.0, 0.21), (2.0, 0.15)])
 def test_accuracy_on_real_data(data_dir, epsilon, hr):
     run = train("ml-1m", "fednext", settings={**CENTRAL, "privacy.epsilon": epsilon})
     assert run.metrics["full"]["hr@10"] >= hr
