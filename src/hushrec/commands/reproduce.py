@@ -14,6 +14,7 @@ from rich.markdown import Markdown
 from hushrec.backends.inprocess import Machine
 from hushrec.commands import options
 from hushrec.commands.display import polite_stop, training_display
+from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import Console, print_json, say
 from hushrec.errors import ConfigError, nearest
 from hushrec.report.papers import exhibit_section, write_page
@@ -106,13 +107,13 @@ class Place:
     Place,
     click.option(
         "--experiments",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=PLACE,
         metavar="DIR",
         help="The folder 'experiments' of a checkout.  [here, or where hushrec runs from]",
     ),
     click.option(
         "--runs",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=PLACE,
         default=Path("runs/reproduce"),
         show_default=True,
         metavar="DIR",
