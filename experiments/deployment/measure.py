@@ -56,9 +56,9 @@ def federation(data, nodes, trained):
 
 
 def keep(name, found):
-    """Put a result beside the others, and show it."""
+    """Put a result beside the others, in place of one with the same keys, and show it."""
     results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
-    results[name] = found
+    results[name] = {**results.get(name, {}), **found}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     click.echo(json.dumps({name: found}, indent=1))
 
@@ -82,7 +82,6 @@ def main():
 @click.option("--only", help="One of the methods.")
 def methods(nodes, only):
     """Compare a federation's model and metrics with those of one process, bit by bit."""
-    found = {}
     for name, (method, rounds, pairs) in METHODS.items():
         if only not in (None, name):
             continue
@@ -99,13 +98,12 @@ def methods(nodes, only):
             same = model.keys() == expected.keys() and all(
                 np.array_equal(model[key], expected[key]) for key in expected
             )
-            found[f"{name}, {count} nodes"] = {
+            found = {
                 "same_bits": bool(same),
                 "same_metrics": result["test"] == alone.summary["test"],
                 "seconds": round(time.monotonic() - began, 1),
             }
-            click.echo(f"{name}, {count} nodes: {found[f'{name}, {count} nodes']}")
-    keep("methods", found)
+            keep("methods", {f"{name}, {count} nodes": found})
 
 
 @main.command()
