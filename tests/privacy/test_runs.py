@@ -160,8 +160,8 @@ def test_private_popularity_counts(small):
     settings = {
         "privacy.mode": "central",
         "privacy.noise_seed": 2,
-        "privacy.noise": 1e-4,
-        "privacy.clip": 100.0,
+        "privacy.noise": 1e-3,
+        "privacy.clip": 20.0,
     }
     noisy = train(small, "popularity", settings=settings)
     np.testing.assert_allclose(noisy.shared["counts"], exact, atol=0.1)
