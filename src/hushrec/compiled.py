@@ -54,7 +54,7 @@ def _forgiving(kernel: Any) -> Any:
     def load_overload(*about: Any) -> Any:
         try:
             return load(*about)
-        except Exception:  # files of anybody's making are unpickled here
+        except Exception:  # reading a damaged file of the cache may raise anything
             with suppress(Exception):
                 cache.flush()
             return None
