@@ -191,7 +191,7 @@ def test_ids_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------------------------- Parquet
 
-arrow = pytest.importorskip("pyarrow")
+arrow = pytest.importorskip("pyarrow", reason="needs the extra 'parquet'")
 
 
 def parquet_file(path, **columns):
