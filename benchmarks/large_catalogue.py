@@ -22,11 +22,11 @@ ASKED = 4_000
 LOOKED_AT = 1_000
 """Users whose validation and test items are looked at."""
 SETTINGS = {
-    "count_rounds": 11,
-    "window": 6,
+    "count_rounds": 12,
+    "window": 5,
     "latest": 30,
     "dense_items": 2_000,
-    "neighbours": 64,
+    "neighbours": 48,
     "held": 1,
     "network_rounds": 20,
     "evaluation.every": 19,

@@ -452,11 +452,16 @@ def test_a_run_explains_and_comes_back(tmp_path):
     assert len(newcomer) == 5
 
 
-def test_under_privacy_it_names_the_method_to_use():
-    for mode in ("central", "local-gaussian"):
-        settings = {"privacy.mode": mode, "privacy.epsilon": 8.0, "privacy.clip": 1.0}
-        with pytest.raises(ConfigError, match="--method fednext"):
-            hushrec.train(taste_world(), "fedmix", settings=settings)
+def test_under_noise_one_expert_is_left():
+    """It is FedNext's form for noise; noise at each device cannot cover all pairs."""
+    settings = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 0}
+    mixed, alone = (
+        hushrec.train(taste_world(), name, settings=settings) for name in ("fedmix", "fednext")
+    )
+    check_same(mixed.shared, alone.shared, "a model under noise")
+    local = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
+    with pytest.raises(ConfigError, match="open space"):
+        hushrec.train(taste_world(), "fedmix", settings=local)
 
 
 # ------------------------------------------------------------------ what it is for

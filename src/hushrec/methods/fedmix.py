@@ -28,6 +28,9 @@ The rounds, and what a device uploads in them:
    network, which the server follows by Adam (FedAdam: Reddi et al. 2021, with one local step).
 
 So a device uploads its pairs once, and then a few kB a round; it downloads the experts twice.
+
+Where noise is added to sums, one expert is left: noise leaves nothing to the others, and weights
+would cost budget without finding more (`experiments/privacy-utility/tuning.md`).
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ from hushrec.methods.base import (
 from hushrec.methods.capabilities import Explains
 from hushrec.methods.experts.base import Expert, ExpertsConfig, expert_class
 from hushrec.methods.experts.counting import HEAD, HELD, Counting, model_of, shortened
+from hushrec.methods.fednext import PrivateFedNext
 from hushrec.methods.newton import first_trial, next_trial
 from hushrec.rng import Round, Streams
 from hushrec.settings import Width
@@ -113,13 +117,20 @@ class FedMixConfig(ExpertsConfig):
     """Weight decay of Adam."""
 
 
+class PrivateFedMix(PrivateFedNext):
+    """FedMix under differential privacy: the expert that outweighs the noise, and no other."""
+
+    name = "fedmix"
+
+
 class FedMix(Method, Explains):
     """A log-linear mixture of experts, and a small network over their scores."""
 
     name = "fedmix"
     Config: ClassVar[type[MethodConfig]] = FedMixConfig
     config: FedMixConfig
-    traits = Traits(every=8, protected="fednext", stack_interactions=2**14)
+    under_noise = PrivateFedMix
+    traits = Traits(every=8, stack_interactions=2**14)
 
     @property
     def planned_rounds(self) -> int:
