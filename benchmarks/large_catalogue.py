@@ -17,7 +17,7 @@ from hushrec.data.synthetic import crowd
 from hushrec.memory import peak_rss_bytes
 from hushrec.round import RoundReport
 
-ASKED = 4_000
+ASKED = 2_500
 """Devices that fit weights and network."""
 LOOKED_AT = 1_000
 """Users whose validation and test items are looked at."""
@@ -26,7 +26,7 @@ SETTINGS = {
     "window": 5,
     "latest": 30,
     "dense_items": 2_000,
-    "neighbours": 48,
+    "neighbours": 40,
     "held": 1,
     "network_rounds": 20,
     "evaluation.every": 19,

@@ -495,10 +495,11 @@ def test_a_mixture_does_not_lose_to_its_parts():
 @pytest.mark.slow
 def test_accuracy_bytes_and_bundle_on_ml_1m(data_dir, tmp_path):
     """Honest protocol, full ranking; a look at validation items, not at test items."""
-    run = hushrec.train("ml-1m", "fedmix")
+    looks = {"evaluation.every": 48, "evaluation.users": 2_000}
+    run = hushrec.train("ml-1m", "fedmix", settings=looks)
     found = run.summary["valid"]["full"]
-    assert found["hr@10"] >= 0.335
-    assert found["ndcg@10"] >= 0.197
+    assert found["hr@10"] >= 0.325
+    assert found["ndcg@10"] >= 0.19
     assert run.summary["communication"]["up_bytes"] / 6040 < 200_000
 
     place = export(run, tmp_path / "b")
