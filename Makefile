@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench dist clean browser
+.PHONY: help run test lint bench docs dist clean browser
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /	/' | expand -t 10
@@ -43,6 +43,9 @@ lint: $(VENV)/.dev  ## ruff and mypy --strict
 
 bench: $(VENV)/.dev  ## speed and memory as ratios; writes benchmarks/latest.json
 	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.dev  ## the documentation as a site, site/index.html; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 dist: $(VENV)/.dev  ## wheel and sdist, checked, installed in an empty venv and run from elsewhere
 	rm -rf dist

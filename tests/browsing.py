@@ -1,6 +1,7 @@
 """A real browser for the tests of pages, and what they ask of every page."""
 
 import shutil
+from importlib import resources
 
 import pytest
 
@@ -40,6 +41,20 @@ for (const e of document.querySelectorAll('body *')) {
 }
 return low;
 """
+
+SERIOUS = """
+const done = arguments[arguments.length - 1];
+axe.run().then(found => done(found.violations
+  .filter(v => ['serious', 'critical'].includes(v.impact))
+  .map(v => v.id + ': ' + v.nodes.map(n => n.html.slice(0, 80)).join(' | '))));
+"""
+"""Asks axe-core, which must be on the page, for the faults that keep people out."""
+
+
+def axe():
+    """Return axe-core, to be run in a page."""
+    package = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
+    return (resources.files(package) / "axe.min.js").read_text("utf-8")
 
 
 def open_browser(profile):

@@ -2,11 +2,10 @@
 
 import shutil
 import time
-from importlib import resources
 
 import pytest
 
-from browsing import CONTRASTS, OUTSIDE, look
+from browsing import CONTRASTS, OUTSIDE, SERIOUS, axe, look
 from conftest import answering
 from hushrec.run_folder import RunFolder
 
@@ -21,12 +20,6 @@ PAGES = {
     "leak": "/leak",
     "refused": "/nothing",
 }
-AXE = """
-const done = arguments[arguments.length - 1];
-axe.run().then(found => done(found.violations
-  .filter(v => ['serious', 'critical'].includes(v.impact))
-  .map(v => v.id + ': ' + v.nodes.map(n => n.html.slice(0, 80)).join(' | '))));
-"""
 
 
 def wait_for(say, what, seconds=60):
@@ -40,16 +33,14 @@ def wait_for(say, what, seconds=60):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_fits_and_axe_finds_no_serious_fault(driver, studio, name):
-    pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
-    axe = (resources.files("axe_core_python") / "axe.min.js").read_text("utf-8")
     for scheme in ("light", "dark"):
         for width in (400, 1400):
             page = look(driver, studio + PAGES[name], width, scheme)
             assert page.execute_script("return document.documentElement.scrollWidth") <= width
             assert page.execute_script(OUTSIDE) == []
         assert page.execute_script(CONTRASTS) == []
-        page.execute_script(axe)
-        assert page.execute_async_script(AXE) == []
+        page.execute_script(axe())
+        assert page.execute_async_script(SERIOUS) == []
     seen = [line["message"] for line in page.get_log("browser")]
     assert [line for line in seen if "404" not in line] == []
     loaded = "return performance.getEntriesByType('resource').map(e => new URL(e.name).origin)"
