@@ -452,6 +452,20 @@ def test_a_run_explains_and_comes_back(tmp_path):
     assert len(newcomer) == 5
 
 
+def test_what_devices_say_of_scores_stays_small():
+    """Or sums over a million of them would not fit: popularity is steep in large catalogues."""
+    popular = expert_class("popular")(FedMix().config)
+    view = replace(tastes(), n_items=100_000)
+    model = popular.learn(popular.init(view), np.array([7]), np.array([[1e6]]))
+    scores = np.zeros((len(view), 2, 100_000), np.float32)
+    popular.score(model, view, scores)
+    assert scores[:, 0].max() == 1
+    rows = np.ones((2 * 50, 4), np.float32)
+    has, moments = mixture.score_moments(np.array([0, 50, 50, 100]), rows, 50)
+    assert has.tolist() == [0, 1, 1, 2]
+    np.testing.assert_array_equal(moments, np.ones((2, 7)))
+
+
 def test_under_noise_one_expert_is_left():
     """It is FedNext's form for noise; noise at each device cannot cover all pairs."""
     settings = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 0}

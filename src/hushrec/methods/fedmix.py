@@ -204,7 +204,9 @@ class FedMix(Method, Explains):
             return Fitted(Update(len(view), rows=rows), private)
         if step == self.config.count_rounds:
             kept = self._questions(shared, view, now)
-            rows = {"moments": _one_each(*mixture.score_moments(kept.indptr, kept.rows))}
+            block = self._block(view.n_items)
+            moments = mixture.score_moments(kept.indptr, kept.rows, block)
+            rows = {"moments": _one_each(*moments)}
             return Fitted(Update(len(view), rows=rows), {QUESTIONS: kept})
         asked = private[QUESTIONS]
         assert isinstance(asked, ClientRows)
@@ -272,7 +274,7 @@ class FedMix(Method, Explains):
             new |= counting.most_popular(total, self.config.dense_items)
         elif "moments" in total.rows:
             _, ((count, *sums),) = total.rows["moments"]
-            center, square = np.array(sums).reshape(2, -1) / max(count, 1.0)
+            center, square = np.array(sums).reshape(2, -1) / max(count, 1e-6)
             spread = np.sqrt(np.maximum(square - center**2, 0.0))
             # What is the same for everybody tells nothing, and must not be blown up.
             scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
