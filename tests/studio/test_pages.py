@@ -2,9 +2,13 @@
 
 import http.client
 import json
+import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -48,6 +52,36 @@ def test_every_run_is_listed_with_its_state(studio, folder):
     assert "summary.json is damaged" in text
 
 
+def test_several_seeds_lead_to_each(tmp_path, folder):
+    """Also where the folder that is looked at is such a run itself."""
+    top = tmp_path / "seeds"
+    RunFolder.create(top, RunFolder(folder / "fedmf").experiment(), [0, 1])
+    for seed in (0, 1):
+        shutil.copytree(folder / "fedmf", top / f"seed-{seed}")
+    for looked_at in (tmp_path, top):
+        runs = find_runs(looked_at)
+        assert set(runs["seeds"].seeds) == {name for name in runs if name != "seeds"}
+        assert len(runs) == 3
+        assert runs["seeds"].state == "stopped"
+    with RunFolder(top / "seed-1").locked():
+        assert next(iter(find_runs(tmp_path).values())).state == "training"
+
+
+def test_somebody_who_hangs_up_is_no_fault(studio, capfd):
+    where = urlsplit(studio)
+    for _ in range(3):
+        with socket.create_connection((where.hostname, where.port)) as connection:
+            connection.sendall(b"GET /privacy HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            linger = struct.pack("ii", 1, 0)  # a reset in place of a farewell
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    deadline = time.monotonic() + 30
+    while any("process_request" in thread.name for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert ask(studio, "/")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
 def test_words_of_others_are_shown_and_not_obeyed(studio):
     for address in ("/", f"/run?run={quote(HOSTILE.replace('/', ''))}", "/run?run=%3Cb%3E"):
         text = ask(studio, address)[2]
@@ -64,12 +98,12 @@ def test_words_of_others_are_shown_and_not_obeyed(studio):
         ("/run?run=../secret", 404, "no run"),
         ("/run?run=/etc", 404, "no run"),
         ("/report?run=..", 404, "no run"),
-        ("/run", 404, "lacks"),
+        ("/run", 400, "lacks"),
         ("/run?run=damaged", 404, "is damaged"),
         ("/nothing", 404, "no such page"),
         ("/frame.html.j2", 404, "no such page"),
-        ("/privacy?noise=99", 404, "from 0 to"),
-        ("/privacy?noise=-1", 404, "from 0 to"),
+        ("/privacy?noise=99", 400, "from 0 to"),
+        ("/privacy?noise=-1", 400, "from 0 to"),
         ("/?" + "a=1&" * 50, 400, "no good"),
         ("/?a=%ff", 400, "no good"),
         ("/?a=" + "x" * 5_000, 414, "too long"),
