@@ -78,6 +78,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "reproduce:reproduce_command",
         "Reproduce tables and figures of the papers: as printed, as published, and honestly.",
     ),
+    "studio": (
+        "studio:studio_command",
+        "Look at a folder of runs in a browser: progress, comparisons, users, privacy, the leak.",
+    ),
     "train": (
         "train:train_command",
         "Train a method, evaluate it, and leave a run folder with a report.",

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from hushrec.errors import RunError
-from hushrec.plain_text import plain
 from hushrec.report import contenders, course, plots, privacy, samples, words
 from hushrec.report.maps import drawn_map
-from hushrec.report.units import figure, human_duration, human_size, percent
+from hushrec.report.page import environment
 from hushrec.run import Run
 from hushrec.run_folder import RunFolder
 
@@ -54,22 +51,8 @@ def render(run: Run, folder: RunFolder, shown: Shown = USUAL) -> str:
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
     """Return a page: a template with what it shows."""
-    environment = Environment(
-        loader=PackageLoader("hushrec.report", "."),
-        autoescape=True,
-        finalize=_shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "figure": figure,
-        "percent": percent,
-        "size": human_size,
-        "duration": human_duration,
-        "count": "{:,}".format,
-    }
-    return labelled(environment.get_template(template).render(values))
+    made = environment("hushrec.report").get_template(template)
+    return labelled(made.render(values))
 
 
 def labelled(markup: str) -> str:
@@ -90,11 +73,6 @@ def labelled(markup: str) -> str:
 
     tables = r"<table>.*?<thead>(.*?)</thead>(.*?)</table>"
     return re.sub(tables, stacked, markup, flags=re.DOTALL)
-
-
-def _shown(value: object) -> object:
-    """Make words from anywhere safe; what is drawn already is."""
-    return plain(value) if type(value) is str else value
 
 
 def page(run: Run, folder: RunFolder, shown: Shown = USUAL) -> dict[str, Any]:
