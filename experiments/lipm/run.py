@@ -23,8 +23,8 @@ from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.significance import bootstrap_interval, holm, paired_test
 from hushrec.methods.base import method_class, method_names
 from hushrec.report import plots, standalone
-from hushrec.run import read_ranks, train
-from hushrec.run_folder import RunFolder
+from hushrec.run import train
+from hushrec.run_folder import RunFolder, read_ranks
 
 HERE = Path(__file__).parent
 METRICS = ("ndcg@10", "recall@10", "precision@10", "auc")
