@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench clean browser
+.PHONY: help run test lint bench docs dist clean browser
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /	/' | expand -t 10
@@ -44,6 +44,19 @@ lint: $(VENV)/.dev  ## ruff and mypy --strict
 bench: $(VENV)/.dev  ## speed and memory as ratios; writes benchmarks/latest.json
 	$(BIN)/python -m benchmarks
 
+docs: $(VENV)/.dev  ## the documentation as a site, site/index.html; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(VENV)/.dev  ## wheel and sdist, checked, installed in an empty venv and run from elsewhere
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	set -e; place=$$(mktemp -d); trap 'rm -rf "$$place"' EXIT; \
+	  $(PYTHON) -m venv "$$place/venv"; \
+	  "$$place/venv/bin/python" -m pip install --quiet --disable-pip-version-check dist/*.whl; \
+	  cd "$$place"; venv/bin/hushrec train --method popularity --out run; \
+	  venv/bin/hushrec recommend run --user viewer-0001 -k 3
+
 # The pages are tested in a real browser. Where one can be installed, it is; elsewhere those tests
 # say that they were skipped and why.
 browser:
@@ -54,4 +67,4 @@ browser:
 	  || echo "no chromium: browser tests will be skipped"
 
 clean:  ## remove the virtual environment, caches and runs
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) runs dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

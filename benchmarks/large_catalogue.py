@@ -17,16 +17,16 @@ from hushrec.data.synthetic import crowd
 from hushrec.memory import peak_rss_bytes
 from hushrec.round import RoundReport
 
-ASKED = 4_000
+ASKED = 2_500
 """Devices that fit weights and network."""
 LOOKED_AT = 1_000
 """Users whose validation and test items are looked at."""
 SETTINGS = {
-    "count_rounds": 11,
-    "window": 6,
+    "count_rounds": 12,
+    "window": 5,
     "latest": 30,
     "dense_items": 2_000,
-    "neighbours": 64,
+    "neighbours": 40,
     "held": 1,
     "network_rounds": 20,
     "evaluation.every": 19,

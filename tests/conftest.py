@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from browsing import open_browser
 from hushrec.data import Interactions
 
 # The first call of a kernel compiles it, and machines are shared: no deadlines, fixed examples, and
@@ -80,3 +81,11 @@ def tiny() -> Interactions:
 def small() -> Interactions:
     """120 users, 60 items, three blocks of taste."""
     return blocks(120, 60, 3, length=9, seed=1)
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    """A browser."""
+    browser = open_browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.quit()

@@ -96,9 +96,13 @@ def test_another_search_is_not_mixed_in(tiny, tmp_path):
     search(tiny, out, trials=1)
     with pytest.raises(RunError, match="holds another search"):
         search(tiny, out, trials=2, seed=1)
-    (out / "trials.jsonl").write_text('{"number": 0}\n')
-    with pytest.raises(RunError, match=r"trials.jsonl, line 1 is damaged"):
-        search(tiny, out, trials=2)
+    line = json.loads((out / "trials.jsonl").read_text())
+    odd = [{"number": "0"}, {"value": "high"}, {"looks": {"x": 1.0}}, {"looks": [1]}, {"more": 1}]
+    odd += [{"options": {**line["options"], "lr": [1]}}, {"state": "won"}, {"number": 1}]
+    for text in ['{"number": 0}', "[" * 9_999, *(json.dumps(line | more) for more in odd)]:
+        (out / "trials.jsonl").write_text(f"{text}\n")
+        with pytest.raises(RunError, match=r"trials.jsonl, line 1 is damaged"):
+            search(tiny, out, trials=2)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(RunError, match="holds no search"):

@@ -127,10 +127,24 @@ def add(new: dict[str, Any]) -> None:
 @main.command()
 @click.option("--metric", default="hr@10", show_default=True)
 def draw(metric: str) -> None:
-    """Draw one SVG per data set from the results: test items, mean over seeds."""
+    """Draw from the results, test items, mean over seeds: against epsilon, and against people."""
     settings, points = read_settings(), json.loads(RESULTS.read_text("utf-8"))
     names = ["∞" if math.isinf(e) else f"{e:g}" for e in settings["epsilons"]]
+    crowds = {a["viewers"]: d for d, a in sorted(settings["data"].items()) if "viewers" in a}
+    lines = [
+        Trend(
+            f"ε = {name}",
+            tuple(mean_of(points, crowds[n], "fednext", e, metric) for n in sorted(crowds)),
+        )
+        for name, e in zip(names, settings["epsilons"], strict=True)
+        if e in (1.0, 8.0, math.inf)
+    ]
+    save(
+        "people", lines, [f"{n:,}" for n in sorted(crowds)], f"FedNext's {metric.upper()}, viewers"
+    )
     for data, about in settings["data"].items():
+        if "title" not in about:
+            continue
         by_method: dict[str, list[float | None]] = {}
         for method in dict.fromkeys(p["method"] for p in points if p["data"] == data):
             by_method[method] = [
@@ -138,12 +152,14 @@ def draw(metric: str) -> None:
             ]
         if by_method:
             lines = [Trend(method, tuple(values)) for method, values in by_method.items()]
-            title = f"{metric.upper()} against ε · {about['title']}"
-            (HERE / f"{data}.svg").write_text(
-                standalone_trends(trends(lines, names, title), [c.name for c in lines], title),
-                "utf-8",
-            )
-            click.echo(HERE / f"{data}.svg")
+            save(data, lines, names, f"{metric.upper()} against ε · {about['title']}")
+
+
+def save(name: str, lines: list[Trend], places: list[str], title: str) -> None:
+    """Write a picture."""
+    drawn = standalone_trends(trends(lines, places, title), [c.name for c in lines], title)
+    (HERE / f"{name}.svg").write_text(drawn, "utf-8")
+    click.echo(HERE / f"{name}.svg")
 
 
 def mean_of(

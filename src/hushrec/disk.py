@@ -110,6 +110,19 @@ def filling(folder: Path, *, secret: bool = False) -> Iterator[Path]:
         sync(folder if inside else folder.parent)
 
 
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """Give an empty folder for as long as it is needed; what a killed process left goes first."""
+    with writing(folder):
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        with _alone(folder / LOCK):
+            try:
+                clear(folder, but=LOCK)
+                yield folder
+            finally:
+                remove(folder)
+
+
 def require_empty(folder: Path) -> None:
     """Refuse a place where something is."""
     if not is_free(folder):

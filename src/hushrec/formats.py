@@ -342,3 +342,16 @@ class Audit(Stored):
     items: Skipped | Items
     canaries: list[Canary]
     soundness: Soundness | None
+
+
+class TrialLine(Stored):
+    """A line of trials.jsonl."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    number: Count
+    options: dict[str, bool | int | Number | str]
+    state: Literal["done", "stopped", "diverged"]
+    value: Number | None
+    selected_round: Count | None
+    looks: dict[Annotated[str, StringConstraints(pattern=r"^\d{1,18}$")], Number]

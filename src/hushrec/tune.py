@@ -27,6 +27,7 @@ from hushrec.config import Experiment, make_experiment
 from hushrec.data import Interactions
 from hushrec.disk import append_line, filling, is_free, write_text
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
+from hushrec.formats import TrialLine
 from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
 from hushrec.prepare import prepare
 from hushrec.privacy.plan import NoPlan
@@ -34,7 +35,7 @@ from hushrec.privacy.protection import Protection
 from hushrec.rng import Streams
 from hushrec.round import NoJournal, RoundReport, run_rounds
 from hushrec.split import make_split
-from hushrec.stored import read_text
+from hushrec.stored import checked, parse_json, read_json, read_text
 
 PRESET = "tuned-honest"
 KEPT = 75.0
@@ -283,11 +284,7 @@ def _open(folder: Path, base: Experiment, space: SearchSpace) -> Search:
             raise RunError(f"{folder} is not empty and holds no search; choose another --out")
         with filling(folder) as fresh:
             (fresh / file.name).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
-    try:
-        stored = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} is damaged: {error}") from None
-    if stored != about:
+    if read_json(file) != about:
         raise RunError(
             f"{folder} holds another search (see tune.json); go on with its own settings, or "
             "choose another --out"
@@ -303,14 +300,12 @@ def _read_trials(file: Path, space: SearchSpace) -> list[Trial]:
         write_text(file, "".join(lines))
     trials = []
     for number, text in enumerate(lines):
-        try:
-            values = json.loads(text)
-            trial = Trial(**{**values, "looks": {int(r): v for r, v in values["looks"].items()}})
-            if trial.number != number or set(trial.options) != set(space):
-                raise ValueError("not the next trial of this search")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise RunError(f"{file}, line {number + 1} is damaged: {error}") from None
-        trials.append(trial)
+        where = f"{file}, line {number + 1}"
+        values = checked(TrialLine, parse_json(text, where), where)
+        if values["number"] != number or set(values["options"]) != set(space):
+            raise RunError(f"{where} is damaged: not the next trial of this search")
+        looks = {int(when): value for when, value in values["looks"].items()}
+        trials.append(Trial(**{**values, "looks": looks}))
     return trials
 
 

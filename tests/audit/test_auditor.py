@@ -155,7 +155,7 @@ def test_noise_that_was_off_while_training_is_seen_in_the_model(
         "split.kind": "unseen-users",
         "split.test": 0.3,
         "split.valid": 0.2,
-        "visible": 1e-9,
+        "price": 1e-3,
         "ridge": 0.1,
         "popularity": 0.0,
     }

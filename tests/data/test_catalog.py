@@ -344,6 +344,15 @@ def test_interrupted_download(cache, tiny, serve):
     assert left_behind(cache) == []
 
 
+def test_what_a_killed_download_left_goes(cache, tiny, serve):
+    left = cache / ".ml-1m.fetch"
+    left.mkdir(parents=True)
+    (left / "archive.zip").write_bytes(b"half")
+    serve(archive(**{"ml-1m/ratings.dat": tiny[1]}))
+    fetch("ml-1m")
+    assert {path.name for path in left_behind(cache)} == {"ratings.dat"}
+
+
 def test_not_a_zip(cache, serve):
     serve(b"<html>sign in to continue</html>")
     with pytest.raises(DataError, match="not a sound zip"):

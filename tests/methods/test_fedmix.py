@@ -452,11 +452,30 @@ def test_a_run_explains_and_comes_back(tmp_path):
     assert len(newcomer) == 5
 
 
-def test_under_privacy_it_names_the_method_to_use():
-    for mode in ("central", "local-gaussian"):
-        settings = {"privacy.mode": mode, "privacy.epsilon": 8.0, "privacy.clip": 1.0}
-        with pytest.raises(ConfigError, match="--method fednext"):
-            hushrec.train(taste_world(), "fedmix", settings=settings)
+def test_what_devices_say_of_scores_stays_small():
+    """Or sums over a million of them would not fit: popularity is steep in large catalogues."""
+    popular = expert_class("popular")(FedMix().config)
+    view = replace(tastes(), n_items=100_000)
+    model = popular.learn(popular.init(view), np.array([7]), np.array([[1e6]]))
+    scores = np.zeros((len(view), 2, 100_000), np.float32)
+    popular.score(model, view, scores)
+    assert scores[:, 0].max() == 1
+    rows = np.ones((2 * 50, 4), np.float32)
+    has, moments = mixture.score_moments(np.array([0, 50, 50, 100]), rows, 50)
+    assert has.tolist() == [0, 1, 1, 2]
+    np.testing.assert_array_equal(moments, np.ones((2, 7)))
+
+
+def test_under_noise_one_expert_is_left():
+    """It is FedNext's form for noise; noise at each device cannot cover all pairs."""
+    settings = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 0}
+    mixed, alone = (
+        hushrec.train(taste_world(), name, settings=settings) for name in ("fedmix", "fednext")
+    )
+    check_same(mixed.shared, alone.shared, "a model under noise")
+    local = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
+    with pytest.raises(ConfigError, match="open space"):
+        hushrec.train(taste_world(), "fedmix", settings=local)
 
 
 # ------------------------------------------------------------------ what it is for
@@ -476,10 +495,11 @@ def test_a_mixture_does_not_lose_to_its_parts():
 @pytest.mark.slow
 def test_accuracy_bytes_and_bundle_on_ml_1m(data_dir, tmp_path):
     """Honest protocol, full ranking; a look at validation items, not at test items."""
-    run = hushrec.train("ml-1m", "fedmix")
+    looks = {"evaluation.every": 48, "evaluation.users": 2_000}
+    run = hushrec.train("ml-1m", "fedmix", settings=looks)
     found = run.summary["valid"]["full"]
-    assert found["hr@10"] >= 0.335
-    assert found["ndcg@10"] >= 0.197
+    assert found["hr@10"] >= 0.325
+    assert found["ndcg@10"] >= 0.19
     assert run.summary["communication"]["up_bytes"] / 6040 < 200_000
 
     place = export(run, tmp_path / "b")

@@ -243,14 +243,18 @@ def test_summed_vectors_stops_where_weights_end():
 # ------------------------------------------------------------ the head
 
 
-def test_the_head_is_what_can_be_seen():
+def test_an_item_is_in_the_head_if_it_is_worth_its_price():
     counts = np.array([50.0, 3.0, 20.0, -4.0, 10.0])
-    total = Total(1, {"counts": (np.arange(5), counts[:, None])}, {}, noise_std=9.0)
-    found = find_head(total, 5, 2.0, 0.5, 4)  # bound: sqrt(0.5 · 2 · 83) = 9.1
+    total = Total(20, {"counts": (np.arange(5), counts[:, None])}, {}, noise_std=9.0)
+    # A price of 0.5 · 2 / 20 = 0.05 an item; the third gains log(80 / 70), the next log(83 / 80).
+    found = find_head(total, 5, 2.0, 0.5, 4)
     assert found["head"].tolist() == [True, False, True, False, True]
     np.testing.assert_allclose(found["shares"], np.array([50, 3, 20, 0, 10]) / 83)
+    assert find_head(total, 5, 2.0, 0.3, 4)["head"].tolist() == [True, True, True, False, True]
     assert find_head(total, 5, 2.0, 0.5, 2)["head"].tolist() == [True, False, True, False, False]
     assert find_head(total, 5, 1e6, 0.5, 4)["head"].sum() == 2
+    many = Total(10**6, total.rows, {}, noise_std=9.0)
+    assert find_head(many, 5, 2.0, 0.5, 5)["head"].sum() == 4, "nobody met the fifth"
 
 
 # ------------------------------------------------------------ what the noise covers

@@ -9,18 +9,17 @@ import hushrec
 from hushrec.backends.inprocess import Machine
 from hushrec.config import make_experiment
 from hushrec.data.interactions import Categorical, Interactions, MultiCategorical, Numeric
-from hushrec.errors import ConfigError
 from hushrec.methods.base import method_class, method_names
 from hushrec.prepare import plan_privacy, population_of, prepare, upload_schedule
 from hushrec.privacy.accountant import sensitivity
 from hushrec.privacy.clip import BIT
 from hushrec.rng import SecretRound, Streams
-from hushrec.split import SplitConfig, make_split
+from hushrec.split import make_split
 from hushrec.testing import taste_world
 
 CENTRAL = {"privacy.mode": "central", "privacy.noise_seed": 0, "privacy.epsilon": 8.0}
 TRAITS = {name: method_class(name).traits for name in method_names()}
-PROTECTED = [name for name, has in TRAITS.items() if not (has.pooled or has.protected)]
+PROTECTED = [name for name, has in TRAITS.items() if not has.pooled]
 """Methods that can be given a guarantee; those that cannot are refused (below)."""
 ONE = Machine(threads=1)
 
@@ -151,14 +150,6 @@ def test_one_user_moves_nothing_but_the_sums_and_those_within_the_bound(method, 
     data = taste_world()
     for user in (0, 31, 59):
         hold(data, method, neighbours, user)
-
-
-def test_all_others_are_refused():
-    others = [name for name in TRAITS if name not in PROTECTED and not TRAITS[name].pooled]
-    assert others == ["fedmix"]
-    split = make_split(taste_world(), SplitConfig(), Streams(0))
-    with pytest.raises(ConfigError, match="use --method fednext"):
-        plan_privacy(make_experiment("tastes", "fedmix", settings=CENTRAL), split)
 
 
 @pytest.mark.slow

@@ -1,32 +1,17 @@
 """The report in a real browser: does it fit, can it be read, does it stay silent?"""
 
-import shutil
-
 import pytest
 
+from browsing import CONTRASTS, OUTSIDE
+from browsing import look as look_at
 from hushrec.report.html import write_report
 from hushrec.run import Run, train
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-
 pytestmark = pytest.mark.browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
 WIDTHS = (360, 768, 1280)
 SCHEMES = ("light", "dark")
 
-OUTSIDE = """
-const wide = document.documentElement.clientWidth;
-return [...document.querySelectorAll('body *')]
-  .filter(e => !e.closest('.scroll, pre, title'))
-  .filter(e => { const r = e.getBoundingClientRect();
-                 return r.width && (r.right > wide + 0.5 || r.left < -0.5); })
-  .map(e => e.tagName + ': ' + e.textContent.slice(0, 40));
-"""
 OVERLAPS = """
 const clashes = [];
 for (const svg of document.querySelectorAll('svg.plot')) {
@@ -40,46 +25,6 @@ for (const svg of document.querySelectorAll('svg.plot')) {
 }
 return clashes;
 """
-CONTRASTS = """
-function parse(c) { return c.match(/[\\d.]+/g).map(Number); }
-function light([r, g, b]) {
-  const f = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b);
-}
-function ground(e) {
-  for (; e; e = e.parentElement) {
-    const c = parse(getComputedStyle(e).backgroundColor);
-    if (c.length === 3 || c[3] > 0) return c;
-  }
-}
-const low = [];
-for (const e of document.querySelectorAll('body *')) {
-  const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
-  if (!own || e.tagName === 'title') continue;
-  const style = getComputedStyle(e);
-  const colour = parse(e.closest('svg') ? style.fill : style.color);
-  const [a, b] = [light(colour), light(ground(e))].sort((x, y) => x - y);
-  if ((b + 0.05) / (a + 0.05) < 4.5) low.push(e.tagName + ': ' + e.textContent.slice(0, 40));
-}
-return low;
-"""
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    chromedriver = shutil.which("chromedriver")
-    if browser is None or chromedriver is None:
-        pytest.skip("no chromium and chromedriver on the PATH: the report was not looked at")
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +51,7 @@ def look(driver, runs):
     """Open a report in a window of this width and colour scheme."""
 
     def at(name: str, width: int = 1280, scheme: str = "light"):
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        window = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
-        driver.get((runs[name].folder.path / "report.html").as_uri())
-        return driver
+        return look_at(driver, (runs[name].folder.path / "report.html").as_uri(), width, scheme)
 
     return at
 

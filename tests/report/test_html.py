@@ -293,7 +293,7 @@ def test_summary_table_agrees_with_the_ranks(run, page):
 
 @pytest.mark.parametrize("scheme", [0, 1])
 def test_colours_have_contrast_aa(scheme):
-    style = (resources.files("hushrec.report") / "template.html.j2").read_text("utf-8")
+    style = (resources.files("hushrec.report") / "look.css.j2").read_text("utf-8")
     light, dark = (
         dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})\b", block))
         for block in re.findall(r":root \{(.*?)\}", style, re.S)

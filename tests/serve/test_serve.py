@@ -87,7 +87,7 @@ def test_a_mixture_speaks_before_its_network_has_learnt(tmp_path):
     assert len(Recommender.load(place).recommend(5)) == 5, "a device that has touched nothing yet"
 
 
-NOISE = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 3, "visible": 0.5}
+NOISE = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 3, "price": 5.0}
 
 
 @pytest.mark.parametrize("method", ["fednext", "fedease"])

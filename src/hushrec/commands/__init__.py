@@ -25,6 +25,7 @@ from hushrec.commands.recommend import export_command, recommend_command
 from hushrec.commands.release import release_command
 from hushrec.commands.report import report_command
 from hushrec.commands.reproduce import reproduce_command
+from hushrec.commands.studio import studio_command
 from hushrec.commands.terminal import complain, safe_usage, say
 from hushrec.commands.train import train_command
 from hushrec.commands.tune import tune_command
@@ -79,6 +80,7 @@ for command in (
     release_command,
     train_command,
     report_command,
+    studio_command,
     methods_command,
     tune_command,
     reproduce_command,

@@ -20,7 +20,6 @@ from hushrec.report.tables import plain_table
 EXTRAS = {
     "neural": "torch",
     "flower": "flwr",
-    "studio": "fastapi",
     "tune": "optuna",
     "parquet": "pyarrow",
 }

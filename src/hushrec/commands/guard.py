@@ -69,7 +69,7 @@ def guarded() -> Iterator[None]:
     except Exception as error:
         say(
             f"hushrec: this is a fault of hushrec, and not yours: {type(error).__name__}"
-            f"{_in_brackets(error)}. Please report it with the command and {_keep(error)}.",
+            f"{_in_brackets(error)}. Please report it with the command and {keep(error)}.",
             err=True,
         )
         sys.exit(BUG)
@@ -92,7 +92,7 @@ def _ended_as_by_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _keep(error: Exception) -> str:
+def keep(error: Exception) -> str:
     """Show the traceback if that is wanted, else leave it in a file; say where it is."""
     text = "".join(traceback.format_exception(error))
     if os.environ.get(TRACEBACK):

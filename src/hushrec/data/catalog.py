@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import shutil
-import tempfile
 import urllib.error
 import urllib.request
 import zipfile
@@ -29,7 +28,7 @@ from hushrec.data.interactions import (
 )
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import Heard, unheard
-from hushrec.disk import fresh_file
+from hushrec.disk import fresh_file, scratch
 from hushrec.errors import ConfigError, DataError, RunError, nearest
 from hushrec.paths import checked
 from hushrec.stored import read_arrays
@@ -120,10 +119,10 @@ def fetch(name: str, progress: Progress | None = None) -> Folder:
         raise DataError(_how_to_get(dataset) if dataset.files else f"{name}: needs no download")
     target = cache_dir() / dataset.folder
     _make_folder(cache_dir())
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache_dir()) as scratch:
-        archive = Path(scratch) / "archive.zip"
+    with scratch(target.with_name(f".{target.name}.fetch")) as place:
+        archive = place / "archive.zip"
         _download(dataset, archive, progress)
-        fresh = Folder(Path(scratch))
+        fresh = Folder(place)
         _unpack(dataset, archive, fresh.path)
         if dataset.states(fresh)[dataset.interactions_file] != "ok":
             raise DataError(

@@ -46,8 +46,11 @@ def softmax(logits: Array) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def score_moments(indptr: Array, rows: Array) -> tuple[Array, Array]:
-    """Return who has questions, and per such client: candidates, sums of scores, and of squares."""
+def score_moments(indptr: Array, rows: Array, block: int) -> tuple[Array, Array]:
+    """Return who has questions, and per such client: candidates, sums of scores, and of squares.
+
+    All are in those of a block, so that sums over a million clients stay small.
+    """
     width = rows.shape[1] - 1
     has = np.zeros(len(indptr), np.int64)
     out = np.zeros((len(indptr) - 1, 1 + 2 * width), np.float32)
@@ -60,6 +63,7 @@ def score_moments(indptr: Array, rows: Array) -> tuple[Array, Array]:
                     for f in range(width):
                         out[n, 1 + f] += rows[r, f]
                         out[n, 1 + width + f] += rows[r, f] ** 2
+            out[n] /= np.float32(block)
             n += 1
         has[c + 1] = n
     return has, out[:n].copy()

@@ -70,8 +70,6 @@ class Traits:
     data_weighted: bool = False
     """True where `apply` weighs clients by their data other than through the sum of the uploads;
     such a method cannot be given a privacy guarantee."""
-    protected: str | None = None
-    """The method to use where privacy is promised, of one whose uploads no noise can cover."""
     reveals: frozenset[str] = frozenset()
     """Private fields that some rounds upload all the same, because the paper's method does."""
     stack_interactions: int | None = None

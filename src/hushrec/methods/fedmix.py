@@ -28,6 +28,9 @@ The rounds, and what a device uploads in them:
    network, which the server follows by Adam (FedAdam: Reddi et al. 2021, with one local step).
 
 So a device uploads its pairs once, and then a few kB a round; it downloads the experts twice.
+
+Where noise is added to sums, one expert is left: noise leaves nothing to the others, and weights
+would cost budget without finding more (`experiments/privacy-utility/tuning.md`).
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ from hushrec.methods.base import (
 from hushrec.methods.capabilities import Explains
 from hushrec.methods.experts.base import Expert, ExpertsConfig, expert_class
 from hushrec.methods.experts.counting import HEAD, HELD, Counting, model_of, shortened
+from hushrec.methods.fednext import PrivateFedNext
 from hushrec.methods.newton import first_trial, next_trial
 from hushrec.rng import Round, Streams
 from hushrec.settings import Width
@@ -113,13 +117,20 @@ class FedMixConfig(ExpertsConfig):
     """Weight decay of Adam."""
 
 
+class PrivateFedMix(PrivateFedNext):
+    """FedMix under differential privacy: the expert that outweighs the noise, and no other."""
+
+    name = "fedmix"
+
+
 class FedMix(Method, Explains):
     """A log-linear mixture of experts, and a small network over their scores."""
 
     name = "fedmix"
     Config: ClassVar[type[MethodConfig]] = FedMixConfig
     config: FedMixConfig
-    traits = Traits(every=8, protected="fednext", stack_interactions=2**14)
+    under_noise = PrivateFedMix
+    traits = Traits(every=8, stack_interactions=2**14)
 
     @property
     def planned_rounds(self) -> int:
@@ -193,7 +204,9 @@ class FedMix(Method, Explains):
             return Fitted(Update(len(view), rows=rows), private)
         if step == self.config.count_rounds:
             kept = self._questions(shared, view, now)
-            rows = {"moments": _one_each(*mixture.score_moments(kept.indptr, kept.rows))}
+            block = self._block(view.n_items)
+            moments = mixture.score_moments(kept.indptr, kept.rows, block)
+            rows = {"moments": _one_each(*moments)}
             return Fitted(Update(len(view), rows=rows), {QUESTIONS: kept})
         asked = private[QUESTIONS]
         assert isinstance(asked, ClientRows)
@@ -261,7 +274,7 @@ class FedMix(Method, Explains):
             new |= counting.most_popular(total, self.config.dense_items)
         elif "moments" in total.rows:
             _, ((count, *sums),) = total.rows["moments"]
-            center, square = np.array(sums).reshape(2, -1) / max(count, 1.0)
+            center, square = np.array(sums).reshape(2, -1) / max(count, 1e-6)
             spread = np.sqrt(np.maximum(square - center**2, 0.0))
             # What is the same for everybody tells nothing, and must not be blown up.
             scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)

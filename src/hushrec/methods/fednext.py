@@ -66,8 +66,6 @@ class PrivateFedNextConfig(PrivatePairsConfig):
     and two sums tell more of a pair through the noise than one."""
     gram: Annotated[float, Field(ge=0, le=1)] = 0.3
     """How much of A + Aᵀ is correlation of past items; 0 treats items as unrelated."""
-    visible: Annotated[float, Field(gt=0)] = 0.007
-    """Least sum by chance of two items of the head, in deviations of the noise on a pair."""
     tilt: Annotated[float, Field(ge=0, le=1)] = 0.15
     """In an upload, a pair weighs count^-tilt of each of its items as much; 0 treats all alike."""
 

@@ -53,8 +53,8 @@ class PrivateFedALSConfig(MethodConfig):
     """On the device: how many of the last items are scored from."""
     counting: Annotated[float, Field(gt=0, lt=1)] = 1 / 16
     """Share of the budget that the first round spends, to find the head."""
-    visible: Annotated[float, Field(gt=0)] = 0.014
-    """Least sum by chance of two items of the head, in deviations of a later round's noise."""
+    price: Annotated[float, Field(gt=0)] = 2.0
+    """What an item in the head costs; the head is the larger the less (`methods.head`)."""
 
 
 class PrivateFedALS(Method, SharesBudget):
@@ -107,7 +107,7 @@ class PrivateFedALS(Method, SharesBudget):
         if COUNTS in total.rows:
             spent, left, *_ = self.budget_shares()
             noise_std, n_items = total.noise_std * np.sqrt(spent / left), len(shared["items"])
-            found = find_head(total, n_items, noise_std, config.visible, n_items)
+            found = find_head(total, n_items, noise_std, config.price, n_items)
             return {**found, "items": orthonormal(shared["items"], found["head"])}
         if "items" not in total.rows:
             return shared

@@ -73,8 +73,8 @@ class PrivatePairsConfig(ItemPairsConfig):
     """On the device: the g-th last item weighs g^-recency; 0 ignores the order."""
     popularity: Annotated[float, Field(ge=0)] = 0.1
     """On the device: how much an item's share of all interactions adds to its score."""
-    visible: Annotated[float, Field(gt=0)] = 0.014
-    """Least sum by chance of two items of the head, in deviations of the noise on a pair."""
+    price: Annotated[float, Field(gt=0)] = 2.0
+    """What an item in the head costs; the head is the larger the less (`methods.head`)."""
     tilt: Annotated[float, Field(ge=0, le=1)] = 0.0
     """In an upload, a pair weighs count^-tilt of each of its items as much; 0 treats all alike."""
     categories: Annotated[float, Field(ge=0)] = 1.3
@@ -145,8 +145,8 @@ class PrivatePairs(ItemPairs, SharesBudget):
         if COUNTS in total.rows:
             spent, left = self.budget_shares()
             noise_std, most = total.noise_std * np.sqrt(spent / left), self.config.dense_items
-            n_items, visible = len(shared["head"]), self.config.visible
-            found = find_head(total, n_items, noise_std, visible, most)
+            n_items, price = len(shared["head"]), self.config.price
+            found = find_head(total, n_items, noise_std, price, most)
             return {**shared, **found, "tilts": self.tilts(found["head"], found["shares"])}
         if TABLE not in total.rows:
             return shared

@@ -132,11 +132,6 @@ def check_privacy(
         raise ConfigError(
             f"{method.name} pools everybody's data: nothing protects it; use a federated method"
         )
-    if method.traits.protected:
-        raise ConfigError(
-            f"{method.name} uploads sums that no noise covers yet: use --method "
-            f"{method.traits.protected}, or privacy.mode = none"
-        )
     if method.traits.data_weighted:
         raise ConfigError(
             f"{method.name} weighs clients by their data, outside the clipped upload: their "

@@ -9,12 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from hushrec.errors import RunError
-from hushrec.plain_text import plain
 from hushrec.report import contenders, course, plots, privacy, samples, words
-from hushrec.report.units import figure, human_duration, human_size, percent
+from hushrec.report.page import environment
 from hushrec.run import Run
 from hushrec.run_folder import RunFolder
 
@@ -32,27 +29,8 @@ def write_report(run: Run) -> Path:
 
 def render(run: Run, folder: RunFolder) -> str:
     """Return the page."""
-    environment = Environment(
-        loader=PackageLoader("hushrec.report", "."),
-        autoescape=True,
-        finalize=_shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "figure": figure,
-        "percent": percent,
-        "size": human_size,
-        "duration": human_duration,
-        "count": "{:,}".format,
-    }
-    return environment.get_template("template.html.j2").render(page(run, folder))
-
-
-def _shown(value: object) -> object:
-    """Make words from anywhere safe; what is drawn already is."""
-    return plain(value) if type(value) is str else value
+    template = environment("hushrec.report").get_template("template.html.j2")
+    return template.render(page(run, folder))
 
 
 def page(run: Run, folder: RunFolder) -> dict[str, Any]:

@@ -45,8 +45,8 @@ class Popular(Expert):
         return {"shares": shares}
 
     def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
-        """Give everybody the same."""
-        out[:, 0] = model["shares"]
+        """Give everybody the same: in those of the most popular item, and in logarithms."""
+        out[:, 0] = model["shares"] / max(model["shares"].max(), np.float32(1))
         out[:, 1] = np.log(model["shares"] + np.float32(FLOOR))
 
     def parts(self, model: Shared) -> tuple[Part, ...]:

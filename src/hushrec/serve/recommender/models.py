@@ -193,7 +193,8 @@ class _Shares:
 
     def __init__(self, given: Given, name: str, options: Mapping[str, Any]) -> None:
         shares = given.take(name + "shares", ("F32",), given.n_items)
-        self._said = np.stack([shares, _log(shares, floor(options))])
+        most = max(shares.max(), np.float32(1))
+        self._said = np.stack([shares / most, _log(shares, floor(options))])
 
     def score(self, past: Array) -> Array:
         return self._said

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT = "hushrec-bundle-3"
+FORMAT = "hushrec-bundle-4"
 MANIFEST, MODEL = "manifest.json", "model.safetensors"
 MOST_BYTES = 2**30
 """A larger file is refused: a device has no use for it."""

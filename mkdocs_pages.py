@@ -1,0 +1,73 @@
+"""What makes one site of files that each have their place in the repository.
+
+README and its like are pages too, and are read where they are; of the README the tour is a page of
+its own. A link is written for the repository: here it leads to the page of the file it names, to
+the file itself if that is a drawing, and where there is neither, its words stay and say the path.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent
+ELSEWHERE = {
+    "index.md": "README.md",
+    "tour.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+    "changelog.md": "CHANGELOG.md",
+    "benchmarks.md": "benchmarks/README.md",
+}
+"""Pages by the file that they are read from; of two, links lead to the first."""
+DRAWN = (".svg", ".png")
+TOUR, AFTER_TOUR = "## The tour\n", "## Methods\n"
+LINK = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are read from elsewhere, and the drawings that pages show."""
+    for name, source in ELSEWHERE.items():
+        text = (ROOT / source).read_text("utf-8")
+        files.append(File.generated(config, name, content=_part(name, text)))
+    for drawing in sorted(ROOT.glob("experiments/**/*.svg")):
+        name = drawing.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(drawing)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    """Lead every link where the site has what it names."""
+    source = ELSEWHERE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    folder = posixpath.dirname(source)
+
+    def led(found: re.Match[str]) -> str:
+        words, target = found["words"], found["target"]
+        if re.match(r"[a-z]+:|#", target):
+            return found[0]
+        path, mark, anchor = target.partition("#")
+        named = posixpath.normpath(posixpath.join(folder, path))
+        if not (ROOT / named).exists():
+            return found[0]  # a strict build names it
+        page_of = {file: name for name, file in reversed(ELSEWHERE.items())}
+        name = page_of.get(named, named.removeprefix("docs/"))
+        if named in page_of or named.startswith("docs/") or named.endswith(DRAWN):
+            return f"[{words}]({name}{mark}{anchor})"
+        return words if words == named else f"{words} (`{named}`)"
+
+    return LINK.sub(led, markdown)
+
+
+def _part(name: str, text: str) -> str:
+    before, rest = text.split(TOUR, 1) if TOUR in text else (text, "")
+    tour, after = rest.split(AFTER_TOUR, 1) if AFTER_TOUR in rest else (rest, "")
+    if name == "tour.md":
+        return f"# The tour\n{tour}"
+    if name == "index.md":
+        return f"{before}\n[The tour](tour.md) shows it all.\n\n{AFTER_TOUR}{after}"
+    return text
