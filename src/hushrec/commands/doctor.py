@@ -82,7 +82,7 @@ def doctor_command(compiles: bool, as_json: bool) -> None:
 
 
 def _compile() -> None:
-    """Train the default method on enough people for two stacks, and write the report: that is all."""
+    """Train the default method on enough people for two stacks, and write a report: that is all."""
     few = {"newton_rounds": 1, "network_rounds": 2, "evaluation.every": 1}
     with TemporaryDirectory() as place:
         write_report(train(demo(viewers=600), out=Path(place) / "run", settings=few))
