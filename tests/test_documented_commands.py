@@ -125,10 +125,11 @@ def test_other_programs_find_what_is_named(step):
         assert set(words) <= set(targets)
     elif program == "pip":
         project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-        place, bracket, extras = words[-1].rstrip("]").partition("[")
-        assert words[0] == "install"
-        assert place == "hushrec" or (REPO / place / "pyproject.toml").is_file()
-        assert not bracket or set(extras.split(",")) <= set(project["optional-dependencies"])
+        assert words.pop(0) == "install"
+        for word in words:
+            place, bracket, extras = word.rstrip("]").partition("[")
+            assert place == "hushrec" or (REPO / place / "pyproject.toml").is_file()
+            assert not bracket or set(extras.split(",")) <= set(project["optional-dependencies"])
     elif program == "python":
         module = words[1].replace(".", "/") if words[0] == "-m" else words[0]
         assert (REPO / module).exists() or (REPO / f"{module}.py").exists()

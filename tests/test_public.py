@@ -1,10 +1,14 @@
 """The public surface, pinned: whoever changes it changes this file, and knows it."""
 
+import inspect
 import subprocess
 import sys
 
 import hushrec
 from hushrec import errors
+from hushrec.commands.train import train_command
+from hushrec.commands.tune import tune_command
+from hushrec.methods.base import method_names
 
 
 def test_the_public_names():
@@ -52,3 +56,11 @@ def test_importing_stays_light():
     code = f"import sys, hushrec; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_python_and_the_command_line_train_the_same_method_by_default():
+    default = inspect.signature(hushrec.train).parameters["method"].default
+    assert default in method_names()
+    for command in (train_command, tune_command):
+        said = {option.name: option.default for option in command.params}
+        assert said["method"] == default

@@ -26,8 +26,8 @@ from hushrec.errors import (
     StoppedError,
 )
 from hushrec.evaluate.evaluator import Evaluator
-from hushrec.run import Run, ranks_to_arrays, train
-from hushrec.run_folder import FINAL, RunFolder
+from hushrec.run import Run, train
+from hushrec.run_folder import FINAL, RunFolder, ranks_to_arrays
 from hushrec.testing.checks import check_same
 
 SETTINGS = {

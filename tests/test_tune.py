@@ -13,6 +13,7 @@ from hushrec.errors import ConfigError, RunError, StoppedError
 from hushrec.evaluate.evaluator import Evaluator
 from hushrec.methods.base import method_class, method_names
 from hushrec.methods.capabilities import Between, OneOf, Tunable
+from hushrec.registry import DEFAULT_METHOD
 from hushrec.tune import Start, tune
 
 pytest.importorskip("optuna", reason="needs the 'tune' extra")
@@ -129,6 +130,14 @@ def test_a_diverging_trial_is_a_line_not_an_end(tiny, tmp_path):
     assert {trial.state for trial in wild.trials} == {"diverged"}
     with pytest.raises(RunError, match="no trial came to its end"):
         _ = wild.best
+
+
+@pytest.mark.parametrize("name", sorted({DEFAULT_METHOD, "fedmix", "fednext", "fedease", "fedals"}))
+def test_the_default_and_what_is_recommended_can_be_searched(name, tiny, tmp_path):
+    settings = {"network_rounds": 2} if name == "fedmix" else {}
+    found = tune(tiny, Start(name, settings=settings), tmp_path / "s", trials=2)
+    assert [trial.state for trial in found.trials] == ["done", "done"]
+    assert found.trials[0].options != found.trials[1].options
 
 
 @pytest.mark.parametrize("name", method_names())

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from hushrec.analyse.compare import compare_runs
+from hushrec.compare import compare_runs
 from hushrec.config import preset_names
 from hushrec.errors import HushrecError
 from hushrec.methods.base import method_names

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from hushrec.analyse.compare import compare_runs
+from hushrec.compare import compare_runs
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "paired.json"

@@ -1,16 +1,22 @@
 """hushrec: personalised, private, federated recommendation.
 
->>> data = hushrec.load("ml-100k")
->>> run = hushrec.train(data, method="pfedrec")
->>> run.metrics["full"]["hr@10"]
->>> run.recommend("42", k=10)
+>>> data = hushrec.load(frame, user="customer", item="product", time="date")
+>>> run = hushrec.train(data)
+>>> run.evaluate("hr@10", "coverage@10").to_pandas()
+>>> run.recommend_table(k=10).to_pandas()
 """
 
-from hushrec.clients import TrainView
-from hushrec.data import Interactions, load
-from hushrec.errors import HushrecError
-from hushrec.methods.base import Method
-from hushrec.run import Recommendation, Run, train
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hushrec.clients import TrainView
+    from hushrec.data import Interactions, load
+    from hushrec.errors import HushrecError
+    from hushrec.methods.base import Method
+    from hushrec.run import Recommendation, Run, train
 
 __all__ = [
     "HushrecError",
@@ -23,3 +29,24 @@ __all__ = [
     "train",
 ]
 __version__ = "0.1.0"
+_HOMES = {
+    "HushrecError": "hushrec.errors",
+    "Interactions": "hushrec.data",
+    "Method": "hushrec.methods.base",
+    "Recommendation": "hushrec.run",
+    "Run": "hushrec.run",
+    "TrainView": "hushrec.clients",
+    "load": "hushrec.data",
+    "train": "hushrec.run",
+}
+"""Where the names are: they are imported when they are asked for, and a command needs but a few."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hushrec' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

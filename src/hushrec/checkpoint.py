@@ -10,9 +10,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hushrec.backends.base import Backend
-from hushrec.errors import RunError
+from hushrec.config import Experiment
+from hushrec.disk import remove
+from hushrec.errors import ConfigError, RunError
 from hushrec.frame import Arrays
 from hushrec.methods.base import Shared
+from hushrec.methods.capabilities import Staged
 from hushrec.privacy.budgets import Ledger
 from hushrec.round import State
 from hushrec.run_folder import FINAL, RunFolder
@@ -46,6 +49,11 @@ class Diary:
             self.folder.save_checkpoint(f"round-{state.round:06d}", _numbers(state), files)
             self.saved_at = time.monotonic()
 
+    def reopen(self, state: State) -> None:
+        """Let a finished run go on: what it came to is no result any more."""
+        remove(self.folder.path / "summary.json")
+        self.save(state, now=True)
+
     def finish(self, state: State) -> None:
         """Write what the run came to: the selected round alone."""
         if self.folder.checkpoint_name() == FINAL:  # it died after it had written this
@@ -62,28 +70,63 @@ def saved_key(folder: RunFolder) -> str | None:
     return None if name is None else folder.read_checkpoint(name)["key"]
 
 
-def restore(state: State, backend: Backend, folder: RunFolder) -> None:
-    """Go back to the newest checkpoint, or to the start if there is none."""
+def prolonged(folder: RunFolder, rounds: int | None) -> Experiment:
+    """Return what a run goes on with, for this many rounds in all where they are given.
+
+    A finished run holds the selected round alone, so it can go on where that was the last one.
+    """
+    experiment, name = folder.experiment(), folder.checkpoint_name()
+    if rounds is None or rounds == experiment.rounds:
+        return experiment
+    reached = folder.read_checkpoint(name) if name else {"round": 0, "selected_round": 0}
+    if rounds <= reached["round"]:
+        raise ConfigError(f"{folder.path} has {reached['round']} rounds already: ask for more")
+    if experiment.privacy.mode != "none":
+        raise ConfigError(
+            f"the noise of {folder.path} was found for {experiment.rounds} rounds: train anew with "
+            f"--rounds {rounds}"
+        )
+    if isinstance(experiment.make_method(), Staged):
+        raise ConfigError(f"the rounds of {experiment.method} are planned: more add nothing")
+    if name == FINAL and reached["selected_round"] < reached["round"]:
+        raise ConfigError(
+            f"{folder.path} was best at round {reached['selected_round']} of {reached['round']}, "
+            "and nothing later is kept: train anew with more --rounds, or with a larger "
+            "evaluation.patience"
+        )
+    longer = experiment.model_copy(update={"rounds": rounds})
+    folder.write_text("config.toml", longer.to_toml())
+    return longer
+
+
+def restore(state: State, backend: Backend, folder: RunFolder, rounds: int) -> bool:
+    """Go back to the newest checkpoint, or to the start if there is none.
+
+    Say whether the run was finished and now goes on to more rounds, up to ``rounds``.
+    """
     name = folder.checkpoint_name()
-    if name == FINAL and (folder.path / "summary.json").exists():
-        raise RunError(f"{folder.path} is finished; there is nothing to resume")
     if name is None:
         folder.rewind_metrics(0)
-        return
+        return False
     numbers = folder.read_checkpoint(name)
+    reopened = name == FINAL and numbers["selected_round"] == numbers["round"] < rounds
+    if name == FINAL and not reopened and (folder.path / "summary.json").exists():
+        raise RunError(f"{folder.path} is finished; there is nothing to resume")
     if numbers.get("data") != state.data:
         raise RunError(f"{folder.path} was trained on other data than is given now")
     for key in NUMBERS:
         setattr(state, key, numbers[key])
     if state.ledger is not None:
         state.ledger = Ledger(**folder.read_tensors(name, f"{LEDGER}.safetensors"))
-    if name != FINAL:  # else it died just before its summary: only the test is left to do
-        state.shared, parts = load_model(folder, name, CURRENT, numbers["files"])
+    if name != FINAL or reopened:  # else it died just before its summary: only the test is left
+        role = SELECTED if reopened else CURRENT
+        state.shared, parts = load_model(folder, name, role, numbers["files"])
         backend.load(parts, selected=False)
     if state.selected_round:
         state.selected_shared, parts = load_model(folder, name, SELECTED, numbers["files"])
         backend.load(parts, selected=True)
     folder.rewind_metrics(state.round)
+    return reopened
 
 
 def load_model(

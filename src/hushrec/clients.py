@@ -143,7 +143,9 @@ class CohortConfig(Settings):
     kind: Literal["all", "fixed", "poisson"] = "all"
     """Everybody; exactly `size` clients without replacement; or each client with `probability`."""
     size: Annotated[Clients, Field(ge=1)] | None = None
+    """Clients of a round, for `fixed`."""
     probability: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of each client, for `poisson`."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> CohortConfig:

@@ -17,6 +17,8 @@ import numba
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 UNCACHED: set[str] = set()
 """Modules whose kernels have no place in any cache."""
+on_compiling: Callable[[], None] | None = None
+"""Told once when a kernel has to be compiled that later will be in the cache."""
 
 
 def njit(**options: Any) -> Callable[[Kernel], Kernel]:
@@ -46,18 +48,28 @@ def _has_home() -> bool:
     return True
 
 
+def _tell() -> None:
+    global on_compiling
+    told, on_compiling = on_compiling, None
+    if told is not None:
+        told()
+
+
 def _forgiving(kernel: Any) -> Any:
     """Let what goes wrong with the cache pass: what cannot be read or kept is compiled."""
     cache = kernel._cache
     load, save = cache.load_overload, cache.save_overload
 
     def load_overload(*about: Any) -> Any:
+        found = None
         try:
-            return load(*about)
+            found = load(*about)
         except Exception:  # reading a damaged file of the cache may raise anything
             with suppress(Exception):
                 cache.flush()
-            return None
+        if found is None:
+            _tell()
+        return found
 
     def save_overload(*about: Any) -> None:
         with suppress(Exception):

@@ -36,6 +36,7 @@ class Experiment(Settings):
     items: str | None = None
     """Path of the public list of items, where one was given with data that is a file."""
     method: str
+    """A name that `hushrec methods` lists."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the method, complete."""
     preset: str | None = None
@@ -43,7 +44,9 @@ class Experiment(Settings):
     protocol: Protocol = "honest"
     """`published` reproduces the papers' figures and leaks the held-out item."""
     rounds: Annotated[int, Field(ge=1)] = 100
+    """How many there are at most.  [as many as the method plans]"""
     seed: Seed = 0
+    """Of everything that is drawn, but for the noise of privacy."""
     split: SplitConfig = SplitConfig()
     cohort: CohortConfig = CohortConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -154,26 +157,57 @@ def read_preset(method: str, preset: str) -> dict[str, Any]:
     A name that ends in ``.toml`` is a file of one's own, for example what `hushrec tune` wrote.
     """
     if preset.endswith(".toml"):
-        try:
-            with Path(preset).open("rb") as own:
-                text = own.read(LARGEST_PRESET + 1)
-            if len(text) > LARGEST_PRESET:
-                raise ConfigError(f"{preset}: larger than a preset can be")
-            found = tomllib.loads(text.decode())
-        except OSError as error:
-            raise ConfigError(f"cannot read the preset {preset}: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{preset}: not valid TOML: {error}") from None
-        for name in ("options", *SECTIONS):
-            if not isinstance(found.get(name, {}), dict):
-                raise ConfigError(f"{preset}: '{name}' must be a section, [{name}]")
-        return found
+        return _read_toml(Path(preset), "preset")
     known = preset_names(method)
     if preset not in known:
         hint = nearest(preset, known) if known else f"; {method} has no presets"
         raise ConfigError(f"unknown preset '{preset}' of {method}{hint}")
     file = resources.files("hushrec") / "presets" / method / f"{preset}.toml"
     return tomllib.loads(file.read_text("utf-8"))
+
+
+def _read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Read a file of one's own, whose sections are sections."""
+    try:
+        with path.open("rb") as own:
+            text = own.read(LARGEST_PRESET + 1)
+        if len(text) > LARGEST_PRESET:
+            raise ConfigError(f"{path}: larger than a {what} can be")
+        found = tomllib.loads(text.decode())
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for name in ("options", *SECTIONS):
+        if not isinstance(found.get(name, {}), dict):
+            raise ConfigError(f"{path}: '{name}' must be a section, [{name}]")
+    return found
+
+
+class Wanted(Settings):
+    """What a file says is to be trained, as the command line would say it."""
+
+    data: str | None = None
+    items: str | None = None
+    method: str | None = None
+    preset: str | None = None
+    protocol: Protocol | None = None
+    rounds: Annotated[int, Field(ge=1)] | None = None
+    seed: Seed | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Options of the method, and keys of sections, dotted."""
+
+
+def read_config(path: Path) -> Wanted:
+    """Read a file in the shape of an `Experiment`: a run's config.toml, or a few keys of one."""
+    said = _read_toml(path, "configuration")
+    for key in said:
+        if key not in Experiment.model_fields:
+            raise ConfigError(f"{path}: unknown key '{key}'{nearest(key, Experiment.model_fields)}")
+    settings = said.pop("options", {})
+    for section in SECTIONS:
+        settings |= {f"{section}.{key}": at for key, at in said.pop(section, {}).items()}
+    return _validated(Wanted, {**said, "settings": settings}, f"key in {path}")
 
 
 def parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:

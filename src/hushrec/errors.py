@@ -80,8 +80,9 @@ class StoppedError(HushrecError):
 class MissingExtraError(HushrecError):
     """An optional dependency is not installed."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an optional part: pip install 'hushrec[{extra}]'")
+    def __init__(self, what: str, extra: str, *, own: bool = True) -> None:
+        name = f"'hushrec[{extra}]'" if own else extra
+        super().__init__(f"{what} needs an optional part: pip install {name}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -48,6 +48,7 @@ class Users(Stored):
     items: Count
     train_rows: Count
     unused_rows: Count
+    training_clients: Count | None = None
     evaluated_users: Count
     not_evaluated_users: Count
     looked_at: Count
@@ -139,6 +140,7 @@ class Summary(Stored):
     model: dict[str, Number] = {}
     silos: Silos | None = None
     selected_by: str = "validation"
+    improving: bool = False
     preset: str | None = None
     data_digest: str | None = None
 
@@ -174,6 +176,7 @@ class Line(Stored):
     down_bytes: Count = 0
     groups: Tables | None = None
     gates: dict[str, Any] | None = None
+    stage: str = ""
 
 
 class Entry(Stored):

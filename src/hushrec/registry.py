@@ -11,6 +11,9 @@ from typing import Any
 
 from hushrec.errors import ConfigError, nearest
 
+DEFAULT_METHOD = "fednext"
+"""What is trained where no method is named: on the command line and in Python."""
+
 
 def names(group: str) -> list[str]:
     """Return the installed names of a group, ``methods`` for one."""

@@ -23,7 +23,7 @@ from hushrec.errors import DivergedError, StoppedError
 from hushrec.evaluate.evaluator import EvaluationConfig
 from hushrec.messages import Evaluation
 from hushrec.methods.base import Shared
-from hushrec.methods.capabilities import is_marked
+from hushrec.methods.capabilities import is_marked, stage_of
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.plan import Plan
 from hushrec.rng import SecretRound, SecretStreams, Streams
@@ -125,6 +125,8 @@ class RoundReport:
     seconds: float
     selected_round: int
     selected_value: float
+    stage: str = ""
+    """What the round did, where rounds do different things."""
 
 
 class Journal(Protocol):
@@ -147,6 +149,17 @@ class NoJournal:
 
     def save(self, state: State, *, now: bool) -> None:
         """Forget it."""
+
+
+class Notes(NoJournal):
+    """Remembers the rounds of a run that is only in memory."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """Remember it."""
+        self.lines.append(dict(line))
 
 
 def run_rounds(
@@ -190,6 +203,9 @@ def run_rounds(
         seconds = time.perf_counter() - began
         state.seconds += seconds
         line = {"round": number, "clients": len(cohort), "loss": loss, **seen}
+        stage = stage_of(method, number)
+        if stage:
+            line["stage"] = stage
         sent = {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes, "seconds": seconds}
         if collected.emptied:
             line["emptied"] = collected.emptied
@@ -197,7 +213,8 @@ def run_rounds(
             line["lost"] = True
         journal.record({**line, **sent})
         best = state.selected_round, state.selected_value
-        on_round(RoundReport(number, experiment.rounds, loss, seen["valid"], seconds, *best))
+        told = number, experiment.rounds, loss, seen["valid"], seconds, *best, stage
+        on_round(RoundReport(*told))
         stopping = should_stop()  # asked once: what is said to be saved is saved
         journal.save(state, now=stopping)
         if stopping and state.round < experiment.rounds:

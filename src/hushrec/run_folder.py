@@ -42,7 +42,9 @@ from hushrec.disk import (
     write_text,
     writing,
 )
-from hushrec.errors import RunError
+from hushrec.errors import InputError, RunError
+from hushrec.evaluate.evaluator import PartRanks
+from hushrec.evaluate.ranking import Ranks
 from hushrec.formats import Line, State, Stored, Summary
 from hushrec.paths import checked
 from hushrec.store import WORKSPACE
@@ -159,6 +161,11 @@ class RunFolder:
             payload: dict[str, Any] = dict(arrays)
             np.savez_compressed(file, **payload)
 
+    def write_results(self, ranks: Mapping[str, PartRanks], summary: Mapping[str, Any]) -> None:
+        """Write what a run came to; with the summary it is done."""
+        self.write_arrays("users.npz", ranks_to_arrays(ranks))
+        self.write_json("summary.json", summary)
+
     def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
         """Read an npz file."""
         file = self.path / name
@@ -231,6 +238,29 @@ class RunFolder:
             f"{file} is missing or damaged: this checkpoint cannot be used; "
             "start the run anew with --overwrite"
         )
+
+
+def ranks_to_arrays(ranks: Mapping[str, PartRanks]) -> dict[str, NDArray[Any]]:
+    """Flatten the ranks of all parts and candidate sets for users.npz."""
+    out: dict[str, NDArray[Any]] = {}
+    for part, by_candidates in ranks.items():
+        for candidates, value in by_candidates.items():
+            out |= value.to_arrays(f"{part}/{candidates}/")
+    return out
+
+
+def read_ranks(folder: RunFolder) -> dict[str, dict[str, Ranks]]:
+    """Read users.npz back."""
+    arrays = folder.read_arrays("users.npz")
+    ranks: dict[str, dict[str, Ranks]] = {}
+    try:
+        for part, candidates in sorted({tuple(name.split("/")[:2]) for name in arrays}):
+            prefix = f"{part}/{candidates}/"
+            ranks.setdefault(part, {})[candidates] = Ranks.from_arrays(arrays, prefix)
+        ranks["valid"]["full"], ranks["test"]["full"]
+    except (InputError, ValueError, KeyError) as error:
+        raise RunError(f"{folder.path / 'users.npz'} is damaged: {error}") from None
+    return ranks
 
 
 def is_held(lock: Path) -> bool:

@@ -28,7 +28,7 @@ Moment = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 class Settings(BaseModel):
     """Base of everything that can be set."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @model_validator(mode="after")
     def _bounded(self) -> Settings:

@@ -111,7 +111,7 @@ class Split:
         """Return what training may see; ``published`` adds the list that makes the leak."""
         view = self.train
         if protocol == "published":
-            view = replace(view, never_negative=_join(self.valid, self.test))
+            view = replace(view, never_negative=join(self.valid, self.test))
         if self.holders is None:
             return view
         return replace(view, holders=self.holders).take(np.argsort(self.holders, kind="stable"))
@@ -126,10 +126,10 @@ class Split:
         shape = self.valid.indptr
         return replace(
             self.train,
-            positives=_join(self.train.positives, self.valid),
+            positives=join(self.train.positives, self.valid),
             # The device knows that these came last; exact times and values are not needed.
-            times=_join(self.train.times, Ragged(shape, np.repeat(latest, self.valid.lengths))),
-            values=_join(self.train.values, Ragged(shape, np.ones(shape[-1], np.float32))),
+            times=join(self.train.times, Ragged(shape, np.repeat(latest, self.valid.lengths))),
+            values=join(self.train.values, Ragged(shape, np.ones(shape[-1], np.float32))),
         )
 
     def take(self, users: NDArray[np.int64]) -> Split:
@@ -177,6 +177,7 @@ class Split:
                 len(part.values)
                 for part in (self.train.positives, self.valid, self.test, self.disliked)
             ),
+            "training_clients": len(self.training_clients),
             "evaluated_users": len(self.evaluated("test")),
             "not_evaluated_users": self.n_users - len(self.evaluated("test")),
             "test_items_nobody_trained_on": float(np.mean(~trained[targets]))
@@ -381,7 +382,7 @@ _PARTS = {
 }
 
 
-def _join(first: Ragged, second: Ragged) -> Ragged:
+def join(first: Ragged, second: Ragged) -> Ragged:
     """Append the second's values to the first's, row by row."""
     values = np.empty(len(first.values) + len(second.values), first.values.dtype)
     before = np.repeat(second.indptr[:-1], first.lengths)

@@ -13,7 +13,7 @@ from hushrec.data import Interactions
 from hushrec.evaluate.metrics import coverage, popularity_bias
 from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
 from hushrec.memory import peak_rss_bytes
-from hushrec.methods.capabilities import facts_of
+from hushrec.methods.capabilities import Staged, facts_of
 from hushrec.prepare import Prepared
 from hushrec.privacy.compose import Claim, compose, promises
 from hushrec.round import State
@@ -47,6 +47,7 @@ def mean_summary(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "runs": [f"seed-{summary['seed']}" for summary in summaries],
         "rounds": [summary["rounds"] for summary in summaries],
         "selected_round": [summary["selected_round"] for summary in summaries],
+        "improving": False,
         "test": table("test", np.mean),
         "valid": table("valid", np.mean),
         "test_sd": table("test", lambda values: np.std(values, ddof=1) if len(values) > 1 else 0),
@@ -68,6 +69,14 @@ def _privacy_of_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return dict(weakest)
     together = compose([Claim.of(f"seed-{s['seed']}", s) for s in summaries])
     return {**weakest, "statement": together.statement, "together": together.as_dict()}
+
+
+def _improves_still(server: Prepared, state: State) -> bool:
+    """Say whether validation was best at the last round, of a method that more would help."""
+    method = server.task.method
+    learns = method.traits.learns and not isinstance(method, Staged)
+    chosen = server.selected_by == "validation" and state.round == server.experiment.rounds
+    return learns and chosen and state.selected_round == state.round
 
 
 def data_digest(data: Interactions) -> str:
@@ -101,6 +110,7 @@ def summarise(server: Prepared, split: Split, state: State, data: Interactions) 
         "rounds": state.round,
         "selected_round": state.selected_round,
         "selected_by": server.selected_by,
+        "improving": _improves_still(server, state),
         "seed": experiment.seed,
         "test": evaluator.summarise(backend.ranks["test"]),
         "valid": evaluator.summarise(backend.ranks["valid"]),

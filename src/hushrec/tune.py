@@ -90,6 +90,37 @@ class Start:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fixed for all trials."""
 
+    def experiment(self, data: str, items: str | None) -> Experiment:
+        """Return what trial 0 trains; refuse what cannot be searched."""
+        base = make_experiment(
+            data,
+            self.method,
+            items=items,
+            preset=self.preset,
+            settings=self.settings,
+            rounds=self.rounds,
+            seed=self.seed,
+        )
+        if not self.space(base):
+            raise ConfigError(f"{self.method} declares no options to search for (Tunable.search)")
+        if base.protocol != "honest":
+            raise ConfigError(
+                "a search under the published protocol would tune the leak: use honest"
+            )
+        if base.privacy.mode != "none":
+            raise ConfigError(
+                "every trial of a search would release another model, and all of them have to be "
+                f"paid for: leave out privacy.mode = {base.privacy.mode}, search on public data, "
+                "and train once with what it finds"
+            )
+        return base
+
+    def space(self, base: Experiment) -> SearchSpace:
+        """Return where to look: what the method declares, but for what is fixed."""
+        tuned = base.make_method()
+        known = tuned.search if isinstance(tuned, Tunable) else {}
+        return {name: where for name, where in known.items() if name not in self.settings}
+
 
 def tune(
     data: Interactions,
@@ -103,28 +134,8 @@ def tune(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Search:
     """Search until the folder holds this many trials."""
-    base = make_experiment(
-        data.name,
-        start.method,
-        items=data.items_file,
-        preset=start.preset,
-        settings=start.settings,
-        rounds=start.rounds,
-        seed=start.seed,
-    )
-    tuned = base.make_method()
-    known = tuned.search if isinstance(tuned, Tunable) else {}
-    space = {name: where for name, where in known.items() if name not in start.settings}
-    if not space:
-        raise ConfigError(f"{start.method} declares no options to search for (Tunable.search)")
-    if base.protocol != "honest":
-        raise ConfigError("a search under the published protocol would tune the leak: use honest")
-    if base.privacy.mode != "none":
-        raise ConfigError(
-            "every trial of a search would release another model, and all of them have to be paid "
-            f"for: leave out privacy.mode = {base.privacy.mode}, search on public data, and train "
-            "once with what it finds"
-        )
+    base = start.experiment(data.name, data.items_file)
+    space = start.space(base)
     search = _open(out, base, space)
     if any(trial.state == "done" for trial in search.trials):
         write_preset(search, base, command)  # it may have been stopped just before this

@@ -183,7 +183,14 @@ def test_export_writes_a_bundle_that_recommends(table: Path, tmp_path: Path) -> 
     assert len(Recommender.load(bundle, ["i1", "i2"]).recommend(5)) == 5
     again = hushrec("export", run, bundle)
     assert again.exit_code == 2
-    assert "not empty" in again.stderr
+    assert "replace it with --overwrite" in again.stderr
+    half = hushrec("export", run, bundle, "--precision", "single", "--overwrite")
+    assert half.exit_code == 0, half.stderr
+    assert len(Recommender.load(bundle, ["i1", "i2"]).recommend(5)) == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "ratings.csv", "run"]
+    (bundle / "thesis.txt").write_text("mine")
+    kept = hushrec("export", run, bundle, "--overwrite")
+    assert kept.exit_code == 2 and "not empty" in kept.stderr
 
 
 def test_compare_prints_intervals_and_p(demo_runs: Path) -> None:
@@ -323,7 +330,7 @@ def test_an_existing_folder_is_never_lost(table: Path, tmp_path: Path) -> None:
     _is_clear_error(hushrec(*common), "--resume", "--overwrite")
     assert (out / "summary.json").read_bytes() == before
     _is_clear_error(hushrec("train", "--resume", "--out", out), "finished")
-    _is_clear_error(hushrec("train", "--resume", "--out", out, "--rounds", "9"), "--rounds")
+    _is_clear_error(hushrec("train", "--resume", "--out", out, "--rounds", "1"), "ask for more")
     assert hushrec(*common, "--overwrite").exit_code == 0
     precious = tmp_path / "thesis"
     precious.mkdir()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hushrec.data import entries
+from hushrec.data import entries, files
 from hushrec.data.files import read_history, read_interactions
 from hushrec.data.tables import Columns
 from hushrec.data.text import LONGEST_LINE
@@ -70,6 +70,49 @@ def test_titles_are_those_of_the_list_and_nobodys(write):
     assert [data.title(k) for k in range(3)] == ["Milk", "Tea", "Wine"]
     bare = read_interactions(ratings, items=write("tea\nmilk\n", "films.txt"))
     assert [bare.title(k) for k in range(2)] == ["milk", "tea"]
+
+
+MOVIES = """movieId,title,genres
+10,"American President, The (1995)",Comedy|Drama
+2,Jumanji (1995),Adventure
+7,Twin Peaks,(no genres listed)
+1,Fawlty Towers (1975–1979),Comedy
+"""
+RATED = "userId,movieId,rating,timestamp\n1,2,4.0,964982703\n1,10,3.5,964981247\n5,1,2,847434962\n"
+
+
+def test_ratings_and_movies_in_the_form_of_movielens_just_work(write):
+    data = read_interactions(write(RATED), items=write(MOVIES, "movies.csv"))
+    assert data.items.tolist() == ["1", "2", "7", "10"]
+    assert [data.title(k) for k in (0, 3)] == [
+        "Fawlty Towers (1975–1979)",
+        "American President, The (1995)",
+    ]
+    year, genres = data.item_features["year"], data.item_features["genres"]
+    assert [*year.names, ""] == ["1975", "1995", ""]
+    assert year.codes.tolist() == [0, 1, -1, 1]
+    assert [genres.names[flags].tolist() for flags in genres.flags] == [
+        ["Comedy"],
+        ["Adventure"],
+        [],
+        ["Comedy", "Drama"],
+    ]
+    assert "movies.csv: title and genres and year of each item taken" in data.notes
+
+
+def test_a_column_of_years_comes_before_those_in_titles(write):
+    films = "item,title,Release_Year\ntea,Tea (1900),2001\nmilk,Milk (1950),soon\n"
+    data = read_interactions(write(CSV), items=write(films, "films.csv"))
+    assert data.item_features["year"].names.tolist() == ["2001"]
+    assert data.item_features["year"].codes.tolist() == [-1, 0]
+
+
+def test_tags_that_are_different_everywhere_describe_nothing(write, monkeypatch):
+    monkeypatch.setattr(files, "MOST_GENRES", 2)
+    films = write("item,tags\ntea,a|b\nmilk,c\n", "films.csv")
+    data = read_interactions(write(CSV), items=films)
+    assert not data.item_features
+    assert not any("films.csv" in note for note in data.notes)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from hushrec.commands import main
 from hushrec.errors import RunError
-from hushrec.run import read_ranks
-from hushrec.run_folder import RunFolder
+from hushrec.run_folder import RunFolder, read_ranks
 from hushrec.serve.recommender import MANIFEST, BundleError, Recommender
 
 ODD = {

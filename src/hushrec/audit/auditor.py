@@ -25,8 +25,8 @@ VERDICTS: dict[Verdict, str] = {
     "attacker certainly learns, the claim what none can.",
     "contradicted": "The claim is false, with 99.99 % confidence. Do not rely on this run's "
     "guarantee.",
-    "no claim": "The run gives no guarantee, so there is none to contradict; the attacks above "
-    "show what that means.",
+    "no claim": "The run gives no guarantee, so there is none to contradict; the attacks show "
+    "what that means.",
     "not tested": "The claim was not tested: nothing is uploaded, or there is no canary for its "
     "mechanism.",
 }

@@ -1,43 +1,124 @@
 """The command line. Results go to standard output, everything else to standard error.
 
-A module for each group of commands; `options` has what they share, `display` what training shows.
-Nothing else in hushrec knows click.
+A module for each group of commands, imported when it is asked for; `options` has what they share,
+`display` what training shows. Nothing else in hushrec knows click.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import click
 
-from hushrec.commands.audit import audit_command
-from hushrec.commands.data import data_commands
-from hushrec.commands.doctor import doctor_command
-from hushrec.commands.evaluate import analyse_command, compare_command, evaluate_command
-from hushrec.commands.federate import federate_commands
-from hushrec.commands.federated import rehearse_command, run_command, status_command
-from hushrec.commands.guard import guarded
-from hushrec.commands.methods import methods_command
-from hushrec.commands.node import node_commands
-from hushrec.commands.privacy import privacy_commands
-from hushrec.commands.recommend import export_command, recommend_command
-from hushrec.commands.release import release_command
-from hushrec.commands.report import report_command
-from hushrec.commands.reproduce import reproduce_command
-from hushrec.commands.studio import studio_command
+from hushrec.commands.guard import guarded, listening
 from hushrec.commands.terminal import complain, safe_usage, say
-from hushrec.commands.train import train_command
-from hushrec.commands.tune import tune_command
 from hushrec.errors import DivergedError, HushrecError, StoppedError
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "analyse": (
+        "evaluate:analyse_command",
+        "Look behind the means of a finished run; nothing is trained again.",
+    ),
+    "audit": (
+        "audit:audit_command",
+        "Attack a finished run: membership, items in uploads, canary users, clipping and noise.",
+    ),
+    "compare": (
+        "evaluate:compare_command",
+        "Compare finished runs user by user, the first as the baseline.",
+    ),
+    "data": (
+        "data:data_commands",
+        "List, describe, fetch and import data sets.",
+    ),
+    "doctor": (
+        "doctor:doctor_command",
+        "Show versions, threads, optional parts, methods, and where data is looked for.",
+    ),
+    "evaluate": (
+        "evaluate:evaluate_command",
+        "Score a finished run again from its checkpoint.",
+    ),
+    "export": (
+        "recommend:export_command",
+        "Write a run's model for devices: a folder that numpy alone can serve.",
+    ),
+    "federate": (
+        "federated:federate_commands",
+        "Set up and run a federation: one server, and nodes that keep their users' data.",
+    ),
+    "methods": (
+        "methods:methods_command",
+        "List the installed methods, or describe one and its options.",
+    ),
+    "node": (
+        "node:node_commands",
+        "Look after a node of a federation: its data, and what it keeps of its runs.",
+    ),
+    "privacy": (
+        "privacy:privacy_commands",
+        "Answer questions about differential privacy.",
+    ),
+    "recommend": (
+        "recommend:recommend_command",
+        "Recommend items that a user has not touched yet.",
+    ),
+    "release": (
+        "release:release_command",
+        "Write what a run's guarantee covers, and nothing else, into a new folder.",
+    ),
+    "report": (
+        "report:report_command",
+        "Write a run's report.html again, or one page of several runs, and print where it is.",
+    ),
+    "reproduce": (
+        "reproduce:reproduce_command",
+        "Reproduce tables and figures of the papers: as printed, as published, and honestly.",
+    ),
+    "studio": (
+        "studio:studio_command",
+        "Look at a folder of runs in a browser: progress, comparisons, users, privacy, the leak.",
+    ),
+    "train": (
+        "train:train_command",
+        "Train a method, evaluate it, and leave a run folder with a report.",
+    ),
+    "tune": (
+        "tune:tune_command",
+        "Search for a method's options on the validation items, and write them as a preset.",
+    ),
+}
+"""Where each command is, and what it is for in its own words: help does not wait for all."""
 
 
 class _Commands(click.Group):
-    """Turns every error meant for the user into one line on standard error and its exit code."""
+    """Imports a command when it is asked for, and turns errors into a line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        found: click.Command = getattr(import_module(f"hushrec.commands.{module}"), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
 
     def make_context(self, *given: Any, **more: Any) -> click.Context:
         with safe_usage():
             return super().make_context(*given, **more)
+
+    def resolve_command(self, *given: Any) -> Any:
+        found = super().resolve_command(*given)
+        listening()
+        return found
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -58,32 +139,12 @@ def main() -> None:
 
     \b
     hushrec train --data demo --out runs/first
+    hushrec train --data ratings.csv --items movies.csv
     hushrec recommend runs/first --user viewer-0001
     hushrec compare runs/first runs/second
     hushrec audit runs/first
+
+    \b
+    Exit codes: 0 done; 1 an audit contradicted a claim; 2 what was asked for cannot
+    be done; 3 training diverged; 70 a fault of hushrec; 130 stopped, and saved.
     """
-
-
-for command in (run_command, status_command, rehearse_command):
-    federate_commands.add_command(command)
-for command in (
-    data_commands,
-    privacy_commands,
-    node_commands,
-    federate_commands,
-    audit_command,
-    evaluate_command,
-    analyse_command,
-    compare_command,
-    recommend_command,
-    export_command,
-    release_command,
-    train_command,
-    report_command,
-    studio_command,
-    methods_command,
-    tune_command,
-    reproduce_command,
-    doctor_command,
-):
-    main.add_command(command)

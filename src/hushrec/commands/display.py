@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import click
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,15 +20,41 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from hushrec.commands.terminal import progress, say, words
+from hushrec.commands.options import gather
+from hushrec.commands.places import PLACE
+from hushrec.commands.terminal import Console, progress, say, words
 from hushrec.data import Interactions, load
 from hushrec.data.text import Heard, is_stream
+from hushrec.disk import append_line
 from hushrec.errors import ConfigError
+from hushrec.plain_text import plain
 from hushrec.report.tables import shown_metrics
+from hushrec.report.units import human_duration
 from hushrec.round import RoundReport
 
 SHOWN_AFTER = 0.5
 """Seconds of reading after which a bar says how far it is."""
+SAID_EVERY, LOGGED_EVERY = 5.0, 1.0
+"""Seconds between two lines where there is no terminal, and in a log."""
+
+
+@dataclass(frozen=True)
+class Talk:
+    """How much is said while a command works."""
+
+    quiet: bool = False
+    verbose: bool = False
+    log: Path | None = None
+
+
+PLAIN = Talk()
+talk_options = gather(
+    "talk",
+    Talk,
+    click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result and errors."),
+    click.option("-v", "--verbose", is_flag=True, help="Say a line for every round."),
+    click.option("--log", type=PLACE, metavar="FILE", help="Add lines about progress to a file."),
+)
 
 
 def load_aloud(name: str, items: str | None, *, quiet: bool) -> Interactions:
@@ -83,24 +113,85 @@ def polite_stop() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def training_display(quiet: bool) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on standard error, with loss, validation, speed and time left."""
-    if quiet:
-        yield lambda report, what="": None
-        return
+def training_display(quiet: bool, talk: Talk = PLAIN) -> Iterator[Callable[..., None]]:
+    """Show on standard error how far training is: a bar, or lines where there is no terminal."""
+    speakers: list[_Speaker] = []
+    with ExitStack() as stack:
+        if talk.log is not None:
+            speakers.append(_Lines(partial(append_line, talk.log), LOGGED_EVERY))
+        if not (quiet or talk.quiet):
+            if talk.verbose:
+                speakers.append(_Lines(_say_aside, 0.0))
+            elif Console(stderr=True).is_terminal:
+                speakers.append(stack.enter_context(_bar()))
+            else:
+                speakers.append(_Lines(_say_aside, SAID_EVERY))
+        began, rounds = time.monotonic(), 0
+
+        def show(report: RoundReport, what: str = "training") -> None:
+            nonlocal rounds
+            rounds += 1
+            each = (time.monotonic() - began) / rounds
+            for speak in speakers:
+                speak(report, what, each)
+
+        yield show
+
+
+class _Speaker(Protocol):
+    """Tells of a round, in what work it was, and how long a round takes."""
+
+    def __call__(self, report: RoundReport, what: str, each: float) -> None: ...
+
+
+class _Lines:
+    """A line from time to time: of the first round, of the last, and every few seconds."""
+
+    def __init__(self, write: Callable[[str], None], every: float) -> None:
+        self.write, self.every = write, every
+        self.said = -math.inf
+        self.latest = ""
+
+    def __call__(self, report: RoundReport, what: str, each: float) -> None:
+        self.latest = _validation(report) or self.latest
+        now = time.monotonic()
+        if report.round < report.rounds and now < self.said + self.every:
+            return
+        self.said = now
+        left = human_duration(each * (report.rounds - report.round))
+        state = [_loss(report), self.latest, report.stage, f"{human_duration(each)} a round"]
+        said = ", ".join(part for part in (*state, f"{left} left") if part)
+        self.write(plain(f"{what}: round {report.round} of {report.rounds}: {said}"))
+
+
+@contextmanager
+def _bar() -> Iterator[_Speaker]:
     columns = (words("{task.description}"), BarColumn(), MofNCompleteColumn())
     with progress(*columns, TimeRemainingColumn(), words("{task.fields[state]}")) as bars:
         task = bars.add_task("training", total=None, state="")
         latest = ""
 
-        def show(report: RoundReport, what: str = "training") -> None:
+        def speak(report: RoundReport, what: str, each: float) -> None:
             nonlocal latest
-            if report.valid is not None:
-                name = next(iter(shown_metrics(report.valid["full"])[1:]), "auc")
-                latest = f"valid {name} {report.valid['full'][name]:.4f}"
-            loss = "" if report.loss is None else f"loss {report.loss:.4f}  "
-            state = f"{loss}{latest}  {report.seconds * 1000:.0f} ms/round"
+            latest = _validation(report) or latest
+            parts = (_loss(report), latest, report.stage, f"{human_duration(each)} a round")
             where: dict[str, Any] = {"completed": report.round, "total": report.rounds}
+            state = "  ".join(part for part in parts if part)
             bars.update(task, description=what, state=state, **where)
 
-        yield show
+        yield speak
+
+
+def _validation(report: RoundReport) -> str:
+    if report.valid is None:
+        return ""
+    name = next(iter(shown_metrics(report.valid["full"])[1:]), "auc")
+    return f"valid {name} {report.valid['full'][name]:.4f}"
+
+
+def _loss(report: RoundReport) -> str:
+    return "" if report.loss is None else f"loss {report.loss:.4f}"
+
+
+def _say_aside(line: str) -> None:
+    say(line, err=True)

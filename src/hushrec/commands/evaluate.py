@@ -8,17 +8,17 @@ from typing import Any
 
 import click
 
-from hushrec.analyse.compare import compare_runs
 from hushrec.analyse.one_run import groups_of, guidance_effects, whose_table
 from hushrec.backends.inprocess import usable_cores
 from hushrec.commands import options
+from hushrec.commands.complete import runs_like
 from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import Console, print_json
+from hushrec.compare import compare_runs
 from hushrec.errors import ConfigError
 from hushrec.evaluate.adaptation import adaptation_curve
-from hushrec.evaluate.evaluator import Evaluator, PartRanks
-from hushrec.evaluate.metrics import parse_metric, summarise
-from hushrec.evaluate.yardsticks import chance_ranks, popularity_ranks
+from hushrec.evaluate.evaluator import Evaluator
+from hushrec.evaluate.metrics import parse_metric
 from hushrec.methods.capabilities import facts_of
 from hushrec.report import tables
 from hushrec.report.convergence import write_convergence
@@ -52,30 +52,18 @@ def evaluate_command(
     \b
     hushrec evaluate runs/pfedrec
     hushrec evaluate runs/pfedrec --metric hr@50 --metric ndcg@100 --json
+    hushrec evaluate runs/pfedrec --metric coverage@20 --metric popularity_bias@20
     hushrec evaluate runs/privrec --adaptation
     """
     for name in metrics:
-        parse_metric(name)
+        parse_metric(name, lists=not adaptation)
     run = Run.open(folder)
-    evaluator = run.evaluator(threads or usable_cores())
+    threads = threads or usable_cores()
     if adaptation:
-        _adapt(run, evaluator, part, metrics, as_json)
+        _adapt(run, run.evaluator(threads), part, metrics, as_json)
         return
-    ranks = evaluator.rank(run.method, run.shared, run.store, part)
-    popularity = popularity_ranks(evaluator, part)
-    names = list(metrics) or evaluator.config.metric_names()
-
-    def table(source: PartRanks) -> dict[str, dict[str, float]]:
-        return {candidates: summarise(value, names) for candidates, value in source.items()}
-
-    result = {
-        **_heading(run),
-        part: table(ranks),
-        "yardsticks": {
-            "popularity": table(popularity),
-            "chance": table(chance_ranks(popularity)),
-        },
-    }
+    own, yardsticks = run.measure(metrics, part, threads)
+    result = {**_heading(run), part: own, "yardsticks": yardsticks}
     if as_json:
         print_json(result)
         return
@@ -165,7 +153,7 @@ def analyse_command(
 
 
 @click.command("compare")
-@click.argument("folders", metavar="RUN RUN...", nargs=-1, type=PLACE)
+@click.argument("folders", metavar="RUN RUN...", nargs=-1, type=PLACE, shell_complete=runs_like)
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", default=("hr@10", "ndcg@10"))
 @click.option("--candidates", default="full", show_default=True, help="full, or sampled99.")
 @click.option(

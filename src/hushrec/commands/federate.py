@@ -15,7 +15,7 @@ from hushrec.commands.places import PLACE, SOURCE
 from hushrec.commands.terminal import print_json, say
 from hushrec.config import make_experiment, parse_settings
 from hushrec.data import Interactions, load
-from hushrec.data.files import read_features, read_items
+from hushrec.data.files import read_items
 from hushrec.deployment.deal import Deal
 from hushrec.deployment.folder import NodeFolder, ServerFolder
 from hushrec.deployment.make import Federation, Made, Place, make_federation, renew_server
@@ -98,7 +98,7 @@ class Brought:
         listed = read_items(self.items)
         if len(listed.ids) < 2:
             raise DataError(f"{self.items}: a list of items needs two or more")
-        features = read_features(self.items, "item", listed.ids, self.item_features)
+        features = listed.described(self.item_features)
         return self.items.stem, Catalogue(listed.ids, listed.titles, features), None
 
 

@@ -15,7 +15,13 @@ from rich.live import Live
 from rich.table import Table
 
 from hushrec.commands.display import polite_stop, training_display
-from hushrec.commands.federate import Trained, make_rehearsal, trained_options, transport
+from hushrec.commands.federate import (
+    Trained,
+    federate_commands,
+    make_rehearsal,
+    trained_options,
+    transport,
+)
 from hushrec.commands.options import data_option, json_option
 from hushrec.commands.places import PLACE
 from hushrec.commands.recommend import show_recommendations
@@ -38,7 +44,7 @@ TASK_SECONDS = 60.0
 """How long the server may take to hand out a run that was begun."""
 
 
-@click.command("run")
+@federate_commands.command("run")
 @click.argument("folder", metavar="SERVER", type=PLACE)
 @click.option("--resume", is_flag=True, help="Go on with the newest run, which was interrupted.")
 @json_option
@@ -121,7 +127,7 @@ def show_result(result: Mapping[str, Any]) -> None:
     console.print(result["privacy"]["statement"], style="dim")
 
 
-@click.command("status")
+@federate_commands.command("status")
 @click.argument("folder", metavar="SERVER", type=PLACE)
 @click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
 @json_option
@@ -171,7 +177,7 @@ def _table(status: Status) -> Table:
     return table
 
 
-@click.command("rehearse")
+@federate_commands.command("rehearse")
 @click.argument("folder", metavar="[DIR]", required=False, type=PLACE)
 @click.option("--nodes", "count", type=click.IntRange(2, 50), default=3, show_default=True)
 @data_option

@@ -16,13 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hushrec.commands.terminal import say
-from hushrec.compiled import UNCACHED
-from hushrec.data.folders import cache_dir
-from hushrec.disk import write_bytes
 from hushrec.errors import DiskError, HushrecError
 
 BUG = 70
@@ -34,6 +32,7 @@ NO_CACHE = (
     "hushrec: no folder can be written for compiled kernels, so they are compiled again each time; "
     "set NUMBA_CACHE_DIR to a folder of yours"
 )
+COMPILING = "compiling kernels for this machine, once: this takes up to a minute"
 LONGEST = 300
 """Characters of an error's own words that are shown."""
 
@@ -41,8 +40,6 @@ LONGEST = 300
 @contextmanager
 def guarded() -> Iterator[None]:
     """Turn whatever a command raises beyond hushrec's errors into a sentence and an exit code."""
-    if UNCACHED:
-        say(NO_CACHE, err=True)
     try:
         with _ended_as_by_ctrl_c():
             yield
@@ -75,6 +72,17 @@ def guarded() -> Iterator[None]:
         sys.exit(BUG)
 
 
+def listening() -> None:
+    """Say what kernels have to say, once a command has imported some: that they are compiled."""
+    compiled: Any = sys.modules.get("hushrec.compiled")
+    if compiled is None:
+        return
+    if compiled.UNCACHED:
+        say(NO_CACHE, err=True)
+    else:
+        compiled.on_compiling = lambda: say(COMPILING, err=True)
+
+
 @contextmanager
 def _ended_as_by_ctrl_c() -> Iterator[None]:
     """Let a TERM raise what Ctrl-C raises."""
@@ -94,6 +102,10 @@ def _ended_as_by_ctrl_c() -> Iterator[None]:
 
 def keep(error: Exception) -> str:
     """Show the traceback if that is wanted, else leave it in a file; say where it is."""
+    # Needed by a failure alone, and long to import.
+    from hushrec.data.folders import cache_dir
+    from hushrec.disk import write_bytes
+
     text = "".join(traceback.format_exception(error))
     if os.environ.get(TRACEBACK):
         say(text, err=True)

@@ -11,7 +11,9 @@ from typing import Any
 
 import click
 
+from hushrec.commands.complete import data_like, methods_like, presets_like, runs_like
 from hushrec.commands.places import PLACE, SOURCE
+from hushrec.registry import DEFAULT_METHOD
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -30,7 +32,7 @@ class Number(click.FloatRange):
         return found
 
 
-run_argument = click.argument("folder", metavar="RUN", type=PLACE)
+run_argument = click.argument("folder", metavar="RUN", type=PLACE, shell_complete=runs_like)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
 )
@@ -40,7 +42,12 @@ threads_option = click.option(
     help="Threads to use; the result does not depend on it.",
 )
 data_option = click.option(
-    "--data", type=SOURCE, default="demo", show_default=True, metavar="NAME|FILE"
+    "--data",
+    type=SOURCE,
+    default="demo",
+    show_default=True,
+    metavar="NAME|FILE",
+    shell_complete=data_like,
 )
 items_option = click.option(
     "--items",
@@ -48,7 +55,20 @@ items_option = click.option(
     metavar="FILE",
     help="Public list of items of a data file: an id per line, or a table.",
 )
-method_option = click.option("--method", default="fednext", show_default=True, metavar="NAME")
+method_option = click.option(
+    "--method",
+    default=DEFAULT_METHOD,
+    show_default=True,
+    metavar="NAME",
+    shell_complete=methods_like,
+)
+preset_option = click.option(
+    "--preset",
+    type=SOURCE,
+    metavar="NAME",
+    help="A set of options that ships, for example 'paper'.",
+    shell_complete=presets_like,
+)
 part_option = click.option(
     "--part", type=click.Choice(["valid", "test"]), default="test", show_default=True
 )

@@ -16,7 +16,7 @@ from hushrec.errors import ConfigError
 from hushrec.report.tables import plain_table
 from hushrec.report.units import human_size
 from hushrec.run import Recommendation, Run
-from hushrec.serve.bundle import export
+from hushrec.serve.bundle import BundleForm, export
 
 
 @click.command("recommend")
@@ -98,9 +98,15 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
 @click.option(
     "--precision", type=click.Choice(["half", "single"]), default="half", show_default=True
 )
+@click.option("--overwrite", is_flag=True, help="Replace the bundle in DIR.")
 @json_option
 def export_command(
-    folder: Path, bundle: Path, neighbours: int | None, precision: Any, as_json: bool
+    folder: Path,
+    bundle: Path,
+    neighbours: int | None,
+    precision: Any,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Write a run's model for devices: a folder that numpy alone can serve.
 
@@ -111,7 +117,8 @@ def export_command(
 
     The folder `hushrec/serve/recommender` stands alone: copy it to the device.
     """
-    path = export(Run.open(folder), bundle, neighbours=neighbours, precision=precision)
+    form: BundleForm = {"neighbours": neighbours, "precision": precision, "overwrite": overwrite}
+    path = export(Run.open(folder), bundle, **form)
     sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
     if as_json:
         print_json({"bundle": str(path), "bytes": sizes})

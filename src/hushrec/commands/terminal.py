@@ -16,14 +16,19 @@ from typing import Any
 
 import click
 from rich.console import Console as RichConsole
-from rich.console import ConsoleOptions, RenderableType
+from rich.console import ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from hushrec.plain_text import plain, shortened
 
 _NOT_FOR_TERMINALS = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+LEAST_WORDS = 12
+"""Columns of words are not folded to less than this, or to their longest word."""
+WIDEST = 10_000
 
 
 class Console(RichConsole):
@@ -31,6 +36,27 @@ class Console(RichConsole):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+    def print(self, *objects: Any, **more: Any) -> None:
+        """Print; a table that is too wide row by row, for half a figure is none."""
+        fitting = [self._fitting(one) if isinstance(one, Table) else one for one in objects]
+        super().print(*fitting, **more)
+
+    def _fitting(self, table: Table) -> RenderableType:
+        for column in table.columns:
+            cells = [cell for cell in column.cells if isinstance(cell, str)]
+            if column.no_wrap:
+                column.min_width = max(map(len, cells), default=1)
+            else:
+                longest = max((len(word) for cell in cells for word in cell.split()), default=1)
+                column.min_width = min(longest, LEAST_WORDS)
+        needed = Measurement.get(self, self.options.update(max_width=WIDEST), table).minimum
+        if needed <= self.width:
+            return table
+        if not self.is_terminal:  # a file is as wide as need be
+            self.width = needed
+            return table
+        return _row_by_row(table)
 
     def render_str(self, text: str, **more: Any) -> Text:
         """Lay a string out as it will be shown."""
@@ -42,6 +68,22 @@ class Console(RichConsole):
         """Make sure of what was no string; a console's own commands are no text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=plain(segment.text))
+
+
+def _row_by_row(table: Table) -> Group:
+    """Lay a table out as a list: the words of a row, and below them its figures by name."""
+    parts: list[RenderableType] = [] if table.title is None else [Text(plain(table.title))]
+    heads = [str(column.header) for column in table.columns]
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        named = list(zip(heads, map(str, cells), table.columns, strict=True))
+        name = "  ".join(cell for _, cell, column in named if column.justify != "right" and cell)
+        parts.append(Text(plain(name), style="bold"))
+        parts += [
+            Text(plain(f"  {head} {cell}"))
+            for head, cell, column in named
+            if column.justify == "right" and cell
+        ]
+    return Group(*parts, *([] if table.caption is None else [Text(plain(table.caption))]))
 
 
 def words(template: str) -> TextColumn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,25 @@ from click.core import ParameterSource
 from hushrec.backends.inprocess import Machine
 from hushrec.clients import Protocol
 from hushrec.commands import options
-from hushrec.commands.display import load_aloud, polite_stop, training_display
-from hushrec.commands.places import PLACE, SOURCE
+from hushrec.commands.display import (
+    Talk,
+    load_aloud,
+    polite_stop,
+    talk_options,
+    training_display,
+)
+from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import Console, print_json
-from hushrec.config import parse_settings
+from hushrec.config import Experiment, make_experiment, parse_settings, read_config
 from hushrec.errors import ConfigError
 from hushrec.report.html import REPORT, write_report
 from hushrec.report.tables import facts, result_table
 from hushrec.run import Run, TrainOptions, train, train_seeds
 from hushrec.run_folder import SEEDS, RunFolder
 from hushrec.run_place import left_off, require_free
+
+AGAIN = ("resume", "out", "rounds", "threads", "quiet", "verbose", "log", "as_json")
+"""What may be said of a run that goes on."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +42,45 @@ class Asked:
     items: str | None
     method: str
     preset: str | None
+    config: Path | None
     protocol: Protocol | None
     rounds: int | None
     seed: int | None
     seeds: int
+
+    def experiment(self, settings: Mapping[str, Any]) -> Experiment:
+        """Return what will be trained; refuse what cannot be."""
+        made = make_experiment(
+            self.data,
+            self.method,
+            items=self.items,
+            preset=self.preset,
+            settings=settings,
+            protocol=self.protocol,
+            rounds=self.rounds,
+            seed=self.seed,
+        )
+        made.make_method()
+        return made
+
+    def completed(self) -> tuple[Asked, dict[str, Any]]:
+        """Return this with what a file says where the command line is silent, and its settings."""
+        if self.config is None:
+            return self, {}
+        wanted = read_config(self.config)
+        context = click.get_current_context()
+        silent = {
+            name: at
+            for name, at in wanted.model_dump(exclude={"settings"}, exclude_none=True).items()
+            if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+        }
+        if context.get_parameter_source("data") is ParameterSource.COMMANDLINE:
+            silent.pop("items", None)  # a list of items belongs to its data
+        if silent.get("method", self.method) != wanted.method and wanted.settings:
+            raise ConfigError(
+                f"{self.config} has options of {wanted.method}: leave out --method {self.method}"
+            )
+        return replace(self, **silent), wanted.settings
 
     @property
     def chosen_seeds(self) -> range:
@@ -78,11 +123,13 @@ class Place:
     options.data_option,
     options.items_option,
     options.method_option,
+    options.preset_option,
     click.option(
-        "--preset",
-        type=SOURCE,
-        metavar="NAME",
-        help="A set of options that ships, for example 'paper'.",
+        "--config",
+        type=PLACE,
+        metavar="FILE",
+        help="A run's config.toml, or a file like it: data, method and all settings. What else is "
+        "said here goes before it.",
     ),
     click.option(
         "--protocol",
@@ -131,9 +178,15 @@ class Place:
     "place",
     Place,
     click.option("--out", type=PLACE, metavar="DIR", help="The run folder."),
-    click.option("--resume", is_flag=True, help="Go on with an interrupted run in --out."),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with the run in --out: one that was interrupted, or, with more --rounds, one "
+        "that was still improving.",
+    ),
     click.option("--overwrite", is_flag=True, help="Replace the run in --out."),
 )
+@talk_options
 @options.json_option
 def train_command(
     asked: Asked,
@@ -141,6 +194,7 @@ def train_command(
     protected: Protected,
     pairs: tuple[str, ...],
     place: Place,
+    talk: Talk,
     as_json: bool,
 ) -> None:
     """Train a method, evaluate it, and leave a run folder with a report.
@@ -156,18 +210,24 @@ def train_command(
     hushrec train --method fedmf --privacy local-gaussian --clip 1 --budgets activity \\
         --epsilon-min 1 --epsilon-max 8
     hushrec train --resume --out runs/pfedrec
+    hushrec train --resume --out runs/pfedrec --rounds 400
+    hushrec train --config runs/pfedrec/config.toml --seed 1 --out runs/again
 
     Sections for --set: split, cohort, evaluation, store, privacy, silos; all else is an option of
     the method. `hushrec methods` lists methods, options and presets.
     """
+    settings: dict[str, Any] = {}
     if place.resume:
         asked = _asked_before(asked, place)
+    else:
+        asked, settings = asked.completed()
     out = place.out or _default_out(asked)
+    settings |= parse_settings(pairs) | protected.settings()
     if not place.resume:
         require_free(out, overwrite=place.overwrite)
-    settings = parse_settings(pairs) | protected.settings()
-    data = load_aloud(asked.data, asked.items, quiet=as_json)
-    with training_display(as_json) as on_round, polite_stop() as should_stop:
+        asked.experiment(settings)  # a typo is said before data is read
+    data = load_aloud(asked.data, asked.items, quiet=as_json or talk.quiet)
+    with training_display(as_json, talk) as on_round, polite_stop() as should_stop:
         said: TrainOptions = {
             "preset": asked.preset,
             "protocol": asked.protocol,
@@ -182,7 +242,7 @@ def train_command(
         }
         if asked.seeds > 1:
             run, summary = None, train_seeds(data, asked.method, asked.chosen_seeds, out, **said)
-        elif place.resume and _lacks_its_report(out):
+        elif place.resume and asked.rounds is None and _lacks_its_report(out):
             run = Run.open(out, data)
             summary = dict(run.summary)
         else:
@@ -208,7 +268,7 @@ def _asked_before(asked: Asked, place: Place) -> Asked:
     context = click.get_current_context()
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name not in ("resume", "out", "threads", "as_json"):
+        if given and option.name not in AGAIN:
             raise ConfigError(
                 f"--resume goes on with the run's own settings: leave out {option.opts[0]}"
             )

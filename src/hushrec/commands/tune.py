@@ -9,7 +9,14 @@ import click
 
 from hushrec.backends.inprocess import Machine
 from hushrec.commands import options
-from hushrec.commands.display import load_aloud, polite_stop, training_display
+from hushrec.commands.complete import presets_like
+from hushrec.commands.display import (
+    Talk,
+    load_aloud,
+    polite_stop,
+    talk_options,
+    training_display,
+)
 from hushrec.commands.places import PLACE, SOURCE
 from hushrec.commands.terminal import Console, print_json
 from hushrec.config import parse_settings
@@ -56,6 +63,7 @@ class Asked:
         type=SOURCE,
         metavar="NAME",
         help="What trial 0 and the fixed options come from.",
+        shell_complete=presets_like,
     ),
     click.option(
         "--trials", type=click.IntRange(1, 100_000), default=20, show_default=True, metavar="N"
@@ -66,8 +74,11 @@ class Asked:
 )
 @click.option("--out", type=PLACE, metavar="DIR", help="The search's folder.")
 @options.threads_option
+@talk_options
 @options.json_option
-def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: bool) -> None:
+def tune_command(
+    asked: Asked, out: Path | None, threads: int | None, talk: Talk, as_json: bool
+) -> None:
     """Search for a method's options on the validation items, and write them as a preset.
 
     \b
@@ -79,8 +90,9 @@ def tune_command(asked: Asked, out: Path | None, threads: int | None, as_json: b
     that was interrupted, or with more --trials; the result is the same as without the stop.
     """
     out = out or Path("tunes") / options.default_name(asked.data, asked.method)
-    data = load_aloud(asked.data, asked.items, quiet=as_json)
-    with training_display(as_json) as show, polite_stop() as should_stop:
+    asked.start().experiment(asked.data, asked.items)  # a typo is said before data is read
+    data = load_aloud(asked.data, asked.items, quiet=as_json or talk.quiet)
+    with training_display(as_json, talk) as show, polite_stop() as should_stop:
         search = tune(
             data,
             asked.start(),

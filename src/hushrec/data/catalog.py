@@ -11,14 +11,22 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.data.datasets import CATALOG, DataSet
-from hushrec.data.files import NO_FEATURES, FeatureFiles, read_interactions
+from hushrec.data.files import (
+    NO_FEATURES,
+    FeatureFiles,
+    interactions_of,
+    items_of,
+    read_interactions,
+    read_items,
+)
 from hushrec.data.folders import Folder, cache_dir
+from hushrec.data.frames import NAME, frame_table
 from hushrec.data.interactions import (
     Categorical,
     Column,
@@ -37,33 +45,61 @@ Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and the bytes in all, if known."""
 
 
-def load(
-    name_or_path: str | Path,
-    *,
-    items: str | Path | None = None,
-    data_dir: str | Path | None = None,
-    download: bool = False,
-    heard: Heard = unheard,
-) -> Interactions:
-    """Load a named data set, an imported one, or a file.
+class LoadOptions(TypedDict, total=False):
+    """What `load` may be told besides the data."""
 
-    ``items`` is a file with the public list of items, for data that is a file. ``data_dir`` is
-    searched before ``HUSHREC_DATA`` and the cache. A named data set that is nowhere is an error
-    unless ``download`` is set. ``heard`` is told how far reading is.
+    user: str | int | None
+    item: str | int | None
+    value: str | int | None
+    time: str | int | None
+    title: str | int | None
+    """Columns, each by name or number from 0; others are recognised by their usual names."""
+    name: str
+    """What data in memory is to be called."""
+    data_dir: str | Path | None
+    """Searched before ``HUSHREC_DATA`` and the cache."""
+    download: bool
+    """Whether a named data set that is nowhere may be fetched; else that is an error."""
+    heard: Heard
+    """Told how far reading is."""
+
+
+def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]) -> Interactions:
+    """Load a named data set, an imported one, a file, or what a program holds in memory.
+
+    In memory that is a data frame (pandas, polars, …), an Arrow table, a dict of columns, or a
+    scipy sparse matrix with a row per user and a column per item. ``items`` is the public list of
+    items, with titles, genres and years if it has them: a file, or a frame beside data in memory.
     """
-    name = str(name_or_path)
+    asked = Columns(
+        user=options.get("user"),
+        item=options.get("item"),
+        value=options.get("value"),
+        time=options.get("time"),
+        title=options.get("title"),
+    )
+    if not isinstance(source, str | Path):
+        return _load_frame(source, items, asked, options.get("name", NAME))
+    name, heard = str(source), options.get("heard", unheard)
+    if "name" in options:
+        raise ConfigError("name= is for data in memory; 'hushrec data import' gives a file one")
+    if items is not None and not isinstance(items, str | Path):
+        raise ConfigError("items= of data that is a file is a file too")
     if items is not None and name in names():
         raise ConfigError(
             f"--items is for data that is a file, and '{name}' is a name: the data sets of the "
             "catalogue have their list of items, and 'hushrec data import' takes one"
         )
+    if asked.asked() and name in names():
+        said = ", ".join(f"{role}=" for role in asked.asked())
+        raise ConfigError(f"the columns of '{name}' are known: leave out {said}")
     if name in CATALOG:
         dataset = CATALOG[name]
         if not dataset.files:
             return dataset.loader(Folder(Path()))
-        folder = dataset.find(data_dir)
+        folder = dataset.find(options.get("data_dir"))
         if folder is None:
-            if not download:
+            if not options.get("download", False):
                 raise DataError(_how_to_get(dataset))
             folder = fetch(name)
         return _load_known(dataset, replace(folder, heard=heard))
@@ -72,10 +108,19 @@ def load(
     if name and (checked(name).exists() or Path(name).suffix):
         # The whole path is the name: a run must find its data again from anywhere.
         resolved = str(Path(name).resolve())
-        data = read_interactions(name, name=resolved, items=items, heard=heard)
+        data = read_interactions(name, asked, name=resolved, items=items, heard=heard)
         listed = None if items is None else str(checked(items).resolve())
         return replace(data, items_file=listed)
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
+
+
+def _load_frame(frame: object, items: object, columns: Columns, name: str) -> Interactions:
+    public = None
+    if isinstance(items, str | Path):
+        public = read_items(items)
+    elif items is not None:
+        public = items_of(frame_table(items, "items"))
+    return replace(interactions_of(frame_table(frame, name), columns, public), name=name)
 
 
 def names() -> list[str]:

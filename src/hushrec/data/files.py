@@ -5,12 +5,13 @@ Ids, values and times are read in one place, whatever the format of the file (`t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hushrec.data.entries import (
     Ids,
@@ -22,10 +23,18 @@ from hushrec.data.entries import (
     read_columns,
     read_ids,
 )
-from hushrec.data.guesses import is_item_header, is_number, looks_like_a_table
+from hushrec.data.guesses import (
+    NO_GENRES,
+    features_by_name,
+    is_item_header,
+    is_number,
+    looks_like_a_table,
+    year_in,
+)
 from hushrec.data.interactions import (
     Categorical,
     Column,
+    Features,
     IntArray,
     Interactions,
     MultiCategorical,
@@ -47,6 +56,8 @@ from hushrec.errors import ConfigError, DataError
 
 Owner = Literal["user", "item"]
 """Whose features they are."""
+MOST_GENRES = 1_000
+"""Categories that a column may have in order to be taken without being declared."""
 
 
 def read_interactions(
@@ -69,6 +80,14 @@ def read_interactions(
     """
     public = None if items is None else read_items(items)
     table = read_table(Path(path), columns, heard)
+    found = interactions_of(table, columns, public, share=share)
+    return found if name is None else replace(found, name=name)
+
+
+def interactions_of(
+    table: Table, columns: Columns, public: ItemList | None, *, share: bool = False
+) -> Interactions:
+    """Make interactions of a table's rows, with the public list of items where there is one."""
     found = choose_columns(table, columns, required=("user", "item"))
     whose, what = Ids(table, found["user"]), Ids(table, found["item"])
     takers: list[tuple[int, Taker]] = [(found["user"], whose), (found["item"], what)]
@@ -93,7 +112,7 @@ def read_interactions(
     if value is None:
         table.notes.append("no value column: every row counts 1")
     data = Interactions(
-        name=name or _plain_stem(table.path),
+        name=_plain_stem(table.path),
         user=user_codes,
         item=item_codes,
         value=np.ones(len(user_codes), np.float32) if value is None else value.found(),
@@ -114,6 +133,20 @@ class ItemList:
     path: Path
     ids: StrArray
     titles: StrArray | None
+    features: Features = field(default_factory=dict)
+    """What was recognised in it: genres and years."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say what was found beside the ids."""
+        found = [*(["title"] if self.titles is not None else []), *self.features]
+        return (f"{self.path.name}: {' and '.join(found)} of each item taken",) if found else ()
+
+    def described(self, declared: Sequence[str]) -> Features:
+        """Return the declared features; where none are, those that were recognised."""
+        if not declared:
+            return self.features
+        return read_features(self.path, "item", self.ids, declared)
 
     def require(self, table: Table, column: int, codes: IntArray, touched: StrArray) -> None:
         """Refuse rows of items that are not on the list."""
@@ -128,12 +161,26 @@ class ItemList:
 
     def declare(self, data: Interactions) -> Interactions:
         """Return the data with this list for its items."""
-        return replace(data.with_public_items(self.ids), titles=self.titles)
+        return replace(
+            data.with_public_items(self.ids),
+            titles=self.titles,
+            item_features=self.features,
+            notes=(*data.notes, *self.notes),
+        )
 
 
 def read_items(path: str | Path) -> ItemList:
-    """Read a public list of items: an id per line, or a table with an item column, maybe titles."""
-    table, columns = _item_table(Path(path))
+    """Read a public list of items: an id per line, or a table with an item column.
+
+    Titles, genres and years are recognised by the usual names of their columns; a year also at the
+    end of a title.
+    """
+    return items_of(*_item_table(Path(path)))
+
+
+def items_of(table: Table, columns: Mapping[str, int] | None = None) -> ItemList:
+    """Make a list of items of a table's rows; ``columns`` says where ids and titles are."""
+    columns = columns or choose_columns(table, RECOGNISED, required=("item",))
     items = Ids(table, columns["item"])
     titles = Titles(items) if "title" in columns else None
     takers: list[tuple[int, Taker]] = [(columns["item"], items)]
@@ -142,7 +189,32 @@ def read_items(path: str | Path) -> ItemList:
     if len(ids) < len(codes):
         row = int(np.delete(np.arange(len(codes)), np.unique(codes, return_index=True)[1])[0])
         raise DataError(f"{table.at(row, columns['item'])}: '{ids[codes[row]]}' is there already")
-    return ItemList(Path(path), ids, None if titles is None else titles.found())
+    named = None if titles is None else titles.found()
+    return ItemList(table.path, ids, named, _recognised(table, np.argsort(codes), named))
+
+
+def _recognised(table: Table, order: NDArray[Any], titles: StrArray | None) -> dict[str, Column]:
+    """Return the usual features of items that a table has, its rows in this order."""
+    columns = features_by_name(table.names or [])
+    found: dict[str, Column] = {}
+
+    def entries(name: str) -> list[str]:
+        every = table.column(columns[name])
+        return [every[row] for row in order]
+
+    if "genres" in columns:
+        sets = [set(entry.split("|")) - {"", NO_GENRES} for entry in entries("genres")]
+        # One that is empty describes nothing, one that is different everywhere is an id.
+        if 0 < len(set().union(*sets)) <= MOST_GENRES:
+            found["genres"] = MultiCategorical.of(sets)
+    dated = entries("year") if "year" in columns else map(year_in, [] if titles is None else titles)
+    coded = years(dated)
+    return {**found, "year": coded} if len(coded.names) else found
+
+
+def years(entries: Iterable[str]) -> Categorical:
+    """Code years; what is no year is unknown."""
+    return Categorical.of(entry if entry.isdecimal() else "" for entry in entries)
 
 
 def read_features(
@@ -197,7 +269,7 @@ class FeatureFiles:
         user, item = data.user_features, data.item_features
         if self.users is not None:
             user = read_features(self.users, "user", data.users, self.user_features)
-        if self.items is not None:
+        if self.items is not None and self.item_features:
             item = read_features(self.items, "item", data.items, self.item_features)
         return replace(data, user_features=user, item_features=item)
 

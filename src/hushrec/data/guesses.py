@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 # Normalised names (lower case, only letters and digits), the most telling first.
@@ -28,6 +28,13 @@ _NAMES = {
     ),
     "title": ("title", "itemtitle", "itemname", "movietitle", "artistname", "producttitle"),
 }
+_FEATURES = {
+    "genres": ("genres", "genre", "categories", "category", "tags"),
+    "year": ("year", "releaseyear"),
+}
+"""Columns of a list of items that describe them: several categories each, and a year."""
+NO_GENRES = "(no genres listed)"
+"""What MovieLens writes where there are none."""
 POSITIONS = ("user", "item", "value", "time")
 _DELIMITERS = ("\t", "::", ";", "|", ",")
 IMPORT = "hushrec data import …"
@@ -56,6 +63,22 @@ def columns_by_name(names: Mapping[int, str]) -> dict[str, int]:
         for role, usual in _NAMES.items()
     }
     return {role: number for role, number in found.items() if number is not None}
+
+
+def features_by_name(names: Iterable[str]) -> dict[str, int]:
+    """Return the column of every usual feature of items that is among these names."""
+    numbers = {_normal(name): number for number, name in enumerate(names)}
+    found = {
+        feature: next((numbers[name] for name in usual if name in numbers), None)
+        for feature, usual in _FEATURES.items()
+    }
+    return {feature: number for feature, number in found.items() if number is not None}
+
+
+def year_in(title: str) -> str:
+    """Return the year that ends a title, as in "Toy Story (1995)"; nothing if there is none."""
+    found = re.search(r"\((\d{4})(?:[-–]\d{0,4})?\)$", title)
+    return found[1] if found else ""
 
 
 def role_of(name: str) -> str | None:

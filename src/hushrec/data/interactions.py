@@ -174,9 +174,18 @@ class Interactions:
         """Return what to print for an item."""
         return str(self.items[item] if self.titles is None else self.titles[item])
 
-    def user_index(self, user: str) -> int | None:
+    def __repr__(self) -> str:
+        known = {"titles": self.titles is not None, "times": self.has_time}
+        features = {"user features": self.user_features, "item features": self.item_features}
+        has = [name for name, at in (known | features).items() if at]
+        return (
+            f"<Interactions {self.name}: {len(self):,} rows of {self.n_users:,} users and "
+            f"{self.n_items:,} items{'; with ' * bool(has)}{', '.join(has)}>"
+        )
+
+    def user_index(self, user: str | int) -> int | None:
         """Return the position of a user id, or None if the data does not know it."""
-        found = np.flatnonzero(self.users == user)
+        found = np.flatnonzero(self.users == str(user))
         return int(found[0]) if len(found) else None
 
     def facts(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hushrec.data.files import read_interactions
+from hushrec.data.files import read_interactions, years
 from hushrec.data.folders import Folder
 from hushrec.data.interactions import (
     Categorical,
@@ -39,11 +39,6 @@ def _numbers(entries: Iterable[str], low: float, high: float) -> Numeric:
     return Numeric(filled.astype(np.float32), low, high)
 
 
-def _years(entries: Iterable[str]) -> Categorical:
-    """Code years; a film without one has none."""
-    return Categorical.of(entry if entry.isdecimal() else "" for entry in entries)
-
-
 # The questions that MovieLens asked its users, and what they could answer.
 _GENDERS = ("F", "M")
 _ML_100K_OCCUPATIONS = (
@@ -67,7 +62,7 @@ def ml_100k(folder: Folder) -> Interactions:
         }
         data = replace(data, user_features=features)
     if films:
-        described: dict[str, Column] = {"year": _years(row[2][-4:] for row in films)}  # 01-Jan-1995
+        described: dict[str, Column] = {"year": years(row[2][-4:] for row in films)}  # 01-Jan-1995
         if genres:
             flags = np.array([row[5 : 5 + 19] for row in films]) == "1"
             described["genres"] = MultiCategorical(flags, np.array([g for g in genres if g]))
@@ -106,7 +101,7 @@ def ml_1m(folder: Folder) -> Interactions:
     if films:
         titles = [row[1] for row in films]
         described: dict[str, Column] = {
-            "year": _years(title[-5:-1] for title in titles),  # Toy Story (1995)
+            "year": years(title[-5:-1] for title in titles),  # Toy Story (1995)
             "genres": MultiCategorical.of(row[2].split("|") for row in films),
         }
         data = replace(data, titles=np.array(titles), item_features=described)

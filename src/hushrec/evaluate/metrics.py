@@ -24,6 +24,8 @@ from hushrec.evaluate.ranking import Ranks
 Values = NDArray[np.float64]
 
 _AT_K = ("hr", "ndcg", "recall", "precision", "mrr", "hits", "ndcg1")
+OF_LISTS = ("coverage", "popularity_bias")
+"""Metrics of everybody's lists together; no user has a value of their own."""
 
 
 class Metric(NamedTuple):
@@ -34,15 +36,18 @@ class Metric(NamedTuple):
     """The cut-off; None for ``auc``, which looks at the whole ranking."""
 
 
-def parse_metric(name: str) -> Metric:
-    """Take a metric name such as ``ndcg@10`` apart."""
+def parse_metric(name: str, *, lists: bool = False) -> Metric:
+    """Take a metric name such as ``ndcg@10`` apart; with ``lists``, one of `OF_LISTS` too."""
     if name == "auc":
         return Metric("auc", None)
     kind, _, cut = name.partition("@")
     if kind == "auc":
         raise ConfigError(f"metric '{name}': auc looks at the whole ranking, write 'auc'")
-    if kind not in _AT_K:
-        raise ConfigError(f"unknown metric '{name}'{nearest(kind, [*_AT_K, 'auc'])}")
+    if kind in OF_LISTS and not lists:
+        raise ConfigError(f"metric '{name}' is one of lists, no user has a value of it")
+    if kind not in _AT_K + OF_LISTS:
+        known = [*_AT_K, "auc", *(OF_LISTS if lists else ())]
+        raise ConfigError(f"unknown metric '{name}'{nearest(kind, known)}")
     if not re.fullmatch("[1-9][0-9]*", cut):
         raise ConfigError(
             f"metric '{name}': the cut-off must be a whole number from 1 on, as in '{kind}@10'"

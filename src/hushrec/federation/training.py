@@ -105,7 +105,7 @@ class FederatedRun:
     ) -> dict[str, Any]:
         roster, desk = self._gather(link)
         server, state = self._server(roster, desk)
-        restore(state, server.backend, self.folder)
+        restore(state, server.backend, self.folder, server.experiment.rounds)
         self.events.tell("going on" if state.round else "begun", round=state.round, run=roster.run)
         assert isinstance(server.backend, Nodes)
         server.backend.round = state.round

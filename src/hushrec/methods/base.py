@@ -39,7 +39,7 @@ Shared = Mapping[str, Array]
 class MethodConfig(Settings):
     """Base of every method's options."""
 
-    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,14 @@ class Guided(ABC):
         """Return every client's gate of every item: [clients, items]."""
 
 
+class Staged(ABC):
+    """Rounds do different things, by a plan: more of them than planned add nothing."""
+
+    @abstractmethod
+    def stage(self, round_number: int) -> str:
+        """Say in a few words what a round does."""
+
+
 class Described(ABC):
     """The shared parameters are worth a few figures."""
 
@@ -137,6 +145,11 @@ class SharesBudget(ABC):
 def is_marked(method: Method, round_number: int) -> bool:
     """Say whether a round does something special to clients."""
     return isinstance(method, Guided) and method.marks(round_number)
+
+
+def stage_of(method: Method, round_number: int) -> str:
+    """Say what a round does, where that differs from round to round."""
+    return method.stage(round_number) if isinstance(method, Staged) else ""
 
 
 def facts_of(method: Method, shared: Shared) -> Mapping[str, float]:

@@ -27,6 +27,7 @@ from hushrec.clients import Ragged, TrainView
 from hushrec.compiled import njit
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared, Traits
+from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
 from hushrec.methods.popularity import distinct_items
 from hushrec.methods.private_als import PrivateFedALS
 from hushrec.rng import Round, Streams
@@ -53,7 +54,7 @@ class FedALSConfig(MethodConfig):
     """Standard deviation of the item vectors before training, over sqrt(d)."""
 
 
-class FedALS(Method):
+class FedALS(Method, Tunable):
     """Implicit ALS: users solve on their devices, items from summed statistics."""
 
     name = "fedals"
@@ -61,6 +62,16 @@ class FedALS(Method):
     config: FedALSConfig
     traits = Traits(rounds=10)
     under_noise = PrivateFedALS
+
+    @property
+    def search(self) -> SearchSpace:
+        """How wide vectors are, what unseen pairs weigh, and how they are held small."""
+        return {
+            "d": OneOf((16, 32, 64)),
+            "unseen": Between(0.01, 1.0),
+            "ridge": Between(3e-4, 0.1),
+            "frequency": OneOf((0.0, 0.5, 1.0)),
+        }
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item vectors."""

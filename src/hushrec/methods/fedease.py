@@ -24,6 +24,7 @@ from pydantic import Field
 from hushrec.aggregate import ClientRows
 from hushrec.clients import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
+from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
 from hushrec.methods.item_pairs import Block, ExactPairs, ItemPairsConfig, Vector
 from hushrec.methods.popularity import distinct_items
 from hushrec.methods.private_pairs import PrivatePairs, PrivatePairsConfig
@@ -81,13 +82,22 @@ class PrivateFedEASE(PrivatePairs):
         return regression(block + np.triu(block, 1).T, self.config.ridge)
 
 
-class FedEASE(ExactPairs):
+class FedEASE(ExactPairs, Tunable):
     """EASE from the sum of the clients' item pairs, scored from recent history."""
 
     name = "fedease"
     Config = FedEASEConfig
     config: FedEASEConfig
     under_noise = PrivateFedEASE
+
+    @property
+    def search(self) -> SearchSpace:
+        """How far single items are trusted, and how much the order of the history counts."""
+        return {
+            "ridge": Between(50.0, 5000.0),
+            "recency": Between(0.2, 1.5, log=False),
+            "recent": OneOf((20, 50, 100, 200)),
+        }
 
     def count(self, view: TrainView) -> ClientRows:
         """Count the pairs of each client's distinct items, and the items themselves."""

@@ -58,7 +58,14 @@ from hushrec.methods.base import (
     Shared,
     Traits,
 )
-from hushrec.methods.capabilities import Explains
+from hushrec.methods.capabilities import (
+    Between,
+    Explains,
+    OneOf,
+    SearchSpace,
+    Staged,
+    Tunable,
+)
 from hushrec.methods.experts.base import Expert, ExpertsConfig, expert_class
 from hushrec.methods.experts.counting import HEAD, HELD, Counting, model_of, shortened
 from hushrec.methods.fednext import PrivateFedNext
@@ -123,7 +130,7 @@ class PrivateFedMix(PrivateFedNext):
     name = "fedmix"
 
 
-class FedMix(Method, Explains):
+class FedMix(Method, Explains, Staged, Tunable):
     """A log-linear mixture of experts, and a small network over their scores."""
 
     name = "fedmix"
@@ -131,6 +138,19 @@ class FedMix(Method, Explains):
     config: FedMixConfig
     under_noise = PrivateFedMix
     traits = Traits(every=8, stack_interactions=2**14)
+
+    @property
+    def search(self) -> SearchSpace:
+        """How experts and weights are held small, and the network's size and pace."""
+        return {
+            "ridge": Between(10.0, 1000.0),
+            "company_ridge": Between(30.0, 3000.0),
+            "held": OneOf((1, 2, 3)),
+            "penalty": Between(1e-6, 1e-2),
+            "hidden": OneOf((10, 20, 40)),
+            "lr": Between(0.005, 0.1),
+            "decay": Between(1e-3, 0.1),
+        }
 
     @property
     def planned_rounds(self) -> int:
@@ -141,6 +161,13 @@ class FedMix(Method, Explains):
     def _network_step(self) -> int:
         """The first step that fits the network."""
         return self.config.count_rounds + 1 + self.config.newton_rounds
+
+    def stage(self, round_number: int) -> str:
+        """Name the step: count, ask, weights, network."""
+        step = round_number - 1
+        if step <= self.config.count_rounds:
+            return "counting" if step < self.config.count_rounds else "asking"
+        return "fitting weights" if step < self._network_step else "fitting the network"
 
     # ------------------------------------------------------------ shared and private
 

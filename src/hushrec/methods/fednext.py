@@ -35,6 +35,7 @@ from hushrec.aggregate import ClientRows
 from hushrec.clients import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods import fedease
+from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
 from hushrec.methods.item_pairs import Block, ExactPairs, ItemPairsConfig, Vector, solve_symmetric
 from hushrec.methods.private_pairs import PrivatePairs, PrivatePairsConfig
 
@@ -90,13 +91,25 @@ class PrivateFedNext(PrivatePairs):
         return regression(block, self.config.gram, self.config.ridge)
 
 
-class FedNext(ExactPairs):
+class FedNext(ExactPairs, Tunable):
     """Ridge regression of the next item on the recent history, from one round of sums."""
 
     name = "fednext"
     Config = FedNextConfig
     config: FedNextConfig
     under_noise = PrivateFedNext
+
+    @property
+    def search(self) -> SearchSpace:
+        """How far back counts, how sums are tamed, and how much company adds."""
+        return {
+            "window": OneOf((10, 20, 30, 50)),
+            "power": Between(0.25, 1.0),
+            "gram": Between(0.1, 1.0),
+            "ridge": Between(10.0, 1000.0),
+            "company": Between(0.02, 2.0),
+            "company_ridge": Between(30.0, 3000.0),
+        }
 
     def count(self, view: TrainView) -> ClientRows:
         """Count what followed what and what kept company, and how often each item was met."""

@@ -47,8 +47,11 @@ class FedRecConfig(MethodConfig):
     d: Width = 20
     """Embedding dimensions."""
     lr: Annotated[float, Field(gt=0)] = 0.5
+    """Rate of a step."""
     batch: Annotated[int, Field(ge=1)] = 256
+    """Samples per step."""
     epochs: Annotated[int, Field(ge=1)] = 1
+    """Passes over a client's samples in a round."""
     rho: Annotated[int, Field(ge=1)] = 1
     """Unrated items that hide each rated one."""
     fill: Literal["average", "hybrid"] = "hybrid"

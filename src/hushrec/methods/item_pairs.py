@@ -38,6 +38,7 @@ from hushrec.errors import DivergedError
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.memory import require_memory
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
+from hushrec.methods.capabilities import Staged
 from hushrec.rng import Round, Streams
 
 TABLE = "pairs"
@@ -133,8 +134,15 @@ class ItemPairs(Method):
         return scores
 
 
-class ExactPairs(ItemPairs):
+class ExactPairs(ItemPairs, Staged):
     """Base of the members without noise: clients count once, all pairs that they have."""
+
+    def stage(self, round_number: int) -> str:
+        """Count first; what comes after only tries scalars."""
+        tried = self.scalars()
+        recency, popularity = tried[min(round_number, len(tried)) - 1]
+        what = "counting" if round_number == 1 else "trying settings"
+        return f"{what}: recency {recency:g}, popularity {popularity:g}"
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload the counts in the first round, and nothing in the others."""

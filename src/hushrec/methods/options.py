@@ -100,6 +100,7 @@ class PerceptronConfig(MethodConfig):
     lr: Annotated[float, Field(gt=0)] = 5e-3
     """Rate of Adam."""
     batch: Annotated[int, Field(ge=1)] = 128
+    """Samples per step."""
     epochs: Annotated[int, Field(ge=1)] = 5
     """Passes over a client's samples in a round."""
     negatives: Annotated[int, Field(ge=1)] = 1

@@ -18,7 +18,7 @@ def write_convergence(
     """Draw each metric over the rounds, a curve a run; of several seeds the first."""
     panels = []
     for metric in metrics:
-        rows = [_curve(path, metric, candidates) for path in paths]
+        rows = [curve_of(path, metric, candidates) for path in paths]
         if len({number for row in rows for number, _ in row.points}) < 2:
             raise ConfigError("--plot needs runs with at least two looks at validation")
         label = f"Validation {metric.upper()}, {candidates}, by round"
@@ -26,7 +26,8 @@ def write_convergence(
     write_text(file, standalone(panels, curves_height(len(paths))))
 
 
-def _curve(path: Path, metric: str, candidates: str) -> Curve:
+def curve_of(path: Path, metric: str, candidates: str) -> Curve:
+    """Return what a run recorded of a metric; of several seeds the first."""
     summary = RunFolder.open(path).read_summary()
     several = "runs" in summary
     folder = RunFolder.open(path / summary["runs"][0]) if several else RunFolder.open(path)

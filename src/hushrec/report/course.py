@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,21 @@ def convergence(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "ranking": ranking,
         "every": config.every,
         "stopped": len(lines) < run.experiment.rounds,
+        "stages": _stages(lines),
+        "tries": any("trying" in line.get("stage", "") for line in lines),
     }
+
+
+def _stages(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which rounds did what, where rounds do different things."""
+    said = [(line.get("stage", "").partition(":")[0], line["round"]) for line in lines]
+    stages = []
+    for stage, group in groupby(said, key=lambda entry: entry[0]):
+        rounds = [number for _, number in group]
+        span = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+        if stage:
+            stages.append(f"{span} {stage}")
+    return stages
 
 
 def adaptation(run: Run, folder: RunFolder) -> dict[str, Any] | None:
@@ -150,7 +165,6 @@ def costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "cohort": words[cohort.kind],
         "clients": n_clients,
         "mean_clients": sum(taking_part) / max(1, len(lines)),
-        "median_s": float(np.median([line["seconds"] for line in lines])) if lines else None,
     }
 
 

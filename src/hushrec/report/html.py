@@ -6,11 +6,15 @@ Python works out every figure and names it; ``template.html.j2`` holds the words
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hushrec.errors import RunError
 from hushrec.report import contenders, course, plots, privacy, samples, words
+from hushrec.report.maps import drawn_map
 from hushrec.report.page import environment
 from hushrec.run import Run
 from hushrec.run_folder import RunFolder
@@ -19,21 +23,59 @@ REPORT = "report.html"
 HEADLINE = ("hr@10", "ndcg@10")
 
 
-def write_report(run: Run) -> Path:
+@dataclass(frozen=True)
+class Shown:
+    """What a page has besides its figures."""
+
+    samples: bool = True
+    """Whether some users' histories and lists are in it."""
+    map: bool = False
+    """Whether the items are drawn on a map, which takes a while."""
+
+
+USUAL = Shown()
+
+
+def write_report(run: Run, shown: Shown = USUAL) -> Path:
     """Write ``report.html`` into the run's folder and return its path."""
     if run.folder is None:
         raise RunError("a report is written into the run's folder: train with out=FOLDER")
-    run.folder.write_text(REPORT, render(run, run.folder))
+    run.folder.write_text(REPORT, render(run, run.folder, shown))
     return run.folder.path / REPORT
 
 
-def render(run: Run, folder: RunFolder) -> str:
+def render(run: Run, folder: RunFolder, shown: Shown = USUAL) -> str:
     """Return the page."""
-    template = environment("hushrec.report").get_template("template.html.j2")
-    return template.render(page(run, folder))
+    return filled("template.html.j2", page(run, folder, shown))
 
 
-def page(run: Run, folder: RunFolder) -> dict[str, Any]:
+def filled(template: str, values: Mapping[str, Any]) -> str:
+    """Return a page: a template with what it shows."""
+    made = environment("hushrec.report").get_template(template)
+    return labelled(made.render(values))
+
+
+def labelled(markup: str) -> str:
+    """Let each figure of a table carry the name of its column, for screens too narrow for columns.
+
+    Only for tables of ours with one line of heads; text in them is escaped, so tags are tags.
+    """
+
+    def stacked(table: re.Match[str]) -> str:
+        heads = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", table[1])[1:]
+
+        def row(found: re.Match[str]) -> str:
+            names = iter(heads)
+            return re.sub("<td", lambda _: f'<td data-label="{next(names, "")}"', found[0])
+
+        body = re.sub(r"<tr>.*?</tr>", row, table[2], flags=re.DOTALL)
+        return table[0].replace(table[2], body).replace("<table>", '<table class="stacks">', 1)
+
+    tables = r"<table>.*?<thead>(.*?)</thead>(.*?)</table>"
+    return re.sub(tables, stacked, markup, flags=re.DOTALL)
+
+
+def page(run: Run, folder: RunFolder, shown: Shown = USUAL) -> dict[str, Any]:
     """Return everything the template shows."""
     field = contenders.Field(run)
     lines = folder.read_metrics()
@@ -55,7 +97,9 @@ def page(run: Run, folder: RunFolder) -> dict[str, Any]:
         "together": privacy.together(folder),
         "budgets": privacy.budgets(run),
         "audit": privacy.audit(run, folder),
-        "samples": samples.samples(run),
+        "samples": samples.samples(run) if shown.samples else [],
+        "map": drawn_map(run) if shown.map else None,
+        "promise": privacy.promise(run.summary["privacy"]),
         "options": words.options(run),
         "split_words": words.split_words(run),
         "toml": run.experiment.to_toml(),

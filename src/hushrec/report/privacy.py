@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hushrec.formats import Audit
@@ -10,6 +11,17 @@ from hushrec.report.plots import Bar, Dot
 from hushrec.report.words import marked
 from hushrec.run import Run
 from hushrec.run_folder import AUDIT_FILE, RunFolder
+
+
+def promise(said: Mapping[str, Any]) -> str:
+    """Return what a run guarantees in a sentence; the statement has all that belongs to it."""
+    if said["epsilon"] is None:
+        first, _, _ = str(said["statement"]).partition(", but ")
+        return first.split(". ")[0].rstrip(".") + "."
+    unit, delta = said.get("unit", "user"), said.get("delta", 0.0)
+    mark = "Simulated: " if said.get("noise_seed") is not None else ""
+    budget = f"(ε = {said['epsilon']:.4g}, δ = {delta:.2g})"
+    return f"{mark}{unit}-level {budget} differential privacy of everything that training released."
 
 
 def budgets(run: Run) -> dict[str, Any] | None:

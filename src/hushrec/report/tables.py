@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from hushrec.analyse.compare import ComparedRun
 from hushrec.analyse.one_run import GuidanceEffect
+from hushrec.compare import ComparedRun
 from hushrec.evaluate.groups import Spread
 from hushrec.report.units import human_duration, human_size
 from hushrec.tune import Search
@@ -60,7 +60,7 @@ def result_table(
             "chance": summary["yardsticks"]["chance"][candidates],
         }
         for place, (who, figures) in enumerate(row.items()):
-            cells = [f"{figures[name]:.4f}" for name in names]
+            cells = [f"{figures[name]:.4f}" if name in figures else "–" for name in names]
             if place == 0 and spread:
                 cells = [
                     f"{cell} ± {spread[candidates][name]:.4f}"
@@ -75,7 +75,7 @@ def result_table(
 def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
     """Show runs beside each other, a table for each metric, with intervals and p-values."""
     tables: dict[str, Table] = {}
-    names = _names(rows)
+    names = short_names(rows)
     for row in rows:
         if row.metric not in tables:
             table = tables[row.metric] = plain_table()
@@ -110,14 +110,14 @@ def cost_table(rows: Sequence[ComparedRun]) -> Table:
     table = plain_table()
     table.add_column("COST", overflow="fold")
     add_figures(table, ("rounds", "uploaded", "downloaded"))
-    names = _names(rows)
+    names = short_names(rows)
     for row in {row.run: row for row in rows}.values():
         sent = human_size(round(row.up_bytes)), human_size(round(row.down_bytes))
         table.add_row(names[row.run], f"{row.selected_round:g}", *sent)
     return table
 
 
-def _names(rows: Sequence[ComparedRun]) -> dict[str, str]:
+def short_names(rows: Sequence[ComparedRun]) -> dict[str, str]:
     """Return each run without the folder that all of them lie in."""
     runs = {row.run: Path(row.run).parts for row in rows}
     levels = zip(*(parts[:-1] for parts in runs.values()), strict=False)
@@ -216,11 +216,11 @@ def facts(summary: Mapping[str, Any]) -> list[str]:
     sent, silos = summary["communication"], summary.get("silos")
     by = summary.get("selected_by", "validation")
     lines = [
-        f"rounds {rounds}, selected {selected} by {by} · "
+        f"rounds {rounds}, selected {selected} by {by} · {human_duration(time['total_s'])}, "
         f"{human_duration(time['per_round_s'])} a round · "
         f"peak memory {human_size(summary['peak_rss_bytes'])}",
         f"uploaded {human_size(sent['up_bytes'])}, downloaded {human_size(sent['down_bytes'])} "
-        f"by {silos['count'] if silos else users['users']:,} clients",
+        f"by {users.get('training_clients') or users['users']:,} clients that train",
         f"privacy: {summary['privacy']['statement']}",
     ]
     if silos:
@@ -228,6 +228,11 @@ def facts(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{silos['count']:,} silos of {silos['users']['min']:,} to {silos['users']['max']:,} "
             f"users, {apart['mean']:.4f} from everybody on average ({apart['measure']})"
+        )
+    if summary.get("improving"):
+        lines.append(
+            f"still improving at the last round: go on with --resume --rounds {2 * rounds} "
+            "--out of this run"
         )
     budgets = summary["privacy"].get("budgets")
     if budgets:

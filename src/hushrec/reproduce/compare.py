@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hushrec.analyse.compare import same_question
+from hushrec.compare import same_question
 from hushrec.errors import RunError
 from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.ranking import Ranks
 from hushrec.evaluate.significance import PairedTest, paired_test
 from hushrec.reproduce.plan import Exhibit
 from hushrec.reproduce.results import Results
-from hushrec.run import read_ranks
-from hushrec.run_folder import RunFolder
+from hushrec.run_folder import RunFolder, read_ranks
 
 
 def compare_cells(exhibits: Sequence[Exhibit], results: Results, runs: Path) -> None:

@@ -22,8 +22,8 @@ from hushrec.evaluate.metrics import parse_metric, summarise
 from hushrec.privacy.tables import ROUNDS, cells
 from hushrec.reproduce.plan import Task
 from hushrec.reproduce.results import Record
-from hushrec.run import Conduct, Run, read_ranks, train_seeds
-from hushrec.run_folder import RunFolder
+from hushrec.run import Conduct, Run, train_seeds
+from hushrec.run_folder import RunFolder, read_ranks
 
 ALWAYS = ("hr@5", "hr@10", "ndcg@5", "ndcg@10")
 """Kept of every run, whoever asks for it first."""

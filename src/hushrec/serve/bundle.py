@@ -10,14 +10,14 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from hushrec.disk import filling, require_empty
-from hushrec.errors import ConfigError
+from hushrec.disk import filling, remove, require_empty, writing
+from hushrec.errors import ConfigError, RunError
 from hushrec.methods.base import Method, Shared
 from hushrec.methods.fedmix import FedMix
 from hushrec.methods.item_pairs import ItemPairs
@@ -66,22 +66,32 @@ def can_export(method: Method) -> bool:
     return isinstance(method, (ItemPairs, FedMix))
 
 
-def export(
-    run: Trained,
-    path: str | Path,
-    *,
-    neighbours: int | None = None,
-    precision: Literal["half", "single"] = "half",
-) -> Path:
+class BundleForm(TypedDict, total=False):
+    """What a bundle keeps of a model."""
+
+    neighbours: int | None
+    precision: Literal["half", "single"]
+    overwrite: bool
+    """Whether a bundle that is there already is replaced; anything else never is."""
+
+
+def export(run: Trained, path: str | Path, **asked: Unpack[BundleForm]) -> Path:
     """Write a run's model as a bundle; each item keeps its ``neighbours`` largest weights.
 
     By default these are all in single precision, which gives the scores of the run (to the bit, or
     of a mixture but for rounding), and in half precision as many as suit a device.
     """
+    neighbours, precision = asked.get("neighbours"), asked.get("precision", "half")
     if neighbours is not None and neighbours < 1:
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
     folder = checked(path)
-    require_empty(folder)
+    replaces = _is_bundle(folder)
+    if replaces and not asked.get("overwrite", False):
+        raise RunError(
+            f"{folder} holds a bundle: replace it with --overwrite, or choose another place"
+        )
+    if not replaces:
+        require_empty(folder)
     method, form = run.method, _Form(neighbours, halved=precision == "half")
     if neighbours is None and form.halved:
         form.neighbours = MIXTURE_KEPT if isinstance(method, FedMix) else PAIRS_KEPT
@@ -105,10 +115,23 @@ def export(
         "items": [str(item) for item in data.items],
         "titles": [data.title(number) for number in range(len(data.items))],
     }
-    with filling(folder) as fresh:
+    new, old = (folder.with_name(f".{folder.name}.{mark}") for mark in ("new", "replaced"))
+    if replaces:
+        remove(new)
+    with filling(new if replaces else folder) as fresh:
         (fresh / MODEL).write_bytes(content)
         (fresh / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1), "utf-8")
+    if replaces:
+        with writing(folder):
+            remove(old)
+            folder.rename(old)
+            new.rename(folder)
+        remove(old)
     return folder
+
+
+def _is_bundle(folder: Path) -> bool:
+    return folder.is_dir() and {file.name for file in folder.iterdir()} == {MODEL, MANIFEST}
 
 
 @dataclass

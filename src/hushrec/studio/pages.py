@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hushrec.analyse.compare import ComparedRun, compare_runs
 from hushrec.analyse.one_user import one_user, some_users
+from hushrec.compare import ComparedRun, compare_runs
 from hushrec.errors import ConfigError, HushrecError, RunError
 from hushrec.report import plots
 from hushrec.report.html import REPORT

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.errors import ConfigError, InputError, RunError, nearest
+from hushrec.evaluate.evaluator import PartRanks
 from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.ranking import Ranks
 from hushrec.evaluate.significance import bootstrap_interval, holm, paired_test
-from hushrec.run import read_ranks
-from hushrec.run_folder import RunFolder
+from hushrec.run_folder import RunFolder, read_ranks
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,34 @@ class ComparedRun:
     """Of the paired test, Holm-corrected over all comparisons in the table."""
 
 
+class Ranked(Protocol):
+    """A run that is open: what of it is compared."""
+
+    summary: Mapping[str, Any]
+    ranks: Mapping[str, PartRanks]
+    folder: RunFolder | None
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """A line for each round."""
+        ...
+
+
 def compare_runs(
-    paths: Sequence[Path],
+    given: Sequence[str | Path | Ranked],
     metrics: Sequence[str] = ("hr@10", "ndcg@10"),
     candidates: str = "full",
     test: Literal["randomisation", "wilcoxon"] = "randomisation",
 ) -> list[ComparedRun]:
     """Compare finished runs on the test items of the users they share, the first as baseline."""
-    if len(paths) < 2:
+    if len(given) < 2:
         raise ConfigError("compare needs at least two run folders")
-    runs = [_Stored.read(path, candidates) for path in paths]
+    runs = [
+        _Stored.read(Path(run), candidates)
+        if isinstance(run, str | Path)
+        else _Stored.of(run, candidates, f"{number}: ")
+        for number, run in enumerate(given, 1)
+    ]
     for run in runs[1:]:
         if run.data != runs[0].data or not same_question(run.ranks[0], runs[0].ranks[0]):
             raise InputError(
@@ -115,19 +133,24 @@ class _Stored:
     costs: dict[str, float]
 
     @classmethod
+    def of(cls, run: Ranked, candidates: str, number: str) -> _Stored:
+        """Take what is compared of a run that is open; one without a folder has a number."""
+        said = run.summary
+        name = f"{number}{said['method']}" if run.folder is None else str(run.folder.path)
+        ranks = [_chosen(run.ranks["test"], candidates, name)]
+        method, data, protocol = (said[key] for key in ("method", "data", "protocol"))
+        return cls(name, method, data, protocol, ranks, _costs(said, run.lines, name))
+
+    @classmethod
     def read(cls, path: Path, candidates: str) -> _Stored:
         folder = RunFolder.open(path)
         summary = folder.read_summary()
         parts = [path / name for name in summary.get("runs", [])] or [path]
         ranks, costs = [], []
         for part in parts:
-            costs.append(_costs(RunFolder.open(part)))
-            stored = read_ranks(RunFolder.open(part))["test"]
-            if candidates not in stored:
-                raise ConfigError(
-                    f"{part} has no candidate set '{candidates}'{nearest(candidates, stored)}"
-                )
-            ranks.append(stored[candidates])
+            one = RunFolder.open(part)
+            costs.append(_costs(one.read_summary(), one.read_metrics(), str(part)))
+            ranks.append(_chosen(read_ranks(one)["test"], candidates, str(part)))
         if not all(same_question(r, ranks[0]) for r in ranks):
             raise RunError(
                 f"{path}: its seeds hold out different items, so they cannot be averaged user by "
@@ -142,13 +165,23 @@ class _Stored:
         return np.stack([per_user(ranks, metric) for ranks in self.ranks])
 
 
-def _costs(folder: RunFolder) -> dict[str, float]:
+def _chosen(stored: PartRanks, candidates: str, name: str) -> Ranks:
+    if candidates not in stored:
+        raise ConfigError(
+            f"{name} has no candidate set '{candidates}'{nearest(candidates, stored)}"
+        )
+    return stored[candidates]
+
+
+def _costs(
+    summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], name: str
+) -> dict[str, float]:
     """Return what a run had cost when it reached the model that is compared."""
-    selected = folder.read_summary()["selected_round"]
-    lines = [line for line in folder.read_metrics() if line["round"] == selected]
-    if not lines:
-        raise RunError(f"{folder.path}: metrics.jsonl has no line of the selected round {selected}")
+    selected = summary["selected_round"]
+    found = [line for line in lines if line["round"] == selected]
+    if not found:
+        raise RunError(f"{name}: metrics.jsonl has no line of the selected round {selected}")
     return {
         "selected_round": selected,
-        **{key: lines[0][key] for key in ("up_bytes", "down_bytes")},
+        **{key: found[0][key] for key in ("up_bytes", "down_bytes")},
     }

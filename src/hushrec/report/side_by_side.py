@@ -1,0 +1,92 @@
+"""`write_comparison`: several runs on one page, with intervals, paired tests, curves and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hushrec.compare import ComparedRun, compare_runs
+from hushrec.disk import write_text
+from hushrec.errors import ConfigError
+from hushrec.report import plots
+from hushrec.report.convergence import curve_of
+from hushrec.report.html import HEADLINE, filled
+from hushrec.report.tables import short_names
+from hushrec.report.units import signed
+from hushrec.report.words import metric_name
+from hushrec.run_folder import RunFolder
+
+CANDIDATES = "full"
+
+
+def write_comparison(paths: Sequence[Path], file: Path) -> Path:
+    """Write a page that compares finished runs, the first as the baseline; return its path."""
+    rows = compare_runs(paths, HEADLINE, CANDIDATES)
+    names = short_names(rows)
+    summaries = [RunFolder.open(path).read_summary() for path in paths]
+    marks = {summary["protocol_mark"] for summary in summaries} - {None}
+    page = {
+        "data": summaries[0]["data"],
+        "mark": next(iter(marks), None),
+        "first": names[str(paths[0])],
+        "count": len(paths),
+        "headline": [_headline(metric, rows, names) for metric in HEADLINE],
+        "curves": _curves(paths, names),
+        "curve_style": plots.CURVE_STYLE,
+        "runs": [
+            {"name": names[str(path)], "summary": summary, "cost": _row(rows, path)}
+            for path, summary in zip(paths, summaries, strict=True)
+        ],
+    }
+    write_text(file, filled("compare.html.j2", page))
+    return file
+
+
+def _row(rows: Sequence[ComparedRun], path: Path) -> ComparedRun:
+    return next(row for row in rows if row.run == str(path))
+
+
+def _headline(metric: str, rows: Sequence[ComparedRun], names: dict[str, str]) -> dict[str, Any]:
+    mine = [row for row in rows if row.metric == metric]
+    best = max(row.mean for row in mine)
+    dots = [
+        plots.Dot(names[row.run], row.mean, (row.low, row.high), strong=row.mean == best)
+        for row in mine
+    ]
+    return {
+        "name": metric_name(metric),
+        "plot": plots.dots(dots, f"{metric_name(metric)}, full ranking"),
+        "rows": [
+            {
+                "name": names[row.run],
+                "leaks": row.protocol == "published",
+                "row": row,
+                "difference": None if row.difference is None else signed(row.difference),
+                "p": _p_value(row.p_value),
+            }
+            for row in mine
+        ],
+    }
+
+
+def _p_value(value: float | None) -> str:
+    return "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _curves(paths: Sequence[Path], names: dict[str, str]) -> list[dict[str, Any]]:
+    """Draw validation over the rounds, of the runs that looked more than once."""
+    panels = []
+    for metric in HEADLINE:
+        found = []
+        for path in paths:
+            try:
+                curve = curve_of(path, metric, CANDIDATES)
+            except ConfigError:  # it measured other things
+                continue
+            if len(curve.points) > 1:
+                found.append(plots.Curve(names[str(path)], curve.points))
+        if found:
+            label = f"Validation {metric_name(metric)}"
+            panels.append({"name": label, "plot": plots.curves(found, label)})
+    return panels
