@@ -67,8 +67,9 @@ def test_the_reason_is_what_the_score_falls_most_without(small):
 def test_own_tables_have_the_servers_beside_them(small):
     run = hushrec.train(small, "pfedrec", rounds=5)
     lists = one_user(run, "u007").lists
-    assert list(lists) == ["pfedrec", "with the server’s table", "popularity"]
-    assert lists["pfedrec"] != lists["with the server’s table"]
+    others = ["with the server’s table", "with another user’s table"]
+    assert list(lists) == ["pfedrec", *others, "popularity"]
+    assert all(lists["pfedrec"] != lists[other] for other in others)
 
 
 def test_some_users_are_tested_ones_from_quiet_to_busy(run):

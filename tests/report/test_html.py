@@ -7,10 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from hushrec.analyse import item_map
+from hushrec.compare import compare_runs
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.errors import RunError
 from hushrec.evaluate.metrics import per_user, summarise
-from hushrec.report.html import write_report
+from hushrec.report.html import Shown, write_report
+from hushrec.report.privacy import promise
+from hushrec.report.side_by_side import write_comparison
 from hushrec.report.units import human_size
 from hushrec.run import Run, train
 from hushrec.summary import PUBLISHED_MARK
@@ -323,3 +327,59 @@ def test_a_tiny_world_is_still_reported(tmp_path):
     page = Page(report(train(replace(few, name="few"), "fedmf", rounds=2, out=tmp_path / "run")))
     assert len(page.all("article")) == 3
     assert "Fewest training items" not in page.text
+
+
+# ------------------------------------------------------------- what else a page may be asked
+
+
+def test_a_page_without_samples_names_nobody(run):
+    whole = report(run)
+    write_report(run, Shown(samples=False))
+    short = (run.folder.path / "report.html").read_text()
+    assert 'id="samples"' in whole and 'id="samples"' not in short
+    assert "#samples" not in short and not re.search(r"User u\d", short)
+    assert Page(short).open == []
+    write_report(run)
+
+
+def test_every_figure_of_a_table_carries_the_name_of_its_column(text):
+    assert '<td data-label="Per client, whole run">' in text
+    for table in re.findall(r'<table class="stacks">.*?</table>', text, re.DOTALL):
+        heads = len(re.findall("<t[hd]", table.partition("</thead>")[0])) - 1
+        for row in re.findall("<tr>.*?</tr>", table.partition("</thead>")[2], re.DOTALL):
+            assert len(re.findall(r"<td data-label=", row)) == heads == len(re.findall("<td", row))
+
+
+def test_a_guarantee_is_a_sentence_with_its_words_folded(text):
+    assert "<blockquote>No formal guarantee: interactions stay on the clients, but raw" in text
+    assert "word for word</summary>" in text
+    noised = {"epsilon": 8.0, "delta": 1e-5, "unit": "user", "statement": "User-level …"}
+    assert promise(noised).startswith("user-level (ε = 8, δ = 1e-05) differential privacy")
+
+
+def test_the_items_can_be_drawn_as_one_user_sees_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(item_map, "LIKED", 3)
+    seen = train(tiny(), "fedmf", rounds=2, settings={"d": 4}, out=tmp_path / "run")
+    write_report(seen, Shown(map=True))
+    page = (tmp_path / "run" / "report.html").read_text()
+    drawn = re.search(r'<svg class="plot map".*?</svg>', page, re.DOTALL)[0]
+    assert drawn.count("<circle") == N_ITEMS
+    assert "item liked" in drawn and "item held" in drawn
+    assert Page(page).open == []
+
+
+def test_several_runs_on_one_page(tmp_path):
+    for method in ("popularity", "fedmf", "fednext"):
+        settings = {"d": 4} if method == "fedmf" else {}
+        rounds = 3 if method == "fedmf" else None
+        train(tiny(), method, rounds=rounds, settings=settings, out=tmp_path / method)
+    paths = [tmp_path / name for name in ("popularity", "fedmf", "fednext")]
+    file = write_comparison(paths, tmp_path / "compared.html")
+    text = file.read_text()
+    assert Page(text).open == []
+    assert text.count('<th scope="row">fedmf</th>') == 3
+    rows = compare_runs(paths, ("hr@10",))
+    assert f'<td data-label="Mean" class="mine">{rows[1].mean:.4f}</td>' in text
+    assert "script" not in text and "http" not in text.replace("http-equiv", "")
+    # Rounds that try settings are no course of training.
+    assert "fednext" not in re.search(r'<svg class="plot line".*?</svg>', text, re.DOTALL)[0]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hushrec.clients import TrainView
 from hushrec.errors import ConfigError, RunError
+from hushrec.evaluate.evaluator import Scorer
 from hushrec.evaluate.groups import WATCHED, Spread, spread
 from hushrec.evaluate.metrics import per_user, summarise
 from hushrec.methods.base import Private, Shared
@@ -36,24 +37,29 @@ def whose_table(run: Run, part: Part = "test", threads: int = 1) -> dict[str, di
     take part in training lend theirs, each to one other.
     """
     method, evaluator = run.method, run.evaluator(threads)
+    found = {}
+    for name, score in table_scorers(run).items():
+        ranks = evaluator.rank(method, run.shared, run.store, part, score)
+        found[name] = {c: summarise(r, evaluator.config.metric_names()) for c, r in ranks.items()}
+    return found
+
+
+def table_scorers(run: Run) -> dict[str, Scorer | None]:
+    """Return how to score with each of `TABLES`; None is the method's own way."""
+    method = run.method
     if not isinstance(method, OwnTable) or not method.own_table:
         raise no_own_table(method.name)
     lender = _lenders(run)
 
     def with_global(shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        return method.score(*method.with_global_table(shared, private), history)
+        return run.method.score(*method.with_global_table(shared, private), history)
 
     def with_lent(shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         lent = run.store.read(lender[history.users])
         swapped = {**private, **{name: lent[name] for name in method.own_table}}
-        return method.score(shared, swapped, history)
+        return run.method.score(shared, swapped, history)
 
-    scorers = {"own": None, "global": with_global, "random": with_lent}
-    found = {}
-    for name in TABLES:
-        ranks = evaluator.rank(method, run.shared, run.store, part, scorers[name])
-        found[name] = {c: summarise(r, evaluator.config.metric_names()) for c, r in ranks.items()}
-    return found
+    return dict(zip(TABLES, (None, with_global, with_lent), strict=True))
 
 
 def _lenders(run: Run) -> NDArray[np.int64]:

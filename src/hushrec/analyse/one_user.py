@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.analyse.one_run import table_scorers
 from hushrec.clients import Ragged, TrainView
 from hushrec.errors import ConfigError
 from hushrec.evaluate.evaluator import Scorer
 from hushrec.evaluate.ranking import top_k
-from hushrec.methods.base import Private, Shared
 from hushrec.methods.capabilities import Explains, ItemTables, OwnTable
 from hushrec.methods.popularity import distinct_items
 from hushrec.run import Run
@@ -93,7 +93,9 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
         own = [replace(a, because=data.title(b)) for a, b in zip(own, past, strict=True)]
     lists = {run.experiment.method: own}
     if isinstance(run.method, OwnTable) and run.method.own_table:
-        lists["with the server’s table"] = lines(_scores(run, number, view, _with_global(run)))
+        _, shared, lent = table_scorers(run).values()
+        lists["with the server’s table"] = lines(_scores(run, number, view, shared))
+        lists["with another user’s table"] = lines(_scores(run, number, view, lent))
     lists["popularity"] = lines(_popularity(run)[None])
     history = [data.title(item) for item in view.positives[0][::-1].tolist()]
     return OneUser(user, history, _held_out(run, number), lists, asked)
@@ -112,16 +114,6 @@ def _scores(
 ) -> NDArray[np.float32]:
     users = np.array([number])
     return run.evaluator(1).scores(run.method, run.shared, run.store, users, view, score)
-
-
-def _with_global(run: Run) -> Scorer:
-    method = run.method
-    assert isinstance(method, OwnTable)
-
-    def score(shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        return run.method.score(*method.with_global_table(shared, private), history)
-
-    return score
 
 
 def _popularity(run: Run) -> NDArray[np.float32]:

@@ -26,7 +26,7 @@ def methods_command(name: str | None, markdown: bool, as_json: bool) -> None:
     hushrec methods
     hushrec methods fedmix
     hushrec methods --json
-    hushrec methods --markdown > reference.md
+    hushrec methods --markdown
     """
     if markdown:
         say(reference().rstrip("\n"))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hushrec.analyse.one_user import one_user
 from hushrec.errors import RunError
 from hushrec.report import contenders, course, plots, privacy, samples, words
 from hushrec.report.maps import drawn_map
@@ -31,6 +32,8 @@ class Shown:
     """Whether some users' histories and lists are in it."""
     map: bool = False
     """Whether the items are drawn on a map, which takes a while."""
+    user: str | None = None
+    """Whose lists are shown beside each other: the own, with other tables, by popularity."""
 
 
 USUAL = Shown()
@@ -99,6 +102,7 @@ def page(run: Run, folder: RunFolder, shown: Shown = USUAL) -> dict[str, Any]:
         "audit": privacy.audit(run, folder),
         "samples": samples.samples(run) if shown.samples else [],
         "map": drawn_map(run) if shown.map else None,
+        "one": None if shown.user is None else one_user(run, shown.user),
         "promise": privacy.promise(run.summary["privacy"]),
         "options": words.options(run),
         "split_words": words.split_words(run),

@@ -16,8 +16,8 @@ from hushrec.run_folder import AUDIT_FILE, RunFolder
 def promise(said: Mapping[str, Any]) -> str:
     """Return what a run guarantees in a sentence; the statement has all that belongs to it."""
     if said["epsilon"] is None:
-        first, _, _ = str(said["statement"]).partition(", but ")
-        return first.split(". ")[0].rstrip(".") + "."
+        first, _, _ = str(said["statement"]).partition(". ")
+        return first.split(", and the rows")[0].rstrip(".") + "."
     unit, delta = said.get("unit", "user"), said.get("delta", 0.0)
     mark = "Simulated: " if said.get("noise_seed") is not None else ""
     budget = f"(ε = {said['epsilon']:.4g}, δ = {delta:.2g})"

@@ -62,12 +62,19 @@ def _headline(metric: str, rows: Sequence[ComparedRun], names: dict[str, str]) -
                 "name": names[row.run],
                 "leaks": row.protocol == "published",
                 "row": row,
-                "difference": None if row.difference is None else signed(row.difference),
+                "difference": _difference(row),
                 "p": _p_value(row.p_value),
             }
             for row in mine
         ],
     }
+
+
+def _difference(row: ComparedRun) -> tuple[str, str]:
+    """Return the difference from the first run, and its interval."""
+    if row.difference is None or row.difference_low is None or row.difference_high is None:
+        return "first", "–"
+    return signed(row.difference), f"{signed(row.difference_low)} to {signed(row.difference_high)}"
 
 
 def _p_value(value: float | None) -> str:
@@ -84,9 +91,18 @@ def _curves(paths: Sequence[Path], names: dict[str, str]) -> list[dict[str, Any]
                 curve = curve_of(path, metric, CANDIDATES)
             except ConfigError:  # it measured other things
                 continue
-            if len(curve.points) > 1:
-                found.append(plots.Curve(names[str(path)], curve.points))
+            # Rounds that try settings are no course of training.
+            tried = _tried(path)
+            points = [point for point in curve.points if point[0] not in tried]
+            if len(points) > 1:
+                found.append(plots.Curve(names[str(path)], points))
         if found:
             label = f"Validation {metric_name(metric)}"
             panels.append({"name": label, "plot": plots.curves(found, label)})
     return panels
+
+
+def _tried(path: Path) -> set[int]:
+    """Return the rounds of a run that only tried settings; of several seeds none is known."""
+    lines = RunFolder.open(path).read_metrics()
+    return {line["round"] for line in lines if line.get("stage", "").startswith("trying")}
