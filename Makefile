@@ -15,6 +15,8 @@ $(BIN)/python:
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .
+	@echo "compiling kernels for this machine, about a minute, once"
+	@$(BIN)/hushrec doctor --compile
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
@@ -23,7 +25,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 
 run: $(VENV)/.base  ## install, train on the embedded data, evaluate, write and show the report
 	$(BIN)/hushrec train --data demo --method popularity --out runs/popularity --overwrite --json >/dev/null
-	$(BIN)/hushrec train --data demo --method fednext --out runs/demo --overwrite
+	$(BIN)/hushrec train --data demo --out runs/demo --overwrite
 	@echo
 	$(BIN)/hushrec compare runs/popularity runs/demo
 	@echo

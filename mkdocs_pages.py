@@ -3,6 +3,7 @@
 README and its like are pages too, and are read where they are; of the README the tour is a page of
 its own. A link is written for the repository: here it leads to the page of the file it names, to
 the file itself if that is a drawing, and where there is neither, its words stay and say the path.
+A line that is nothing but a link to a Python file becomes that file.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ELSEWHERE = {
 """Pages by the file that they are read from; of two, links lead to the first."""
 DRAWN = (".svg", ".png")
 TOUR, AFTER_TOUR = "## The tour\n", "## Methods\n"
+SOURCE = re.compile(r"^\[[^\]]*\]\((?P<target>[^)\s]+\.py)\)$", re.M)
 LINK = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
 
@@ -60,7 +62,11 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
             return f"[{words}]({name}{mark}{anchor})"
         return words if words == named else f"{words} (`{named}`)"
 
-    return LINK.sub(led, markdown)
+    def quoted(found: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(folder, found["target"]))
+        return f'```python title="{path}"\n{(ROOT / path).read_text("utf-8")}```'
+
+    return LINK.sub(led, SOURCE.sub(quoted, markdown))
 
 
 def _part(name: str, text: str) -> str:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from browsing import open_browser
 from hushrec.data import Interactions
+from shown_runs import answering, make_runs
 
 # The first call of a kernel compiles it, and machines are shared: no deadlines, fixed examples, and
 # no check of how long examples take to draw, which is a clock as well.
@@ -89,3 +90,18 @@ def driver(tmp_path_factory):
     browser = open_browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.quit()
+
+
+@pytest.fixture(scope="session")
+def runs_folder(tmp_path_factory):
+    """A folder of runs of all kinds, to be looked at."""
+    folder = tmp_path_factory.mktemp("studio") / "runs"
+    make_runs(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def studio(runs_folder):
+    """The address of a studio over these runs, without the slash at its end."""
+    with answering(runs_folder) as place:
+        yield place.address.rstrip("/")

@@ -76,29 +76,3 @@ def test_a_forest_stands_around_zero():
     assert drawing.count('class="zero"') == 1
     assert (drawing.count("−0.0200"), drawing.count("+0.0000")) == (1, 2)
     assert "<b>" not in drawing
-
-
-def test_the_silo_experiment_writes_tables_and_pictures(monkeypatch, tmp_path):
-    pytest.importorskip("torch", reason="needs the neural extra")
-    file = FOLDER.parent / "lipm/run.py"
-    spec = importlib.util.spec_from_file_location("lipm_experiment", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    plan = (file.parent / "cells.toml").read_text("utf-8")
-    (tmp_path / "cells.toml").write_text(
-        plan.replace('"evaluation.every" = 2', '"evaluation.every" = 1')
-    )
-    monkeypatch.setattr(module, "HERE", tmp_path)
-    words = "run.py --data demo --silos 4 --rounds 2 --only baseline,lipm,lipm-low,lipm-high"
-    words += " --threads 1 --runs"
-    monkeypatch.setattr("sys.argv", [*words.split(), str(tmp_path / "runs")])
-    module.main()
-    results = json.loads((tmp_path / "demo/results.json").read_text("utf-8"))
-    assert list(results) == ["baseline", "lipm", "lipm-low", "lipm-high"]
-    assert 0 <= results["lipm"]["p_against_baseline"] <= 1
-    page = (tmp_path / "demo/results.md").read_text("utf-8")
-    assert f"{results['lipm']['test']['ndcg@10']:.4f}" in page
-    assert "NDCG@10 on validation items" in (tmp_path / "demo/rounds.svg").read_text("utf-8")
-    degree = (tmp_path / "demo/degree.svg").read_text("utf-8")
-    assert degree.count('class="curve"') == 2, "one line over three places: not the baseline's"
-    assert not (tmp_path / "demo/noise.svg").exists()

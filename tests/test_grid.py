@@ -81,6 +81,31 @@ def test_a_grid_is_run_once_and_gone_on_with(grid, tmp_path, capfd, monkeypatch)
     assert json.loads((tmp_path / "results.json").read_text())[1]["test"] == own["test"]
 
 
+def test_what_was_run_elsewhere_stays_and_tests_of_other_figures_go(grid, tmp_path, monkeypatch):
+    cells = runner.read_grid(tmp_path / "grid.toml")[1]
+    own, popular = cells[1], cells[0]
+    found = {c.name: {"command": c.command, "test": c.name, "against": None} for c in cells[:2]}
+    tested = {**found["own"], "against": {"name": "popularity", "ndcg@10": {"p": 0.5}}}
+    before = {popular.command: found["popularity"], own.command: tested}
+    runs, done = tmp_path / "runs", set()
+    assert runner.all_results(cells, runs, before) == [found["popularity"], tested]
+    assert runner.all_results(cells[:1], runs, before) == [found["popularity"]]
+
+    monkeypatch.setattr(runner, "is_done", lambda cell, _: cell.name in done)
+    monkeypatch.setattr(runner, "result", lambda cell, _: found[cell.name])
+    done.add("own")  # its run alone: with the figures from before the test stands
+    assert runner.all_results(cells, runs, before)[1] == tested
+    done.add("popularity")
+    found["popularity"]["test"] = "other"
+    before[popular.command] = {**found["popularity"], "test": "popularity"}
+    assert runner.all_results(cells, runs, before)[1]["against"] is None
+
+    (runs / own.folder).mkdir(parents=True)
+    (runs / own.folder / runner.MARK).touch()
+    done.clear()
+    assert runner.all_results(cells, runs, {})[0]["diverged"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

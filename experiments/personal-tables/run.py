@@ -7,8 +7,9 @@
 ``grid.toml`` lists the cells; one with several data sets stands for a cell on each, with what its
 ``on`` says of that data set. A cell is one `hushrec train` command with a folder of its own; one
 with a finished summary is skipped, one that was interrupted goes on. Afterwards ``results.json``,
-``results.md`` and ``own-tables.svg`` are written from the folders that are done: every figure with
-the command that gives it, and for a cell with ``against`` the paired test between the two.
+``results.md`` and ``own-tables.svg`` are written from the folders that are done and, for cells
+whose runs are elsewhere, from the ``results.json`` before: every figure with the command that gives
+it, and for a cell with ``against`` the paired test between the two.
 """
 
 from __future__ import annotations
@@ -289,12 +290,51 @@ def own_tables(results: Sequence[dict[str, Any]]) -> list[tuple[str, list[Dot]]]
     return list(groups.items())
 
 
+def committed(file: Path) -> dict[str, dict[str, Any]]:
+    """Return what was written before, by the command that gave it."""
+    if not file.exists():
+        return {}
+    return {r["command"]: r for r in json.loads(file.read_text())}
+
+
+def all_results(
+    cells: Sequence[Cell], runs: Path, before: dict[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return what is known of every cell: from its run or, where that is elsewhere, from before.
+
+    A test from before stands if neither of its two cells has other figures now.
+    """
+    now: dict[str, dict[str, Any]] = {}
+    for cell in cells:
+        if is_done(cell, runs):
+            now[cell.folder] = result(cell, runs)
+        elif is_diverged(cell, runs):
+            words = {"name": cell.name, "data": cell.data, "command": cell.command}
+            now[cell.folder] = {**words, "diverged": True}
+        elif cell.command in before:
+            now[cell.folder] = before[cell.command]
+
+    def as_before(folder: str) -> bool:
+        found = now.get(folder, {})
+        return found.get("test") == before.get(found.get("command", ""), {}).get("test")
+
+    for cell in cells:
+        found, was = now.get(cell.folder, {}), before.get(cell.command, {})
+        told = was.get("against") or {}
+        untested = found is was or not found.get("against")
+        if found and untested and told.get("name", "") == cell.against:
+            stands = as_before(cell.folder) and as_before(baseline(cell))
+            now[cell.folder] = {**found, "against": told if stands else None}
+    return list(now.values())
+
+
 def write_results(cells: Sequence[Cell], runs: Path, out: Path, title: str) -> None:
-    """Write results.json, results.md and the picture of all finished cells."""
+    """Write results.json, results.md and the picture."""
     out.mkdir(parents=True, exist_ok=True)
-    results = [result(cell, runs) for cell in cells if is_done(cell, runs)]
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    diverged = {(cell.name, cell.data) for cell in cells if is_diverged(cell, runs)}
+    told = all_results(cells, runs, committed(out / "results.json"))
+    (out / "results.json").write_text(json.dumps(told, indent=2) + "\n")
+    results = [r for r in told if not r.get("diverged")]
+    diverged = {(r["name"], r["data"]) for r in told if r.get("diverged")}
     (out / "results.md").write_text(markdown(results, title, diverged))
     if groups := own_tables(results):
         words = "NDCG@10 with own tables less that of the global-only variant (colour: p < 0.05)"

@@ -11,7 +11,7 @@ from typing import Any
 
 from hushrec.errors import ConfigError, nearest
 
-DEFAULT_METHOD = "fednext"
+DEFAULT_METHOD = "fedmix"
 """What is trained where no method is named: on the command line and in Python."""
 
 

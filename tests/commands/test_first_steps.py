@@ -10,10 +10,13 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from numba.core.dispatcher import Dispatcher
 from rich.table import Table
 
+from hushrec import load, train
 from hushrec.commands import COMMANDS, main
 from hushrec.commands.terminal import Console
+from hushrec.kernels import experts, mixture, pairs
 
 HEAVY = "{'numpy', 'numba', 'scipy', 'pydantic', 'torch', 'jinja2'}"
 
@@ -107,3 +110,18 @@ def test_no_figure_is_cut_however_narrow(
         assert word in out
     if terminal:
         assert max(len(line) for line in out.splitlines() if "\x1b" not in line) <= width
+
+
+def test_kernels_are_compiled_before_they_are_needed() -> None:
+    """Training the default method afterwards needs no kernel in a form that is not there."""
+    assert CliRunner().invoke(main, ["doctor", "--compile", "--json"]).exit_code == 0
+    kernels = [
+        kernel
+        for module in (experts, mixture, pairs)
+        for kernel in vars(module).values()
+        if isinstance(kernel, Dispatcher)
+    ]
+    forms = [kernel.signatures for kernel in kernels]
+    assert mixture.rerank.signatures
+    train(load("demo"), settings={"newton_rounds": 1, "network_rounds": 1})
+    assert [kernel.signatures for kernel in kernels] == forms

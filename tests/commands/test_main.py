@@ -34,7 +34,7 @@ def hushrec(*arguments: str) -> Result:
 def test_the_default_method_is_the_one_that_wins(table: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["train", "--data", str(table), "--out", str(tmp_path / "r")])
     assert result.exit_code == 0, result.stderr
-    assert json.loads((tmp_path / "r" / "summary.json").read_text())["method"] == "fednext"
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["method"] == "fedmix"
 
 
 def ratings(rows: int = 600, users: int = 25, items: int = 40) -> list[str]:

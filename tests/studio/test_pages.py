@@ -2,9 +2,13 @@
 
 import http.client
 import json
+import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -13,11 +17,11 @@ from urllib.parse import quote, urlsplit
 import pytest
 from click.testing import CliRunner
 
-from conftest import HOSTILE, answering
 from hushrec.commands import main
 from hushrec.run_folder import RunFolder
 from hushrec.studio import leak, sliders
 from hushrec.studio.runs import find_runs
+from shown_runs import HOSTILE, answering
 
 
 def ask(studio, address, method="GET", **headers):
@@ -31,25 +35,55 @@ def ask(studio, address, method="GET", **headers):
     return answer.status, answer.headers, text
 
 
-def test_every_run_is_listed_with_its_state(studio, folder):
-    states = {name: run.state for name, run in find_runs(folder).items()}
+def test_every_run_is_listed_with_its_state(studio, runs_folder):
+    states = {name: run.state for name, run in find_runs(runs_folder).items()}
     assert states == {
         "fedmf": "finished",
         "grid/popularity": "finished",
         "stopped": "stopped",
-        HOSTILE.replace("/", ""): "finished",
+        HOSTILE: "finished",
         "damaged": "unreadable",
     }
     status, _, text = ask(studio, "/")
     assert status == 200
-    metrics = RunFolder(folder / "fedmf").read_summary()["test"]["full"]
+    metrics = RunFolder(runs_folder / "fedmf").read_summary()["test"]["full"]
     assert f"{metrics['ndcg@10']:.4f}" in text
     assert text.count("<li class=") == 5
     assert "summary.json is damaged" in text
 
 
+def test_several_seeds_lead_to_each(tmp_path, runs_folder):
+    """Also where the folder that is looked at is such a run itself."""
+    top = tmp_path / "seeds"
+    RunFolder.create(top, RunFolder(runs_folder / "fedmf").experiment(), [0, 1])
+    for seed in (0, 1):
+        shutil.copytree(runs_folder / "fedmf", top / f"seed-{seed}")
+    for looked_at in (tmp_path, top):
+        runs = find_runs(looked_at)
+        assert set(runs["seeds"].seeds) == {name for name in runs if name != "seeds"}
+        assert len(runs) == 3
+        assert runs["seeds"].state == "stopped"
+    with RunFolder(top / "seed-1").locked():
+        assert next(iter(find_runs(tmp_path).values())).state == "training"
+
+
+def test_somebody_who_hangs_up_is_no_fault(studio, capfd):
+    where = urlsplit(studio)
+    for _ in range(3):
+        with socket.create_connection((where.hostname, where.port)) as connection:
+            connection.sendall(b"GET /privacy?noise=3&share=5 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            linger = struct.pack("ii", 1, 0)  # a reset in place of a farewell
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    assert ask(studio, "/")[0] == 200  # so the others have been heard
+    deadline = time.monotonic() + 30
+    while any("process_request" in thread.name for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert capfd.readouterr().err == ""
+
+
 def test_words_of_others_are_shown_and_not_obeyed(studio):
-    for address in ("/", f"/run?run={quote(HOSTILE.replace('/', ''))}", "/run?run=%3Cb%3E"):
+    for address in ("/", f"/run?run={quote(HOSTILE)}", "/run?run=%3Cb%3E"):
         text = ask(studio, address)[2]
         assert "<script>alert" not in text
         assert "<b>" not in text
@@ -64,12 +98,12 @@ def test_words_of_others_are_shown_and_not_obeyed(studio):
         ("/run?run=../secret", 404, "no run"),
         ("/run?run=/etc", 404, "no run"),
         ("/report?run=..", 404, "no run"),
-        ("/run", 404, "lacks"),
+        ("/run", 400, "lacks"),
         ("/run?run=damaged", 404, "is damaged"),
         ("/nothing", 404, "no such page"),
         ("/frame.html.j2", 404, "no such page"),
-        ("/privacy?noise=99", 404, "from 0 to"),
-        ("/privacy?noise=-1", 404, "from 0 to"),
+        ("/privacy?noise=99", 400, "from 0 to"),
+        ("/privacy?noise=-1", 400, "from 0 to"),
         ("/?" + "a=1&" * 50, 400, "no good"),
         ("/?a=%ff", 400, "no good"),
         ("/?a=" + "x" * 5_000, 414, "too long"),
@@ -111,8 +145,8 @@ def test_pages_from_elsewhere_get_nothing_and_order_nothing(studio):
     assert "data-going-on" not in ask(studio, "/leak")[2]
 
 
-def test_elsewhere_a_token_is_asked_for(folder):
-    with answering(folder, "0.0.0.0") as place:
+def test_elsewhere_a_token_is_asked_for(runs_folder):
+    with answering(runs_folder, "0.0.0.0") as place:
         assert len(place.token) >= 32
         studio = f"http://127.0.0.1:{place.port}"
         for address in ("/", "/?token=", "/?token=wrong", "/studio.js", "/report?run=fedmf"):
@@ -127,8 +161,8 @@ def test_elsewhere_a_token_is_asked_for(folder):
         assert not away["Location"].startswith("//")
 
 
-def test_a_run_that_is_trained_is_followed(studio, folder, tmp_path):
-    going = RunFolder(folder / "stopped")
+def test_a_run_that_is_trained_is_followed(studio, runs_folder, tmp_path):
+    going = RunFolder(runs_folder / "stopped")
     with going.locked():
         assert "training" in ask(studio, "/run?run=stopped")[2]
         before = ask(studio, "/run?run=stopped&part=1")[2]
@@ -138,8 +172,8 @@ def test_a_run_that_is_trained_is_followed(studio, folder, tmp_path):
     assert "hushrec train --resume" in ask(studio, "/run?run=stopped")[2]
 
 
-def test_two_runs_are_compared_as_the_command_does(studio, folder):
-    runs = [folder / "grid" / "popularity", folder / "fedmf"]
+def test_two_runs_are_compared_as_the_command_does(studio, runs_folder):
+    runs = [runs_folder / "grid" / "popularity", runs_folder / "fedmf"]
     words = ["compare", *map(str, runs), "--json"]
     rows = json.loads(CliRunner().invoke(main, words).stdout)
     text = ask(studio, "/compare?first=grid/popularity&second=fedmf")[2]
@@ -180,8 +214,8 @@ def test_the_leak_is_played(studio):
     assert leak.NEGATIVES * leak.ROUNDS == 2 * 4 * 100, "what the docstring says of published code"
 
 
-def test_the_command_serves_until_it_is_stopped(folder):
-    words = [sys.executable, "-m", "hushrec", "studio", str(folder), "--port", "0"]
+def test_the_command_serves_until_it_is_stopped(runs_folder):
+    words = [sys.executable, "-m", "hushrec", "studio", str(runs_folder), "--port", "0"]
     running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     address = running.stdout.readline().split()[-1]
     with urllib.request.urlopen(address, timeout=30) as answer:
@@ -192,11 +226,11 @@ def test_the_command_serves_until_it_is_stopped(folder):
     assert said.strip() == "hushrec: stopped"
 
 
-def test_the_command_needs_a_folder_and_a_port(tmp_path, folder):
+def test_the_command_needs_a_folder_and_a_port(tmp_path, runs_folder):
     result = CliRunner().invoke(main, ["studio", str(tmp_path / "nothing")])
     assert result.exit_code == 2
     assert "no such folder" in result.stderr
-    with answering(folder) as place:
-        result = CliRunner().invoke(main, ["studio", str(folder), "--port", str(place.port)])
+    with answering(runs_folder) as place:
+        result = CliRunner().invoke(main, ["studio", str(runs_folder), "--port", str(place.port)])
     assert result.exit_code == 2
     assert "cannot listen at 127.0.0.1" in result.stderr

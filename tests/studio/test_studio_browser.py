@@ -6,8 +6,8 @@ import time
 import pytest
 
 from browsing import CONTRASTS, OUTSIDE, SERIOUS, axe, look
-from conftest import answering
 from hushrec.run_folder import RunFolder
+from shown_runs import answering
 
 pytestmark = pytest.mark.browser
 
@@ -60,10 +60,10 @@ def test_sliders_answer_at_once(driver, studio):
     assert "noise=6" in page.current_url
 
 
-def test_a_running_one_moves_and_ends(driver, folder, tmp_path):
+def test_a_running_one_moves_and_ends(driver, runs_folder, tmp_path):
     """The page of a run follows its files, and shows the result when it is there."""
     run = RunFolder(tmp_path / "runs" / "going")
-    shutil.copytree(folder / "fedmf", run.path)
+    shutil.copytree(runs_folder / "fedmf", run.path)
     summary = (run.path / "summary.json").read_text()
     lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run.path / "summary.json").unlink()

@@ -6,6 +6,8 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -14,8 +16,11 @@ from hushrec.backends.inprocess import usable_cores
 from hushrec.commands.options import json_option
 from hushrec.commands.terminal import Console, print_json
 from hushrec.data.folders import cache_dir
+from hushrec.data.synthetic import demo
 from hushrec.methods.base import method_names
+from hushrec.report.html import write_report
 from hushrec.report.tables import plain_table
+from hushrec.run import train
 
 EXTRAS = {
     "neural": "torch",
@@ -26,13 +31,22 @@ EXTRAS = {
 
 
 @click.command("doctor")
+@click.option(
+    "--compile",
+    "compiles",
+    is_flag=True,
+    help="Compile the default method's kernels now, so that the first training does not wait.",
+)
 @json_option
-def doctor_command(as_json: bool) -> None:
+def doctor_command(compiles: bool, as_json: bool) -> None:
     """Show versions, threads, optional parts, methods, and where data is looked for.
 
     \b
     hushrec doctor
+    hushrec doctor --compile     # about a minute, once after an installation
     """
+    if compiles:
+        _compile()
     packages = ("hushrec", "numpy", "scipy", "numba", "pydantic", "safetensors")
     found: dict[str, Any] = {
         "python": platform.python_version(),
@@ -65,3 +79,10 @@ def doctor_command(as_json: bool) -> None:
     table.add_row("HUSHREC_DATA", found["data"]["HUSHREC_DATA"] or "not set")
     table.add_row("cache", found["data"]["cache"])
     Console().print(table)
+
+
+def _compile() -> None:
+    """Train the default method on enough people for two stacks, and write a report: that is all."""
+    few = {"newton_rounds": 1, "network_rounds": 2, "evaluation.every": 1}
+    with TemporaryDirectory() as place:
+        write_report(train(demo(viewers=600), out=Path(place) / "run", settings=few))

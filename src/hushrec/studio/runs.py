@@ -81,12 +81,14 @@ def _may_be_run(name: str) -> bool:
 
 
 def _read(path: Path, folder: Path) -> FoundRun:
-    inner = path.relative_to(folder)
-    name = inner.as_posix() if inner.parts else path.name
     locked = RunFolder(path).is_locked() or any(
         RunFolder(part).is_locked() for part in path.glob("seed-*")
     )
-    return _read_files(name, path, locked, _stamp(path))
+    return _read_files(path, folder, locked, _stamp(path))
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.name if path == folder else path.relative_to(folder).as_posix()
 
 
 def _stamp(path: Path) -> tuple[tuple[int, int], ...]:
@@ -104,17 +106,17 @@ def _stamp(path: Path) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(MOST)
 def _read_files(
-    name: str, path: Path, locked: bool, stamp: tuple[tuple[int, int], ...]
+    path: Path, folder: Path, locked: bool, stamp: tuple[tuple[int, int], ...]
 ) -> FoundRun:
     """Read a run; as long as its stamp stays there is nothing new to read."""
-    folder = RunFolder(path)
+    name, files = _name(path, folder), RunFolder(path)
     try:
-        experiment, lines = folder.experiment(), tuple(folder.read_metrics())
+        experiment, lines = files.experiment(), tuple(files.read_metrics())
         seeds: tuple[str, ...] = ()
         if (path / SEEDS).exists():
-            numbers = folder.read_json(SEEDS, Seeds)["seeds"]
-            seeds = tuple(f"{name}/seed-{number}" for number in numbers)
-        summary = folder.read_summary() if (path / "summary.json").exists() else None
+            numbers = files.read_json(SEEDS, Seeds)["seeds"]
+            seeds = tuple(_name(path / f"seed-{number}", folder) for number in numbers)
+        summary = files.read_summary() if (path / "summary.json").exists() else None
     except HushrecError as error:
         return FoundRun(name, path, "unreadable", problem=str(error))
     state: State = "training" if locked else "finished" if summary else "stopped"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
-from socket import AF_INET6
+from socket import AF_INET6, gethostname
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from hushrec.errors import HushrecError, RunError
@@ -47,6 +49,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - only compared with
 HTML, CSS, SCRIPT = "text/html", "text/css", "text/javascript"
 
 
@@ -81,7 +84,8 @@ class Place:
     @property
     def address(self) -> str:
         """What a browser is told; with the token, where there is one."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = gethostname() if self.host in EVERYWHERE else self.host
+        host = f"[{host}]" if ":" in host else host
         ask = f"?{urlencode({TOKEN: self.token})}" if self.token else ""
         return f"http://{host}:{self.port}/{ask}"
 
@@ -109,6 +113,12 @@ def serving(
 
     class Server(ThreadingHTTPServer):
         address_family = AF_INET6 if ":" in host else ThreadingHTTPServer.address_family
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Say nothing of a browser that went away before it had its answer."""
+            error = sys.exception()
+            if isinstance(error, Exception) and not isinstance(error, OSError):
+                keep(error)
 
     try:
         server = Server((host, port), Handler)
@@ -166,7 +176,9 @@ class _Handler(BaseHTTPRequestHandler):
         except _RefusedError as refused:
             return self._refusal(refused.status, str(refused))
         except HushrecError as error:
-            return self._refusal(HTTPStatus.NOT_FOUND, str(error))
+            gone = isinstance(error, RunError)
+            status = HTTPStatus.NOT_FOUND if gone else HTTPStatus.BAD_REQUEST
+            return self._refusal(status, str(error))
         except Exception as error:
             words = f"This is a fault of hushrec: {type(error).__name__}. See {self.keep(error)}."
             return self._refusal(HTTPStatus.INTERNAL_SERVER_ERROR, words)

@@ -1,16 +1,15 @@
-"""A folder of runs, and the studio over it."""
+"""A folder of runs for the studio, and the studio over it."""
 
 import shutil
 import threading
 from contextlib import contextmanager
 
-import pytest
-
 from hushrec.report.html import write_report
 from hushrec.run import train
 from hushrec.studio.server import serving
 
-HOSTILE = "<script>alert(1)</script>"
+HOSTILE = "<script>alert(1)<"
+"""The name of a run."""
 
 
 @contextmanager
@@ -28,22 +27,12 @@ def answering(folder, host="127.0.0.1"):
     assert kept == [], kept
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """Finished runs, several seeds of one, one that was stopped, one that is damaged, odd names."""
-    folder = tmp_path_factory.mktemp("studio") / "runs"
+def make_runs(folder):
+    """Make finished runs, one that was stopped, one that is damaged, and odd names."""
     write_report(train("demo", "fedmf", rounds=3, out=folder / "fedmf"))
     write_report(train("demo", "popularity", out=folder / "grid" / "popularity"))
-    for name in ("stopped", HOSTILE.replace("/", ""), "damaged"):
+    for name in ("stopped", HOSTILE, "damaged"):
         shutil.copytree(folder / "fedmf", folder / name)
     (folder / "stopped" / "summary.json").unlink()
     (folder / "damaged" / "summary.json").write_text('{"method": "<b>bold</b>"}')
     (folder / "no-run").mkdir()
-    return folder
-
-
-@pytest.fixture(scope="session")
-def studio(folder):
-    """The address of a studio over these runs, without the slash at its end."""
-    with answering(folder) as place:
-        yield place.address.rstrip("/")
