@@ -139,9 +139,8 @@ def draw(metric: str) -> None:
         for name, e in zip(names, settings["epsilons"], strict=True)
         if e in (1.0, 8.0, math.inf)
     ]
-    save(
-        "people", lines, [f"{n:,}" for n in sorted(crowds)], f"FedNext's {metric.upper()}, viewers"
-    )
+    places = [f"{n:,}" for n in sorted(crowds)]
+    save("people", lines, places, f"{metric.upper()} of FedNext by the number of viewers")
     for data, about in settings["data"].items():
         if "title" not in about:
             continue

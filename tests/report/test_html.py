@@ -345,7 +345,7 @@ def test_a_page_without_samples_names_nobody(run):
 def test_every_figure_of_a_table_carries_the_name_of_its_column(text):
     assert '<td data-label="Per client, whole run">' in text
     for table in re.findall(r'<table class="stacks">.*?</table>', text, re.DOTALL):
-        heads = len(re.findall("<t[hd]", table.partition("</thead>")[0])) - 1
+        heads = len(re.findall(r"<t[hd][ >]", table.partition("</thead>")[0])) - 1
         for row in re.findall("<tr>.*?</tr>", table.partition("</thead>")[2], re.DOTALL):
             assert len(re.findall(r"<td data-label=", row)) == heads == len(re.findall("<td", row))
 
