@@ -2,9 +2,10 @@
 
 import pytest
 
-from browsing import CONTRASTS, OUTSIDE
+from browsing import CONTRASTS, OUTSIDE, SERIOUS, axe
 from browsing import look as look_at
 from hushrec.report.html import write_report
+from hushrec.report.side_by_side import write_comparison
 from hushrec.run import Run, train
 
 pytestmark = pytest.mark.browser
@@ -92,6 +93,18 @@ def test_it_fits(look, name, width, scheme):
 @pytest.mark.parametrize("name", ["honest", "published"])
 def test_every_word_has_contrast(look, name, scheme):
     assert look(name, 768, scheme).execute_script(CONTRASTS) == []
+
+
+def test_axe_finds_no_serious_fault(driver, runs, tmp_path):
+    """In a report, in the one with the mark, and in the page that compares both."""
+    folders = [run.folder.path for run in runs.values()]
+    pages = [folder / "report.html" for folder in folders]
+    for file in (*pages, write_comparison(folders, tmp_path / "both.html")):
+        for width, scheme in ((360, "light"), (1280, "dark")):
+            page = look_at(driver, file.as_uri(), width, scheme)
+            assert page.execute_script("return document.documentElement.scrollWidth") <= width
+            page.execute_script(axe())
+            assert page.execute_async_script(SERIOUS) == []
 
 
 def test_dark_is_dark(look):
