@@ -103,7 +103,10 @@ def test_a_term_ends_a_command_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch) -
 def commands(
     group: click.Group = main, words: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    for name, command in sorted(group.commands.items()):
+    context = click.Context(group)
+    for name in sorted(group.list_commands(context)):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from commands(command, (*words, name))
         else:
