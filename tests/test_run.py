@@ -622,8 +622,15 @@ def test_a_run_without_a_folder_leaves_nothing_behind(tiny, tmp_path, monkeypatc
 
 def test_resume_refuses_other_settings(tiny, tmp_path):
     go(tiny, tmp_path / "run", rounds=1)
-    with pytest.raises(ConfigError, match="leave out 'rounds'"):
-        train(tiny, out=tmp_path / "run", resume=True, rounds=9)
+    for other in (
+        {"seed": 9},
+        {"preset": "paper"},
+        {"protocol": "published"},
+        {"settings": {"d": 9}},
+    ):
+        (key,) = other
+        with pytest.raises(ConfigError, match=f"leave out '{key}'"):
+            train(tiny, out=tmp_path / "run", resume=True, **other)
 
 
 @pytest.mark.parametrize("machine", [{"threads": 0}, {"threads": -1}, {"chunk": 0}])

@@ -153,9 +153,9 @@ def train_seeds(
     interactions = load(data) if isinstance(data, str) else data
     if resume:
         folder = RunFolder.open(left_off(place))
-        if options.get("rounds"):
-            raise ConfigError("several seeds cannot be prolonged: train anew with more rounds")
         seeds, first = folder.read_json(SEEDS, Seeds)["seeds"], folder.experiment()
+        if options.get("rounds") not in (None, first.rounds):
+            raise ConfigError("several seeds cannot be prolonged: train anew with more rounds")
     else:
         options["seed"] = seeds[0]
         first = _asked_for(interactions, method, options)

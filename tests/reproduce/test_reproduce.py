@@ -147,6 +147,7 @@ def test_what_is_done_is_skipped_and_lost_figures_are_read_off_the_runs(copy):
         ("demo/figure-9", "nothing to run"),
     ]
     again = hushrec("demo/figure-1", *where(copy), "--json")
+    assert again.exit_code == 0, again.output
     (told,) = json.loads(again.stdout)
     assert told["values"]["curve"]["full"]["hr@10"][0][0] == 2
     assert [row["state"] for row in json.loads(hushrec("list", *where(copy), "--json").stdout)] == [

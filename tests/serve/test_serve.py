@@ -148,7 +148,7 @@ def test_the_folder_works_without_hushrec(bundle, tmp_path):
 
 
 def test_export_refuses(run, bundle, tmp_path):
-    with pytest.raises(RunError, match="not empty"):
+    with pytest.raises(RunError, match="holds a bundle: replace it with --overwrite"):
         export(run, bundle)
     with pytest.raises(ConfigError, match="at least 1"):
         export(run, tmp_path / "b", neighbours=0)
