@@ -126,6 +126,9 @@ def test_other_programs_find_what_is_named(step):
     elif program == "pip":
         project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
         assert words.pop(0) == "install"
+        if words[0] == "-c":
+            assert (REPO / words[1]).is_file()
+            words = words[2:]
         for word in words:
             place, bracket, extras = word.rstrip("]").partition("[")
             assert place == "hushrec" or (REPO / place / "pyproject.toml").is_file()
