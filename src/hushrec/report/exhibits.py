@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
@@ -99,7 +100,9 @@ def _stacked(panels: Sequence[str], height: int) -> str:
     body = "".join(
         svg.tag("svg", {"y": number * height}, panel) for number, panel in enumerate(panels)
     )
-    size = {"width": 720, "height": height * len(panels), "role": "img"}
+    widths = (re.search(r'width="(\d+)"', panel) for panel in panels)
+    widest = max([720, *(int(found[1]) for found in widths if found)])
+    size = {"width": widest, "height": height * len(panels), "role": "img"}
     return svg.tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, body) + "\n"
 
 

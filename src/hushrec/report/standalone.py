@@ -96,7 +96,8 @@ def standalone_trends(drawing: Markup, names: Sequence[str], title: str) -> str:
         parts.append(svg.text("tick", "610", 60 + 22 * number, svg.short(name), "start"))
     inner = {"x": 64, "y": 44, "width": 500, "height": TRENDS_HEIGHT, "overflow": "visible"}
     parts.append(svg.tag("svg", inner, str(drawing)))
-    size = {"width": 720, "height": TRENDS_HEIGHT + 80}
+    longest = max((len(svg.short(name)) for name in names), default=0)
+    size = {"width": max(720, 626 + 7 * longest), "height": TRENDS_HEIGHT + 80}
     return svg.tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, "".join(parts))
 
 
