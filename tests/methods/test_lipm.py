@@ -344,6 +344,29 @@ class TestAverages(MethodContract):
     beats_chance = False  # few rounds of small steps; that each silo gets its own is tested below
 
 
+# ------------------------------------------------------------ where the interest enters the score
+
+
+class TestMeetsItems(MethodContract):
+    method = LIPM
+    options = {**SMALL, "meets_items": True}  # noqa: RUF012
+    beats_chance = False  # few rounds of small steps
+
+
+@pytest.mark.parametrize("meets_items", [False, True])
+def test_a_user_is_scored_as_samples_are(meets_items):
+    perceptron = Perceptron(3, (4,), 2, meets_items=meets_items)
+    p = unpack_flat(torch.from_numpy(perceptron.initial(Streams(0))[None]), perceptron.shapes)
+    draw = torch.Generator().manual_seed(0)
+    table, user = torch.randn(5, 3, generator=draw), torch.randn(3, generator=draw)
+    fixed = {"behaviour": torch.randn(1, 5, 3, generator=draw), "interest": torch.zeros(1, 5, 2)}
+    fixed["behaviour"][:] = fixed["behaviour"][:, :1]  # five samples of one user
+    interest = gru(p, fixed["behaviour"], fixed["interest"])[0, 0]
+    samples = perceptron.logits(p, user.expand(1, 5, 3), table[None], fixed)[0]
+    np.testing.assert_allclose(perceptron.score_user(p, table, user, interest), samples, atol=1e-6)
+    assert not np.allclose(perceptron.score_user(p, table, user, interest + 9), samples)
+
+
 def test_matching_is_the_cross_entropy_of_interest_and_item_alone():
     plain, matching = (Perceptron(3, (4,), 2, weight) for weight in (0.0, 0.7))
     flat = torch.from_numpy(matching.initial(Streams(0))[None])

@@ -8,7 +8,8 @@ every round.
 With ``lipm`` (section 3.1; the equations have no numbers, so they are named here):
 
 - Interest, u(t) = GRU(x(t), u(t-1)): t counts rounds, x is the mean embedding of a user's
-  ``recent`` last training items. The scorer sees u. A silo's interest is the mean of its users'.
+  ``recent`` last training items. The scorer sees u beside the embeddings or, with
+  ``meets_items``, added to the user's. A silo's interest is the mean of its users'.
 - Aggregation, a_i = softmax(g(u_i)): g(u) = <q, u> / ``temperature`` against a query q that the
   server holds, bounded by ``weight_bound``. Nothing in the paper trains g, so q stays as drawn. A
   client uploads its deltas times w = exp(g - bound), which is at most 1, and w beside them
@@ -64,7 +65,7 @@ from hushrec.methods.mixtures import mixed, mixed_rows, shared_out
 from hushrec.methods.options import PerceptronConfig
 from hushrec.rng import PastNoise, Round, Streams
 from hushrec.settings import Width
-from hushrec.training.perceptron import Perceptron, score_user
+from hushrec.training.perceptron import Perceptron
 from hushrec.training.rules import Adam, PlainDescent
 from hushrec.training.samples import draw_silo_samples
 from hushrec.training.silo_network import SiloModel, SiloProblem, rows_of_users, train_silo_networks
@@ -95,6 +96,9 @@ class LIPMConfig(PerceptronConfig):
     tuned_baseline: bool = False
     """Without ``lipm``: whether clients fine-tune after the download all the same, so that LIPM is
     measured against averaging with the same steps."""
+    meets_items: bool = False
+    """Where the interest enters the score: as a part of the user's embedding, which meets every
+    item entry by entry, or only beside it, as an input of its own."""
     matching: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the interest's match with the items in the loss."""
     averages: Annotated[int, Field(ge=1, le=64)] = 1
@@ -134,6 +138,7 @@ class LIPM(Method, Tunable):
             "interest": OneOf((8, 16, 32)),
             "recent": OneOf((5, 20, 100)),
             "matching": OneOf((0.0, 0.1, 1.0)),
+            "meets_items": OneOf((False, True)),
         }
 
     @property
@@ -145,7 +150,8 @@ class LIPM(Method, Tunable):
     def perceptron(self) -> Perceptron:
         """The network that is trained."""
         c = self.config
-        return Perceptron(c.d, c.hidden, *((c.interest, c.matching) if c.lipm else ()))
+        guided = (c.interest, c.matching, c.meets_items) if c.lipm else ()
+        return Perceptron(c.d, c.hidden, *guided)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, the network and the query."""
@@ -355,7 +361,7 @@ class LIPM(Method, Tunable):
         users, indptr = _rows(private, "users", history), history.client_indptr
         shares = self._shares(shared, private, history)
         network = mixed(shared["network"], shares, len(indptr) - 1)
-        interests = None
+        perceptron, interests = self.perceptron, None
         if self.tunes:
             network = network + np.asarray(private["tuned"])
         if c.lipm:
@@ -363,10 +369,11 @@ class LIPM(Method, Tunable):
         for client in range(len(indptr) - 1):
             own = None if shares is None else shares[client : client + 1]
             table = torch.from_numpy(mixed(shared["items"], own, 1)[0])
-            p = self.perceptron.unpack(network[client : client + 1])
+            p = perceptron.unpack(network[client : client + 1])
             for k in range(indptr[client], indptr[client + 1]):
                 interest = None if interests is None else torch.from_numpy(interests[k])
-                scores[k] = score_user(p, table, torch.from_numpy(users[k]), interest)
+                user = torch.from_numpy(users[k])
+                scores[k] = perceptron.score_user(p, table, user, interest)
         return scores
 
 

@@ -36,7 +36,7 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.options import PerceptronConfig
 from hushrec.rng import Round, Streams
-from hushrec.training.perceptron import Perceptron, score_user
+from hushrec.training.perceptron import Perceptron
 from hushrec.training.rules import Moreau
 from hushrec.training.samples import draw_silo_samples
 from hushrec.training.silo_network import SiloModel, SiloProblem, rows_of_users, train_silo_networks
@@ -146,5 +146,5 @@ class PFedMe(Method):
             p = self.perceptron.unpack(flats[client : client + 1])
             for k in range(indptr[client], indptr[client + 1]):
                 user = torch.from_numpy(users[k])
-                scores[k] = score_user(p, torch.from_numpy(table), user)
+                scores[k] = self.perceptron.score_user(p, torch.from_numpy(table), user)
         return scores

@@ -42,6 +42,9 @@ class Perceptron:
     """Width of the interest; 0 without one."""
     matching: float = 0.0
     """Weight, in the loss, of how well an interest by itself tells a user's items."""
+    meets_items: bool = False
+    """Whether an interest is part of the user's embedding, so that it meets each item entry by
+    entry, and not a part of the first layer's input by itself."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -56,7 +59,7 @@ class Perceptron:
         }
         if self.interest:
             shapes |= {
-                "interest": (width, first),
+                "interest": (width, d if self.meets_items else first),
                 "gru/input": (d, 3 * width),
                 "gru/state": (width, 3 * width),
                 "gru/input_bias": (3 * width,),
@@ -100,13 +103,32 @@ class Perceptron:
 
     def logits(self, p: Params, users: Tensor, items: Tensor, fixed: Params) -> Tensor:
         """Score samples: [clients, samples]."""
+        interest = None
+        if self.interest:
+            interest = gru(p, fixed["behaviour"], fixed["interest"])
+        if interest is not None and self.meets_items:
+            users, interest = torch.baddbmm(users, interest, p["interest"]), None
         out = torch.baddbmm(p["bias"][:, None], users, p["user"])
         out = torch.baddbmm(out, items, p["item"])
         out = torch.baddbmm(out, users * items, p["product"])
-        if self.interest:
-            interest = gru(p, fixed["behaviour"], fixed["interest"])
+        if interest is not None:
             out = torch.baddbmm(out, interest, p["interest"])
         return upper_layers(p, out)
+
+    def score_user(
+        self, p: Params, table: Tensor, user: Tensor, interest: Tensor | None = None
+    ) -> NDArray[np.float32]:
+        """Score every item for one user under one client's network."""
+        guides = None if interest is None else interest[None] @ p["interest"][0]
+        if guides is not None and self.meets_items:
+            user, guides = user + guides[0], None
+        own = user[None] @ p["user"][0] + p["bias"]
+        if guides is not None:
+            own = own + guides
+        # An item's row meets the user twice: by itself, and entry by entry.
+        items = table @ (p["item"][0] + user[:, None] * p["product"][0])
+        scores: NDArray[np.float32] = upper_layers(p, (items + own)[None])[0].numpy()
+        return scores
 
     def interests(
         self, network: NDArray[np.float32], fixed: Arrays, indptr: NDArray[np.int64]
@@ -124,19 +146,6 @@ class Perceptron:
                 for place, own in enumerate(cut):
                     out[own] = after[place, : own.stop - own.start]
         return out
-
-
-def score_user(
-    p: Params, table: Tensor, user: Tensor, interest: Tensor | None = None
-) -> NDArray[np.float32]:
-    """Score every item for one user under one client's network."""
-    own = user[None] @ p["user"][0] + p["bias"]
-    if interest is not None:
-        own = own + interest[None] @ p["interest"][0]
-    # An item's row meets the user twice: by itself, and entry by entry.
-    items = table @ (p["item"][0] + user[:, None] * p["product"][0])
-    scores: NDArray[np.float32] = upper_layers(p, (items + own)[None])[0].numpy()
-    return scores
 
 
 def upper_layers(p: Params, first: Tensor) -> Tensor:
