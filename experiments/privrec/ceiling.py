@@ -16,7 +16,7 @@ def ceiling(data: str, only: tuple[str, ...] | None = None) -> None:
     """Print Hits@20 of popularity, and of the mean popularity of each item's description.
 
     Also of what a network would learn with n drawn negatives per row, beside the disliked rows: of
-    each description the likes over the dislikes plus its share of the drawn ones.
+    each description, or item, the likes over the dislikes plus its share of the drawn ones.
     """
     config = SplitConfig(kind="unseen-users", positive_above=3.0)
     split = make_split(load(data), config, Streams(0))
@@ -35,6 +35,7 @@ def ceiling(data: str, only: tuple[str, ...] | None = None) -> None:
         drawn = n * len(training.positives.values) / len(popularity)
         odds = likes / (dislikes + count * drawn)
         scores[f"by description, {n} drawn per row"] = odds[place]
+        scores[f"by item, {n} drawn per row"] = popularity / (disliked_by + drawn)
     users = split.evaluated("valid")
     past, disliked = split.train.take(users).positives, split.disliked.take(users)
     seen = kernels.sorted_union(past.indptr, past.values, disliked.indptr, disliked.values)
