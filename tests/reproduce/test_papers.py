@@ -8,7 +8,7 @@ import pytest
 from hushrec.config import make_experiment
 from hushrec.data import load
 from hushrec.methods.base import method_class
-from hushrec.report.papers import PAGE, write_page
+from hushrec.report.papers import PAGE, write_pages
 from hushrec.reproduce.measure import measure
 from hushrec.reproduce.plan import EPSILONS, chosen, read_papers, tasks_of
 from hushrec.reproduce.results import Results
@@ -27,7 +27,7 @@ def test_the_page_is_what_the_results_give(papers, tmp_path):
     results = Results(ROOT / "experiments/results")
     for paper in papers:
         (tmp_path / "experiments" / paper.key).mkdir(parents=True)
-    page = write_page(papers, results, tmp_path / "experiments")
+    (page,) = write_pages(papers, results, tmp_path / "experiments")
     assert page.read_text("utf-8") == (ROOT / PAGE).read_text("utf-8")
     for paper in papers:
         drawn = {f.name: f.read_text() for f in (tmp_path / "experiments" / paper.key).iterdir()}

@@ -121,6 +121,11 @@ class Session:
     """Seconds; None for as long as it takes."""
     again: bool = False
 
+    @property
+    def kept(self) -> Path:
+        """Where the runs of this session are."""
+        return self.runs / "again" if self.again else self.runs
+
     def run(
         self,
         steps: Sequence[Step],
@@ -158,16 +163,20 @@ class Session:
         on_step: Callable[[Step, int, int], None],
     ) -> tuple[Record, list[str] | None]:
         task = step.task
-        runs, before = self.runs, self.results.get(task.command)
+        before = self.results.get(task.command)
         if self.again:
-            runs = runs / "again"
-            shutil.rmtree(runs / task.folder, ignore_errors=True)
+            shutil.rmtree(self.kept / task.folder, ignore_errors=True)
         data = load(task.data)
         record = measure(
-            task, data, runs, step.wanted, lambda seed: on_step(step, seed, number), conduct
+            task, data, self.kept, step.wanted, lambda seed: on_step(step, seed, number), conduct
         )
+        changed = None if before is None else changes(before.values, record.values)
+        if before is not None and not changed and before.diverged == record.diverged:
+            record = record.model_copy(update={"against": before.against})
+        else:
+            self.results.forget_tests(task.command)
         self.results.put(task.data, task.command, record)
-        return record, None if before is None else changes(before.values, record.values)
+        return record, changed
 
 
 def changes(before: object, after: object, path: str = "") -> list[str]:
