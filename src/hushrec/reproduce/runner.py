@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import statistics
 import time
@@ -23,6 +24,8 @@ from hushrec.run import Conduct
 
 UNKNOWN_PACE = 3e-6
 """Seconds that a round takes for each interaction, where no run of the method is known."""
+ROUNDING = 1e-9
+"""Figures that differ by less, relatively, are of the same ranks, added up in another order."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ class Session:
             task, data, self.kept, step.wanted, lambda seed: on_step(step, seed, number), conduct
         )
         changed = None if before is None else changes(before.values, record.values)
-        if before is not None and not changed and before.diverged == record.diverged:
+        if before is not None and _same_ranks(before, record):
             record = record.model_copy(update={"against": before.against})
         else:
             self.results.forget_tests(task.command)
@@ -179,9 +182,21 @@ class Session:
         return record, changed
 
 
-def changes(before: object, after: object, path: str = "") -> list[str]:
-    """Return the paths of figures that both have and that differ."""
+def _same_ranks(before: Record, after: Record) -> bool:
+    """Say whether tests that were made with one record hold for the other."""
+    return not changes(before.values.get("test"), after.values.get("test"), rounding=ROUNDING)
+
+
+def changes(before: object, after: object, path: str = "", *, rounding: float = 0) -> list[str]:
+    """Return the paths of figures that both have and that differ, by more than ``rounding``."""
     if isinstance(before, dict) and isinstance(after, dict):
-        both = [key for key in before if key in after]
-        return [p for key in both for p in changes(before[key], after[key], f"{path}/{key}")]
-    return [] if json.dumps(before) == json.dumps(after) else [path.removeprefix("/")]
+        return [
+            changed
+            for key in before
+            if key in after
+            for changed in changes(before[key], after[key], f"{path}/{key}", rounding=rounding)
+        ]
+    same = json.dumps(before) == json.dumps(after)
+    if isinstance(before, float) and isinstance(after, float):
+        same = same or math.isclose(before, after, rel_tol=rounding)
+    return [] if same else [path.removeprefix("/")]
