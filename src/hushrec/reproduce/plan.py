@@ -211,6 +211,10 @@ class Exhibit(_Frozen):
                 raise ValueError(f"row '{row.name}': against '{name}', which is no row")
         for label in known - {label for row in self.row for label in self._places(row)}:
             raise ValueError(f"no row is on '{label}'")
+        names = [row.name for row in self.row]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two rows are called '{name}'")
         return self
 
     @property
@@ -277,6 +281,12 @@ class Paper(_Frozen):
     """Drawings and lists of settings: figures and tables in which nothing is measured."""
     exhibits: list[Exhibit] = Field(default_factory=list)
 
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> Paper:
+        if not self.cited and self.page is None:
+            raise ValueError("a paper is cited, a study of our own has a page")
+        return self
+
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -291,7 +301,8 @@ def _read(kind: type[Model], file: Path, **more: Any) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{file}: {where}: {first['msg']}") from None
+        said = [str(file), where, first["msg"].removeprefix("Value error, ")]
+        raise ConfigError(": ".join(filter(None, said))) from None
 
 
 def _in_order(file: Path) -> tuple[str, int, str]:
