@@ -1,4 +1,4 @@
-"""The exhibits that ship: they can be run, and the page is written from their results."""
+"""The exhibits that ship: they can be run, and pages are written from their results."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from hushrec.config import make_experiment
 from hushrec.data import load
 from hushrec.methods.base import method_class
-from hushrec.report.papers import PAGE, write_page
+from hushrec.report.papers import PAGE, write_pages
 from hushrec.reproduce.measure import measure
 from hushrec.reproduce.plan import EPSILONS, chosen, read_papers, tasks_of
 from hushrec.reproduce.results import Results
@@ -22,17 +22,23 @@ def papers():
     return read_papers(ROOT / "experiments")
 
 
-def test_the_page_is_what_the_results_give(papers, tmp_path):
+def test_pages_are_what_the_results_give(papers, tmp_path):
     """`hushrec reproduce page` was run after the last change of plan, results or writer."""
     results = Results(ROOT / "experiments/results")
     for paper in papers:
         (tmp_path / "experiments" / paper.key).mkdir(parents=True)
-    page = write_page(papers, results, tmp_path / "experiments")
-    assert page.read_text("utf-8") == (ROOT / PAGE).read_text("utf-8")
+    pages = [
+        page.relative_to(tmp_path)
+        for page in write_pages(papers, results, tmp_path / "experiments")
+    ]
+    studies = [Path("experiments", name, "results.md") for name in ("personal-tables", "winning")]
+    assert pages == [PAGE, *studies]
+    for page in pages:
+        assert (tmp_path / page).read_text("utf-8") == (ROOT / page).read_text("utf-8")
     for paper in papers:
-        drawn = {f.name: f.read_text() for f in (tmp_path / "experiments" / paper.key).iterdir()}
-        assert drawn == {
-            file.name: file.read_text()
+        drawn = (tmp_path / "experiments" / paper.key).glob("*.svg")
+        assert {file.name: file.read_text("utf-8") for file in drawn} == {
+            file.name: file.read_text("utf-8")
             for file in (ROOT / "experiments" / paper.key).glob("*-*.svg")
             if file.name.startswith(("table-", "figure-"))
         }
@@ -64,6 +70,14 @@ def test_all_papers_are_there_with_every_table_and_figure(papers):
     appendix = {"table-c1", *(f"table-d{k}" for k in range(1, 5)), "figure-d1", "figure-d2"}
     numbered = {f"{kind}-{k}" for kind in ("table", "figure") for k in range(1, 6)}
     assert there["fedrkg"] == appendix | numbered
+
+
+def test_our_own_studies_need_no_method_that_is_not_there(papers):
+    studies = [paper for paper in papers if paper.page]
+    assert papers[-len(studies) :] == studies, "they are listed last"
+    tasks = [task for study in studies for _, _, task in tasks_of(study.exhibits)]
+    assert len({task.command for task in tasks}) > 200
+    assert all(map(installed, tasks))
 
 
 def test_every_command_can_be_given(papers, monkeypatch):

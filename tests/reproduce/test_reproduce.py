@@ -11,6 +11,7 @@ from hushrec.analyse.one_run import groups_of, guidance_effects
 from hushrec.commands import main
 from hushrec.data import load
 from hushrec.errors import ConfigError, RunError
+from hushrec.evaluate.significance import holm
 from hushrec.reproduce.compare import paired
 from hushrec.reproduce.measure import measure
 from hushrec.reproduce.plan import Task, chosen, read_papers, tasks_of
@@ -128,7 +129,7 @@ def test_everything_is_run_and_shown_in_three_columns(ran):
     assert "demo/table-1`: partly, 4 of 6 cells" in text
     assert own.version in text
     (other,) = own.against
-    difference, low, high, p = own.against[other]["ndcg@10"]
+    difference, low, high, p = own.against[other]["test/full/ndcg@10"]
     mine, theirs = (r.values["test"]["full"]["ndcg@10"] for r in (own, found[other]))
     assert difference == pytest.approx(mine - theirs)
     assert low <= difference <= high
@@ -172,6 +173,51 @@ def test_the_same_seed_gives_the_same_figures(copy):
     assert told["changed"] == ["test/full/hr@10"]
 
 
+def test_tests_stand_as_long_as_both_have_the_same_figures(copy):
+    def again(*rows):
+        only = [word for row in rows for word in ("--only", row)]
+        words = ("demo/table-1", *only, "--protocol", "honest", "--again", *where(copy))
+        assert hushrec(*words).exit_code == 0
+        return results_of(copy).get(own).against
+
+    results = results_of(copy)
+    own, popular = (
+        next(c for c, _ in results.records() if method in c and "honest" in c)
+        for method in ("pfedrec --protocol honest --rounds 3", "popularity")
+    )
+    tested = results.get(own).against
+    assert list(tested) == [popular]
+    assert again("PFedRec") == tested
+    assert again("popularity") == tested
+    shutil.rmtree(copy / "runs")  # so that nothing is tested anew
+    record = results.get(popular)
+    record.values["test"]["full"]["hr@10"] *= 1 + 1e-15
+    results.put("demo", popular, record)
+    assert again("popularity") == tested, "the same ranks, added up in another order"
+    record.values["test"]["full"]["hr@10"] += 1
+    results.put("demo", popular, record)
+    assert again("popularity") == {}
+    assert again("PFedRec", "popularity") == tested, "both runs are at hand"
+
+
+def test_p_is_corrected_over_the_metrics_of_a_test(copy):
+    file = copy / "experiments/demo/table-1.toml"
+    file.write_text(TABLE.replace("scale", 'tested = ["hr@10", "ndcg@10"]\nscale', 1))
+    assert hushrec("demo/table-1", *where(copy)).exit_code == 0
+    assert hushrec("page", *where(copy)).exit_code == 0
+    (exhibit,) = chosen(read_papers(copy / "experiments"), ["demo/table-1"])
+    cell = next(cell for cell in exhibit.cells if cell.row.against)
+    ((_, task, other), *_) = exhibit.pairs(cell)
+    found = results_of(copy).get(task.command).tests(other.command, cell.read, exhibit.compared)
+    mine, theirs = (copy / "runs" / each.folder for each in (task, other))
+    raw = [paired(mine, theirs, "full", metric) for metric in ("hr@10", "ndcg@10")]
+    assert [test.p for test in found] == list(holm([test.p_value for test in raw]))
+    assert [test.value for test in found] == [test.difference for test in raw]
+    page = (copy / "docs/papers.md").read_text()
+    assert "HR@10 and NDCG@10, one minus the other" in page
+    assert "p Holm-corrected over the metrics:" in page
+
+
 def test_a_budget_is_kept_and_the_rest_goes_on_later(copy):
     shutil.rmtree(copy / "runs")
     (copy / "experiments/results/demo.json").unlink()
@@ -186,16 +232,17 @@ def test_a_budget_is_kept_and_the_rest_goes_on_later(copy):
     assert all("honest" in command for command, _ in results_of(copy).records())
 
 
-def test_divergence_is_a_result(copy):
+def test_divergence_is_a_result_and_does_not_stop_the_others(copy):
     file = copy / "experiments/demo/figure-1.toml"
     file.write_text(FIGURE.replace("d = 4", "d = 4, item_rate = 1e12"))
-    done = hushrec("demo/figure-1", *where(copy))
+    (copy / "experiments/results/demo.json").unlink()
+    done = hushrec("all", *where(copy))
     assert done.exit_code == 0, done.output
     papers, results = read_papers(copy / "experiments"), results_of(copy)
     (exhibit,) = chosen(papers, ["demo/figure-1"])
     assert state_of(exhibit, results).counts == {"diverged": 1}
     assert steps_for(papers, [exhibit], results) == []
-    assert "diverged" in done.output
+    assert len(list(results.records())) == 5
 
 
 @pytest.mark.parametrize(
@@ -207,6 +254,8 @@ def test_divergence_is_a_result(copy):
         ("scale = 100", "scale = ", "not valid TOML"),
         ("on.Other", "on.Othre", "on.Othre is none of the data sets"),
         ('["popularity"]', '["nobody"]', "against 'nobody', which is no row"),
+        ("rounds = 3", 'data = ["Dem"]', "'PFedRec': 'Dem' is none of the data sets"),
+        ("rounds = 3", 'data = "demo"', "data is named by the exhibit or by each row"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(copy, old, new, words):

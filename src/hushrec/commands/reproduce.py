@@ -1,4 +1,4 @@
-"""``hushrec reproduce``: the tables and figures of the papers, run and shown."""
+"""``hushrec reproduce``: the tables and figures of papers and of our own studies, run and shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hushrec.commands.display import polite_stop, training_display
 from hushrec.commands.places import PLACE
 from hushrec.commands.terminal import Console, print_json, say
 from hushrec.errors import ConfigError, nearest
-from hushrec.report.papers import exhibit_section, write_page
+from hushrec.report.papers import exhibit_section, write_pages
 from hushrec.report.tables import add_figures, plain_table
 from hushrec.report.units import human_duration
 from hushrec.reproduce.compare import compare_cells
@@ -131,7 +131,7 @@ def reproduce_command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Reproduce tables and figures of the papers: as printed, as published, and honestly.
+    """Reproduce tables and figures of the papers, and of our own studies.
 
     \b
     hushrec reproduce list                       # every table and figure, and what is done of it
@@ -139,17 +139,20 @@ def reproduce_command(
     hushrec reproduce fedrkg --data filmtrust    # of all of a paper, what is on one data set
     hushrec reproduce all --budget 2h            # the shortest first; given again, it goes on
     hushrec reproduce pfedrec/figure-3 --again   # once more from the same seed: the same figures?
-    hushrec reproduce page                       # write docs/papers.md and its pictures
+    hushrec reproduce personal-tables            # a study of our own: methods over data sets
+    hushrec reproduce page                       # write docs/papers.md, pages of studies, pictures
 
-    Results are filed under experiments/results by the command that gave them, and are not
-    run again. Data sets are found as for `hushrec train`.
+    Papers have up to three columns: as printed, as published, and honestly. `all` is all that
+    `list` shows. Results are filed under experiments/results by the command that gave them, and
+    are not run again. Data sets are found as for `hushrec train`.
     """
     experiments = experiments_folder(place.experiments)
     papers = read_papers(experiments)
     results = Results(experiments / "results")
     if names in (("list",), ("page",)):
         if names == ("page",):
-            say(write_page(papers, results, experiments))
+            for page in write_pages(papers, results, experiments):
+                say(page)
         else:
             _list(papers, results, as_json)
         return
@@ -163,7 +166,7 @@ def reproduce_command(
         results.put("epsilon", EPSILONS, epsilons())
     session = Session(results, place.runs, budget, again)
     told = _run(session, steps, Machine(threads), quiet=as_json)
-    compare_cells(exhibits, results, place.runs)
+    compare_cells(exhibits, results, session.kept)
     if as_json:
         print_json(
             [

@@ -1,4 +1,4 @@
-"""The pictures of exhibits: trends over places, curves over rounds, items on a map."""
+"""Pictures of exhibits: forests of differences, trends over places, curves over rounds, maps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from hushrec.report import svg
-from hushrec.report.plots import Curve, curves, curves_height
-from hushrec.report.standalone import TRENDS_HEIGHT, Trend, standalone_trends, trends
+from hushrec.report.plots import Curve, Dot, curves, curves_height
+from hushrec.report.standalone import (
+    TRENDS_HEIGHT,
+    Trend,
+    standalone_forest,
+    standalone_trends,
+    trends,
+)
 from hushrec.report.standalone import standalone as stacked_lines
 from hushrec.reproduce.plan import Cell, Exhibit
-from hushrec.reproduce.results import Record, Results
-from hushrec.reproduce.states import figures
+from hushrec.reproduce.results import SIGNIFICANT, Record, Results
+from hushrec.reproduce.states import differences, figures
 
 MAP_SIZE = 320
 MAP_STYLE = (
@@ -26,7 +32,9 @@ MAP_STYLE = (
 
 def pictures(exhibit: Exhibit, results: Results) -> dict[str, str]:
     """Return the files of an exhibit that has enough results to be drawn, by name."""
-    makers = {"trends": _trends, "dots": _trends, "curves": _curves, "map": _map}
+    makers = {
+        "overview": _forest, "trends": _trends, "dots": _trends, "curves": _curves, "map": _map
+    }  # fmt: skip
     if exhibit.kind not in makers:
         return {}
     stem, found = exhibit.name.partition("/")[2], {}
@@ -44,6 +52,22 @@ def _marked(protocol: str) -> str:
 def _by_label(exhibit: Exhibit) -> Iterator[tuple[str, list[Cell]]]:
     for label in exhibit.data or [""]:
         yield label, [cell for cell in exhibit.cells if cell.label == label]
+
+
+# ------------------------------------------------------------------------------------- forests
+
+
+def _forest(exhibit: Exhibit, protocol: str, results: Results) -> str:
+    """Draw how rows that have a line differ from those they were tested against."""
+    groups: dict[str, list[Dot]] = {}
+    for cell in exhibit.cells:
+        for _, task, (*_, last) in differences(exhibit, cell, results):
+            if cell.row.line and task.protocol == protocol:
+                dot = Dot(cell.label, last.value, (last.low, last.high), strong=last.significant)
+                groups.setdefault(cell.row.line, []).append(dot)
+    metric, mark = exhibit.compared[-1].upper(), _marked(protocol)
+    title = f"{metric} of one less that of the other (colour: p < {SIGNIFICANT}){mark}"
+    return standalone_forest([*groups.items()], title) + "\n" if groups else ""
 
 
 # ------------------------------------------------------------------------------------- trends

@@ -1,7 +1,7 @@
-"""The page of all papers: every table and figure, as printed and as measured here.
+"""The page of all papers, as printed and as measured here, and those of our own studies.
 
-It is written from the plan and the results alone, so the page that is committed can be written
-again and compared.
+They are written from the plan and the results alone, so what is committed can be written again and
+compared.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from hushrec.disk import write_text, writing
 from hushrec.report.exhibits import pictures
 from hushrec.report.units import signed
 from hushrec.reproduce.plan import EPSILONS, Cell, Exhibit, Paper
-from hushrec.reproduce.results import Results
-from hushrec.reproduce.states import Figure, counted, figures, state_of
+from hushrec.reproduce.results import SIGNIFICANT, Difference, Results
+from hushrec.reproduce.states import Figure, counted, differences, figures, state_of
 
 PAGE = Path("docs/papers.md")
 COLUMNS = {"published": "published protocol", "honest": "honest"}
@@ -33,23 +33,46 @@ command that gave them, with seeds and version. The folded list under a table ha
 *not run* waits for machine time, *not built* for a method or data set that hushrec does not have;
 *unobtainable* cannot be had by anybody. ± is the spread over seeds.
 """
+STUDY_OPENING = """\
+# {title}
+
+<!-- Written by `hushrec reproduce page`: change the TOML files beside it, not this file. -->
+
+{note}
+
+*not run* waits for machine time, *diverged* has no figures. ± is the spread over seeds.
+"""
 
 
-def write_page(papers: Sequence[Paper], results: Results, experiments: Path) -> Path:
-    """Write the page and the pictures of all exhibits; return where the page is."""
-    page = experiments.parent / PAGE
+def write_pages(papers: Sequence[Paper], results: Results, experiments: Path) -> list[Path]:
+    """Write all pages and the pictures of all exhibits; return where the pages are."""
     for paper in papers:
         for exhibit in paper.exhibits:
             for name, drawing in pictures(exhibit, results).items():
                 write_text(experiments / paper.key / name, drawing)
-    with writing(page.parent):
-        page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, page_of(papers, results))
-    return page
+    common = [paper for paper in papers if paper.page is None]
+    pages = {experiments.parent / PAGE: papers_page(common, results)} if common else {}
+    for paper in papers:
+        if paper.page is not None:
+            pages[experiments / paper.key / paper.page] = study_page(paper, results)
+    for page, text in pages.items():
+        with writing(page.parent):
+            page.parent.mkdir(parents=True, exist_ok=True)
+        write_text(page, text)
+    return list(pages)
 
 
-def page_of(papers: Sequence[Paper], results: Results) -> str:
-    """Return the page."""
+def study_page(study: Paper, results: Results) -> str:
+    """Return the page of a study of our own."""
+    lines = [STUDY_OPENING.format(title=study.system, note=study.note.strip())]
+    for exhibit in study.exhibits:
+        lines += exhibit_section(exhibit, results, level="##")
+        lines += [*_drawings(exhibit, results, ""), *_commands(exhibit, results)]
+    return "\n".join(lines).replace("\n\n\n", "\n\n")
+
+
+def papers_page(papers: Sequence[Paper], results: Results) -> str:
+    """Return the page of the papers."""
     lines = [OPENING, "| | | state | cells |", "|---|---|---|---:|"]
     for paper in papers:
         for exhibit in paper.exhibits:
@@ -64,7 +87,8 @@ def page_of(papers: Sequence[Paper], results: Results) -> str:
         lines += [f"## {paper.system}", "", paper.cited + ".", "", paper.note.strip(), ""]
         for exhibit in paper.exhibits:
             lines += [f'<a id="{_anchor(exhibit)}"></a>', *exhibit_section(exhibit, results)]
-            lines += [*_drawings(exhibit, results), *_commands(exhibit, results)]
+            place = f"../experiments/{paper.key}/"
+            lines += [*_drawings(exhibit, results, place), *_commands(exhibit, results)]
     return "\n".join(lines).replace("\n\n\n", "\n\n")
 
 
@@ -78,11 +102,13 @@ def _anchor(exhibit: Exhibit) -> str:
     return exhibit.name.replace("/", "-")
 
 
-def exhibit_section(exhibit: Exhibit, results: Results, data: Collection[str] = ()) -> list[str]:
+def exhibit_section(
+    exhibit: Exhibit, results: Results, data: Collection[str] = (), level: str = "###"
+) -> list[str]:
     """Return the lines of a table or figure, in full or on some data sets."""
     state = state_of(exhibit, results)
     lines = [
-        f"### {_called(exhibit.name).capitalize()}: {exhibit.title}",
+        f"{level} {_called(exhibit.name).capitalize()}: {exhibit.title}",
         "",
         f"`hushrec reproduce {exhibit.name}`: {state.word}, {state.done} of {state.cells} cells."
         + (f" {exhibit.note.strip()}" if exhibit.note else ""),
@@ -90,6 +116,8 @@ def exhibit_section(exhibit: Exhibit, results: Results, data: Collection[str] = 
     ]
     if exhibit.kind == "epsilon":
         return [*lines, *_epsilons(exhibit, results)]
+    if exhibit.kind == "overview":
+        lines += _overview(exhibit, results, data)
     for label in exhibit.data or [""]:
         here = [cell for cell in exhibit.cells if cell.label == label]
         if label and all(cell.missing for cell in here):
@@ -100,11 +128,52 @@ def exhibit_section(exhibit: Exhibit, results: Results, data: Collection[str] = 
     return lines
 
 
-def _drawings(exhibit: Exhibit, results: Results) -> Iterator[str]:
+def _overview(exhibit: Exhibit, results: Results, data: Collection[str]) -> list[str]:
+    """Put the data sets side by side, if there are several, with a mark for what was tested."""
+    labels = [label for label, name in exhibit.data.items() if not data or name in data]
+    if len(labels) < 2:
+        return []
+    tested = exhibit.compared[-1].upper()
+    lines = [
+        f"{' / '.join(exhibit.shown)}. ▲ or ▼: {tested} is above or below that of the row it is "
+        f"tested against (p < {SIGNIFICANT}); =: no difference can be told; no mark: not tested.",
+        "",
+    ]
+    for protocol in exhibit.protocols:
+        lines += [f"| {COLUMNS[protocol]} | against | {' | '.join(labels)} |"]
+        lines += [f"|---|---|{'---|' * len(labels)}"]
+        for row in exhibit.row:
+            here = {cell.label: cell for cell in exhibit.cells if cell.row is row}
+            entries = [
+                _short(exhibit, here[label], protocol, results) if label in here else ""
+                for label in labels
+            ]
+            lines.append(f"| {row.name} | {', '.join(row.against)} | {' | '.join(entries)} |")
+        lines.append("")
+    return lines
+
+
+def _short(exhibit: Exhibit, cell: Cell, protocol: str, results: Results) -> str:
+    """Write all metrics of a cell in one entry, a digit shorter, with a mark for each rival."""
+    found = figures(exhibit, cell, protocol, results)
+    values = [figure.value for figure in found if figure.value is not None]
+    if len(values) < len(found):
+        return next(figure.state for figure in found if figure.value is None)
+    tests = differences(exhibit, cell, results)
+    marks = [_mark(each[-1]) for _, task, each in tests if task.protocol == protocol]
+    return " ".join([" / ".join(f"{v:.{exhibit.digits - 1}f}" for v in values), *marks])
+
+
+def _mark(difference: Difference) -> str:
+    if not difference.significant:
+        return "="
+    return "▲" if difference.value > 0 else "▼"
+
+
+def _drawings(exhibit: Exhibit, results: Results, place: str) -> Iterator[str]:
     for name in pictures(exhibit, results):
-        place = f"../experiments/{exhibit.name.partition('/')[0]}/{name}"
         said = "honest" if "-honest" in name else "published protocol"
-        yield from [f"![{exhibit.title}, {said}]({place})", ""]
+        yield from [f"![{exhibit.title}, {said}]({place}{name})", ""]
 
 
 def _table(exhibit: Exhibit, label: str, here: Sequence[Cell], results: Results) -> list[str]:
@@ -137,27 +206,23 @@ def _table(exhibit: Exhibit, label: str, here: Sequence[Cell], results: Results)
 
 def _tests(exhibit: Exhibit, here: Sequence[Cell], results: Results) -> list[str]:
     """Return what is known of differences between rows, a line each."""
-    metric, lines = exhibit.tested or exhibit.metrics[-1], []
+    lines = []
     for cell in here:
-        for name, task, other in exhibit.pairs(cell):
-            record = results.get(task.command)
-            found = record.against.get(other.command, {}).get(metric) if record else None
-            if found:
-                difference, low, high, p = found
-                said = "< 0.001" if p < 0.001 else f"= {p:.3f}"
-                mark = f" ({COLUMNS[task.protocol]})" if len(exhibit.protocols) > 1 else ""
-                lines.append(
-                    f"- {cell.row.name} − {name}{mark}: {signed(difference)} "
-                    f"[{signed(low)}, {signed(high)}], p {said}"
-                )
+        for rival, task, found in differences(exhibit, cell, results):
+            mark = f" ({COLUMNS[task.protocol]})" if len(exhibit.protocols) > 1 else ""
+            said = "; ".join(map(_difference, found))
+            lines.append(f"- {cell.row.name} − {rival}{mark}: {said}")
     if not lines:
         return []
-    return [
-        "",
-        f"{metric.upper()}, one minus the other, user by user, with its 95 % interval:",
-        "",
-        *lines,
-    ]
+    metrics = " and ".join(metric.upper() for metric in exhibit.compared)
+    corrected = ", p Holm-corrected over the metrics" if len(exhibit.compared) > 1 else ""
+    caption = f"{metrics}, one minus the other, user by user, with its 95 % interval{corrected}:"
+    return ["", caption, "", *lines]
+
+
+def _difference(found: Difference) -> str:
+    p = "< 0.001" if found.p < 0.001 else f"= {found.p:.3f}"
+    return f"{signed(found.value)} [{signed(found.low)}, {signed(found.high)}], p {p}"
 
 
 def _column(exhibit: Exhibit, cell: Cell, name: str, results: Results) -> list[str]:

@@ -11,7 +11,7 @@ from hushrec.compare import same_question
 from hushrec.errors import RunError
 from hushrec.evaluate.metrics import per_user
 from hushrec.evaluate.ranking import Ranks
-from hushrec.evaluate.significance import PairedTest, paired_test
+from hushrec.evaluate.significance import PairedTest, holm, paired_test
 from hushrec.reproduce.plan import Exhibit
 from hushrec.reproduce.results import Results
 from hushrec.run_folder import RunFolder, read_ranks
@@ -20,22 +20,30 @@ from hushrec.run_folder import RunFolder, read_ranks
 def compare_cells(exhibits: Sequence[Exhibit], results: Results, runs: Path) -> None:
     """Test every row against those it names, where both runs are there and it isn't done."""
     for exhibit in exhibits:
-        metric = exhibit.tested or exhibit.metrics[-1]
         for cell in exhibit.cells:
             for _, task, other in exhibit.pairs(cell):
                 record = results.get(task.command)
                 mine, theirs = runs / task.folder, runs / other.folder
                 if (
                     record is None
-                    or metric in record.against.get(other.command, {})
+                    or record.tests(other.command, cell.read, exhibit.compared)
                     or not all((run / "summary.json").exists() for run in (mine, theirs))
                 ):
                     continue
-                test = paired(mine, theirs, cell.read.partition("/")[2], metric)
-                found = [test.difference, test.low, test.high, test.p_value]
-                tests = {**record.against.get(other.command, {}), metric: found}
+                known = record.against.get(other.command, {})
+                tests = {**known, **_tests(mine, theirs, cell.read, exhibit.compared)}
                 against = {**record.against, other.command: tests}
                 results.put(task.data, task.command, record.model_copy(update={"against": against}))
+
+
+def _tests(mine: Path, other: Path, path: str, metrics: Sequence[str]) -> dict[str, list[float]]:
+    """Test two runs in some metrics, and correct p for their number."""
+    tests = [paired(mine, other, path.partition("/")[2], metric) for metric in metrics]
+    corrected = holm([test.p_value for test in tests])
+    return {
+        f"{path}/{metric}": [test.difference, test.low, test.high, float(p)]
+        for metric, test, p in zip(metrics, tests, corrected, strict=True)
+    }
 
 
 def paired(mine: Path, other: Path, candidates: str, metric: str) -> PairedTest:

@@ -5,6 +5,7 @@
     experiments/pfedrec/paper.toml        the paper itself
     experiments/pfedrec/table-2.toml      an exhibit, called pfedrec/table-2
 
+Studies of our own are written like papers, and have a page of their own.
 An exhibit has rows and data sets. Each row on each data set is a cell: what the paper prints, and
 one task for each protocol. A task is a command; exhibits that need the same command share what it
 gave. What a row says of its runs may be said for all rows (``every``), for a protocol and for a
@@ -77,18 +78,18 @@ class Row(OnData):
     """A row of a table, or a point or curve of a figure."""
 
     name: str
-    data: str | None = None
-    """Its own data set, where the exhibit has no common ones."""
+    data: str | list[str] | None = None
+    """Its own data set, where the exhibit has no common ones; those of them it is on.  [all]"""
     paper: dict[str, list[float | None]] | list[float | None] = Field(default_factory=dict)
     """What the paper prints, in the order of the metrics; by data set, where there are several."""
     read: str | None = None
     """Where in a result its figures stand, where it isn't the exhibit's place."""
     line: str | None = None
-    """The line of a picture it is a point of."""
+    """The line of a picture it is a point of, or its name in a forest."""
     at: str | None = None
     """Its place along that line."""
     against: list[str] = Field(default_factory=list)
-    """Rows that it is tested against, user by user."""
+    """Rows that it is tested against, user by user, on the data sets of both."""
     on: dict[str, OnData] = Field(default_factory=dict)
 
 
@@ -154,10 +155,11 @@ class Cell(_Frozen):
     unobtainable: bool
 
 
-Kind = Literal["table", "trends", "dots", "curves", "map", "counts", "epsilon"]
+Kind = Literal["table", "overview", "trends", "dots", "curves", "map", "counts", "epsilon"]
 """Figures in a table, and with it a picture: trends over places, dots where places have no order,
-curves over rounds, a map of the items. Counts are those of a data set; epsilon is computed, and
-nothing is trained for either."""
+curves over rounds, a map of the items. An overview has all data sets in one table first, and its
+picture is a forest of differences. Counts are those of a data set; epsilon is computed, and nothing
+is trained for either."""
 
 
 class Exhibit(_Frozen):
@@ -181,8 +183,8 @@ class Exhibit(_Frozen):
     """Our data set for each of the paper's, in its order."""
     every: Said = Said()
     row: list[Row] = Field(default_factory=list)
-    tested: str | None = None
-    """The metric of paired tests.  [the last one]"""
+    tested: list[str] = Field(default_factory=list)
+    """The metrics of paired tests, p corrected over them; marks are of the last.  [the last one]"""
     note: str = ""
 
     @model_validator(mode="after")
@@ -191,7 +193,7 @@ class Exhibit(_Frozen):
             raise ValueError("no [[row]]")
         known = set(self.data)
         for row in self.row:
-            if (row.data is None) == (not self.data):
+            if isinstance(row.data, str) == bool(self.data):
                 raise ValueError(f"row '{row.name}': data is named by the exhibit or by each row")
             by_data = row.paper if isinstance(row.paper, dict) else {"": row.paper}
             for label, figures in by_data.items():
@@ -201,10 +203,18 @@ class Exhibit(_Frozen):
                     raise ValueError(
                         f"row '{row.name}': {len(figures)} figures for {len(self.metrics)} metrics"
                     )
+            for name in set(row.data or []) - known if self.data else ():
+                raise ValueError(f"row '{row.name}': '{name}' is none of the data sets")
             for name in row.on.keys() - known:
                 raise ValueError(f"row '{row.name}': on.{name} is none of the data sets")
             for name in set(row.against) - {other.name for other in self.row}:
                 raise ValueError(f"row '{row.name}': against '{name}', which is no row")
+        for label in known - {label for row in self.row for label in self._places(row)}:
+            raise ValueError(f"no row is on '{label}'")
+        names = [row.name for row in self.row]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two rows are called '{name}'")
         return self
 
     @property
@@ -212,12 +222,17 @@ class Exhibit(_Frozen):
         """What the metrics are called."""
         return self.heads or [metric.upper() for metric in self.metrics]
 
+    @property
+    def compared(self) -> list[str]:
+        """The metrics of paired tests."""
+        return self.tested or self.metrics[-1:]
+
     def pairs(self, cell: Cell) -> Iterator[tuple[str, Task, Task]]:
         """Return the name of each row that a cell is tested against, with both their tasks."""
         others = {other.row.name: other for other in self.cells if other.label == cell.label}
         for name in cell.row.against:
             for protocol, task in cell.tasks.items():
-                if protocol in others[name].tasks:
+                if name in others and protocol in others[name].tasks:
                     yield name, task, others[name].tasks[protocol]
 
     @cached_property
@@ -225,10 +240,16 @@ class Exhibit(_Frozen):
         """Its rows on their data sets."""
         found = []
         for row in self.row:
-            for label, data in (self.data or {"": row.data or ""}).items():
+            for label, data in self._places(row).items():
                 paper = row.paper.get(label, []) if isinstance(row.paper, dict) else row.paper
                 found.append(self._cell(row, label, data, tuple(paper)))
         return found
+
+    def _places(self, row: Row) -> dict[str, str]:
+        """Return the data sets that a row is on, by the paper's names."""
+        if isinstance(row.data, str):
+            return {"": row.data}
+        return {name: data for name, data in self.data.items() if name in (row.data or self.data)}
 
     def _cell(self, row: Row, label: str, data: str, paper: tuple[float | None, ...]) -> Cell:
         here = row.on.get(label)
@@ -247,15 +268,24 @@ class Exhibit(_Frozen):
 
 
 class Paper(_Frozen):
-    """A paper and its exhibits."""
+    """A paper, or a study of our own, and its exhibits."""
 
     key: str
     system: str
-    cited: str
+    """What it is called."""
+    cited: str = ""
+    page: Annotated[str, Field(pattern=r"^[\w-]+\.md$")] | None = None
+    """The file of its folder that shows a study of our own; papers share a page."""
     note: str = ""
     nothing_to_run: dict[str, str] = Field(default_factory=dict)
     """Drawings and lists of settings: figures and tables in which nothing is measured."""
     exhibits: list[Exhibit] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> Paper:
+        if not self.cited and self.page is None:
+            raise ValueError("a paper is cited, a study of our own has a page")
+        return self
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -271,7 +301,8 @@ def _read(kind: type[Model], file: Path, **more: Any) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{file}: {where}: {first['msg']}") from None
+        said = [str(file), where, first["msg"].removeprefix("Value error, ")]
+        raise ConfigError(": ".join(filter(None, said))) from None
 
 
 def _in_order(file: Path) -> tuple[str, int, str]:
@@ -283,7 +314,7 @@ def _in_order(file: Path) -> tuple[str, int, str]:
 
 
 def read_papers(folder: Path) -> list[Paper]:
-    """Read every paper below the folder ``experiments``."""
+    """Read every paper below the folder ``experiments``, those with a page of their own last."""
     places = sorted(file.parent for file in folder.glob(f"*/{PAPER_FILE}"))
     if not places:
         raise ConfigError(
@@ -298,7 +329,7 @@ def read_papers(folder: Path) -> list[Paper]:
             for file in sorted(files, key=_in_order)
         ]
         papers.append(_read(Paper, place / PAPER_FILE, key=place.name, exhibits=exhibits))
-    return papers
+    return sorted(papers, key=lambda paper: paper.page is not None)
 
 
 def experiments_folder(given: Path | None) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,23 @@ from hushrec.disk import write_text, writing
 from hushrec.errors import RunError
 
 Points = list[tuple[int, float]]
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A metric of one command minus that of another, over the same users."""
+
+    value: float
+    low: float
+    high: float
+    """Ends of the 95 % interval."""
+    p: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether the two can be told apart."""
+        return self.p < SIGNIFICANT
 
 
 class Record(BaseModel):
@@ -42,8 +60,8 @@ class Record(BaseModel):
     """Spread over seeds of what is below ``test``."""
 
     against: dict[str, dict[str, list[float]]] = Field(default_factory=dict)
-    """By another command and a metric: the difference from that one, the ends of its 95 % interval,
-    and p."""
+    """By another command, and by path and metric such as test/full/ndcg@10: the difference from
+    that one, the ends of its 95 % interval, and p, Holm-corrected over metrics tested together."""
 
     def find(self, path: str, metric: str) -> Any:
         """Return a figure, or None."""
@@ -53,6 +71,12 @@ class Record(BaseModel):
         """Return the standard deviation of a figure over seeds, if there are several."""
         found = _at(self.sd, path, metric)
         return None if found is None else float(found)
+
+    def tests(self, other: str, path: str, metrics: Sequence[str]) -> list[Difference]:
+        """Return the differences from another command, none where some are not known."""
+        known = self.against.get(other, {})
+        places = [f"{path}/{metric}" for metric in metrics]
+        return [Difference(*known[p]) for p in places] if known.keys() >= set(places) else []
 
 
 def _at(tree: Any, path: str, metric: str) -> Any:
@@ -78,6 +102,14 @@ class Results:
         """Return every record with its command."""
         for found in self._by_file.values():
             yield from found.items()
+
+    def forget_tests(self, command: str) -> None:
+        """Drop what others were tested against, a command that has other figures now."""
+        for name, found in self._by_file.items():
+            for other, record in found.items():
+                if command in record.against:
+                    kept = {key: test for key, test in record.against.items() if key != command}
+                    self.put(name, other, record.model_copy(update={"against": kept}))
 
     def put(self, data: str, command: str, record: Record) -> None:
         """File a record and write its file, whole or not at all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import statistics
 import time
@@ -23,6 +24,8 @@ from hushrec.run import Conduct
 
 UNKNOWN_PACE = 3e-6
 """Seconds that a round takes for each interaction, where no run of the method is known."""
+ROUNDING = 1e-9
+"""Figures that differ by less, relatively, are of the same ranks, added up in another order."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,11 @@ class Session:
     """Seconds; None for as long as it takes."""
     again: bool = False
 
+    @property
+    def kept(self) -> Path:
+        """Where the runs of this session are."""
+        return self.runs / "again" if self.again else self.runs
+
     def run(
         self,
         steps: Sequence[Step],
@@ -158,21 +166,37 @@ class Session:
         on_step: Callable[[Step, int, int], None],
     ) -> tuple[Record, list[str] | None]:
         task = step.task
-        runs, before = self.runs, self.results.get(task.command)
+        before = self.results.get(task.command)
         if self.again:
-            runs = runs / "again"
-            shutil.rmtree(runs / task.folder, ignore_errors=True)
+            shutil.rmtree(self.kept / task.folder, ignore_errors=True)
         data = load(task.data)
         record = measure(
-            task, data, runs, step.wanted, lambda seed: on_step(step, seed, number), conduct
+            task, data, self.kept, step.wanted, lambda seed: on_step(step, seed, number), conduct
         )
+        changed = None if before is None else changes(before.values, record.values)
+        if before is not None and _same_ranks(before, record):
+            record = record.model_copy(update={"against": before.against})
+        else:
+            self.results.forget_tests(task.command)
         self.results.put(task.data, task.command, record)
-        return record, None if before is None else changes(before.values, record.values)
+        return record, changed
 
 
-def changes(before: object, after: object, path: str = "") -> list[str]:
-    """Return the paths of figures that both have and that differ."""
+def _same_ranks(before: Record, after: Record) -> bool:
+    """Say whether tests that were made with one record hold for the other."""
+    return not changes(before.values.get("test"), after.values.get("test"), rounding=ROUNDING)
+
+
+def changes(before: object, after: object, path: str = "", *, rounding: float = 0) -> list[str]:
+    """Return the paths of figures that both have and that differ, by more than ``rounding``."""
     if isinstance(before, dict) and isinstance(after, dict):
-        both = [key for key in before if key in after]
-        return [p for key in both for p in changes(before[key], after[key], f"{path}/{key}")]
-    return [] if json.dumps(before) == json.dumps(after) else [path.removeprefix("/")]
+        return [
+            changed
+            for key in before
+            if key in after
+            for changed in changes(before[key], after[key], f"{path}/{key}", rounding=rounding)
+        ]
+    same = json.dumps(before) == json.dumps(after)
+    if isinstance(before, float) and isinstance(after, float):
+        same = same or math.isclose(before, after, rel_tol=rounding)
+    return [] if same else [path.removeprefix("/")]

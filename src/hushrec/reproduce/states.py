@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from hushrec.data.datasets import CATALOG
-from hushrec.reproduce.plan import EPSILONS, Cell, Exhibit
-from hushrec.reproduce.results import Results
+from hushrec.reproduce.plan import EPSILONS, Cell, Exhibit, Task
+from hushrec.reproduce.results import Difference, Results
 from hushrec.reproduce.runner import installed
 
 Word = Literal["done", "diverged", "not run", "not built", "unobtainable"]
@@ -47,6 +47,17 @@ def figures(exhibit: Exhibit, cell: Cell, protocol: str, results: Results) -> li
                 Figure("done", exhibit.scale * value, None if sd is None else exhibit.scale * sd)
             )
     return found
+
+
+def differences(
+    exhibit: Exhibit, cell: Cell, results: Results
+) -> Iterator[tuple[str, Task, list[Difference]]]:
+    """Return how a cell differs from those it was tested against, in each metric of the test."""
+    for rival, task, other in exhibit.pairs(cell):
+        record = results.get(task.command)
+        found = record.tests(other.command, cell.read, exhibit.compared) if record else []
+        if found:
+            yield rival, task, found
 
 
 def counted(cell: Cell, metrics: Sequence[str]) -> list[Figure]:
