@@ -106,9 +106,9 @@ def exhibit_section(
     exhibit: Exhibit, results: Results, data: Collection[str] = (), level: str = "###"
 ) -> list[str]:
     """Return the lines of a table or figure, in full or on some data sets."""
-    state = state_of(exhibit, results)
+    state, called = state_of(exhibit, results), _called(exhibit.name)
     lines = [
-        f"{level} {_called(exhibit.name).capitalize()}: {exhibit.title}",
+        f"{level} {called[0].upper()}{called[1:]}: {exhibit.title}",
         "",
         f"`hushrec reproduce {exhibit.name}`: {state.word}, {state.done} of {state.cells} cells."
         + (f" {exhibit.note.strip()}" if exhibit.note else ""),
