@@ -1,4 +1,4 @@
-"""The accuracy-against-epsilon experiment: its script, its results and its drawing agree."""
+"""The experiments that have scripts of their own: results, drawings and tables agree with them."""
 
 import importlib.util
 import json
@@ -76,3 +76,19 @@ def test_a_forest_stands_around_zero():
     assert drawing.count('class="zero"') == 1
     assert (drawing.count("−0.0200"), drawing.count("+0.0000")) == (1, 2)
     assert "<b>" not in drawing
+
+
+def test_people_that_dp_privrec_needs_are_counted():
+    pytest.importorskip("torch", reason="needs the 'neural' extra")
+    file = FOLDER.parent / "privrec" / "population.py"
+    spec = importlib.util.spec_from_file_location("population", file)
+    population = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(population)
+    asked = population.settings_of("dp-paper")
+    assert asked["cohort.size"] == 30 and not any(key.startswith("privacy") for key in asked)
+    done = CliRunner().invoke(population.main, ["--viewers", "600", "--rounds", "4"])
+    assert done.exit_code == 0, done.output
+    row = [cell.strip() for cell in done.output.splitlines()[-1].strip("|").split("|")]
+    assert row[:2] == ["600", str(round(30 / 4228 * 0.7 * 600))]
+    assert 0 < float(row[2]) < 2  # epsilon of a few rounds
+    assert len(row) == 7 and all(0 <= float(value) <= 1 for value in row[4:])
