@@ -76,7 +76,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "reproduce": (
         "reproduce:reproduce_command",
-        "Reproduce tables and figures of the papers: as printed, as published, and honestly.",
+        "Reproduce tables and figures of the papers, and of our own studies.",
     ),
     "studio": (
         "studio:studio_command",
