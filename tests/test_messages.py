@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from hushrec.aggregate import ClientRows, Update, UploadShape
-from hushrec.aggregate.statistics import STEPS, LossSum, Tally, exact_sum
+from hushrec.aggregate.statistics import STEPS, Evaluation, LossSum, Tally, exact_sum
 from hushrec.errors import MessageError
 from hushrec.frame import payload
-from hushrec.messages import Download, Evaluation, Expected, Upload
+from hushrec.messages import Download, Expected, Upload
 
 SHAPE = UploadShape(9, {"items": 2}, {"head": (3,)}, {"pairs": (16, 1), "open": (None, 1)})
 EXPECTED = Expected(4, SHAPE)

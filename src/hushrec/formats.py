@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+
+from hushrec.stored import Stored
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e300, le=1e300)]
@@ -12,12 +14,6 @@ Positive = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e300)]
 Metrics = dict[str, Number]
 Tables = dict[str, Metrics]
 """Metrics by candidate set."""
-
-
-class Stored(BaseModel):
-    """Types of what is relied on; what else is there is left alone."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
 
 class Yardsticks(Stored):
@@ -137,7 +133,7 @@ class Summary(Stored):
     peak_rss_bytes: Count
     privacy: Privacy
     runs: list[Annotated[str, StringConstraints(pattern=r"^seed-\d+$")]] | None = None
-    model: dict[str, Number] = {}
+    model: dict[str, Number] = Field(default_factory=dict)
     silos: Silos | None = None
     selected_by: str = "validation"
     improving: bool = False

@@ -1,6 +1,6 @@
 """What travels between server and clients: values with a bytes form, validated on arrival.
 
-`Download` goes to the clients, `Upload` and `Evaluation` come back, each in a `hushrec.frame`. The
+`Download` goes to the clients, `Upload` comes back, each in a `hushrec.frame`. The
 byte counter of a run counts the arrays, as `nbytes`, and not the header of some hundred bytes.
 
 Whoever reads a message says what it must be (`Expected`): kind, round, names, shapes, dtypes,
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ClientRows, Update, UploadShape
-from hushrec.aggregate.statistics import PLACES, STEPS, LossSum, Tally
+from hushrec.aggregate.statistics import LossSum
 from hushrec.errors import MessageError
 from hushrec.frame import (
     HEADER_BYTES,
@@ -154,66 +154,6 @@ class Upload:
                         f"the upload has norm {norm:.6g}, more than the {expected.norm:.6g} agreed"
                     )
         return cls(number, update, loss)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What a node says of a look at its users' held-out items."""
-
-    tallies: Mapping[str, Tally]
-    """By candidate set."""
-
-    def merge(self, other: Evaluation) -> Evaluation:
-        """Return what both nodes say together."""
-        names = {**self.tallies, **other.tallies}
-        nothing = Tally(0, {}, np.zeros(PLACES, np.int64))
-        return Evaluation(
-            {
-                name: self.tallies.get(name, nothing).merge(other.tallies.get(name, nothing))
-                for name in names
-            }
-        )
-
-    @property
-    def users(self) -> int:
-        """How many users were looked at."""
-        return max((tally.users for tally in self.tallies.values()), default=0)
-
-    def means(self) -> dict[str, dict[str, float]]:
-        """Return the mean of every metric for each candidate set."""
-        return {name: tally.means() for name, tally in self.tallies.items()}
-
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts = {
-            name: {"users": tally.users, "sums": dict(tally.sums)}
-            for name, tally in self.tallies.items()
-        }
-        places = {f"places/{name}": tally.places for name, tally in self.tallies.items()}
-        return pack("evaluation", {"tallies": facts}, places)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, names: Mapping[str, list[str]]) -> Evaluation:
-        """Read it; ``names`` are the metrics of each candidate set."""
-        facts, arrays = unpack("evaluation", data, 4 * HEADER_BYTES)
-        said = facts.get("tallies")
-        if not isinstance(said, dict) or said.keys() != names.keys():
-            raise MessageError("the evaluation is not of the candidate sets that were asked for")
-        if arrays.keys() != {f"places/{name}" for name in names}:
-            raise MessageError("the evaluation holds other arrays than places")
-        tallies = {}
-        for candidates, metrics in names.items():
-            tally, places = said[candidates], arrays[f"places/{candidates}"]
-            users, sums = count_in(tally, "users"), tally.get("sums")
-            if not isinstance(sums, dict) or sorted(sums) != sorted(metrics if users else []):
-                raise MessageError("the evaluation is not of the metrics that were asked for")
-            if not all(isinstance(s, int) and 0 <= s <= users * STEPS for s in sums.values()):
-                raise MessageError("a metric lies between 0 and 1: the evaluation's does not")
-            if places.shape != (PLACES,) or places.dtype != np.int64 or places.sum() != users:
-                raise MessageError("the evaluation's places do not fit its users")
-            own = {name: sums[name] for name in metrics if users}
-            tallies[candidates] = Tally(users, own, places)
-        return cls(tallies)
 
 
 # ------------------------------------------------------------ updates as arrays

@@ -39,8 +39,8 @@ from hushrec.errors import RunError
 from hushrec.methods.base import Method, Shared
 from hushrec.paths import checked
 from hushrec.privacy.guarantee import NO_GUARANTEE, Guarantee
-from hushrec.run import Run
 from hushrec.serve.bundle import can_export, export
+from hushrec.trained import Run
 
 FORMAT = "hushrec-release-1"
 MANIFEST = "manifest.json"

@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from hushrec.aggregate.statistics import LossSum
+from hushrec.aggregate.statistics import Evaluation, LossSum
 from hushrec.backends.base import Backend
 from hushrec.client import Task
 from hushrec.config import Experiment
 from hushrec.errors import DivergedError, StoppedError
 from hushrec.evaluate.evaluator import EvaluationConfig
-from hushrec.messages import Evaluation
 from hushrec.methods.base import Shared
 from hushrec.methods.capabilities import is_marked, stage_of
 from hushrec.privacy.budgets import Ledger

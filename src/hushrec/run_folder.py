@@ -45,9 +45,10 @@ from hushrec.disk import (
 from hushrec.errors import InputError, RunError
 from hushrec.evaluate.evaluator import PartRanks
 from hushrec.evaluate.ranking import Ranks
-from hushrec.formats import Line, State, Stored, Summary
+from hushrec.formats import Line, State, Summary
 from hushrec.paths import checked
 from hushrec.store import WORKSPACE
+from hushrec.stored import Stored
 
 Arrays = Mapping[str, NDArray[Any]]
 FINAL = "final"

@@ -16,15 +16,20 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from hushrec.errors import RunError
-from hushrec.formats import Stored
 
 LARGEST_TEXT = 256 << 20
 """Bytes of a text file; a run of a million rounds has fewer."""
 LARGEST_ARRAYS = 16 << 30
 """Bytes of all arrays of a file, unpacked."""
+
+
+class Stored(BaseModel):
+    """Types of what is relied on; what else is there is left alone."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
 
 
 def read_text(path: Path) -> str:

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import Aggregate
-from hushrec.aggregate.statistics import LossSum
+from hushrec.aggregate.statistics import Evaluation, LossSum
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.frame import Arrays
-from hushrec.messages import Download, Evaluation
+from hushrec.messages import Download
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 from hushrec.split import Part

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ExactSum
-from hushrec.aggregate.statistics import LossSum
+from hushrec.aggregate.statistics import Evaluation, LossSum
 from hushrec.backends.base import Collected
 from hushrec.client import Task, take_part
 from hushrec.clients import TrainView, balanced_chunks, chunks
@@ -20,7 +20,7 @@ from hushrec.errors import ConfigError
 from hushrec.evaluate.evaluator import Evaluator, PartRanks
 from hushrec.evaluate.groups import moved
 from hushrec.frame import Arrays
-from hushrec.messages import Download, Evaluation
+from hushrec.messages import Download
 from hushrec.methods.base import Shared
 from hushrec.methods.capabilities import is_marked
 from hushrec.privacy.protection import Protection

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ExactSum
-from hushrec.aggregate.statistics import LossSum
+from hushrec.aggregate.statistics import Evaluation, LossSum
 from hushrec.backends.base import Collected
 from hushrec.client import Task, take_part
 from hushrec.config import Experiment
 from hushrec.evaluate.evaluator import Evaluator
 from hushrec.frame import Arrays, payload
-from hushrec.messages import Download, Evaluation, Expected, Upload
+from hushrec.messages import Download, Expected, Upload
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 from hushrec.split import Part, Split

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from hushrec import kernels
+from hushrec.aggregate.statistics import Evaluation
 from hushrec.clients import Ragged, TrainView, chunks
 from hushrec.evaluate.groups import GateSums, Groups, group_means, popular_items, user_groups
 from hushrec.evaluate.metrics import parse_metric, summarise, tally
 from hushrec.evaluate.ranking import Ranks, rank_full, rank_sampled, top_k
-from hushrec.messages import Evaluation
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.methods.capabilities import Guided
 from hushrec.rng import Streams

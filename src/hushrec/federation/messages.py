@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.aggregate.statistics import Evaluation
 from hushrec.errors import MessageError
 from hushrec.frame import (
     HEADER_BYTES,
@@ -28,7 +29,7 @@ from hushrec.frame import (
     text_in,
     unpack,
 )
-from hushrec.messages import Download, Evaluation
+from hushrec.messages import Download
 from hushrec.split import Part
 
 Numbers = NDArray[np.int64]

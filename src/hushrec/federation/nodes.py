@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.aggregate.statistics import Evaluation
 from hushrec.backends.base import Collected
 from hushrec.client import Task
 from hushrec.config import Experiment
@@ -24,7 +25,7 @@ from hushrec.federation.summing import InTheClear, Summing
 from hushrec.federation.sums import ExpectedSum
 from hushrec.federation.vectors import round_shape
 from hushrec.frame import Arrays
-from hushrec.messages import Download, Evaluation
+from hushrec.messages import Download
 from hushrec.methods.base import Shared
 from hushrec.methods.capabilities import SharesBudget
 from hushrec.privacy.protection import Protection

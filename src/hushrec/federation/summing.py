@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from hushrec.aggregate import ExactSum
-from hushrec.aggregate.statistics import LossSum
+from hushrec.aggregate.statistics import Evaluation, LossSum
 from hushrec.errors import ConfigError, FederationError, MessageError, RunError, TooFewError
 from hushrec.federation.book import KeptSum, SumBook
 from hushrec.federation.desk import Desk
@@ -22,7 +22,6 @@ from hushrec.federation.steps import Closed, Said, SumStep
 from hushrec.federation.sums import ExpectedSum, NodeSum
 from hushrec.federation.vectors import LookForm, RoundForm, about
 from hushrec.frame import kind_of
-from hushrec.messages import Evaluation
 from hushrec.secure import Layout, Server, Stage
 
 LARGEST_TOTAL = 2**62 - 1

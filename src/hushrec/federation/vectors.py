@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import UploadShape
-from hushrec.aggregate.statistics import PLACES, Tally
+from hushrec.aggregate.statistics import PLACES, Evaluation, Tally
 from hushrec.client import Task, take_part
 from hushrec.errors import ConfigError
 from hushrec.federation.messages import LookRequest, TrainRequest
 from hushrec.federation.sums import COUNTS, NodeSum
-from hushrec.messages import Download, Evaluation
+from hushrec.messages import Download
 from hushrec.privacy.protection import Protection
 from hushrec.secure import Layout
 

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregate import ExactSum, UploadShape
+from hushrec.aggregate.statistics import Evaluation
 from hushrec.backends.inprocess import Machine
 from hushrec.errors import MessageError
 from hushrec.federation.messages import LookRequest, TrainRequest
 from hushrec.federation.sums import NodeSum
 from hushrec.federation.vectors import round_shape
 from hushrec.frame import Arrays
-from hushrec.messages import Evaluation
 from hushrec.node.runs import NodeRun, NodeRuns
 from hushrec.node.share import Engine, Engines, task_of
 from hushrec.privacy.plan import Plan

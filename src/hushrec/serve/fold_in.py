@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from hushrec.client import Task, take_part
 from hushrec.clients import TrainView, chunks
 from hushrec.methods.base import Method, Private, Shared
-from hushrec.privacy.protection import Protection
-from hushrec.rng import SecretStreams, Streams
+from hushrec.rng import Round, Streams
 from hushrec.store import PrivateStore
 
 PASSES = 20
@@ -27,12 +23,14 @@ def fold_in(
     store = PrivateStore(fields, len(view))
     everybody = np.arange(len(view))
     if fields:
-        task = Task(method, Protection(), streams, SecretStreams(0), view.take(everybody[:0]))
         # A pooled method would train the newcomers on each other; each stands alone here.
         for clients in chunks(everybody, 1 if method.traits.pooled else max(1, len(view))):
             own = view.take(clients)
-            download = task.download(0, shared, own.clients.astype(np.int64))
+            received = {
+                **method.download(shared),
+                **method.download_own(shared, own.clients.astype(np.int64)),
+            }
             for number in range(passes):
-                now, kept = replace(download, round=number), store.read(clients)
-                store.write(clients, take_part(task, task.protection, now, own, kept)[1])
+                fitted = method.fit(received, store.read(clients), own, Round(number, streams))
+                store.write(clients, fitted.private)
     return store.read(everybody)

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from hushrec.aggregate.statistics import Evaluation
 from hushrec.backends.base import Backend
 from hushrec.backends.inprocess import THIS_MACHINE
 from hushrec.backends.one_by_one import OneByOne
 from hushrec.config import make_experiment
 from hushrec.errors import ConfigError
-from hushrec.messages import Evaluation
 from hushrec.methods.base import method_class, method_names
 from hushrec.methods.capabilities import SharesBudget
 from hushrec.prepare import make_task, plan_privacy, prepare
