@@ -34,20 +34,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hushrec.backends.inprocess import Machine, usable_cores
-from hushrec.clients import CohortConfig, Ragged, TrainView
-from hushrec.config import make_experiment
 from hushrec.data import load
-from hushrec.data.files import read_interactions
+from hushrec.data.reading import read_interactions
+from hushrec.data.splitting import make_split
 from hushrec.data.synthetic import population
+from hushrec.data.views import CohortConfig, Ragged, TrainView
 from hushrec.errors import DataError
+from hushrec.federation.backends.simulation import Machine, usable_cores
+from hushrec.federation.experiment import make_experiment
+from hushrec.io.memory import peak_rss_bytes
 from hushrec.kernels import draw
-from hushrec.memory import peak_rss_bytes
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.discrete import law
-from hushrec.rng import Round, SecretStreams, Streams
-from hushrec.split import make_split
-from hushrec.store import PrivateStore, StoreConfig
+from hushrec.private import PrivateStore, StoreConfig
+from hushrec.streams import Round, SecretStreams, Streams
 from hushrec.testing import Federation
 from hushrec.training.samples import draw_negatives
 

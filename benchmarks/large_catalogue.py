@@ -14,8 +14,8 @@ import click
 import hushrec
 from benchmarks.__main__ import GIGABYTE, bar, machine
 from hushrec.data.synthetic import crowd
-from hushrec.memory import peak_rss_bytes
-from hushrec.round import RoundReport
+from hushrec.federation.rounds import RoundReport
+from hushrec.io.memory import peak_rss_bytes
 
 ASKED = 2_500
 """Devices that fit weights and network."""

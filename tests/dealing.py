@@ -6,16 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hushrec.config import Experiment
 from hushrec.data.interactions import Interactions
+from hushrec.data.splitting import make_split
+from hushrec.deployment.coordinator.roster import Dealt, Holding
+from hushrec.deployment.node.database import NodeStore
 from hushrec.errors import ConfigError
-from hushrec.federation.agreement import Agreement
-from hushrec.federation.catalogue import Catalogue
-from hushrec.federation.roster import Dealt, Holding
-from hushrec.federation.secure import SecureSums
-from hushrec.node.store import NodeStore
-from hushrec.rng import Streams
-from hushrec.split import make_split
+from hushrec.federation.contract import Agreement, Catalogue, SecureSums
+from hushrec.federation.experiment import Experiment
+from hushrec.streams import Streams
 
 SUFFIX = ".node"
 

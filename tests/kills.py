@@ -3,7 +3,7 @@
 ``python tests/kills.py FOLDER [SCENARIO ...]`` prints a line a scenario and every difference found.
 Everything is forked from one process whose kernels are compiled, so a kill costs little more than
 the command. Python tells of every file that is opened for writing, renamed, removed or made,
-whoever does it: a write that went round `hushrec.disk` would be a point like any other. A line that
+whoever does it: a write that went round `io.files` would be a point like any other. A line that
 is added to a file is also cut in its middle. Then, for a full disk, the size of a file is limited
 to one byte less than each of those that the command writes.
 """
@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from hushrec import registry
-from hushrec.checkpoint import Diary
-from hushrec.commands import main
-from hushrec.report import html
-from hushrec.run_folder import RunFolder
-from test_run import bits
+from hushrec import config as registry
+from hushrec.cli import main
+from hushrec.reporting import html
+from hushrec.runs.checkpoint import Diary
+from hushrec.runs.folder import RunFolder
+from test_api import bits
 
 WRITES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}
 ROUNDS = ["--rounds", "2", "--set", "evaluation.every=1", "--threads", "1", "--json"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hushrec.clients import Ragged, TrainView
+from hushrec.data.views import Ragged, TrainView
 
 N_ITEMS = 25
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy import stats
 
-from hushrec.secure import Identity, Layout, Node, NodeState, Server, Stage, Terms
-from hushrec.secure.layout import WORD
+from hushrec.secagg import Identity, Layout, Node, NodeState, Server, Stage, Terms
+from hushrec.secagg.layout import WORD
 
 FRAME = 56
 """Bytes of a message before its body."""

@@ -4,8 +4,8 @@ import shutil
 import threading
 from contextlib import contextmanager
 
-from hushrec.report.html import write_report
-from hushrec.run import train
+from hushrec.api import train
+from hushrec.reporting.html import write_report
 from hushrec.studio.server import serving
 
 HOSTILE = "<script>alert(1)<"

@@ -85,8 +85,8 @@ def test_what_is_installed_runs_from_elsewhere(built, tmp_path):
     offline = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
     run("-m", "pip", "install", *offline, "--target", site, built[0])
     code = (
-        "import hushrec, hushrec.commands; from hushrec.config import read_preset; "
-        "from hushrec.report.html import write_report; from hushrec.studio.pages import Studio; "
+        "import hushrec, hushrec.cli; from hushrec.federation.experiment import read_preset; "
+        "from hushrec.reporting.html import write_report; from hushrec.studio.pages import Studio; "
         "from pathlib import Path; "
         "print(hushrec.__file__, read_preset('fedmf', 'paper')['rounds'], "
         "write_report(hushrec.train('demo', 'popularity', out='run')), "

@@ -19,9 +19,9 @@ import pytest
 from click.testing import CliRunner
 
 from documented import DOCUMENTS, REPO, Step, spoken, steps
-from hushrec.commands import main
-from hushrec.config import make_experiment, parse_settings
+from hushrec.cli import main
 from hushrec.data import synthetic
+from hushrec.federation.experiment import make_experiment, parse_settings
 
 NOT_PLAYED = {
     r"hushrec studio": "goes on until it is stopped: tests/studio",
@@ -29,7 +29,7 @@ NOT_PLAYED = {
     r"hushrec federate (server|node|run|status)": "needs what another terminal runs: as above",
     r"hushrec node recommend": "needs a node that has trained: tests/node",
     r"hushrec reproduce (?!list)": "hours, on real data: tests/reproduce",
-    r"hushrec audit": "a minute: tests/commands/test_audit_command.py",
+    r"hushrec audit": "a minute: tests/cli/test_audit_command.py",
     r"hushrec train .*--method (cooccurrence|two-tower)": "tests/test_example_package.py",
     r"hushrec train .*largest-rows": "tests/test_example_package.py",
     r"make |pip |python ": "checked by name, below",

@@ -6,8 +6,8 @@ import sys
 
 import hushrec
 from hushrec import errors
-from hushrec.commands.train import train_command
-from hushrec.commands.tune import tune_command
+from hushrec.cli.train import train_command
+from hushrec.cli.tune import tune_command
 from hushrec.methods.base import method_names
 
 

@@ -21,13 +21,13 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from hushrec import train
-from hushrec.commands.federate import Trained, make_rehearsal
-from hushrec.commands.federated import train_on
-from hushrec.config import parse_settings
-from hushrec.deployment.processes import Processes
-from hushrec.deployment.rehearsal import federation_running, start_node
-from hushrec.federation.status import status_of
-from hushrec.federation.training import newest_run
+from hushrec.cli.federate import Trained, make_rehearsal
+from hushrec.cli.federated import train_on
+from hushrec.deployment.coordinator.run import newest_run
+from hushrec.deployment.coordinator.status import status_of
+from hushrec.deployment.flower.processes import Processes
+from hushrec.deployment.flower.rehearsal import federation_running, start_node
+from hushrec.federation.experiment import parse_settings
 
 RESULTS = Path(__file__).parent / "results.json"
 FINAL = "checkpoint/final/selected-shared.safetensors"

@@ -18,11 +18,11 @@ from typing import Any
 import click
 
 import hushrec
-from hushrec.backends.inprocess import Machine
 from hushrec.data import load
 from hushrec.data.interactions import Interactions
 from hushrec.data.synthetic import demo
-from hushrec.report.standalone import Trend, standalone_trends, trends
+from hushrec.federation.backends.simulation import Machine
+from hushrec.reporting.standalone import Trend, standalone_trends, trends
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"

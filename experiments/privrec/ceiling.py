@@ -6,10 +6,10 @@ import numpy as np
 
 from hushrec import kernels, load
 from hushrec.data.features import encode
-from hushrec.evaluate.metrics import summarise
-from hushrec.evaluate.ranking import rank_full
-from hushrec.rng import Streams
-from hushrec.split import SplitConfig, make_split
+from hushrec.data.splitting import SplitConfig, make_split
+from hushrec.evaluation.metrics import summarise
+from hushrec.evaluation.ranking import rank_full
+from hushrec.streams import Streams
 
 
 def ceiling(data: str, only: tuple[str, ...] | None = None) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import click
 
 import hushrec
-from hushrec.backends.inprocess import Machine
-from hushrec.config import read_preset
 from hushrec.data import Interactions
 from hushrec.data.synthetic import demo
+from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.experiment import read_preset
 
 SHARE = 30 / 4228
 """Of the training users, in a round."""

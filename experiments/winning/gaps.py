@@ -10,8 +10,8 @@ import sys
 import numpy as np
 
 from hushrec.data.catalog import load
-from hushrec.rng import Streams
-from hushrec.split import SplitConfig, make_split
+from hushrec.data.splitting import SplitConfig, make_split
+from hushrec.streams import Streams
 
 DAY = 86_400
 

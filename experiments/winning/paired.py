@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from hushrec.compare import compare_runs
+from hushrec.runs.comparison import compare_runs
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "paired.json"

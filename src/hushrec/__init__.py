@@ -12,11 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hushrec.clients import TrainView
+    from hushrec.api import Recommendation, Run, train
     from hushrec.data import Interactions, load
+    from hushrec.data.views import TrainView
     from hushrec.errors import HushrecError
     from hushrec.methods.base import Method
-    from hushrec.run import Recommendation, Run, train
 
 __all__ = [
     "HushrecError",
@@ -33,11 +33,11 @@ _HOMES = {
     "HushrecError": "hushrec.errors",
     "Interactions": "hushrec.data",
     "Method": "hushrec.methods.base",
-    "Recommendation": "hushrec.run",
-    "Run": "hushrec.run",
-    "TrainView": "hushrec.clients",
+    "Recommendation": "hushrec.api",
+    "Run": "hushrec.api",
+    "TrainView": "hushrec.data.views",
     "load": "hushrec.data",
-    "train": "hushrec.run",
+    "train": "hushrec.api",
 }
 """Where the names are: they are imported when they are asked for, and a command needs but a few."""
 

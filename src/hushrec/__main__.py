@@ -1,5 +1,5 @@
 """``python -m hushrec`` is the command line."""
 
-from hushrec.commands import main
+from hushrec.cli import main
 
 main()

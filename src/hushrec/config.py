@@ -1,292 +1,86 @@
-"""`Experiment`: everything that decides the outcome of a run, frozen, unknown keys refused.
+"""`Settings`: typed options, frozen, unknown keys refused, and no number without a bound.
 
-What does not decide it (threads, chunk size, the output folder) is not in here. Round trip:
-``Experiment.from_toml(experiment.to_toml()) == experiment``.
+A number nobody can mean (`lr` = 1e308, a billion rounds) is refused before anything is made, not
+found out by an overflow, a full memory or a program that does not end.
+
+Parts that other packages bring are found by entry points: methods, experts, and so on.
+
+A package declares, in its own ``pyproject.toml``, a name in one of the groups ``hushrec.methods``,
+``hushrec.experts``, ``hushrec.mechanisms`` and ``hushrec.federation``; ours are declared alike.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+import math
+from importlib.metadata import entry_points
+from typing import Annotated, Any, get_args
 
-import tomli_w
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hushrec.clients import CohortConfig, Protocol
 from hushrec.errors import ConfigError, nearest
-from hushrec.evaluate.evaluator import EvaluationConfig
-from hushrec.methods.base import Method, method_class
-from hushrec.privacy.config import PrivacyConfig
-from hushrec.settings import Seed, Settings
-from hushrec.silos import SilosConfig
-from hushrec.split import SplitConfig
-from hushrec.store import StoreConfig
 
-Model = TypeVar("Model", bound=BaseModel)
+LARGEST = 1e12
+"""Of a real number whose type has no bound of its own."""
+LARGEST_COUNT = 1_000_000
+"""Of a whole number whose type has no bound of its own."""
+
+Width = Annotated[int, Field(ge=1, le=4_096)]
+"""Of a row or a layer: more than that fills a memory and has never helped."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Clients = Annotated[int, Field(ge=0, le=10**9)]
+"""How many of them."""
+Moment = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""A time in the data's own unit."""
 
 
-class Experiment(Settings):
-    """Data, split, method, cohort and evaluation of one run."""
+class Settings(BaseModel):
+    """Base of everything that can be set."""
 
-    data: str
-    """A name of the catalogue, an imported name, or a path."""
-    items: str | None = None
-    """Path of the public list of items, where one was given with data that is a file."""
-    method: str
-    """A name that `hushrec methods` lists."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the method, complete."""
-    preset: str | None = None
-    """Where the options came from, for the record."""
-    protocol: Protocol = "honest"
-    """`published` reproduces the papers' figures and leaks the held-out item."""
-    rounds: Annotated[int, Field(ge=1)] = 100
-    """How many there are at most.  [as many as the method plans]"""
-    seed: Seed = 0
-    """Of everything that is drawn, but for the noise of privacy."""
-    split: SplitConfig = SplitConfig()
-    cohort: CohortConfig = CohortConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    store: StoreConfig = StoreConfig()
-    privacy: PrivacyConfig = PrivacyConfig()
-    silos: SilosConfig = SilosConfig()
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @model_validator(mode="after")
-    def _no_hidden_leak(self) -> Experiment:
-        if self.split.repeats == "keep" and self.protocol == "honest":
-            raise ValueError(
-                "split.repeats = 'keep' leaves held-out items among the training items; it needs "
-                "protocol = 'published'"
-            )
+    def _bounded(self) -> Settings:
+        for name, field in type(self).model_fields.items():
+            if not _has_bound((field.annotation, *field.metadata)):
+                _require_bounded(name, getattr(self, name))
         return self
 
-    def make_method(self) -> Method:
-        """Build the configured method."""
-        found = _class_for(self.method, self.privacy.mode)
-        if self.silos.kind != "none" and not found.traits.silos:
-            raise ConfigError(
-                f"{self.method} trains one user per client: use silos.kind = none, or a method "
-                "for silos (lipm, pfedme)"
-            )
-        return found(_validated(found.Config, self.options, f"option of {self.method}"))
 
-    def to_toml(self) -> str:
-        """Write as TOML; what is None is left out."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
-
-    @classmethod
-    def from_toml(cls, text: str, source: str = "config.toml") -> Experiment:
-        """Read what `to_toml` wrote."""
-        try:
-            values = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{source}: not valid TOML: {error}") from None
-        return _validated(cls, values, f"key in {source}")
-
-
-LARGEST_PRESET = 1 << 20
-"""Bytes of a preset."""
-NONE = "none"
-SECTIONS = ("split", "cohort", "evaluation", "store", "privacy", "silos")
-
-
-def make_experiment(
-    data: str,
-    method: str,
-    *,
-    items: str | None = None,
-    preset: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    protocol: Protocol | None = None,
-    rounds: int | None = None,
-    seed: int | None = None,
-) -> Experiment:
-    """Build an experiment from defaults, a preset, then explicit settings, later ones winning.
-
-    ``settings`` are options of the method (``lr``) or dotted keys of a section
-    (``cohort.size``). None means not given.
-    """
-    given = {} if preset is None else read_preset(method, preset)
-    mode = (settings or {}).get("privacy.mode") or given.get("privacy", {}).get("mode")
-    found = _class_for(method, mode)
-    values: dict[str, Any] = {"options": {}}
-    # Yardsticks do not converge; their last round is the result.
-    every = found.traits.every if found.traits.learns else found.traits.rounds
-    if every > 1:
-        values["evaluation"] = {"every": every}
-    _merge(values, given)
-    for key, value in (settings or {}).items():
-        section, dot, name = key.partition(".")
-        if not dot:
-            values["options"][key] = value
-        elif section in SECTIONS:
-            values.setdefault(section, {})[name] = value
-        else:
-            raise ConfigError(f"unknown section '{section}' in '{key}'{nearest(section, SECTIONS)}")
-    said = {"protocol": protocol, "rounds": rounds, "seed": seed}
-    values |= {name: value for name, value in said.items() if value is not None}
-    config = _validated(found.Config, values["options"], f"option of {method}")
-    values["options"] = _plain(config)
-    values.setdefault("rounds", found(config).planned_rounds)
-    named = {"data": data, "items": items, "method": method, "preset": preset}
-    return _validated(Experiment, {**named, **values}, "setting")
-
-
-def _class_for(method: str, privacy_mode: str | None) -> type[Method]:
-    """Find a method by name, in its form for noise on sums where that is asked for."""
-    found = method_class(method)
-    return found.under_noise or found if privacy_mode in ("central", "distributed") else found
-
-
-def preset_names(method: str) -> list[str]:
-    """Return the presets that ship for a method."""
-    folder = resources.files("hushrec") / "presets" / method
-    if not folder.is_dir():
-        return []
-    return sorted(
-        f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")
+def _has_bound(types: tuple[Any, ...]) -> bool:
+    """Say whether a type has an upper bound somewhere."""
+    return any(
+        getattr(kind, "le", getattr(kind, "lt", None)) is not None
+        or _has_bound((*get_args(kind), *getattr(kind, "metadata", ())))
+        for kind in types
     )
 
 
-def read_preset(method: str, preset: str) -> dict[str, Any]:
-    """Read a preset: a small commented TOML file in the shape of an `Experiment`.
-
-    A name that ends in ``.toml`` is a file of one's own, for example what `hushrec tune` wrote.
-    """
-    if preset.endswith(".toml"):
-        return _read_toml(Path(preset), "preset")
-    known = preset_names(method)
-    if preset not in known:
-        hint = nearest(preset, known) if known else f"; {method} has no presets"
-        raise ConfigError(f"unknown preset '{preset}' of {method}{hint}")
-    file = resources.files("hushrec") / "presets" / method / f"{preset}.toml"
-    return tomllib.loads(file.read_text("utf-8"))
+def _require_bounded(name: str, value: object) -> None:
+    if isinstance(value, tuple):
+        for one in value:
+            _require_bounded(name, one)
+    elif isinstance(value, int):
+        if abs(value) > LARGEST_COUNT:
+            raise ValueError(f"{name} = {value:.6g}: use at most {LARGEST_COUNT:,}")
+    elif isinstance(value, float) and not (math.isfinite(value) and abs(value) <= LARGEST):
+        raise ValueError(f"{name} = {value:g}: use a number of at most {LARGEST:g}")
 
 
-def _read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Read a file of one's own, whose sections are sections."""
-    try:
-        with path.open("rb") as own:
-            text = own.read(LARGEST_PRESET + 1)
-        if len(text) > LARGEST_PRESET:
-            raise ConfigError(f"{path}: larger than a {what} can be")
-        found = tomllib.loads(text.decode())
-    except OSError as error:
-        raise ConfigError(f"cannot read the {what} {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    for name in ("options", *SECTIONS):
-        if not isinstance(found.get(name, {}), dict):
-            raise ConfigError(f"{path}: '{name}' must be a section, [{name}]")
-    return found
+DEFAULT_METHOD = "fedmix"
+"""What is trained where no method is named: on the command line and in Python."""
 
 
-class Wanted(Settings):
-    """What a file says is to be trained, as the command line would say it."""
-
-    data: str | None = None
-    items: str | None = None
-    method: str | None = None
-    preset: str | None = None
-    protocol: Protocol | None = None
-    rounds: Annotated[int, Field(ge=1)] | None = None
-    seed: Seed | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Options of the method, and keys of sections, dotted."""
+def names(group: str) -> list[str]:
+    """Return the installed names of a group, ``methods`` for one."""
+    return sorted(point.name for point in entry_points(group=f"hushrec.{group}"))
 
 
-def read_config(path: Path) -> Wanted:
-    """Read a file in the shape of an `Experiment`: a run's config.toml, or a few keys of one."""
-    said = _read_toml(path, "configuration")
-    for key in said:
-        if key not in Experiment.model_fields:
-            raise ConfigError(f"{path}: unknown key '{key}'{nearest(key, Experiment.model_fields)}")
-    settings = said.pop("options", {})
-    for section in SECTIONS:
-        settings |= {f"{section}.{key}": at for key, at in said.pop(section, {}).items()}
-    return _validated(Wanted, {**said, "settings": settings}, f"key in {path}")
-
-
-def parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Parse ``key=value`` pairs of the command line; values are TOML, or text if they are not."""
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--set {pair}: expected key=value, for example --set lr=0.05")
-        try:
-            parsed = tomllib.loads(f"value = {text}")
-        except (ValueError, RecursionError):
-            parsed = {"value": text}
-        if len(parsed) > 1:
-            raise ConfigError(f"--set {key}=…: one value at a time")
-        settings[key] = parsed["value"]
-    return settings
-
-
-def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for key, value in more.items():
-        if isinstance(value, dict):
-            values[key] = {**values.get(key, {}), **value}
-        else:
-            values[key] = value
-
-
-def _plain(config: BaseModel) -> dict[str, Any]:
-    """Return all options as TOML can hold them: None, where it is no default, is "none"."""
-    fields = type(config).model_fields
-    values = config.model_dump(mode="json")
-    kept = {k: v for k, v in values.items() if v is not None or fields[k].default is not None}
-    return {name: NONE if value is None else value for name, value in kept.items()}
-
-
-def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Model:
-    """Validate, and turn pydantic's report into one sentence that says what to change."""
-    try:
-        return model.model_validate(_with_none(model, values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            names = _fields_at(model, first["loc"][:-1])
-            hint = nearest(str(first["loc"][-1]), names)
-            raise ConfigError(f"unknown {what}: '{path}'{hint}") from None
-        if first["type"] == "value_error":  # a rule of ours says itself what to change
-            raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
-        given = first.get("input")
-        if first["type"] in ("less_than_equal", "less_than"):
-            most = first["ctx"].get("le", first["ctx"].get("lt"))
-            smaller = f"use a smaller {first['loc'][-1]}, at most {most:,}"
-            raise ConfigError(f"{what} '{path}' = {given!r}: {smaller}") from None
-        raise ConfigError(f"{what} '{path}' = {given!r}: {first['msg']}") from None
-
-
-def _with_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read "none" as None where None fits and the word does not: TOML has no None."""
-    read = dict(values)
-    for name, field in model.model_fields.items():
-        given, kind = values.get(name), field.annotation
-        if given == NONE and _fits(kind, None) and not _fits(kind, NONE):
-            read[name] = None
-        elif isinstance(given, Mapping) and isinstance(kind, type) and issubclass(kind, BaseModel):
-            read[name] = _with_none(kind, given)
-    return read
-
-
-def _fits(kind: Any, value: object) -> bool:
-    try:
-        TypeAdapter(kind).validate_python(value)
-    except ValidationError:
-        return False
-    return True
-
-
-def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    for part in location:
-        annotation = model.model_fields[str(part)].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            model = annotation
-    return list(model.model_fields)
+def find(group: str, name: str) -> Any:
+    """Return what a name stands for."""
+    for point in entry_points(group=f"hushrec.{group}"):
+        if point.name == name:
+            return point.load()
+    what = group.removesuffix("s")
+    known = names(group)
+    hint = nearest(name, known) if known else f"; no {what} is installed"
+    raise ConfigError(f"unknown {what} '{name}'{hint}")

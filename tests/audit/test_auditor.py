@@ -7,13 +7,13 @@ import pytest
 
 import hushrec
 from conftest import interactions
-from hushrec.aggregate import Steps
+from hushrec.aggregation import Steps
 from hushrec.audit.auditor import audit
-from hushrec.privacy import clip as clip_module
+from hushrec.privacy import clipping as clip_module
 from hushrec.privacy import noise as noise_module
-from hushrec.privacy.clip import BIT, AdaptiveClip
+from hushrec.privacy.clipping import BIT, AdaptiveClip
 from hushrec.privacy.noise import CentralGaussian
-from hushrec.rng import SecretStreams
+from hushrec.streams import SecretStreams
 from hushrec.testing import taste_world
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 2.0}

@@ -7,31 +7,31 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from hushrec.aggregate import UploadShape
-from hushrec.audit.canary import canaries
-from hushrec.audit.layout import Stage, stages_of
-from hushrec.audit.trials import (
+from hushrec.aggregation import UploadShape
+from hushrec.api import train
+from hushrec.audit.canary import (
     CERTAIN,
     Trials,
+    canaries,
     clopper_pearson,
     gaussian_bound,
     guessing_bound,
     lower_bound,
     most_provable,
 )
-from hushrec.clients import CohortConfig
-from hushrec.config import make_experiment
-from hushrec.prepare import make_task, plan_privacy
-from hushrec.privacy import clip as clip_module
+from hushrec.audit.layout import Stage, stages_of
+from hushrec.data.splitting import SplitConfig, make_split
+from hushrec.data.views import CohortConfig
+from hushrec.federation.experiment import make_experiment
+from hushrec.federation.setup import make_task, plan_privacy
+from hushrec.privacy import clipping as clip_module
 from hushrec.privacy import noise as noise_module
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
-from hushrec.privacy.calibrate import Schedule, make_plan
-from hushrec.privacy.clip import BIT
+from hushrec.privacy.calibration import Schedule, make_plan
+from hushrec.privacy.clipping import BIT
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import CentralGaussian
-from hushrec.rng import SecretStreams, Streams
-from hushrec.run import train
-from hushrec.split import SplitConfig, make_split
+from hushrec.streams import SecretStreams, Streams
 
 CENTRAL = {
     "privacy.mode": "central",

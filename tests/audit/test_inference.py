@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hushrec.aggregate import ClientRows, Update
+from hushrec.aggregation import ClientRows, Update
+from hushrec.api import train
 from hushrec.audit.inference import (
     RAW,
     SENT,
@@ -14,10 +15,9 @@ from hushrec.audit.inference import (
     leading_direction,
     name_items,
 )
+from hushrec.federation.setup import plan_privacy
 from hushrec.methods.base import method_names
-from hushrec.prepare import plan_privacy
-from hushrec.rng import Streams
-from hushrec.run import train
+from hushrec.streams import Streams
 from hushrec.testing import clients_of, taste_world
 
 OPTIONS = {

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from conftest import interactions
+from hushrec.api import train
 from hushrec.audit.membership import _pairs, _people, guesses, membership, rates
+from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.methods.base import method_class, method_names
-from hushrec.rng import Streams
-from hushrec.run import train
-from hushrec.split import SplitConfig, make_split
+from hushrec.streams import Streams
 from hushrec.testing import taste_world
 
 

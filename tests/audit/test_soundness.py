@@ -6,17 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hushrec.aggregate import Steps, UploadShape
+from hushrec.aggregation import Steps, UploadShape
 from hushrec.audit.layout import Stage
 from hushrec.audit.soundness import soundness
-from hushrec.clients import CohortConfig
-from hushrec.privacy import clip as clip_module
+from hushrec.data.views import CohortConfig
+from hushrec.privacy import clipping as clip_module
 from hushrec.privacy import noise as noise_module
-from hushrec.privacy.calibrate import Schedule, make_plan
-from hushrec.privacy.clip import BIT, AdaptiveClip
+from hushrec.privacy.calibration import Schedule, make_plan
+from hushrec.privacy.clipping import BIT, AdaptiveClip
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
-from hushrec.rng import SecretRound, SecretStreams, Streams
+from hushrec.streams import SecretRound, SecretStreams, Streams
 
 LAYOUT = UploadShape(30, {"items": 3}, {"head": (4, 5), "bias": ()}, {"pairs": (25, 1)})
 LARGE = replace(LAYOUT, n_rows=800)

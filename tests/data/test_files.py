@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hushrec.data import entries, files
-from hushrec.data.files import read_history, read_interactions
+from hushrec.data import columns as entries
+from hushrec.data import reading as files
+from hushrec.data.reading import read_history, read_interactions
 from hushrec.data.tables import Columns
 from hushrec.data.text import LONGEST_LINE
 from hushrec.errors import DataError, MissingExtraError

@@ -5,12 +5,12 @@ import signal
 import sys
 from pathlib import Path
 
-from hushrec.backends import flower
-from hushrec.commands import main
-from hushrec.federation.steps import SumStep
-from hushrec.frame import kind_of
-from hushrec.node.worker import Worker
-from hushrec.secure import Stage
+from hushrec.cli import main
+from hushrec.deployment.flower import transport as flower
+from hushrec.deployment.node.worker import Worker
+from hushrec.deployment.sums import SumStep
+from hushrec.io.codec import kind_of
+from hushrec.secagg import Stage
 
 if __name__ == "__main__":
     done, masked = Path(sys.argv[1]) / "died", []

@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 
-from hushrec.commands import main
-from hushrec.federation.messages import TrainRequest
-from hushrec.frame import kind_of, pack, unpack
-from hushrec.node.worker import Worker
+from hushrec.cli import main
+from hushrec.deployment.node.worker import Worker
+from hushrec.federation.requests import TrainRequest
+from hushrec.io.codec import kind_of, pack, unpack
 
 KINDS = ("nan", "shape", "replay", "norm", "size", "noise", "pickle")
 """By round, from the first on."""

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hushrec.commands import main
-from hushrec.deployment import programs
-from hushrec.deployment.processes import END_SECONDS
+from hushrec.cli import main
+from hushrec.deployment.flower import programs
+from hushrec.deployment.flower.processes import END_SECONDS
 from hushrec.errors import MissingExtraError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "deployment"

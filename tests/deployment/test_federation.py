@@ -15,17 +15,17 @@ import pytest
 from safetensors.numpy import load_file
 
 from hushrec import train
-from hushrec.commands.federate import Trained, make_rehearsal
-from hushrec.deployment.folder import ServerConfig, ServerFolder
-from hushrec.deployment.monitor import serving_counters
-from hushrec.deployment.processes import Processes, free_port
-from hushrec.deployment.programs import begin_run, server_running
-from hushrec.deployment.rehearsal import start_node
+from hushrec.cli.federate import Trained, make_rehearsal
+from hushrec.deployment.coordinator.run import newest_run
+from hushrec.deployment.coordinator.status import status_of
+from hushrec.deployment.flower.monitor import serving_counters
+from hushrec.deployment.flower.processes import Processes, free_port
+from hushrec.deployment.flower.programs import begin_run, server_running
+from hushrec.deployment.flower.rehearsal import start_node
+from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.runs import NodeRuns
+from hushrec.deployment.provisioning.folders import ServerConfig, ServerFolder
 from hushrec.errors import RunError
-from hushrec.federation.status import status_of
-from hushrec.federation.training import newest_run
-from hushrec.node.runs import NodeRuns
-from hushrec.node.store import NodeStore
 
 pytest.importorskip("flwr", reason="needs the extra 'flower': pip install 'hushrec[flower]'")
 

@@ -24,12 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from hushrec.config import make_experiment
-from hushrec.deployment.folder import NodeFolder, ServerFolder
-from hushrec.deployment.keys import Authority, new_node_key
-from hushrec.deployment.make import Federation, Place, make_federation
-from hushrec.deployment.processes import Processes, free_port
-from hushrec.deployment.programs import (
+from hushrec.deployment.flower.processes import Processes, free_port
+from hushrec.deployment.flower.programs import (
     Server,
     _environment,
     _supernode,
@@ -37,9 +33,12 @@ from hushrec.deployment.programs import (
     program,
     server_running,
 )
+from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
+from hushrec.deployment.provisioning.keys import Authority, new_node_key
+from hushrec.deployment.provisioning.make import Federation, Place, make_federation
 from hushrec.errors import RunError
-from hushrec.federation.agreement import Agreement
-from hushrec.federation.catalogue import Catalogue
+from hushrec.federation.contract import Agreement, Catalogue
+from hushrec.federation.experiment import make_experiment
 from hushrec.testing import taste_world
 
 pytest.importorskip("flwr", reason="needs the extra 'flower': pip install 'hushrec[flower]'")

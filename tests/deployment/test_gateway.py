@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from hushrec.deployment import gateway
-from hushrec.deployment.gateway import Door, open_gateway
-from hushrec.deployment.keys import Authority
-from hushrec.deployment.processes import free_port
-from hushrec.disk import write_bytes
+from hushrec.deployment.flower import gateway
+from hushrec.deployment.flower.gateway import Door, open_gateway
+from hushrec.deployment.flower.processes import free_port
+from hushrec.deployment.provisioning.keys import Authority
 from hushrec.errors import RunError
+from hushrec.io.files import write_bytes
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ndone"
 

@@ -19,18 +19,17 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from hushrec.commands import main
-from hushrec.config import make_experiment
-from hushrec.deployment.deal import deal_users
-from hushrec.deployment.folder import NodeFolder, ServerFolder
-from hushrec.deployment.keys import Authority
-from hushrec.deployment.make import Federation, Place, make_federation
-from hushrec.disk import write_bytes
+from hushrec.cli import main
+from hushrec.data.partition import deal_users
+from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
+from hushrec.deployment.provisioning.keys import Authority
+from hushrec.deployment.provisioning.make import Federation, Place, make_federation
 from hushrec.errors import ConfigError
-from hushrec.federation.agreement import Agreement
-from hushrec.federation.catalogue import Catalogue
-from hushrec.node.store import NodeStore
-from hushrec.secure.keys import is_signed
+from hushrec.federation.contract import Agreement, Catalogue
+from hushrec.federation.experiment import make_experiment
+from hushrec.io.files import write_bytes
+from hushrec.secagg.keys import is_signed
 from hushrec.testing import taste_world
 
 CENTRAL = ("--set", "privacy.mode=central", "--set", "privacy.epsilon=4")
@@ -86,7 +85,7 @@ def test_the_key_is_the_certificates(made):
 def test_a_certificate_can_be_renewed_and_one_that_ran_out_is_refused(made, tmp_path, monkeypatch):
     folder = tmp_path / "copy"
     shutil.copytree(made, folder)
-    monkeypatch.setattr("hushrec.deployment.keys.SERVER_DAYS", -1 / 48)
+    monkeypatch.setattr("hushrec.deployment.provisioning.keys.SERVER_DAYS", -1 / 48)
     certificate, key = Authority.generate("x").server(HOSTS)
     monkeypatch.undo()
     for name, text in (("server.crt", certificate), ("server.key", key)):
@@ -362,7 +361,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hushrec.deployment.make.write_identities", full)
+    monkeypatch.setattr("hushrec.deployment.provisioning.make.write_identities", full)
     done = init(tmp_path / "f", "--data", "demo", "--nodes", "2")
     assert done.exit_code == 2
     assert "the disk is full" in done.output

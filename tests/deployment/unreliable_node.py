@@ -9,10 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
-from hushrec.backends import flower
-from hushrec.commands import main
-from hushrec.node.runs import NodeRuns
-from hushrec.node.work import Work
+from hushrec.cli import main
+from hushrec.deployment.flower import transport as flower
+from hushrec.deployment.node.runs import NodeRuns
+from hushrec.deployment.node.training import Work
 
 POINTS = ("before-fit", "after-fit", "in-transaction", "before-reply", "after-reply")
 

@@ -8,9 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from hushrec.commands import main
-from hushrec.federation.desk import Desk
-from hushrec.federation.training import _Chronicle
+from hushrec.cli import main
+from hushrec.deployment.coordinator.run import _Chronicle
+from hushrec.deployment.coordinator.session import Desk
 
 POINTS = ("among-the-answers", "before-the-checkpoint", "after-the-checkpoint")
 

@@ -17,10 +17,10 @@ import numpy as np
 from click.testing import CliRunner
 from hypothesis import strategies as st
 
-from hushrec.commands import main
-from hushrec.commands.guard import TRACEBACK
-from hushrec.run_folder import RunFolder
-from hushrec.serve.recommender import BundleError, Recommender
+from hushrec.cli import main
+from hushrec.cli.guard import TRACEBACK
+from hushrec.runs.folder import RunFolder
+from hushrec.serving.recommender import BundleError, Recommender
 
 OBEYED = re.compile(rb"[\x00-\x09\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 SECONDS = 60

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from hushrec.data import guesses
+from hushrec.data import text as guesses
 from hushrec.data.interactions import id_order
-from hushrec.plain_text import listed
+from hushrec.errors import listed
 
 
 class RefusedError(Exception):

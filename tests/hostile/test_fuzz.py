@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.hostile import fuzzing
 from tests.hostile.fuzzing import judge, judge_bundle, unharmed
 
-from hushrec.commands import main
+from hushrec.cli import main
 
 CASES = int(os.environ.get("HUSHREC_FUZZ", "2000"))
 

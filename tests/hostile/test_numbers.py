@@ -6,12 +6,12 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
-from hushrec.commands import main
-from hushrec.config import Experiment, make_experiment
+from hushrec.cli import main
+from hushrec.data.splitting import SplitConfig
 from hushrec.errors import ConfigError
+from hushrec.federation.experiment import Experiment, make_experiment
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.accountant import Gaussian, Poisson, noise_for
-from hushrec.split import SplitConfig
 from hushrec.testing import taste_world
 
 PRIVACY = ("--population", "100", "--rounds", "10", "--delta", "1e-4", "--cohort", "10")
@@ -45,7 +45,7 @@ PRIVACY = ("--population", "100", "--rounds", "10", "--delta", "1e-4", "--cohort
     ],
 )
 def test_training_refuses_before_a_folder_is_made(tmp_path, monkeypatch, words):
-    monkeypatch.setattr("hushrec.commands.train.load_aloud", lambda *_, **__: taste_world())
+    monkeypatch.setattr("hushrec.cli.train.load_aloud", lambda *_, **__: taste_world())
     out = tmp_path / "run"
     result = CliRunner().invoke(main, ["train", "--method", "pfedrec", *words, "--out", str(out)])
     assert result.exit_code == 2, result.output
@@ -106,7 +106,7 @@ def test_a_large_epsilon_is_answered_in_seconds():
 
 def test_settings_that_are_no_toml_and_presets_that_are_no_tables(tmp_path, monkeypatch):
     preset = tmp_path / "p.toml"
-    monkeypatch.setattr("hushrec.commands.train.load_aloud", lambda *_, **__: taste_world())
+    monkeypatch.setattr("hushrec.cli.train.load_aloud", lambda *_, **__: taste_world())
     for text in (
         "options = 5",
         "privacy = 'x'",

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.hostile.plain_reading import RefusedError, read_plainly
 
-from hushrec.commands import main
-from hushrec.data import entries, tables, text
-from hushrec.data.files import read_history, read_interactions
+from hushrec.cli import main
+from hushrec.data import columns as entries
+from hushrec.data import tables, text
+from hushrec.data.reading import read_history, read_interactions
 from hushrec.errors import DataError
 
 FIELD = st.one_of(

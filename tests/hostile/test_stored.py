@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hushrec.commands import main
+from hushrec.cli import main
 from hushrec.errors import RunError
-from hushrec.run_folder import RunFolder, read_ranks
-from hushrec.serve.recommender import MANIFEST, BundleError, Recommender
+from hushrec.runs.folder import RunFolder, read_ranks
+from hushrec.serving.recommender import MANIFEST, BundleError, Recommender
 
 ODD = {
     "a word": "x",

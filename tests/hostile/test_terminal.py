@@ -12,10 +12,9 @@ from rich.progress import BarColumn
 from rich.table import Table
 
 import hushrec
-from hushrec.commands import main, terminal
-from hushrec.errors import nearest
-from hushrec.plain_text import LONGEST_MESSAGE, listed, plain, shortened
-from hushrec.report import svg
+from hushrec.cli import main, terminal
+from hushrec.errors import LONGEST_MESSAGE, listed, nearest, plain, shortened
+from hushrec.reporting import svg
 
 EVERYTHING = "".join(map(chr, (*range(0x20), *range(0x7F, 0xA0))))
 HOSTILE = (

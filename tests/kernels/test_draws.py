@@ -8,9 +8,9 @@ from scipy.stats import chisquare
 
 import reference
 from hushrec import kernels
-from hushrec.clients import Ragged
+from hushrec.data.views import Ragged
 from hushrec.kernels import draws
-from hushrec.rng import Streams
+from hushrec.streams import Streams
 from odd_clients import ragged
 
 words = st.integers(0, 2**64 - 1)

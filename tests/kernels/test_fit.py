@@ -5,11 +5,11 @@ import pytest
 
 import reference
 from hushrec import kernels
-from hushrec.aggregate import ClientRows, ExactSum, Update
+from hushrec.aggregation import ClientRows, ExactSum, Update
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.inner_product import Model, Rates, sigmoid
 from hushrec.kernels.pooled import fit_pooled
-from hushrec.rng import Streams
+from hushrec.streams import Streams
 from hushrec.training.inner_product import apply_mean, deltas, with_rows
 from hushrec.training.samples import stack_of
 from odd_clients import N_ITEMS, population, ragged

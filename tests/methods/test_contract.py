@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import ConfigDict, field_serializer
 
-from hushrec.aggregate import ClientRows, Update
+from hushrec.aggregation import ClientRows, Update
 from hushrec.methods.base import Fitted, Method, PerClient, Traits, method_class, method_names
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec

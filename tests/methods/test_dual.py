@@ -5,13 +5,13 @@ import pytest
 
 import hushrec
 import reference
-from hushrec.aggregate import ExactSum
+from hushrec.aggregation import ExactSum
+from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.fedrecon import FedRecon
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.rng import Round, Streams
-from hushrec.split import SplitConfig, make_split
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
+from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushrec.aggregate import ExactSum
+from hushrec.aggregation import ExactSum
 from hushrec.methods.fedals import FedALS
-from hushrec.rng import Round, Streams
+from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 
 

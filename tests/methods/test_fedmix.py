@@ -12,21 +12,27 @@ from hypothesis import strategies as st
 
 import hushrec
 import reference
-from hushrec.aggregate import ClientRows
-from hushrec.backends.inprocess import Machine
+from hushrec.aggregation import ClientRows
+from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError
+from hushrec.federation.backends.simulation import Machine
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import mixture
-from hushrec.methods.experts import base, counting
-from hushrec.methods.experts.base import Expert, expert_class, expert_names
-from hushrec.methods.experts.company import leading_vectors
-from hushrec.methods.experts.counting import HELD, Counting
-from hushrec.methods.fedmix import QUESTIONS, FedMix
-from hushrec.methods.newton import first_trial, next_trial
-from hushrec.rng import Streams
-from hushrec.serve.bundle import export
-from hushrec.serve.recommender import Recommender
-from hushrec.split import SplitConfig, make_split
+from hushrec.methods.shared.optimisers import first_trial, next_trial
+from hushrec.methods.statistics.experts import base
+from hushrec.methods.statistics.experts import base as counting
+from hushrec.methods.statistics.experts.base import (
+    HELD,
+    Counting,
+    Expert,
+    expert_class,
+    expert_names,
+)
+from hushrec.methods.statistics.experts.cooccurrence import leading_vectors
+from hushrec.methods.statistics.fedmix import QUESTIONS, FedMix
+from hushrec.serving.bundle import export
+from hushrec.serving.recommender import Recommender
+from hushrec.streams import Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
 from hushrec.testing.checks import check_same
 from hushrec.testing.worlds import Federation

@@ -5,12 +5,12 @@ import pytest
 
 import hushrec
 import reference
-from hushrec.aggregate import ExactSum
-from hushrec.clients import TrainView
+from hushrec.aggregation import ExactSum
+from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.fedrap import FedRAP
-from hushrec.rng import Round, Streams
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
+from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 
 N_ITEMS = 25

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hushrec.clients import Ragged
-from hushrec.rng import Round, Streams
+from hushrec.data.views import Ragged
+from hushrec.streams import Round, Streams
 from hushrec.testing import clients_of
 from hushrec.testing.worlds import Federation
 

@@ -6,15 +6,15 @@ import pytest
 import hushrec
 import reference
 from hushrec import kernels
-from hushrec.aggregate import ExactSum
+from hushrec.aggregation import ExactSum
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.guidance import fused_tables
 from hushrec.kernels.inner_product import Model, Rates
+from hushrec.methods.baselines import LocalOnly
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.fedrkg import FedRKG
-from hushrec.methods.local_only import LocalOnly
-from hushrec.rng import Round, Streams
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
+from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 from hushrec.training.inner_product import first_score_function
 from hushrec.training.samples import stack_of

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hushrec
-from hushrec.aggregate import ExactSum
+from hushrec.aggregation import ExactSum
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.fedease import FedEASE
-from hushrec.methods.fednext import FedNext
-from hushrec.methods.item_pairs import TABLE_ENTRIES
-from hushrec.rng import Round, Streams
+from hushrec.methods.statistics.fedease import FedEASE
+from hushrec.methods.statistics.fednext import FedNext
+from hushrec.methods.statistics.pair_weights import TABLE_ENTRIES
+from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
 
 ALL = 10**6
@@ -227,7 +227,7 @@ LARGE = """
 import numpy as np, sys
 from hushrec.data.interactions import Interactions
 from hushrec import train
-from hushrec.memory import peak_rss_bytes
+from hushrec.io.memory import peak_rss_bytes
 users, each, m = 4000, 25, 100_000
 rng = np.random.default_rng(0)
 item = (m * rng.random((users, each)) ** 3).astype(np.int32)

@@ -9,19 +9,25 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import hushrec
-from hushrec.aggregate import OWN_WEIGHT, ExactSum, Update
-from hushrec.aggregate import ClientRows as Rows
-from hushrec.clients import TrainView
+from hushrec.aggregation import OWN_WEIGHT, ExactSum, Update
+from hushrec.aggregation import ClientRows as Rows
+from hushrec.data.views import TrainView
 from hushrec.privacy.budgets import PersonalNoise
-from hushrec.privacy.clip import BIT, AdaptiveClip, FlatClip, RowClip, client_norms
+from hushrec.privacy.clipping import BIT, AdaptiveClip, FlatClip, RowClip, client_norms
 from hushrec.privacy.protection import UploadShape
-from hushrec.rng import Round, SecretRound, SecretStreams, Streams
+from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
 from hushrec.training.samples import draw_silo_samples
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec.methods.lipm import LIPM, LIPMConfig  # noqa: E402
-from hushrec.training.perceptron import Perceptron, gru  # noqa: E402
+from hushrec.methods.lipm import (  # noqa: E402
+    LIPM,
+    LIPMConfig,
+)
+from hushrec.training.perceptron import (  # noqa: E402
+    Perceptron,
+    gru,
+)
 from hushrec.training.silo_network import unpack_flat  # noqa: E402
 from hushrec.training.tensors import Step  # noqa: E402
 
@@ -162,7 +168,7 @@ def test_no_weight_takes_an_upload_over_the_bound(weight, value, power):
 
 
 def _private(method, view, shared):
-    from hushrec.store import PrivateStore
+    from hushrec.private import PrivateStore
 
     fields = method.private_fields(view, shared, Streams(0))
     return dict(PrivateStore(fields, len(view.clients)).read(np.arange(len(view.clients))))

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import hushrec
-from hushrec.aggregate import ExactSum
-from hushrec.backends.inprocess import Machine
+from hushrec.aggregation import ExactSum
+from hushrec.data.splitting import SplitConfig, make_split
+from hushrec.federation.backends.simulation import Machine
 from hushrec.methods.fedrkg import FedRKG
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.rng import Round, Streams
-from hushrec.split import SplitConfig, make_split
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
+from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 from hushrec.testing.worlds import Federation
 from hushrec.training.samples import draw_device_samples
@@ -353,7 +353,7 @@ class Blocked:
         if name.partition(".")[0] == "torch":
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
 sys.meta_path.insert(0, Blocked())
-from hushrec.commands import main
+from hushrec.cli import main
 main(sys.argv[1:])
 """
 

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
-from hushrec.rng import Round, Streams
+from hushrec.streams import Round, Streams
 from hushrec.testing import clients_of
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec.methods.pfedme import PFedMe, PFedMeConfig  # noqa: E402
-from hushrec.store import PrivateStore  # noqa: E402
+from hushrec.methods.pfedme import (  # noqa: E402
+    PFedMe,
+    PFedMeConfig,
+)
+from hushrec.private import PrivateStore  # noqa: E402
 from hushrec.training.samples import draw_silo_samples  # noqa: E402
 from hushrec.training.silo_network import unpack_flat  # noqa: E402
 

@@ -3,12 +3,12 @@
 import numpy as np
 
 import reference
-from hushrec.aggregate import ExactSum
-from hushrec.methods.local_only import LocalOnly
+from hushrec.aggregation import ExactSum
+from hushrec.data.splitting import SplitConfig, make_split
+from hushrec.methods.baselines import LocalOnly
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.rng import Round, Streams
-from hushrec.split import SplitConfig, make_split
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
+from hushrec.streams import Round, Streams
 
 
 def test_a_device_scores_with_its_own_table(tiny):

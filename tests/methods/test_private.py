@@ -13,31 +13,29 @@ from scipy.stats import kstest
 from test_item_pairs import dense, ease_weights
 
 import hushrec
-from hushrec.aggregate import ClientRows, ExactSum, Total, Update
-from hushrec.backends.inprocess import Machine
-from hushrec.clients import CohortConfig
-from hushrec.commands import main
-from hushrec.config import Experiment, make_experiment
+from hushrec.aggregation import ClientRows, ExactSum, Total, Update
+from hushrec.api import train
+from hushrec.cli import main
+from hushrec.data.splitting import SplitConfig, make_split
+from hushrec.data.views import CohortConfig
 from hushrec.errors import ConfigError, StoppedError
+from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.experiment import Experiment, make_experiment
+from hushrec.federation.setup import plan_privacy
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.denoise import expected_powers
-from hushrec.methods.fedals import FedALS
-from hushrec.methods.fedease import FedEASE, PrivateFedEASE
-from hushrec.methods.fednext import FedNext, PrivateFedNext
-from hushrec.methods.head import find_head
-from hushrec.methods.private_als import PrivateFedALS, summed_vectors
-from hushrec.prepare import plan_privacy
-from hushrec.privacy.calibrate import Schedule, make_plan
-from hushrec.privacy.clip import FlatClip, client_norms
+from hushrec.methods.fedals import FedALS, PrivateFedALS, summed_vectors
+from hushrec.methods.shared.denoising import expected_powers, find_head
+from hushrec.methods.statistics.fedease import FedEASE, PrivateFedEASE
+from hushrec.methods.statistics.fednext import FedNext, PrivateFedNext
+from hushrec.privacy.calibration import Schedule, make_plan
+from hushrec.privacy.clipping import FlatClip, client_norms
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import CentralGaussian
 from hushrec.privacy.protection import Protection, UploadShape, check_shape
-from hushrec.rng import Round, SecretRound, SecretStreams, Streams
-from hushrec.run import train
-from hushrec.run_folder import RunFolder
-from hushrec.split import SplitConfig, make_split
+from hushrec.runs.folder import RunFolder
+from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
-from test_run import StopAfter, bits
+from test_api import StopAfter, bits
 
 PRIVATE = (PrivateFedNext, PrivateFedEASE, PrivateFedALS)
 NAMES = tuple(method.name for method in PRIVATE)

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushrec import train
-from hushrec.aggregate import ExactSum
-from hushrec.backends.inprocess import Machine
-from hushrec.clients import Ragged
-from hushrec.commands import main
+from hushrec.aggregation import ExactSum
+from hushrec.cli import main
 from hushrec.data.features import encode
+from hushrec.data.splitting import SplitConfig, make_split
+from hushrec.data.views import Ragged
 from hushrec.errors import ConfigError
-from hushrec.evaluate.adaptation import adaptation_curve, first_rows
-from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
+from hushrec.evaluation.adaptation import adaptation_curve, first_rows
+from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator
+from hushrec.federation.backends.simulation import Machine
 from hushrec.methods.base import method_class
 from hushrec.methods.fcf import FCF
-from hushrec.rng import Round, Streams
-from hushrec.split import SplitConfig, make_split
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
+from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
@@ -34,9 +34,15 @@ from hushrec.kernels.feature_networks import (  # noqa: E402
 )
 from hushrec.methods.fofl_self import FOFLSelf  # noqa: E402
 from hushrec.methods.nn_self import NNSelf  # noqa: E402
-from hushrec.methods.privrec import PrivRec  # noqa: E402
-from hushrec.methods.privrec_cen import PrivRecCEN, _alike  # noqa: E402
-from hushrec.training.feature_network import FeatureNetwork, proximal  # noqa: E402
+from hushrec.methods.privrec import (  # noqa: E402
+    PrivRec,
+    PrivRecCEN,
+    _alike,
+)
+from hushrec.training.feature_network import (  # noqa: E402
+    FeatureNetwork,
+    proximal,
+)
 from hushrec.training.samples import draw_device_samples  # noqa: E402
 
 STREAMS = Streams(3)
@@ -381,7 +387,7 @@ def test_fcf_follows_the_gradient_of_its_loss():
         apart = torch.tensor(wanted) - items @ torch.tensor(vector)
         total = total + (torch.tensor(weight) * apart**2).sum()
     (gradient,) = torch.autograd.grad((total + 0.5 * (items**2).sum()) / len(view), items)
-    from hushrec.aggregate import ExactSum
+    from hushrec.aggregation import ExactSum
 
     summed = ExactSum(60)
     summed.add(fitted.update)

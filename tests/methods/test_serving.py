@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import hushrec
-from hushrec.aggregate import ExactSum
+from hushrec.aggregation import ExactSum
 from hushrec.methods.base import Method, method_class, method_names
 from hushrec.methods.fcf import FCF
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.fedrkg import FedRKG
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.rng import Round, Streams
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
+from hushrec.streams import Round, Streams
 from hushrec.testing import clients_of
 
 KINDS = [method_class(name) for name in method_names()]

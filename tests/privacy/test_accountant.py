@@ -22,7 +22,7 @@ from hushrec.privacy.accountant import (
     renyi_curve,
     sensitivity,
 )
-from hushrec.privacy.tables import DELTAS, cells
+from hushrec.privacy.published_tables import DELTAS, cells
 
 ADD, REPLACE = "zero-out-one", "replace-one"
 

@@ -13,27 +13,20 @@ from scipy.stats import kstest
 from test_runs import FIXED, LOCAL, POISSON, go, plan
 from test_schedule import GUIDED
 
-from hushrec.aggregate import ExactSum, Update
-from hushrec.backends.inprocess import Machine
-from hushrec.commands import main
-from hushrec.config import Experiment, make_experiment
+from hushrec.aggregation import ExactSum, Update
+from hushrec.api import Run, train
+from hushrec.cli import main
 from hushrec.data.interactions import Numeric
 from hushrec.errors import ConfigError, StoppedError
+from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.experiment import Experiment, make_experiment
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of, sensitivity
-from hushrec.privacy.budgets import (
-    LEVELS,
-    WEIGHT,
-    Budgets,
-    Ledger,
-    PersonalNoise,
-    by_activity,
-)
+from hushrec.privacy.budgets import LEVELS, WEIGHT, Budgets, Ledger, PersonalNoise, by_activity
 from hushrec.privacy.protection import UploadShape
-from hushrec.rng import SecretRound, SecretStreams
-from hushrec.run import Run, train
-from hushrec.run_folder import FINAL, RunFolder
+from hushrec.runs.folder import FINAL, RunFolder
+from hushrec.streams import SecretRound, SecretStreams
 from hushrec.testing import MechanismContract, clients_of
-from test_run import StopAfter, bits
+from test_api import StopAfter, bits
 
 BUDGETS = {
     "privacy.mode": "local-gaussian",

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from hushrec.commands import main
+from hushrec.api import Run, train, train_seeds
+from hushrec.cli import main
 from hushrec.data import load
 from hushrec.errors import ConfigError, RunError
 from hushrec.privacy.accountant import (
@@ -24,10 +25,9 @@ from hushrec.privacy.accountant import (
     Poisson,
     Pure,
 )
-from hushrec.privacy.compose import Claim, compose
-from hushrec.report.html import write_report
-from hushrec.run import Run, train, train_seeds
-from hushrec.summary import data_digest
+from hushrec.privacy.composition import Claim, compose
+from hushrec.reporting.html import write_report
+from hushrec.runs.summary import data_digest
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 1.0}
 LAPLACE = {"privacy.mode": "local-laplace", "privacy.epsilon": 2.0, "privacy.clip": 1.0}

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, norm
 
-from hushrec.aggregate import ClientRows, Update, UploadShape
+from hushrec.aggregation import ClientRows, Update, UploadShape
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import Everybody, Gaussian, Grid, discreteness, epsilon_of
-from hushrec.privacy.clip import FlatClip
+from hushrec.privacy.clipping import FlatClip
 from hushrec.privacy.discrete import Law, _exp_of_minus, _Uniform, law
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.protection import Protection
-from hushrec.rng import SecretRound, SecretStreams
+from hushrec.streams import SecretRound, SecretStreams
 from hushrec.testing import clients_of
 
 KINDS = ("gaussian", "laplace")

@@ -9,13 +9,13 @@ import pytest
 from scipy.stats import chi2, kstest
 from test_runs import go, plan
 
-from hushrec.aggregate import ExactSum, Steps, Update, UploadShape
+from hushrec.aggregation import ExactSum, Steps, Update, UploadShape
+from hushrec.api import train
 from hushrec.errors import ConfigError
-from hushrec.privacy.clip import BIT, AdaptiveClip, FlatClip
+from hushrec.privacy.clipping import BIT, AdaptiveClip, FlatClip
 from hushrec.privacy.noise import CentralGaussian, DistributedGaussian
 from hushrec.privacy.protection import Protection
-from hushrec.rng import SecretRound, SecretStreams
-from hushrec.run import train
+from hushrec.streams import SecretRound, SecretStreams
 from hushrec.testing import MechanismContract
 
 SHAPE = UploadShape(500, {"items": 20}, {"head": (30, 40)}, {"pairs": (3000, 1)})

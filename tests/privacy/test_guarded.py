@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import hushrec
-from hushrec.aggregate import UploadShape
+from hushrec.aggregation import UploadShape
 from hushrec.methods.fedrkg import GRADIENT, FedRKG
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
-from hushrec.privacy.clip import FlatClip
+from hushrec.privacy.clipping import FlatClip
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.protection import Protection
-from hushrec.rng import Round, SecretRound, SecretStreams, Streams
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
+from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 from hushrec.testing import clients_of
 
 N_ITEMS, D, CLIP, SCALE, ROUNDS = 25, 4, 0.02, 0.01, 5

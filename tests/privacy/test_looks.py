@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_shipped import with_other_validation_items
 
-from hushrec.aggregate.statistics import PLACES, Tally, exact_sum
-from hushrec.config import make_experiment
+from hushrec.aggregation.statistics import PLACES, Tally, exact_sum
+from hushrec.api import Run, train
+from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.prepare import plan_privacy
+from hushrec.federation.experiment import make_experiment
+from hushrec.federation.setup import plan_privacy
 from hushrec.privacy.accountant import Accountant
-from hushrec.privacy.looks import Looks, summed
-from hushrec.rng import SecretRound, SecretStreams, Streams
-from hushrec.run import Run, train
-from hushrec.run_folder import RunFolder
-from hushrec.split import SplitConfig, make_split
-from test_run import StopAfter, bits
+from hushrec.privacy.validation_queries import Looks, summed
+from hushrec.runs.folder import RunFolder
+from hushrec.streams import SecretRound, SecretStreams, Streams
+from test_api import StopAfter, bits
 
 SEEDED = {"privacy.noise_seed": 2}
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 4.0, "privacy.delta": 1e-3}

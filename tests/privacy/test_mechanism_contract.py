@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hushrec.privacy.clip import AdaptiveClip, FlatClip, client_norms
-from hushrec.privacy.clip import _factors as factors
-from hushrec.privacy.clip import _scaled as scaled
+from hushrec.privacy.clipping import AdaptiveClip, FlatClip, client_norms
+from hushrec.privacy.clipping import _factors as factors
+from hushrec.privacy.clipping import _scaled as scaled
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
-from hushrec.rng import SecretRound, SecretStreams
+from hushrec.streams import SecretRound, SecretStreams
 from hushrec.testing import MechanismContract
 
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import beta, kstest
 
-from hushrec.aggregate import ClientRows, ExactSum, Update
+from hushrec.aggregation import ClientRows, ExactSum, Update
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
-from hushrec.privacy.clip import BIT, AdaptiveClip, FlatClip, RowClip, client_norms
+from hushrec.privacy.clipping import BIT, AdaptiveClip, FlatClip, RowClip, client_norms
 from hushrec.privacy.discrete import law
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
 from hushrec.privacy.protection import Protection, UploadShape
-from hushrec.rng import SecretRound, SecretStreams
+from hushrec.streams import SecretRound, SecretStreams
 from hushrec.testing import MechanismContract, clients_of
 
 ADD, REPLACE = "zero-out-one", "replace-one"

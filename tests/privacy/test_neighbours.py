@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import hushrec
-from hushrec.backends.inprocess import Machine
-from hushrec.config import make_experiment
 from hushrec.data.interactions import Categorical, Interactions, MultiCategorical, Numeric
+from hushrec.data.splitting import make_split
+from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.experiment import make_experiment
+from hushrec.federation.setup import plan_privacy, population_of, prepare, upload_schedule
 from hushrec.methods.base import method_class, method_names
-from hushrec.prepare import plan_privacy, population_of, prepare, upload_schedule
 from hushrec.privacy.accountant import sensitivity
-from hushrec.privacy.clip import BIT
-from hushrec.rng import SecretRound, Streams
-from hushrec.split import make_split
+from hushrec.privacy.clipping import BIT
+from hushrec.streams import SecretRound, Streams
 from hushrec.testing import taste_world
 
 CENTRAL = {"privacy.mode": "central", "privacy.noise_seed": 0, "privacy.epsilon": 8.0}

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hushrec.aggregate import ClientRows, ExactSum, Total, Update
-from hushrec.backends.inprocess import Machine
+from hushrec.aggregation import ClientRows, ExactSum, Total, Update
+from hushrec.data.splitting import SplitConfig, make_split
+from hushrec.federation.backends.simulation import Machine
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.guarantee import unprotected
 from hushrec.privacy.protection import Mechanism, Protection
-from hushrec.rng import SecretRound, SecretStreams, Streams
-from hushrec.split import SplitConfig, make_split
+from hushrec.streams import SecretRound, SecretStreams, Streams
 from hushrec.testing import Federation
 
 

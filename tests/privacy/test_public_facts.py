@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 import hushrec
 from conftest import interactions
-from hushrec.commands import main
-from hushrec.config import make_experiment
+from hushrec.api import Run, train
+from hushrec.cli import main
 from hushrec.data.interactions import Categorical, Interactions, id_order
+from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
+from hushrec.federation.experiment import make_experiment
+from hushrec.federation.setup import make_task, plan_privacy, upload_schedule
 from hushrec.methods.base import method_class, method_names
-from hushrec.prepare import make_task, plan_privacy, upload_schedule
-from hushrec.rng import Streams
-from hushrec.run import Run, train
-from hushrec.split import SplitConfig, make_split
+from hushrec.streams import Streams
 from hushrec.testing.worlds import taste_world
-from test_run import StopAfter
+from test_api import StopAfter
 
 CENTRAL = {"privacy.mode": "central", "privacy.noise_seed": 3, "privacy.epsilon": 8.0}
 LOCAL = {"privacy.mode": "local-gaussian", "privacy.noise_seed": 3, "privacy.scale": 1.0}

@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from hushrec.aggregate import ExactSum
-from hushrec.backends.inprocess import Machine
-from hushrec.commands import main
-from hushrec.config import Experiment, make_experiment
+from hushrec.aggregation import ExactSum
+from hushrec.api import Run, train
+from hushrec.cli import main
+from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
+from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.experiment import Experiment, make_experiment
+from hushrec.federation.setup import plan_privacy
 from hushrec.methods.base import Traits
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.prepare import plan_privacy
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
-from hushrec.privacy.calibrate import NothingUploaded, default_delta
-from hushrec.privacy.clip import AdaptiveClip, FlatClip
+from hushrec.privacy.calibration import NothingUploaded, default_delta
+from hushrec.privacy.clipping import AdaptiveClip, FlatClip
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.protection import Mechanism
-from hushrec.rng import SecretRound, SecretStreams, Streams
-from hushrec.run import Run, train
-from hushrec.run_folder import FINAL, RunFolder
-from hushrec.split import SplitConfig, make_split
+from hushrec.runs.folder import FINAL, RunFolder
+from hushrec.streams import SecretRound, SecretStreams, Streams
 from hushrec.testing import Federation, MechanismContract
-from test_run import StopAfter, bits
+from test_api import StopAfter, bits
 
 CENTRAL = {
     "privacy.mode": "central",
@@ -265,7 +265,7 @@ def test_large_tables_are_uploaded_a_few_clients_at_a_time(tiny, monkeypatch):
         return protect(self, update, view, secret)
 
     monkeypatch.setattr(LocalNoise, "protect", spy)
-    monkeypatch.setattr("hushrec.backends.inprocess.STACK_BYTES", 3 * 7 * 40 * 4 * 4)
+    monkeypatch.setattr("hushrec.federation.backends.simulation.STACK_BYTES", 3 * 7 * 40 * 4 * 4)
     go(tiny, LAPLACE, rounds=1)
     assert max(sizes) <= 3
 
@@ -415,7 +415,7 @@ def test_what_cannot_be_given_is_refused(settings, message, tiny, tmp_path):
 def test_pooled_and_weighted_methods_are_refused(tiny, monkeypatch):
     with pytest.raises(ConfigError, match="pools everybody's data"):
         train(tiny, "central-mf", rounds=2, settings=CENTRAL)
-    monkeypatch.setattr("hushrec.config.method_class", lambda name: Weighted)
+    monkeypatch.setattr("hushrec.federation.experiment.method_class", lambda name: Weighted)
     with pytest.raises(ConfigError, match="weighs clients by their data"):
         train(tiny, "weighted", rounds=2, settings=CENTRAL)
 
@@ -432,7 +432,7 @@ class StartsFromData(FedMF):
 
 
 def test_a_start_that_depends_on_the_data_is_refused(tiny, monkeypatch):
-    monkeypatch.setattr("hushrec.config.method_class", lambda name: StartsFromData)
+    monkeypatch.setattr("hushrec.federation.experiment.method_class", lambda name: StartsFromData)
     with pytest.raises(ConfigError, match="starts from shared parameters that depend"):
         train(tiny, "starts-from-data", rounds=2, settings={**SMALL, **CENTRAL})
 

@@ -11,15 +11,15 @@ import pytest
 from test_runs import CENTRAL, MODES, POISSON, REPLACED, go, plan
 
 from conftest import blocks
-from hushrec.aggregate import ExactSum, Update
-from hushrec.backends.inprocess import Machine
+from hushrec.aggregation import ExactSum, Update
+from hushrec.api import train
 from hushrec.errors import ConfigError, StoppedError
+from hushrec.federation.backends.simulation import Machine
 from hushrec.methods.fedmf import FedMF
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
-from hushrec.rng import SecretRound, SecretStreams
-from hushrec.run import train
-from hushrec.run_folder import FINAL, RunFolder
-from test_run import StopAfter, bits
+from hushrec.runs.folder import FINAL, RunFolder
+from hushrec.streams import SecretRound, SecretStreams
+from test_api import StopAfter, bits
 
 LOCAL = {
     "privacy.mode": "local-gaussian",
@@ -71,7 +71,7 @@ class SpeaksOut(NowAndThen):
 
 
 def use(monkeypatch, method):
-    monkeypatch.setattr("hushrec.config.method_class", lambda name: method)
+    monkeypatch.setattr("hushrec.federation.experiment.method_class", lambda name: method)
 
 
 @pytest.mark.parametrize("mode", [CENTRAL, {**CENTRAL, **POISSON}, LOCAL, LAPLACE], ids=str)
@@ -163,7 +163,7 @@ DRIVER = """
 import sys
 sys.path[:0] = sys.argv[1:3]
 from conftest import blocks
-from hushrec.backends.inprocess import Machine
+from hushrec.federation.backends.simulation import Machine
 from test_runs import MODES, go
 
 def tell(report):

@@ -9,16 +9,16 @@ import pytest
 
 import hushrec
 from conftest import blocks, interactions
-from hushrec.aggregate import ClientRows, Update
-from hushrec.config import make_experiment
+from hushrec.aggregation import ClientRows, Update
+from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.prepare import make_task
+from hushrec.federation.experiment import make_experiment
+from hushrec.federation.setup import make_task
 from hushrec.privacy.discrete import law
 from hushrec.privacy.protection import finite_or_zero
-from hushrec.rng import SecretStreams, Streams
-from hushrec.split import SplitConfig, make_split
+from hushrec.streams import SecretStreams, Streams
 from hushrec.testing import taste_world
-from hushrec.tune import Start, tune
+from hushrec.tuning import Start, tune
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 1.0, "privacy.clip": 1.0}
 
@@ -110,7 +110,7 @@ def test_the_key_is_in_the_checkpoint_alone_and_goes_with_it(world, monkeypatch,
     settings = {**CENTRAL, "cohort.kind": "poisson", "cohort.probability": 0.5}
 
     def go(out, key, **more):
-        monkeypatch.setattr("hushrec.prepare.new_key", lambda: key)
+        monkeypatch.setattr("hushrec.federation.setup.new_key", lambda: key)
         return hushrec.train(world, out=out, **more)
 
     asked = {"method": "fedmf", "rounds": 4, "settings": {**settings, "d": 4}}

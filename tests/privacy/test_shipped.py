@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hushrec.api import Run, train
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.run import Run, train
-from hushrec.run_folder import RunFolder
-from test_run import StopAfter, bits
+from hushrec.runs.folder import RunFolder
+from test_api import StopAfter, bits
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 1e4, "privacy.noise_seed": 2}
 LOCAL = {"privacy.mode": "local-gaussian", "privacy.scale": 1e-3, "privacy.noise_seed": 2}

@@ -4,15 +4,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from experiments.measure import measure
+from experiments.page import PAGE, write_pages
+from experiments.plan import EPSILONS, chosen, read_papers, tasks_of
+from experiments.results import Results
+from experiments.runner import changes, installed
 
-from hushrec.config import make_experiment
 from hushrec.data import load
+from hushrec.federation.experiment import make_experiment
 from hushrec.methods.base import method_class
-from hushrec.report.papers import PAGE, write_pages
-from hushrec.reproduce.measure import measure
-from hushrec.reproduce.plan import EPSILONS, chosen, read_papers, tasks_of
-from hushrec.reproduce.results import Results
-from hushrec.reproduce.runner import changes, installed
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +81,7 @@ def test_our_own_studies_need_no_method_that_is_not_there(papers):
 
 
 def test_every_command_can_be_given(papers, monkeypatch):
-    monkeypatch.setattr("hushrec.config.method_class", cache(method_class))
+    monkeypatch.setattr("hushrec.federation.experiment.method_class", cache(method_class))
     exhibits = [exhibit for paper in papers for exhibit in paper.exhibits]
     tasks = [task for _, _, task in tasks_of(exhibits) if installed(task)]
     assert len({task.command for task in tasks}) > 300

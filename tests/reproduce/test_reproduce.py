@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from experiments.compare import paired
+from experiments.measure import measure
+from experiments.plan import Task, chosen, read_papers, tasks_of
+from experiments.results import Record, Results
+from experiments.runner import changes, expected_seconds, steps_for
+from experiments.states import state_of
 
-from hushrec.analyse.one_run import groups_of, guidance_effects
-from hushrec.commands import main
+from hushrec.analysis.run import groups_of, guidance_effects
+from hushrec.api import Run, train_seeds
+from hushrec.cli import main
 from hushrec.data import load
 from hushrec.errors import ConfigError, RunError
-from hushrec.evaluate.significance import holm
-from hushrec.reproduce.compare import paired
-from hushrec.reproduce.measure import measure
-from hushrec.reproduce.plan import Task, chosen, read_papers, tasks_of
-from hushrec.reproduce.results import Record, Results
-from hushrec.reproduce.runner import changes, expected_seconds, steps_for
-from hushrec.reproduce.states import state_of
-from hushrec.run import Run, train_seeds
+from hushrec.evaluation.significance import holm
 
 PAPER = (
     'system = "Demo"\ncited = "Nobody: Nothing"\nnothing_to_run = { "figure-9" = "a drawing" }\n'

@@ -1,12 +1,12 @@
 """Studies of our own: a page each, all data sets side by side, marks and forests of differences."""
 
 import pytest
+from experiments.exhibits import pictures
+from experiments.page import PAGE, exhibit_section, write_pages
+from experiments.plan import chosen, read_papers
+from experiments.results import Record, Results
 
 from hushrec.errors import ConfigError
-from hushrec.report.exhibits import pictures
-from hushrec.report.papers import PAGE, exhibit_section, write_pages
-from hushrec.reproduce.plan import chosen, read_papers
-from hushrec.reproduce.results import Record, Results
 
 STUDY = 'system = "Our own"\npage = "results.md"\nnote = "Why we look."\n'
 PAPER = 'system = "Theirs"\ncited = "They: What"\n'

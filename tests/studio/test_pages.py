@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 import pytest
 from click.testing import CliRunner
 
-from hushrec.commands import main
-from hushrec.run_folder import RunFolder
+from hushrec.cli import main
+from hushrec.runs.folder import RunFolder
 from hushrec.studio import leak, sliders
 from hushrec.studio.runs import find_runs
 from shown_runs import HOSTILE, answering

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from browsing import CONTRASTS, OUTSIDE, SERIOUS, axe, look
-from hushrec.run_folder import RunFolder
+from hushrec.runs.folder import RunFolder
 from shown_runs import answering
 
 pytestmark = pytest.mark.browser

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.guidance import Frozen, fit_gates
 from hushrec.kernels.row_networks import RowSamples
-from hushrec.rng import Round, Streams
+from hushrec.streams import Round, Streams
 from hushrec.testing import clients_of
 from hushrec.training.inner_product import Descent
 from hushrec.training.samples import draw_device_samples

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hushrec.clients import Ragged
-from hushrec.rng import Round, Streams
+from hushrec.data.views import Ragged
+from hushrec.streams import Round, Streams
 from hushrec.testing import clients_of
 from hushrec.training.samples import draw_device_samples, draw_negatives, draw_silo_samples, halves
 from odd_clients import population, ragged

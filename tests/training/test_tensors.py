@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hushrec.clients import Ragged, TrainView
-from hushrec.methods.options import InnerProductConfig
-from hushrec.rng import Round, Streams
+from hushrec.data.views import Ragged, TrainView
+from hushrec.methods.shared.options import InnerProductConfig
+from hushrec.streams import Round, Streams
 from hushrec.training.inner_product import Descent, train_inner_product
 from hushrec.training.samples import draw_device_samples
 

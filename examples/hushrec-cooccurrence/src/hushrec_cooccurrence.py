@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import Method, TrainView
-from hushrec.aggregate import ClientRows, Total, Update
+from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.methods.base import Fitted, MethodConfig, Private, Shared, Traits
-from hushrec.rng import Round, Streams
+from hushrec.streams import Round, Streams
 
 
 class CooccurrenceConfig(MethodConfig):

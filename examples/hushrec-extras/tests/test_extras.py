@@ -2,8 +2,8 @@ from hushrec_extras.backwards import Backwards
 from hushrec_extras.largest_rows import LargestRows
 from hushrec_extras.two_tower import TwoTower
 
-from hushrec.backends.inprocess import Machine
-from hushrec.prepare import prepare
+from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.setup import prepare
 from hushrec.testing import BackendContract, MechanismContract, MethodContract
 
 

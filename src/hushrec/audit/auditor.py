@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+from hushrec.api import Run
 from hushrec.audit.canary import canaries
 from hushrec.audit.inference import item_inference
 from hushrec.audit.layout import stages_of
 from hushrec.audit.membership import membership
 from hushrec.audit.soundness import soundness
 from hushrec.errors import RunError
-from hushrec.prepare import make_task, plan_privacy
+from hushrec.federation.setup import make_task, plan_privacy
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
 from hushrec.privacy.plan import NoPlan, Plan
-from hushrec.rng import Streams
-from hushrec.run import Run
-from hushrec.run_folder import AUDIT_FILE, FINAL
+from hushrec.runs.folder import AUDIT_FILE, FINAL
+from hushrec.streams import Streams
 
 Verdict = Literal["kept", "contradicted", "no claim", "not tested"]
 VERDICTS: dict[Verdict, str] = {

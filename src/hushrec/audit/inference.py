@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import ClientRows, ExactSum, Total, Update
-from hushrec.client import take_part
-from hushrec.clients import TrainView, chunks
-from hushrec.evaluate.significance import bootstrap_interval
+from hushrec.aggregation import ClientRows, ExactSum, Total, Update
+from hushrec.api import Run
+from hushrec.data.views import TrainView, chunks
+from hushrec.evaluation.significance import bootstrap_interval
+from hushrec.federation.client import take_part
+from hushrec.federation.setup import make_task
 from hushrec.methods.base import Shared
-from hushrec.prepare import make_task
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
-from hushrec.rng import SecretRound, Streams
-from hushrec.run import Run
+from hushrec.streams import SecretRound, Streams
 
 STACK_CLIENTS = 256
 STACK_BYTES = 128 * 2**20

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import ClientRows, ExactSum, Total, Update, UploadShape
-from hushrec.client import Task
-from hushrec.clients import Ragged, TrainView
+from hushrec.aggregation import ClientRows, ExactSum, Total, Update, UploadShape
+from hushrec.data.views import Ragged, TrainView
+from hushrec.federation.client import Task
 from hushrec.methods.base import Shared
 from hushrec.privacy.accountant import Gaussian, Pure, sensitivity
-from hushrec.privacy.clip import AdaptiveClip, Clip, FlatClip, RowClip
+from hushrec.privacy.clipping import AdaptiveClip, Clip, FlatClip, RowClip
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
-from hushrec.rng import SecretRound
+from hushrec.streams import SecretRound
 
 Values = NDArray[np.float64]
 Places = Mapping[str, NDArray[np.int64]]

@@ -35,14 +35,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from hushrec.audit.trials import CONFIDENCE, certain_among, guessing_bound
-from hushrec.clients import Ragged, TrainView, chunks
+from hushrec.api import Run
+from hushrec.audit.canary import CONFIDENCE, certain_among, guessing_bound
+from hushrec.data.splitting import Split
+from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.privacy.accountant import Accountant
-from hushrec.rng import Streams
-from hushrec.run import Run
-from hushrec.serve.fold_in import fold_in
-from hushrec.split import Split
-from hushrec.store import store_bytes
+from hushrec.private import store_bytes
+from hushrec.serving.fold_in import fold_in
+from hushrec.streams import Streams
 
 RESAMPLES = 500
 BOLDNESS = (1.0, 0.5, 0.2, 0.1)

@@ -24,26 +24,18 @@ from typing import Any
 import numpy as np
 from scipy.stats import chi2, gamma, kstest, pearsonr, poisson
 
-from hushrec.aggregate import ExactSum, Update, UploadShape
-from hushrec.aggregate.exact import STEPS_PER_UNIT
-from hushrec.audit.layout import (
-    Stage,
-    Values,
-    clients,
-    noised_sum,
-    spread,
-    uploads,
-    written_out,
-)
-from hushrec.audit.trials import CERTAIN
-from hushrec.clients import TrainView
+from hushrec.aggregation import ExactSum, Update, UploadShape
+from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
+from hushrec.audit.canary import CERTAIN
+from hushrec.audit.layout import Stage, Values, clients, noised_sum, spread, uploads, written_out
+from hushrec.data.views import TrainView
 from hushrec.errors import DivergedError
 from hushrec.privacy.accountant import sensitivity
-from hushrec.privacy.clip import BIT, AdaptiveClip
+from hushrec.privacy.clipping import BIT, AdaptiveClip
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
-from hushrec.rng import SecretRound, SecretStreams, Streams
+from hushrec.streams import SecretRound, SecretStreams, Streams
 
 SIZES = (2.0, 1e30)
 """Of uploads, in bounds: clipping must act, and never fail to."""

@@ -17,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.data.datasets import CATALOG, DataSet
-from hushrec.data.files import (
+from hushrec.data.frames import NAME, frame_table
+from hushrec.data.interactions import Categorical, Column, Interactions, MultiCategorical, Numeric
+from hushrec.data.loaders import Folder, cache_dir
+from hushrec.data.reading import (
     NO_FEATURES,
     FeatureFiles,
     interactions_of,
@@ -25,21 +28,12 @@ from hushrec.data.files import (
     read_interactions,
     read_items,
 )
-from hushrec.data.folders import Folder, cache_dir
-from hushrec.data.frames import NAME, frame_table
-from hushrec.data.interactions import (
-    Categorical,
-    Column,
-    Interactions,
-    MultiCategorical,
-    Numeric,
-)
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import Heard, unheard
-from hushrec.disk import fresh_file, scratch
 from hushrec.errors import ConfigError, DataError, RunError, nearest
-from hushrec.paths import checked
-from hushrec.stored import read_arrays
+from hushrec.io.files import fresh_file, scratch
+from hushrec.io.paths import checked
+from hushrec.io.stored import read_arrays
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and the bytes in all, if known."""

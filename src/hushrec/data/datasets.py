@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from hushrec.data import loaders
-from hushrec.data.folders import FileState, Folder, roots
 from hushrec.data.interactions import Interactions
+from hushrec.data.loaders import FileState, Folder, roots
 
 
 @dataclass(frozen=True)

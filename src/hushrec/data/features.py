@@ -16,13 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.interactions import (
-    Categorical,
-    Column,
-    Features,
-    MultiCategorical,
-    Numeric,
-)
+from hushrec.data.interactions import Categorical, Column, Features, MultiCategorical, Numeric
 from hushrec.errors import ConfigError, DataError, nearest
 
 MOST_CATEGORIES = 5_000

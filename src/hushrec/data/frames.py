@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.parquet import ROWS
-from hushrec.data.tables import Block, Table
+from hushrec.data.tables import ROWS, Block, Table
 from hushrec.errors import DataError, MissingExtraError
 
 NAME = "frame"

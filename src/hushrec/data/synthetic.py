@@ -7,14 +7,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hushrec.compiled import njit
-from hushrec.data.interactions import (
-    Categorical,
-    IntArray,
-    Interactions,
-    MultiCategorical,
-    Numeric,
-)
+from hushrec.data.interactions import Categorical, IntArray, Interactions, MultiCategorical, Numeric
+from hushrec.kernels.jit import njit
 
 # A film's title is its place in the world: the noun is the trail it lies on, the adjective its
 # position there. Whoever reads a list of recommendations sees the structure that made it.

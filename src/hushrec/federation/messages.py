@@ -1,313 +1,250 @@
-"""What travels between the server and a node: values with a bytes form, validated on arrival.
+"""What travels between server and clients: values with a bytes form, validated on arrival.
 
-The server invites, asks to train and asks to look; a node enrols, sends the exact sum of its
-clients' protected uploads (`sums`), says what a look came to, or refuses with a sentence. A node's
-answers name no user and hold no parameter or interaction of one: sums over its clients, and counts.
+`Download` goes to the clients, `Upload` comes back, each in a `hushrec.io.codec`. The
+byte counter of a run counts the arrays, as `nbytes`, and not the header of some hundred bytes.
 
-Every request carries the `Terms`, so that a node which was away needs nothing but the request.
+Whoever reads a message says what it must be (`Expected`): kind, round, names, shapes, dtypes,
+finite numbers, norm, and how large it may be before it is even looked at. Anything else is a
+`MessageError`, which names what is wrong and leaves the reader as it was.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate.statistics import Evaluation
+from hushrec.aggregation import ClientRows, Update, UploadShape
+from hushrec.aggregation.statistics import LossSum
 from hushrec.errors import MessageError
-from hushrec.frame import (
+from hushrec.io.codec import (
     HEADER_BYTES,
+    LARGEST,
     Array,
     Arrays,
     check_finite,
     count_in,
     pack,
-    text_in,
     unpack,
+    whole_in,
 )
-from hushrec.messages import Download
-from hushrec.split import Part
 
-Numbers = NDArray[np.int64]
-NOBODY: Numbers = np.zeros(0, np.int64)
-MOST_CLIENTS = 2**31 - 1
-"""Users and clients are numbered in 32 bits."""
+SLACK = 1 + 1e-6
+"""A norm is worked out again on arrival, and may round up."""
 
 
-@dataclass(frozen=True, eq=False)
-class Terms:
-    """What the server says of a run's population, and of a node's place in it."""
+@dataclass(frozen=True)
+class Download:
+    """What is sent to clients that take part in a round."""
 
-    run: str
-    population: int
-    """Users in all."""
-    training: int
-    """Clients that cohorts are drawn from, in all."""
-    users: Numbers = field(default_factory=lambda: NOBODY)
-    """Number in the population of each of the node's users, in the order it told them."""
-    clients: Numbers = field(default_factory=lambda: NOBODY)
-    """The same of its clients, which are silos or the users themselves."""
-    epsilon: NDArray[np.float64] | None = None
-    """Budget of each of its clients, where they have budgets of their own."""
-    largest_epsilon: float = 0.0
-    """The largest budget of anybody: uploads weigh in proportion to its."""
+    round: int
+    common: Arrays
+    """The same for everybody."""
+    own: Arrays = field(default_factory=dict)
+    """Each client's own, with a leading axis of clients."""
+    protection: Mapping[str, float] = field(default_factory=dict)
+    """The state of the mechanisms that act on the clients."""
 
     @property
-    def digest(self) -> str:
-        """Identify them: a node holds the server to what it said first."""
-        facts, arrays = self.said()
-        return hashlib.blake2b(pack("terms", facts, arrays), digest_size=16).hexdigest()
+    def received(self) -> Arrays:
+        """What a method trains from."""
+        return {**self.common, **self.own}
 
-    def said(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Return them as parts of a message."""
-        facts = {
-            "run": self.run,
-            "population": self.population,
-            "training": self.training,
-            "largest_epsilon": self.largest_epsilon,
-        }
-        arrays: dict[str, Array] = {"terms/users": self.users, "terms/clients": self.clients}
-        if self.epsilon is not None:
-            arrays["terms/epsilon"] = self.epsilon
-        return facts, arrays
+    def to(self, places: NDArray[np.int64]) -> Download:
+        """Return what is sent to these of the clients."""
+        if not self.own:
+            return self
+        return replace(self, own={name: array[places] for name, array in self.own.items()})
+
+    def nbytes(self, clients: int) -> int:
+        """Bytes of the messages to so many clients."""
+        common = sum(array.nbytes for array in self.common.values())
+        return clients * common + sum(array.nbytes for array in self.own.values())
+
+    def to_bytes(self) -> bytes:
+        """Write the message to one client."""
+        arrays = {f"common/{name}": array for name, array in self.common.items()}
+        arrays |= {f"own/{name}": array for name, array in self.own.items()}
+        facts = {"round": self.round, "protection": dict(self.protection)}
+        return pack("download", facts, arrays)
 
     @classmethod
-    def told(cls, facts: Mapping[str, Any], arrays: Arrays) -> Terms:
-        """Read them from a message, and refuse what cannot be."""
-        population, training = count_in(facts, "population"), count_in(facts, "training")
-        users, clients = arrays.get("terms/users"), arrays.get("terms/clients")
-        epsilon, largest = arrays.get("terms/epsilon"), facts.get("largest_epsilon")
-        if users is None or clients is None or not isinstance(largest, float):
-            raise MessageError("the request does not say who is who")
-        if not training <= population <= MOST_CLIENTS:
-            raise MessageError("the request is of a population that cannot be")
-        _check_numbers(users, population, "users")
-        _check_numbers(clients, population, "clients")
-        if epsilon is not None:
-            fits = epsilon.shape == clients.shape and epsilon.dtype == np.float64
-            if not fits or not ((epsilon >= 0) & (epsilon <= largest)).all():
-                raise MessageError("the request's budgets do not fit its clients")
-        run = text_in(facts, "run")
-        return cls(run, population, training, users, clients, epsilon, largest)
+    def from_bytes(cls, data: bytes, most: int = LARGEST) -> Download:
+        """Read it on the client."""
+        facts, arrays = unpack("download", data, most)
+        parts: dict[str, dict[str, Array]] = {"common": {}, "own": {}}
+        for name, array in arrays.items():
+            part, _, rest = name.partition("/")
+            if part not in parts or not rest:
+                raise MessageError(f"the download holds an array '{name}' that is not known")
+            check_finite(array, name)
+            parts[part][rest] = array
+        state = facts.get("protection")
+        if not isinstance(state, dict) or not all(isinstance(v, float) for v in state.values()):
+            raise MessageError("the download holds no state of the protection")
+        return cls(count_in(facts, "round"), **parts, protection=state)
 
 
 @dataclass(frozen=True)
-class Invitation:
-    """The server asks a node whether it takes part in a run."""
+class Expected:
+    """What an upload must be to count."""
 
-    run: str
-    settings: str
-    """Digest of the experiment."""
-    catalogue: str
-    """Digest of the public catalogue."""
-
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        return pack("invitation", vars(self), {})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Invitation:
-        """Read it on the node."""
-        facts, _ = unpack("invitation", data, 2 * HEADER_BYTES)
-        return cls(*(text_in(facts, name) for name in ("run", "settings", "catalogue")))
-
-
-@dataclass(frozen=True, eq=False)
-class Enrolment:
-    """A node takes part: how many it holds, and what the plan has to know of them."""
-
-    run: str
-    name: str
-    users: int
-    idle: int
-    """Users without anything to train on."""
-    trains: NDArray[np.bool_]
-    """Of each client, whether it has something to train on."""
-    activity: Numbers | None = None
-    """Interactions of each client, where budgets go by their order."""
-    epsilon: NDArray[np.float64] | None = None
-    """Budgets that clients declare, where they do."""
-
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts = {"run": self.run, "name": self.name, "users": self.users, "idle": self.idle}
-        arrays: dict[str, Array] = {"trains": self.trains}
-        for name in ("activity", "epsilon"):
-            if getattr(self, name) is not None:
-                arrays[name] = getattr(self, name)
-        return pack("enrolment", facts, arrays)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, run: str, budgets: str | None) -> Enrolment:
-        """Read it on the server; ``budgets`` is the rule that the agreement has for them."""
-        facts, arrays = unpack("enrolment", data, 2**26)
-        said = text_in(facts, "run")
-        if said != run:
-            raise MessageError(f"the enrolment is for the run '{said}', not '{run}'")
-        users, idle = count_in(facts, "users"), count_in(facts, "idle")
-        extra = {"activity": "activity", "declared": "epsilon"}.get(budgets or "")
-        if arrays.keys() != {"trains", *([extra] if extra else [])}:
-            raise MessageError("the enrolment holds other arrays than were asked for")
-        trains = arrays["trains"]
-        if trains.dtype != np.bool_ or trains.ndim != 1 or not 0 < len(trains) <= users:
-            raise MessageError("the enrolment does not say which clients train")
-        if idle > users or users > MOST_CLIENTS:
-            raise MessageError("the enrolment counts more users than can be")
-        activity, epsilon = arrays.get("activity"), arrays.get("epsilon")
-        if activity is not None and not _fits(activity, trains, np.int64):
-            raise MessageError("the enrolment's activity does not fit its clients")
-        if epsilon is not None and not (
-            _fits(epsilon, trains, np.float64) and np.isfinite(epsilon).all()
-        ):
-            raise MessageError("the enrolment's budgets do not fit its clients")
-        return cls(run, text_in(facts, "name"), users, idle, trains, activity, epsilon)
-
-
-@dataclass(frozen=True, eq=False)
-class TrainRequest:
-    """The server asks a node to let some of its clients take part in a round."""
-
-    terms: Terms
-    selected: int
-    """The round whose private parameters are to be kept beside the newest."""
-    clients: Numbers
-    """Numbers of the clients, ascending."""
-    download: Download
-
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts, arrays = self.terms.said()
-        arrays |= {"clients": self.clients, "download": _bytes(self.download.to_bytes())}
-        return pack("training", {**facts, "selected": self.selected}, arrays)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> TrainRequest:
-        """Read it on the node."""
-        facts, arrays = unpack("training", data)
-        terms, clients = Terms.told(facts, arrays), _array(arrays, "clients")
-        _check_numbers(clients, terms.population, "clients")
-        if (np.diff(clients) <= 0).any():
-            raise MessageError("the request does not name its clients in their order")
-        if not np.isin(clients, terms.clients).all():
-            raise MessageError("the request names clients that are not this node's")
-        download = Download.from_bytes(_array(arrays, "download").tobytes())
-        for name, array in download.own.items():
-            if array.ndim == 0 or len(array) != len(clients):
-                raise MessageError(f"'{name}' is not for the clients of the request")
-        return cls(terms, count_in(facts, "selected"), clients, download)
-
-
-@dataclass(frozen=True, eq=False)
-class LookRequest:
-    """The server asks a node what a model does for its users' held-out items."""
-
-    terms: Terms
     round: int
-    part: Part
-    selected: int
-    with_selected: bool
-    """Whether private parameters of the selected round are meant, not the newest."""
-    serving: Download
+    shape: UploadShape
+    """Names and shapes that follow from public things."""
+    whole: bool = False
+    """Whether every row must be there, as in protected uploads."""
+    clients: int = 1
+    norm: float | None = None
+    """Largest L2 norm of the method's own arrays, where clipping promises one."""
 
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts, arrays = self.terms.said()
-        facts |= {"round": self.round, "part": self.part, "selected": self.selected}
-        facts["with_selected"] = self.with_selected
-        return pack("look", facts, arrays | {"serving": _bytes(self.serving.to_bytes())})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> LookRequest:
-        """Read it on the node."""
-        facts, arrays = unpack("look", data)
-        part, with_selected = _part(facts), facts.get("with_selected") is True
-        serving = Download.from_bytes(_array(arrays, "serving").tobytes())
-        number, selected = count_in(facts, "round"), count_in(facts, "selected")
-        return cls(Terms.told(facts, arrays), number, part, selected, with_selected, serving)
+    @property
+    def most_bytes(self) -> int:
+        """Size above which a message is not looked at."""
+        if any(keys is None for keys, _ in self.shape.spaces.values()):
+            return LARGEST
+        ids = 8 * (self.shape.n_rows * len(self.shape.tables) + self.clients + 1)
+        return self.clients * (2 * self.shape.nbytes + ids) + HEADER_BYTES
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What a node says of a look."""
+class Upload:
+    """What a client sends back: its part of the round's sum, and how training went."""
 
-    run: str
     round: int
-    part: Part
-    evaluation: Evaluation
+    update: Update
+    loss: LossSum
 
     def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts = {"run": self.run, "round": self.round, "part": self.part}
-        return pack("looked", facts, {"evaluation": _bytes(self.evaluation.to_bytes())})
+        """Write the message; what travels whole is written out whole."""
+        update = self.update if self.update.whole is None else _written_out(self.update)
+        arrays = {f"dense/{name}": array for name, array in update.dense.items()}
+        for name, rows in update.rows.items():
+            sent = rows.differences()
+            arrays |= {f"ids/{name}": sent.ids, f"rows/{name}": sent.rows}
+            if update.clients != 1:
+                arrays[f"indptr/{name}"] = sent.indptr
+        facts = {"round": self.round, "clients": update.clients, "loss": self.loss.steps}
+        facts |= {"trained": self.loss.clients, "lost": self.loss.lost}
+        facts["emptied"] = update.emptied
+        return pack("upload", facts, arrays)
 
     @classmethod
-    def from_bytes(cls, data: bytes, asked: LookRequest, names: Mapping[str, list[str]]) -> Looked:
-        """Read it on the server; ``names`` are the metrics of each candidate set."""
-        facts, arrays = unpack("looked", data, 8 * HEADER_BYTES)
-        said = text_in(facts, "run"), count_in(facts, "round"), _part(facts)
-        if said != (asked.terms.run, asked.round, asked.part):
-            raise MessageError("the node looked at something else than it was asked to")
-        evaluation = Evaluation.from_bytes(_array(arrays, "evaluation").tobytes(), names)
-        if evaluation.users > len(asked.terms.users):
-            raise MessageError("the node looked at more users than it holds")
-        return cls(*said, evaluation)
+    def from_bytes(cls, data: bytes, expected: Expected) -> Upload:
+        """Read it on the server; refuse whatever is not as expected."""
+        facts, arrays = unpack("upload", data, expected.most_bytes)
+        number, clients = count_in(facts, "round"), count_in(facts, "clients")
+        if number != expected.round:
+            raise MessageError(f"the upload is of round {number}, not of round {expected.round}")
+        if clients != expected.clients:
+            raise MessageError(f"the upload is of {clients} clients, not of {expected.clients}")
+        loss = LossSum(whole_in(facts, "loss"), count_in(facts, "trained"), count_in(facts, "lost"))
+        if loss.clients > clients or loss.lost > loss.clients:
+            raise MessageError("the upload counts more losses than clients")
+        update = replace(_read_update(arrays, expected), emptied=count_in(facts, "emptied"))
+        if update.emptied > clients:
+            raise MessageError("the upload counts more empty uploads than clients")
+        if expected.norm is not None:
+            for norm in _norms(update):
+                if not norm <= expected.norm * SLACK:
+                    raise MessageError(
+                        f"the upload has norm {norm:.6g}, more than the {expected.norm:.6g} agreed"
+                    )
+        return cls(number, update, loss)
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A node does not do what it was asked to."""
-
-    why: str
-    """In a sentence that tells nothing of its users."""
-
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        return pack("refusal", {"why": self.why[:400]}, {})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Refusal:
-        """Read it on the server, where it ends in the log: what cannot be printed does not."""
-        facts, _ = unpack("refusal", data, HEADER_BYTES)
-        why = text_in(facts, "why", 400)
-        return cls(printable(why))
+# ------------------------------------------------------------ updates as arrays
 
 
-def printable(text: str) -> str:
-    """Return a text of somebody else's without what a terminal would obey."""
-    return "".join(letter for letter in text if letter.isprintable())
+def _written_out(update: Update) -> Update:
+    """Write every row of every table and space of an upload out."""
+    shape = update.whole
+    assert shape is not None
+    dense: dict[str, Array] = {}
+    for name, rows in update.rows.items():
+        count = shape.spaces[name][0] if rows.keyed else shape.n_rows
+        assert count is not None, "what travels whole is closed"
+        table = np.zeros((update.clients, count, rows.rows.shape[1]), np.float32)
+        owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
+        table[owner, rows.ids] = rows.differences().rows
+        dense[name] = table
+    dense |= {name: array.astype(np.float32) for name, array in update.dense.items()}
+    return Update(update.clients, dense=dense, emptied=update.emptied)
 
 
-def _check_numbers(numbers: Array, population: int, what: str) -> None:
-    if numbers.ndim != 1 or numbers.dtype != np.int64:
-        raise MessageError(f"the request does not number its {what}")
-    inside = not len(numbers) or (numbers.min() >= 0 and numbers.max() < population)
-    if not inside or len(np.unique(numbers)) != len(numbers):
-        raise MessageError(f"the request numbers {what} that cannot be, or one twice")
+def _read_update(arrays: Arrays, expected: Expected) -> Update:
+    shape, clients = expected.shape, expected.clients
+    dense = {name: (clients, *own) for name, own in shape.dense.items()}
+    tables = {name: (shape.n_rows, width) for name, width in shape.tables.items()}
+    sparse: dict[str, tuple[int | None, int]] = {**tables, **shape.spaces}
+    tables_sent = {name: (clients, count or 0, width) for name, (count, width) in sparse.items()}
+    if expected.whole:
+        dense, sparse = {**dense, **tables_sent}, {}
+    parts = ("ids", "rows") if clients == 1 else ("ids", "rows", "indptr")
+    names = {f"dense/{name}" for name in dense}
+    names |= {f"{part}/{name}" for name in sparse for part in parts}
+    for name in sorted(names ^ arrays.keys()):
+        what = "lacks" if name in names else "holds an array that nobody asked for:"
+        raise MessageError(f"the upload {what} '{name}'")
+    for name, array in arrays.items():
+        check_finite(array, name)
+    for name, own in dense.items():
+        array = arrays[f"dense/{name}"]
+        if array.shape != own or array.dtype not in (np.float32, np.float64):
+            raise MessageError(f"'{name}' is {array.dtype}{array.shape}, not numbers of {own}")
+    rows = {
+        name: _read_rows(arrays, name, count, width, expected)
+        for name, (count, width) in sparse.items()
+    }
+    if expected.whole:
+        keyed = shape.spaces.keys()
+        rows = {n: _whole_rows(arrays[f"dense/{n}"], n in keyed) for n in tables_sent}
+    return Update(clients, rows, {name: arrays[f"dense/{name}"] for name in shape.dense})
 
 
-def _fits(array: Array, like: Array, dtype: Any) -> bool:
-    return array.shape == like.shape and array.dtype == dtype and bool((array >= 0).all())
+def _whole_rows(table: Array, keyed: bool) -> ClientRows:
+    clients, count, width = table.shape
+    ids: NDArray[Any] = np.tile(np.arange(count), clients).astype(np.int64 if keyed else np.int32)
+    indptr = np.arange(clients + 1) * count
+    return ClientRows(indptr, ids, table.reshape(-1, width), space=count if keyed else None)
 
 
-def _array(arrays: Arrays, name: str) -> Array:
-    if name not in arrays:
-        raise MessageError(f"the message lacks '{name}'")
-    check_finite(arrays[name], name)
-    return arrays[name]
+def _read_rows(
+    arrays: Arrays, name: str, count: int | None, width: int, expected: Expected
+) -> ClientRows:
+    ids, rows = arrays[f"ids/{name}"], arrays[f"rows/{name}"]
+    keyed = name in expected.shape.spaces
+    kind = np.int64 if keyed else np.int32
+    if ids.ndim != 1 or ids.dtype != kind or rows.shape != (len(ids), width):
+        raise MessageError(f"'{name}' has ids {ids.dtype}{ids.shape} for rows {rows.shape}")
+    if rows.dtype != np.float32:
+        raise MessageError(f"'{name}' is {rows.dtype}, not float32")
+    most = count if count is not None else expected.shape.n_rows**2
+    if len(ids) and (ids.min() < 0 or ids.max() >= most):
+        raise MessageError(f"'{name}' has rows that do not exist")
+    indptr = arrays.get(f"indptr/{name}", np.array([0, len(ids)]))
+    fits = indptr.shape == (expected.clients + 1,) and indptr.dtype == np.int64
+    if not fits or indptr[0] != 0 or indptr[-1] != len(ids) or (np.diff(indptr) < 0).any():
+        raise MessageError(f"'{name}' does not say whose rows are whose")
+    for client in range(expected.clients):
+        mine = ids[indptr[client] : indptr[client + 1]]
+        if len(np.unique(mine)) != len(mine):
+            raise MessageError(f"'{name}' has a row twice")
+    return ClientRows(indptr, ids, rows, space=count if keyed else None)
 
 
-def _bytes(data: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(data, np.uint8)
-
-
-def _part(facts: Mapping[str, Any]) -> Part:
-    said = facts.get("part")
-    part: Literal["valid", "test"]
-    for part in get_args(Part):
-        if said == part:
-            return part
-    raise MessageError("the message does not say which held-out items are meant")
+def _norms(update: Update) -> NDArray[np.float64]:
+    """Return the L2 norm of each client's upload, without what a mechanism added."""
+    squares = np.zeros(update.clients)
+    for name, array in update.dense.items():
+        if not name.startswith("privacy/"):
+            flat = array.reshape(update.clients, -1).astype(np.float64)
+            squares += np.einsum("ce,ce->c", flat, flat)
+    for rows in update.rows.values():
+        each = np.einsum("rw,rw->r", rows.rows, rows.rows, dtype=np.float64)
+        owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
+        squares += np.bincount(owner, each, minlength=update.clients)
+    return np.sqrt(squares)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.compiled import njit
+from hushrec.kernels.jit import njit
 
 Array = NDArray[Any]
 

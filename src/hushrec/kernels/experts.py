@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.compiled import njit
 from hushrec.kernels.draws import draw
+from hushrec.kernels.jit import njit
 from hushrec.kernels.pairs import key_order
 
 Array = NDArray[Any]

@@ -15,24 +15,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.compiled import njit
-from hushrec.kernels.first_layer import (
+from hushrec.kernels.inner_product import ANY_ORDER
+from hushrec.kernels.jit import njit
+from hushrec.kernels.layers import (
     FeatureTable,
     Side,
     add_feature_gradient,
     add_features,
-    fill_feature_table,
-    new_feature_table,
-    pull_towards,
-    step_first_layer,
-)
-from hushrec.kernels.inner_product import ANY_ORDER
-from hushrec.kernels.layers import (
     add_product,
     cross_entropy_errors,
+    fill_feature_table,
     inner,
+    new_feature_table,
+    pull_towards,
     rectify,
     squared_errors,
+    step_first_layer,
     subtract_product,
 )
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.compiled import njit
 from hushrec.kernels.inner_product import ANY_ORDER, dot, sigmoid
+from hushrec.kernels.jit import njit
 from hushrec.kernels.row_networks import RowSamples
 
 Array = NDArray[Any]

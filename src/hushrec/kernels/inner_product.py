@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.compiled import njit
 from hushrec.kernels.draws import Pace, Stack, below, draw, list_outside, nth_outside
+from hushrec.kernels.jit import njit
 
 Array = NDArray[Any]
 

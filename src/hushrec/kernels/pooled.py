@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.compiled import njit
 from hushrec.kernels.draws import Stack, below, draw, list_samples
 from hushrec.kernels.inner_product import ANY_ORDER, dot, sigmoid
+from hushrec.kernels.jit import njit
 from hushrec.kernels.layers import cross_entropy_errors
 from hushrec.kernels.row_networks import (
     NetworkRoom,

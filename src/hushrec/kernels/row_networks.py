@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.compiled import njit
 from hushrec.kernels.inner_product import ANY_ORDER
+from hushrec.kernels.jit import njit
 from hushrec.kernels.layers import (
     add_product,
     cross_entropy_errors,

@@ -1,1 +1,1 @@
-"""methods"""
+"""Methods: one file a paper, over the interface in `methods.base`."""

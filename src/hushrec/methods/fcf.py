@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import ClientRows, Total, Update
-from hushrec.clients import Ragged, TrainView
+from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.config import Width
+from hushrec.data.views import Ragged, TrainView
 from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
+from hushrec.methods.baselines import distinct_items
 from hushrec.methods.fedals import gram, solve_users
-from hushrec.methods.popularity import distinct_items
-from hushrec.rng import Round, Streams
-from hushrec.settings import Width
+from hushrec.streams import Round, Streams
 from hushrec.training.inner_product import score_inner_product
 
 Array = NDArray[Any]

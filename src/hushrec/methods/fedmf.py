@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import Total, Update
-from hushrec.clients import TrainView
+from hushrec.aggregation import Total, Update
+from hushrec.data.views import TrainView
 from hushrec.methods.base import Fitted, PerClient, Private, PrivateFields, Shared, Traits
-from hushrec.methods.dual import (
+from hushrec.methods.shared.dual import (
     DualSwitch,
     DualSwitchConfig,
     kept_rows,
@@ -28,7 +28,7 @@ from hushrec.methods.dual import (
     score_own_rows,
     shared_after,
 )
-from hushrec.rng import Round, Streams
+from hushrec.streams import Round, Streams
 from hushrec.training.inner_product import (
     Descent,
     apply_mean,

@@ -21,14 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import Total, Update
-from hushrec.clients import TrainView
-from hushrec.methods.base import Fitted, PerClient, Private, PrivateFields, Shared
-from hushrec.methods.capabilities import Between, SearchSpace
-from hushrec.methods.dual import DualSwitch, kept_rows, own_rows, shared_after
+from hushrec.aggregation import Total, Update
+from hushrec.config import Width
+from hushrec.data.views import TrainView
+from hushrec.methods.base import (
+    Between,
+    Fitted,
+    PerClient,
+    Private,
+    PrivateFields,
+    SearchSpace,
+    Shared,
+)
 from hushrec.methods.fedmf import FedMFConfig
-from hushrec.rng import Round, Streams
-from hushrec.settings import Width
+from hushrec.methods.shared.dual import DualSwitch, kept_rows, own_rows, shared_after
+from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.inner_product import Descent, apply_mean, deltas, first_vector, initial_table
 from hushrec.training.row_network import initial_row_network, score_row_networks, train_row_networks

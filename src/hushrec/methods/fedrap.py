@@ -36,29 +36,27 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hushrec import kernels
-from hushrec.aggregate import ClientRows, Total, Update
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.data.views import TrainView
 from hushrec.kernels.inner_product import Additive
 from hushrec.methods.base import (
+    Between,
+    Described,
     Fitted,
+    ItemTables,
     Method,
+    OneOf,
+    OwnTable,
     PerClient,
     PerClientTable,
     Private,
     PrivateFields,
-    Shared,
-)
-from hushrec.methods.capabilities import (
-    Between,
-    Described,
-    ItemTables,
-    OneOf,
-    OwnTable,
     SearchSpace,
+    Shared,
     Tunable,
 )
-from hushrec.methods.options import SampledConfig
-from hushrec.rng import Round, Streams
+from hushrec.methods.shared.options import SampledConfig
+from hushrec.streams import Round, Streams
 from hushrec.training.inner_product import (
     Descent,
     apply_mean,

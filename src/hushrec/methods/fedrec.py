@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import ClientRows, Total, Update
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.config import Width
+from hushrec.data.views import TrainView
 from hushrec.methods.base import (
     Fitted,
     Method,
@@ -34,8 +35,7 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.rng import Round, Streams
-from hushrec.settings import Width
+from hushrec.streams import Round, Streams
 from hushrec.training.inner_product import score_inner_product
 from hushrec.training.samples import DeviceSamples, draw_unshuffled
 from hushrec.training.tensors import Batch, Params, Phase, Tensor, torch, train_tensors

@@ -21,13 +21,12 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from hushrec.aggregate import Update
-from hushrec.clients import TrainView
-from hushrec.methods.base import Fitted, Private, Shared
-from hushrec.methods.capabilities import Between, OneOf, SearchSpace
-from hushrec.methods.dual import kept_rows
+from hushrec.aggregation import Update
+from hushrec.data.views import TrainView
+from hushrec.methods.base import Between, Fitted, OneOf, Private, SearchSpace, Shared
 from hushrec.methods.fedmf import FedMF, FedMFConfig
-from hushrec.rng import Round
+from hushrec.methods.shared.dual import kept_rows
+from hushrec.streams import Round
 from hushrec.training.inner_product import Descent, deltas, first_vector, train_inner_product
 
 

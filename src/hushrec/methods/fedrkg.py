@@ -40,35 +40,33 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import kernels
-from hushrec.aggregate import ClientRows, Total, Update, UploadShape
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows, Total, Update, UploadShape
+from hushrec.config import Width
+from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels.guidance import Frozen, fit_gates, fused_tables, open_gates
 from hushrec.kernels.row_networks import RowSamples
 from hushrec.methods.base import (
+    Between,
     Fitted,
+    GuardsSteps,
+    Guided,
     Method,
     MethodConfig,
+    OneOf,
+    OwnTable,
     PerClient,
     PerClientTable,
     Private,
     PrivateFields,
+    SearchSpace,
     Shared,
     Traits,
-)
-from hushrec.methods.capabilities import (
-    Between,
-    GuardsSteps,
-    Guided,
-    OneOf,
-    OwnTable,
-    SearchSpace,
     Tunable,
     no_own_table,
 )
-from hushrec.methods.options import SEARCH, InnerProductConfig
-from hushrec.rng import Guard, Round, Streams
-from hushrec.settings import Width
+from hushrec.methods.shared.options import SEARCH, InnerProductConfig
+from hushrec.streams import Guard, Round, Streams
 from hushrec.training.inner_product import (
     Descent,
     apply_mean,

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import ClientRows, Total, Update
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.data.views import TrainView
 from hushrec.kernels.feature_networks import ProximalDescent
 from hushrec.methods.base import Fitted, Method, Private, Shared, Traits
-from hushrec.methods.options import FeatureNetworkConfig
 from hushrec.methods.privrec import FEATURE_STACK
-from hushrec.rng import Round, Streams
+from hushrec.methods.shared.options import FeatureNetworkConfig
+from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.feature_network import FeatureNetwork, train_feature_networks
 from hushrec.training.inner_product import apply_mean, deltas, initial_table

@@ -1,4 +1,6 @@
-"""LIPM: federated recommendation guided by local interests (Zhu, Cui, Xing and Wang).
+"""Several averages in place of one model, of which each client has its own mix (LIPM).
+
+LIPM: federated recommendation guided by local interests (Zhu, Cui, Xing and Wang).
 
 A client is a silo of users, or one user. The recommender is a perceptron over a user's embedding,
 an item's, their product entry by entry and, with LIPM, the user's interest. Shared: item table Q,
@@ -47,29 +49,85 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hushrec.aggregate import OWN_WEIGHT, ClientRows, Total, Update
-from hushrec.clients import TrainView
+from hushrec.aggregation import OWN_WEIGHT, ClientRows, Total, Update
+from hushrec.config import Width
+from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels import add_scattered
 from hushrec.methods.base import (
+    Between,
     Fitted,
     Method,
+    OneOf,
     PerClient,
     PerClientRows,
     Private,
     PrivateFields,
+    SearchSpace,
     Shared,
     Traits,
+    Tunable,
 )
-from hushrec.methods.capabilities import Between, OneOf, SearchSpace, Tunable
-from hushrec.methods.mixtures import mixed, mixed_rows, shared_out
-from hushrec.methods.options import PerceptronConfig
-from hushrec.rng import PastNoise, Round, Streams
-from hushrec.settings import Width
+from hushrec.methods.shared.options import PerceptronConfig
+from hushrec.streams import PastNoise, Round, Streams
 from hushrec.training.perceptron import Perceptron
-from hushrec.training.rules import Adam, PlainDescent
 from hushrec.training.samples import draw_silo_samples
-from hushrec.training.silo_network import SiloModel, SiloProblem, rows_of_users, train_silo_networks
+from hushrec.training.silo_network import (
+    Adam,
+    PlainDescent,
+    SiloModel,
+    SiloProblem,
+    rows_of_users,
+    train_silo_networks,
+)
 from hushrec.training.tensors import torch
+
+
+def mixed(
+    arrays: NDArray[np.float32], shares: NDArray[np.float32] | None, clients: int
+) -> NDArray[np.float32]:
+    """Return each silo's mix of averages, or for everybody the one that there is."""
+    if shares is None:
+        return np.repeat(arrays[None], clients, 0)
+    out = np.zeros((clients, *arrays.shape[1:]), np.float32)
+    for k, average in enumerate(arrays):
+        out += shares[:, k].reshape(-1, *[1] * average.ndim) * average
+    return out
+
+
+def mixed_rows(
+    table: NDArray[np.float32],
+    shares: NDArray[np.float32] | None,
+    ids: NDArray[Any],
+    owner: NDArray[np.int64],
+) -> NDArray[np.float32]:
+    """Return rows of the table, each as its silo's mix of averages has it."""
+    if shares is None:
+        rows: NDArray[np.float32] = table[ids]
+        return rows
+    out = np.zeros((len(ids), table.shape[-1]), np.float32)
+    for k, average in enumerate(table):
+        out += shares[owner, k][:, None] * average[ids]
+    return out
+
+
+def shared_out(
+    touched: Ragged,
+    deltas: NDArray[np.float32],
+    network: NDArray[np.float32],
+    shares: NDArray[np.float32],
+) -> Update:
+    """Return each silo's delta, share by share, for every average."""
+    rows = {
+        f"items{k}": ClientRows(
+            touched.indptr,
+            touched.values,
+            deltas * np.repeat(shares[:, k], touched.lengths)[:, None],
+        )
+        for k in range(shares.shape[1])
+    }
+    dense = {"network": shares[:, :, None] * network[:, None], "shares": shares}
+    return Update(len(shares), rows, dense)
+
 
 NETWORK = frozenset({"network"})
 

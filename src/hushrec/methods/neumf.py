@@ -18,15 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import Total, Update
-from hushrec.clients import TrainView
+from hushrec.aggregation import Total, Update
+from hushrec.config import Width
+from hushrec.data.views import TrainView
+from hushrec.io.memory import require_memory
 from hushrec.kernels.pooled import NeuMFModel, NeuMFRates, fit_neumf
-from hushrec.memory import require_memory
-from hushrec.methods.base import Fitted, Method, PerClient, Private, PrivateFields, Shared, Traits
-from hushrec.methods.capabilities import Between, SearchSpace, Tunable
-from hushrec.methods.central import CentralMFConfig
-from hushrec.rng import Round, Streams
-from hushrec.settings import Width
+from hushrec.methods.base import (
+    Between,
+    Fitted,
+    Method,
+    PerClient,
+    Private,
+    PrivateFields,
+    SearchSpace,
+    Shared,
+    Traits,
+    Tunable,
+)
+from hushrec.methods.central_mf import CentralMFConfig
+from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.inner_product import first_vector
 from hushrec.training.samples import draw_device_samples

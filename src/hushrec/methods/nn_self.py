@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.clients import TrainView
+from hushrec.data.views import TrainView
 from hushrec.methods.base import Fitted, Private, Shared, Traits
 from hushrec.methods.privrec import PrivRec, PrivRecConfig
-from hushrec.rng import Round
+from hushrec.streams import Round
 from hushrec.training import tensors
 from hushrec.training.samples import DeviceSamples, halves
 from hushrec.training.tensors import Tensor, torch

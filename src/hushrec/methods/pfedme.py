@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregate import ClientRows, Total, Update
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.data.views import TrainView
 from hushrec.methods.base import (
     Fitted,
     Method,
@@ -34,12 +34,17 @@ from hushrec.methods.base import (
     Shared,
     Traits,
 )
-from hushrec.methods.options import PerceptronConfig
-from hushrec.rng import Round, Streams
+from hushrec.methods.shared.options import PerceptronConfig
+from hushrec.streams import Round, Streams
 from hushrec.training.perceptron import Perceptron
-from hushrec.training.rules import Moreau
 from hushrec.training.samples import draw_silo_samples
-from hushrec.training.silo_network import SiloModel, SiloProblem, rows_of_users, train_silo_networks
+from hushrec.training.silo_network import (
+    Moreau,
+    SiloModel,
+    SiloProblem,
+    rows_of_users,
+    train_silo_networks,
+)
 from hushrec.training.tensors import torch
 
 

@@ -22,19 +22,22 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import Total, Update
-from hushrec.clients import TrainView
+from hushrec.aggregation import Total, Update
+from hushrec.config import Width
+from hushrec.data.views import TrainView
 from hushrec.methods.base import (
     Fitted,
+    ItemTables,
     Method,
     MethodConfig,
+    OwnTable,
     PerClient,
     Private,
     PrivateFields,
     Shared,
+    Tunable,
 )
-from hushrec.methods.capabilities import ItemTables, OwnTable, Tunable
-from hushrec.methods.dual import (
+from hushrec.methods.shared.dual import (
     DUAL_SEARCH,
     DualConfig,
     kept_rows,
@@ -43,8 +46,7 @@ from hushrec.methods.dual import (
     table_of_one,
     without_own_rows,
 )
-from hushrec.rng import Round, Streams
-from hushrec.settings import Width
+from hushrec.streams import Round, Streams
 from hushrec.training.inner_product import (
     Descent,
     apply_mean,

@@ -19,6 +19,13 @@ Before it is asked, a device runs `adapt_epochs` epochs of the same on its own p
 
 DP-PrivRec (Algorithm 2) is this method under ``--privacy central`` with a cohort of fixed size and
 adaptive clipping: the preset ``dp-paper``. The noise is on the mean, before the server's rate.
+
+PrivRec-CEN: PrivRec's network on pooled data, what federation is measured against.
+
+Not federated and not private: one network, minibatches over everybody's samples in random order,
+a round is one pass. As in the paper (section 4.1), an unseen user still adapts a copy. The paper
+treats "each user as a task": with ``tasks`` a pass has as many samples of every user, drawn with
+replacement, so that users count alike; without, samples do.
 """
 
 from __future__ import annotations
@@ -30,14 +37,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hushrec.aggregate import Total, Update
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.data.features import encode
+from hushrec.data.views import TrainView
 from hushrec.kernels.feature_networks import ProximalDescent
 from hushrec.methods.base import Fitted, Method, Private, Shared, Traits
-from hushrec.methods.head import COUNTS, count_items
-from hushrec.methods.options import FeatureNetworkConfig
-from hushrec.rng import Round, Streams
+from hushrec.methods.shared.denoising import COUNTS, count_items
+from hushrec.methods.shared.options import FeatureNetworkConfig
+from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.feature_network import (
     Array,
@@ -45,6 +52,7 @@ from hushrec.training.feature_network import (
     feature_network_of,
     proximal,
     train_feature_networks,
+    train_pooled_network,
 )
 from hushrec.training.samples import DeviceSamples, draw_device_samples
 from hushrec.training.tensors import Tensor, torch
@@ -208,3 +216,65 @@ def features(view: TrainView) -> tuple[NDArray[np.float32], NDArray[np.float32]]
     users = encode(view.user_features, np.arange(len(view)), "user")
     items = encode(view.item_features, np.arange(view.n_items), "item")
     return users.rows, items.rows
+
+
+class PrivRecCENConfig(PrivRecConfig):
+    """Options of PrivRec-CEN: those of PrivRec, and of the pooled passes."""
+
+    pooled_batch: Annotated[int, Field(ge=1)] = 256
+    """Samples of a pooled step, of all users together."""
+    pooled_lr: Annotated[float, Field(gt=0)] = 0.1
+    """Rate of a pooled step."""
+    tasks: bool = False
+    """Whether every user counts alike in a pass, or every sample."""
+
+
+class PrivRecCEN(PrivRec):
+    """PrivRec's network trained on pooled data."""
+
+    name = "privrec-cen"
+    Config = PrivRecCENConfig
+    config: PrivRecCENConfig
+    traits = Traits(rounds=20, pooled=True, stack_interactions=FEATURE_STACK)
+
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        """Pass once over all samples in random order."""
+        samples = self.samples(view, 1, now)
+        generator = now.generator("fit/order")
+        order = generator.permutation(len(samples.items))
+        if self.config.tasks:
+            order = generator.permutation(_alike(samples, generator))
+        theta, loss = train_pooled_network(
+            self.network(view),
+            self.descent(self.config.pooled_lr, 0.0),
+            shared["theta"],
+            self.inputs(shared, view),
+            samples,
+            order,
+            self.config.pooled_batch,
+        )
+        update = Update(1, self._pooled_counts(view), {"theta": theta - shared["theta"]})
+        return Fitted(update, {}, np.repeat(loss, len(view)))
+
+    def _pooled_counts(self, view: TrainView) -> dict[str, ClientRows]:
+        """Return everybody's items as one upload, where shares are a feature."""
+        if not self.config.shares:
+            return {}
+        mine = count_items(view).rows[COUNTS]
+        counts = np.bincount(mine.ids, mine.rows[:, 0], view.n_items).astype(np.float32)
+        ids = np.arange(view.n_items, dtype=np.int32)
+        return {COUNTS: ClientRows(np.array([0, view.n_items]), ids, counts[:, None])}
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Take the trained network."""
+        moved = (shared["theta"] + total.dense["theta"]).astype(np.float32)
+        return {"theta": moved, **self.counted(shared, total)}
+
+
+def _alike(samples: DeviceSamples, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Draw places of samples, as many of every user that has any, with replacement."""
+    starts, lengths = samples.indptr[:-1], samples.lengths
+    who = np.flatnonzero(lengths > 0)
+    each = -(-len(samples.items) // max(1, len(who)))
+    drawn = generator.integers(0, lengths[who][:, None], (len(who), each))
+    return np.asarray(starts[who][:, None] + drawn).ravel()

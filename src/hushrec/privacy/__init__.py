@@ -1,1 +1,1 @@
-"""privacy"""
+"""Differential privacy: mechanisms, calibration, accounting, and what is guaranteed."""

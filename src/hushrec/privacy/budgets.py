@@ -26,13 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from hushrec.aggregate import Total, Update
-from hushrec.clients import TrainView
+from hushrec.aggregation import Total, Update
 from hushrec.data.interactions import Features, Numeric
+from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError, nearest
 from hushrec.privacy.accountant import Accountant, Gaussian, epsilon_of, noise_for
 from hushrec.privacy.noise import LocalNoise
-from hushrec.rng import SecretRound
+from hushrec.streams import SecretRound
 
 LEVELS = 64
 WEIGHT = "privacy/weight"

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hushrec.clients import CohortConfig
+from hushrec.config import Seed, Settings
+from hushrec.data.views import CohortConfig
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Method
 from hushrec.privacy.accountant import Neighbours
-from hushrec.settings import Seed, Settings
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Epsilon = Annotated[float, Field(ge=1e-6, le=1e6)]

@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.errors import ConfigError
-from hushrec.privacy.kernels import draw_whole
-from hushrec.rng import Words
+from hushrec.kernels.clipping import draw_whole
+from hushrec.streams import Words
 
 Kind = Literal["gaussian", "laplace"]
 LEAST_SCALE, LARGEST_SCALE = 2**6, 2**56

@@ -16,16 +16,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import Steps, Total, Update, UploadShape
-from hushrec.aggregate.exact import STEPS_PER_UNIT
-from hushrec.clients import TrainView
+from hushrec.aggregation import Steps, Total, Update, UploadShape
+from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
+from hushrec.data.views import TrainView
 from hushrec.kernels import add_scattered
+from hushrec.kernels.clipping import add_steps
 from hushrec.privacy.accountant import Neighbours, sensitivity
-from hushrec.privacy.clip import Clip
+from hushrec.privacy.clipping import Clip
 from hushrec.privacy.discrete import Kind, law
-from hushrec.privacy.kernels import add_steps
 from hushrec.privacy.protection import Mechanism, check_shape
-from hushrec.rng import PastNoise, SecretRound, SecretStreams
+from hushrec.streams import PastNoise, SecretRound, SecretStreams
 
 
 def steps_of(scale: float) -> int:
@@ -110,7 +110,7 @@ class CentralGaussian(Mechanism):
 class DistributedGaussian(CentralGaussian):
     """Clip on the devices; every node adds its share of the noise to the sum of its own clients.
 
-    The server sees what all nodes' sums add up to and nothing else (`hushrec.secure`). A share has
+    The server sees what all nodes' sums add up to and nothing else (`hushrec.secagg`). A share has
     the variance of the whole noise over the number of nodes that are counted on: so many may drop
     out, or tell others their noise, and what is left is still enough. Sums of discrete Gaussians
     are as good as discrete Gaussian (Kairouz, Liu, Steinke 2021).

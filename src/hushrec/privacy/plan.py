@@ -9,19 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.privacy.accountant import (
-    Accountant,
-    Event,
-    Everybody,
-    Gaussian,
-    Neighbours,
-    Sampling,
-)
-from hushrec.privacy.budgets import (
-    PUBLIC_BUDGETS,
-    Budgets,
-    Ledger,
-)
+from hushrec.privacy.accountant import Accountant, Event, Everybody, Gaussian, Neighbours, Sampling
+from hushrec.privacy.budgets import PUBLIC_BUDGETS, Budgets, Ledger
 from hushrec.privacy.guarantee import (
     NOT_COVERED,
     SILO,
@@ -31,9 +20,9 @@ from hushrec.privacy.guarantee import (
     no_guarantee,
     unprotected,
 )
-from hushrec.privacy.looks import Looks
 from hushrec.privacy.noise import round_multiplier
 from hushrec.privacy.protection import Protection
+from hushrec.privacy.validation_queries import Looks
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import Aggregate, Steps, Total, Update, UploadShape
-from hushrec.clients import TrainView
+from hushrec.aggregation import Aggregate, Steps, Total, Update, UploadShape
+from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
-from hushrec.privacy.kernels import ascending_keys, distinct_rows
-from hushrec.rng import Guard, PastNoise, SecretRound, SecretStreams
+from hushrec.kernels.clipping import ascending_keys, distinct_rows
+from hushrec.streams import Guard, PastNoise, SecretRound, SecretStreams
 
 
 class Mechanism:

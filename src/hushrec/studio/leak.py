@@ -12,10 +12,10 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hushrec.clients import Protocol
+from hushrec.api import Run, train
+from hushrec.data.views import Protocol
 from hushrec.errors import HushrecError
-from hushrec.round import RoundReport
-from hushrec.run import Run, train
+from hushrec.federation.rounds import RoundReport
 
 ROUNDS = 20
 NEGATIVES = 40

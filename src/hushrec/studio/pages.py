@@ -8,19 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hushrec.analyse.one_user import one_user, some_users
-from hushrec.compare import ComparedRun, compare_runs
+from hushrec.analysis.user import one_user, some_users
+from hushrec.api import Run
 from hushrec.errors import ConfigError, HushrecError, RunError
-from hushrec.report import plots
-from hushrec.report.html import REPORT
-from hushrec.report.page import environment
-from hushrec.report.units import signed
-from hushrec.report.words import metric_name
-from hushrec.run import Run
-from hushrec.stored import read_text
+from hushrec.io.stored import read_text
+from hushrec.reporting import plots
+from hushrec.reporting.html import REPORT, environment
+from hushrec.reporting.wording import metric_name, signed
+from hushrec.runs.comparison import ComparedRun, compare_runs
+from hushrec.runs.summary import PUBLISHED_MARK
 from hushrec.studio import leak, sliders
 from hushrec.studio.runs import FoundRun, find_runs, require
-from hushrec.summary import PUBLISHED_MARK
 
 KEPT = 3
 """Runs that stay open, for the next question about them."""
@@ -40,7 +38,7 @@ class Studio:
         self._working = threading.Lock()  # compiled kernels and stores serve one at a time
         self._demonstration = leak.Demonstration(self._working)
         self._opened: OrderedDict[tuple[str, int], Run] = OrderedDict()
-        self._templates = environment("hushrec.studio", "hushrec.report")
+        self._templates = environment("hushrec.studio", "hushrec.reporting")
         self._shown: dict[str, Callable[[Given], Context]] = {
             "runs": self._runs,
             "run": self._run,

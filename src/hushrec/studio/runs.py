@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from hushrec.config import Experiment
 from hushrec.errors import HushrecError, RunError
-from hushrec.formats import Seeds
-from hushrec.run_folder import NEW, SEEDS, RunFolder, is_run
+from hushrec.federation.experiment import Experiment
+from hushrec.runs.folder import NEW, SEEDS, RunFolder, is_run
+from hushrec.runs.formats import Seeds
 
 DEEPEST = 3
 """Folders below the one that is looked at: a grid of runs with several seeds each."""

@@ -18,18 +18,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from hushrec.aggregate.statistics import Evaluation
-from hushrec.backends.base import Backend
-from hushrec.backends.inprocess import THIS_MACHINE
-from hushrec.backends.one_by_one import OneByOne
-from hushrec.config import make_experiment
+from hushrec.aggregation.statistics import Evaluation
+from hushrec.data.splitting import Split, make_split
 from hushrec.errors import ConfigError
-from hushrec.methods.base import method_class, method_names
-from hushrec.methods.capabilities import SharesBudget
-from hushrec.prepare import make_task, plan_privacy, prepare
-from hushrec.rng import Streams
-from hushrec.round import NoJournal, RoundReport, Server, State, run_rounds
-from hushrec.split import Split, make_split
+from hushrec.federation.backends.base import Backend
+from hushrec.federation.backends.reference import OneByOne
+from hushrec.federation.backends.simulation import THIS_MACHINE
+from hushrec.federation.experiment import make_experiment
+from hushrec.federation.rounds import NoJournal, RoundReport, Server, State, run_rounds
+from hushrec.federation.setup import make_task, plan_privacy, prepare
+from hushrec.methods.base import SharesBudget, method_class, method_names
+from hushrec.streams import Streams
 from hushrec.testing.checks import check_same
 from hushrec.testing.worlds import taste_world
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregate import ClientRows
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows
+from hushrec.data.views import TrainView
 from hushrec.methods.base import (
     PerClient,
     PerClientRows,
@@ -20,7 +20,7 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
 
 Array = NDArray[Any]
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hushrec.aggregate import ClientRows, ExactSum, Total, Update, UploadShape
-from hushrec.aggregate.exact import STEPS_PER_UNIT
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows, ExactSum, Total, Update, UploadShape
+from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
+from hushrec.data.views import TrainView
 from hushrec.privacy.protection import Mechanism, Protection, with_zeros
-from hushrec.rng import SecretRound, SecretStreams
+from hushrec.streams import SecretRound, SecretStreams
 from hushrec.testing.checks import digest
 from hushrec.testing.worlds import N_ITEMS, clients_of
 

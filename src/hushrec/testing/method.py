@@ -12,10 +12,11 @@ import pytest
 import tomli_w
 from pydantic import ValidationError
 
-from hushrec.aggregate import ExactSum, Update
-from hushrec.backends.inprocess import Machine
-from hushrec.clients import TrainView
-from hushrec.evaluate.evaluator import EvaluationConfig, Evaluator
+from hushrec.aggregation import ExactSum, Update
+from hushrec.data.splitting import Split, SplitConfig, make_split
+from hushrec.data.views import TrainView
+from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator
+from hushrec.federation.backends.simulation import Machine
 from hushrec.methods.base import (
     Fitted,
     Method,
@@ -26,10 +27,9 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.rng import Round, Streams
-from hushrec.serve.fold_in import fold_in
-from hushrec.split import Split, SplitConfig, make_split
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
+from hushrec.serving.fold_in import fold_in
+from hushrec.streams import Round, Streams
 from hushrec.testing.checks import (
     check_numbers,
     check_private,

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.backends.base import Collected
-from hushrec.backends.inprocess import THIS_MACHINE, InProcess, Machine
-from hushrec.client import Task
-from hushrec.clients import Ragged, TrainView
 from hushrec.data.interactions import Categorical, Features, Interactions, Numeric
+from hushrec.data.views import Ragged, TrainView
+from hushrec.federation.backends.base import Collected
+from hushrec.federation.backends.simulation import THIS_MACHINE, InProcess, Machine
+from hushrec.federation.client import Task
 from hushrec.methods.base import Method
 from hushrec.privacy.protection import Protection
-from hushrec.rng import SecretRound, SecretStreams, Streams
-from hushrec.store import PrivateStore
+from hushrec.private import PrivateStore
+from hushrec.streams import SecretRound, SecretStreams, Streams
 
 N_USERS, N_ITEMS, N_GROUPS = 60, 60, 3
 _GROUPS = np.array(["low", "middle", "high"])
@@ -74,7 +74,7 @@ def clients_of(rows: list[list[int]], n_items: int = N_ITEMS) -> TrainView:
 
 
 class Federation:
-    """A method and its clients: rounds as `hushrec.round` plays them, and nothing around them."""
+    """A method and its clients: rounds as `federation.rounds` plays them, nothing around them."""
 
     def __init__(
         self,

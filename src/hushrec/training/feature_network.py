@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
-from hushrec.aggregate import ClientRows
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows
 from hushrec.data.features import encode
+from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels.feature_networks import (
     FeatureSamples,
@@ -28,8 +28,8 @@ from hushrec.kernels.feature_networks import (
     ProximalDescent,
     fit_feature_networks,
 )
-from hushrec.kernels.first_layer import Side
-from hushrec.rng import Streams
+from hushrec.kernels.layers import Side
+from hushrec.streams import Streams
 from hushrec.training import tensors
 from hushrec.training.samples import DeviceSamples
 from hushrec.training.tensors import Tensor, torch

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
-from hushrec.aggregate import ClientRows, Total
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows, Total
+from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
+from hushrec.io.memory import require_memory
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.inner_product import Additive, Model, Rates
-from hushrec.memory import require_memory
-from hushrec.rng import Round, Streams
+from hushrec.streams import Round, Streams
 from hushrec.training.samples import PURPOSE, stack_of
 
 Array = NDArray[Any]

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.rng import Streams
+from hushrec.streams import Streams
 from hushrec.training.silo_network import pack_flat, unpack_flat
 from hushrec.training.tensors import (
     GROUP,

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
-from hushrec.aggregate import ClientRows
-from hushrec.clients import TrainView
+from hushrec.aggregation import ClientRows
+from hushrec.data.views import TrainView
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.row_networks import NetworkRates, RowSamples, Shape, fit_row_networks
-from hushrec.rng import Round, Streams
+from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.inner_product import Descent
 from hushrec.training.samples import draw_device_samples

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
-from hushrec.clients import Ragged, TrainView
+from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels.draws import Stack
-from hushrec.rng import Round
+from hushrec.streams import Round
 
 PURPOSE = "fit"
 """Kernels that draw negatives as they train read the same stream in the same order."""

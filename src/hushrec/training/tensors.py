@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
-from hushrec.aggregate import ClientRows
+from hushrec.aggregation import ClientRows
 from hushrec.errors import MissingExtraError
-from hushrec.rng import Streams
+from hushrec.streams import Streams
 from hushrec.training.samples import DeviceSamples
 
 try:

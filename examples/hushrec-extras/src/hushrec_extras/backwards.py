@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.backends.inprocess import InProcess
+from hushrec.federation.backends.simulation import InProcess
 from hushrec.privacy.protection import Protection
 
 

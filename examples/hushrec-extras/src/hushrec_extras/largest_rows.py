@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hushrec import TrainView
-from hushrec.aggregate import ClientRows, Update, UploadShape
+from hushrec.aggregation import ClientRows, Update, UploadShape
 from hushrec.privacy.protection import Mechanism
-from hushrec.rng import SecretRound
+from hushrec.streams import SecretRound
 
 
 @dataclass(frozen=True)

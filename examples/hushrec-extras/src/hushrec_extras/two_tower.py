@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec import Method, TrainView
-from hushrec.aggregate import Total, Update
+from hushrec.aggregation import Total, Update
 from hushrec.methods.base import Fitted, MethodConfig, PerClient, Private, PrivateFields, Shared
-from hushrec.rng import Round, Streams
+from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.inner_product import apply_mean, deltas, first_vector, initial_table
 from hushrec.training.samples import draw_device_samples

@@ -1,0 +1,146 @@
+"""Sums of losses and metrics, exact to the last bit: the same in any order, and on any node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.errors import MessageError
+from hushrec.io.codec import HEADER_BYTES, count_in, pack, unpack
+
+STEPS = 2**128
+"""Metrics and losses are summed in whole steps of 1 / STEPS: exactly, so in any order."""
+PLACES = 32
+"""Bins of the histogram of places: bin b counts places from 2^b on."""
+LARGEST_LOSS = 2.0**100
+"""A larger loss is no loss any more."""
+
+
+def exact_sum(values: NDArray[np.float64]) -> int:
+    """Return the sum of numbers in steps; bits of them below 2^-105 are dropped."""
+    # The larger bits first, and of what is left the larger ones. Small numbers have none above.
+    levels: tuple[int, ...] = (20, 62, 104)
+    if np.abs(values).max(initial=0.0) >= 2.0**20:
+        levels = (-64, -22, *levels)
+    total = 0
+    for shift in levels:
+        whole = np.rint(values * 2.0**shift)
+        values = values - whole * 2.0**-shift
+        total += int(whole.astype(np.int64).sum()) << (128 - shift)
+    return total
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """Mean losses of clients, summed exactly."""
+
+    steps: int = 0
+    clients: int = 0
+    lost: int = 0
+    """Clients whose loss is no number, or beyond all sums."""
+
+    @classmethod
+    def of(cls, losses: NDArray[np.float64]) -> LossSum:
+        """Sum up each client's mean loss."""
+        told = losses[np.abs(losses) < LARGEST_LOSS]
+        return cls(exact_sum(told), len(losses), len(losses) - len(told))
+
+    def merge(self, other: LossSum) -> LossSum:
+        """Return the sum over both groups of clients."""
+        clients, lost = self.clients + other.clients, self.lost + other.lost
+        return LossSum(self.steps + other.steps, clients, lost)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean loss; None if no client told one."""
+        told = self.clients - self.lost
+        return self.steps / (STEPS * told) if told else None
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What one candidate set gave the users of a node: sums and a histogram, nobody's own."""
+
+    users: int
+    sums: Mapping[str, int]
+    """Of each metric, in steps."""
+    places: NDArray[np.int64]
+    """Users by the place of their best held-out item: bin b from 2^b on."""
+
+    def merge(self, other: Tally) -> Tally:
+        """Return the tally over both groups of users."""
+        if not self.users or not other.users:
+            return self if self.users else other
+        sums = {name: total + other.sums[name] for name, total in self.sums.items()}
+        return Tally(self.users + other.users, sums, self.places + other.places)
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a metric."""
+        return self.sums[name] / (STEPS * self.users)
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of every metric."""
+        return {name: self.mean(name) for name in self.sums}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a node says of a look at its users' held-out items."""
+
+    tallies: Mapping[str, Tally]
+    """By candidate set."""
+
+    def merge(self, other: Evaluation) -> Evaluation:
+        """Return what both nodes say together."""
+        names = {**self.tallies, **other.tallies}
+        nothing = Tally(0, {}, np.zeros(PLACES, np.int64))
+        return Evaluation(
+            {
+                name: self.tallies.get(name, nothing).merge(other.tallies.get(name, nothing))
+                for name in names
+            }
+        )
+
+    @property
+    def users(self) -> int:
+        """How many users were looked at."""
+        return max((tally.users for tally in self.tallies.values()), default=0)
+
+    def means(self) -> dict[str, dict[str, float]]:
+        """Return the mean of every metric for each candidate set."""
+        return {name: tally.means() for name, tally in self.tallies.items()}
+
+    def to_bytes(self) -> bytes:
+        """Write the message."""
+        facts = {
+            name: {"users": tally.users, "sums": dict(tally.sums)}
+            for name, tally in self.tallies.items()
+        }
+        places = {f"places/{name}": tally.places for name, tally in self.tallies.items()}
+        return pack("evaluation", {"tallies": facts}, places)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, names: Mapping[str, list[str]]) -> Evaluation:
+        """Read it; ``names`` are the metrics of each candidate set."""
+        facts, arrays = unpack("evaluation", data, 4 * HEADER_BYTES)
+        said = facts.get("tallies")
+        if not isinstance(said, dict) or said.keys() != names.keys():
+            raise MessageError("the evaluation is not of the candidate sets that were asked for")
+        if arrays.keys() != {f"places/{name}" for name in names}:
+            raise MessageError("the evaluation holds other arrays than places")
+        tallies = {}
+        for candidates, metrics in names.items():
+            tally, places = said[candidates], arrays[f"places/{candidates}"]
+            users, sums = count_in(tally, "users"), tally.get("sums")
+            if not isinstance(sums, dict) or sorted(sums) != sorted(metrics if users else []):
+                raise MessageError("the evaluation is not of the metrics that were asked for")
+            if not all(isinstance(s, int) and 0 <= s <= users * STEPS for s in sums.values()):
+                raise MessageError("a metric lies between 0 and 1: the evaluation's does not")
+            if places.shape != (PLACES,) or places.dtype != np.int64 or places.sum() != users:
+                raise MessageError("the evaluation's places do not fit its users")
+            own = {name: sums[name] for name in metrics if users}
+            tallies[candidates] = Tally(users, own, places)
+        return cls(tallies)

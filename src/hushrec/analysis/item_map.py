@@ -1,0 +1,182 @@
+"""t-SNE (van der Maaten and Hinton, 2008), exact: a map on which near points stay near.
+
+Meant for the thousands of items of a catalogue: time grows with the square of their number, about
+ten seconds for 1,700. Nothing is drawn but the first places, so a seed repeats the map.
+
+The items as one user sees them, on a map (PFedRec, figure 2; FedRAP, figure 5).
+
+Whether the items that a user likes lie together is said by a number too: of the nearest ten of each
+of them, the share that the user likes as well. It is taken in the item vectors' own space, so it
+owes nothing to the map.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.api import Run
+from hushrec.errors import ConfigError, RunError
+from hushrec.kernels.jit import njit
+from hushrec.methods.base import ItemTables
+
+Matrix = NDArray[np.float64]
+
+STEPS, EARLY = 500, 150
+"""Of which the first have attraction exaggerated, so that groups find together."""
+EXAGGERATION = 12.0
+
+
+def tsne(points: NDArray[np.floating], *, perplexity: float = 30.0, seed: int = 0) -> Matrix:
+    """Return a place in the plane for every point, [points, 2].
+
+    ``perplexity`` is about how many neighbours a point has, and is bounded by what there are.
+    """
+    count = len(points)
+    if count < 4:
+        raise ValueError(f"a map needs four points, not {count}")
+    distances = squared_distances(np.asarray(points, np.float64))
+    near = affinities(distances, math.log(min(perplexity, (count - 1) / 3)))
+    near = (near + near.T) / (2 * count)
+    places = np.random.default_rng(seed).normal(0, 1e-4, (count, 2))
+    rate = max(count / EXAGGERATION / 4, 50.0)
+    velocity, gains = np.zeros_like(places), np.ones_like(places)
+    for step in range(STEPS):
+        early = step < EARLY
+        slope = _slope(places, near, EXAGGERATION if early else 1.0)
+        gains = np.where(slope * velocity < 0, gains + 0.2, np.maximum(gains * 0.8, 0.01))
+        velocity = (0.5 if early else 0.8) * velocity - rate * gains * slope
+        places = places + velocity
+        places -= places.mean(axis=0)
+    return places
+
+
+@njit(cache=True, nogil=True)
+def squared_distances(points: Matrix) -> Matrix:
+    """Return the squared distance of every two points."""
+    count, width = points.shape
+    out = np.zeros((count, count))
+    for i in range(count):
+        for j in range(i):
+            total = 0.0
+            for k in range(width):
+                apart = points[i, k] - points[j, k]
+                total += apart * apart
+            out[i, j] = total
+            out[j, i] = total
+    return out
+
+
+@njit(cache=True, nogil=True)
+def affinities(distances: Matrix, entropy: float) -> Matrix:
+    """Return p(j | i), with a width for each i that gives its row this entropy (equation 1)."""
+    count = len(distances)
+    out = np.zeros((count, count))
+    for i in range(count):
+        nearest = np.inf
+        for j in range(count):
+            if j != i:
+                nearest = min(nearest, distances[i, j])
+        low, high, precision = 0.0, np.inf, 1.0
+        for _ in range(64):
+            total, weighted = 0.0, 0.0
+            for j in range(count):
+                if j != i:
+                    apart = distances[i, j] - nearest  # the largest weight is 1: none underflows
+                    out[i, j] = math.exp(-apart * precision)
+                    total += out[i, j]
+                    weighted += apart * out[i, j]
+            found = math.log(total) + precision * weighted / total
+            if abs(found - entropy) < 1e-6:
+                break
+            if found > entropy:
+                low = precision
+                precision = precision * 2 if high == np.inf else (low + high) / 2
+            else:
+                high = precision
+                precision = (low + high) / 2
+        out[i] /= total
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _slope(places: Matrix, near: Matrix, exaggeration: float) -> Matrix:
+    """Return the gradient of the divergence between near points and near places (equation 5)."""
+    count = len(places)
+    kernel_sum = 0.0
+    pull, push = np.zeros((count, 2)), np.zeros((count, 2))
+    for i in range(count):
+        for j in range(i):
+            dx, dy = places[i, 0] - places[j, 0], places[i, 1] - places[j, 1]
+            kernel = 1 / (1 + dx * dx + dy * dy)
+            kernel_sum += 2 * kernel
+            attraction, repulsion = near[i, j] * kernel, kernel * kernel
+            pull[i, 0] += attraction * dx
+            pull[i, 1] += attraction * dy
+            pull[j, 0] -= attraction * dx
+            pull[j, 1] -= attraction * dy
+            push[i, 0] += repulsion * dx
+            push[i, 1] += repulsion * dy
+            push[j, 0] -= repulsion * dx
+            push[j, 1] -= repulsion * dy
+    return 4 * (exaggeration * pull - push / kernel_sum)
+
+
+NEAREST = 10
+LIKED = 20
+"""Training items that the shown user has at least."""
+GRID = 1000
+"""Places on a map are whole numbers from 0 to this."""
+
+
+def item_map(run: Run) -> dict[str, Any]:
+    """Map the item tables that one user, drawn by the seed, scores with.
+
+    By the name of a table: ``places`` of all items, and how much of what is near a liked item is
+    liked, ``together``. Beside them the user, the items ``liked`` in training and ``held_out``, and
+    what ``together`` is by ``chance``.
+    """
+    if not isinstance(run.method, ItemTables):
+        raise ConfigError(f"{run.method.name} has no item vectors to show on a map")
+    user, train = shown_user(run), run.split.train
+    liked = np.unique(train.positives[user])
+    found: dict[str, Any] = {
+        "user": str(run.data.users[user]),
+        "liked": liked.tolist(),
+        "held_out": np.unique(run.split.test[user]).tolist(),
+        "chance": (len(liked) - 1) / (train.n_items - 1),
+    }
+    tables = run.method.item_tables(run.shared, run.store.read(np.array([user])))
+    for name, table in tables.items():
+        together = liked_nearby(table, liked)
+        places = on_grid(tsne(table, seed=run.experiment.seed)).tolist()
+        found[name] = {"places": places, "together": together}
+    return found
+
+
+def shown_user(run: Run) -> int:
+    """Draw a user that trains and has enough items."""
+    able = run.split.training_users
+    able = able[run.split.train.positives.lengths[able] >= LIKED]
+    if not len(able):
+        raise RunError(f"nobody has {LIKED} training items to show on a map")
+    return int(np.random.default_rng(run.experiment.seed).choice(able))
+
+
+def liked_nearby(table: NDArray[np.floating], liked: NDArray[np.integer]) -> float:
+    """Return the share of liked items among the nearest of each liked one."""
+    distances = squared_distances(np.asarray(table, np.float64))
+    np.fill_diagonal(distances, np.inf)
+    nearest = np.argsort(distances[liked], axis=1, kind="stable")[:, :NEAREST]
+    return float(np.isin(nearest, liked).mean())
+
+
+def on_grid(places: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Put a map onto whole numbers; its shape stays."""
+    low, high = places.min(axis=0), places.max(axis=0)
+    size = max(high - low) or 1.0
+    centred = (places - (low + high) / 2) / size
+    return np.asarray(np.rint(GRID * (centred + 0.5)), np.int64)

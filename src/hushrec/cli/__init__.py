@@ -1,0 +1,168 @@
+"""The command line. Results go to standard output, everything else to standard error.
+
+A module for each group of commands, imported when it is asked for; `options` has what they share,
+`display` what training shows. Nothing else in hushrec knows click.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+import hushrec
+from hushrec.cli.guard import guarded, listening
+from hushrec.cli.terminal import complain, safe_usage, say
+from hushrec.errors import ConfigError, DivergedError, HushrecError, StoppedError
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "analyse": (
+        "evaluate:analyse_command",
+        "Look behind the means of a finished run; nothing is trained again.",
+    ),
+    "audit": (
+        "audit:audit_command",
+        "Attack a finished run: membership, items in uploads, canary users, clipping and noise.",
+    ),
+    "compare": (
+        "evaluate:compare_command",
+        "Compare finished runs user by user, the first as the baseline.",
+    ),
+    "data": (
+        "data:data_commands",
+        "List, describe, fetch and import data sets.",
+    ),
+    "doctor": (
+        "methods:doctor_command",
+        "Show versions, threads, optional parts, methods, and where data is looked for.",
+    ),
+    "evaluate": (
+        "evaluate:evaluate_command",
+        "Score a finished run again from its checkpoint.",
+    ),
+    "export": (
+        "recommend:export_command",
+        "Write a run's model for devices: a folder that numpy alone can serve.",
+    ),
+    "federate": (
+        "federated:federate_commands",
+        "Set up and run a federation: one server, and nodes that keep their users' data.",
+    ),
+    "methods": (
+        "methods:methods_command",
+        "List the installed methods, or describe one and its options.",
+    ),
+    "node": (
+        "node:node_commands",
+        "Look after a node of a federation: its data, and what it keeps of its runs.",
+    ),
+    "privacy": (
+        "privacy:privacy_commands",
+        "Answer questions about differential privacy.",
+    ),
+    "recommend": (
+        "recommend:recommend_command",
+        "Recommend items that a user has not touched yet.",
+    ),
+    "release": (
+        "recommend:release_command",
+        "Write what a run's guarantee covers, and nothing else, into a new folder.",
+    ),
+    "report": (
+        "recommend:report_command",
+        "Write a run's report.html again, or one page of several runs, and print where it is.",
+    ),
+    "reproduce": (
+        "experiments.command:reproduce_command",
+        "Reproduce tables and figures of the papers, and of our own studies.",
+    ),
+    "studio": (
+        "methods:studio_command",
+        "Look at a folder of runs in a browser: progress, comparisons, users, privacy, the leak.",
+    ),
+    "train": (
+        "train:train_command",
+        "Train a method, evaluate it, and leave a run folder with a report.",
+    ),
+    "tune": (
+        "tune:tune_command",
+        "Search for a method's options on the validation items, and write them as a preset.",
+    ),
+}
+"""Where each command is, and what it is for in its own words: help does not wait for all."""
+
+
+def _home(module: str) -> ModuleType:
+    """Import the module of a command; `experiments` is a package of the checkout, not installed."""
+    if not module.startswith("experiments."):
+        return import_module(f"hushrec.cli.{module}")
+    checkout = Path(hushrec.__file__).parents[2]
+    if not (checkout / "experiments" / "__init__.py").is_file():
+        raise ConfigError(
+            "the tables and figures of the papers are in the repository and are not installed: "
+            "run this command in a checkout of it, with `pip install -e .`"
+        )
+    if str(checkout) not in sys.path:
+        sys.path.append(str(checkout))
+    return import_module(module)
+
+
+class _Commands(click.Group):
+    """Imports a command when it is asked for, and turns errors into a line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        found: click.Command = getattr(_home(module), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+
+    def make_context(self, *given: Any, **more: Any) -> click.Context:
+        with safe_usage():
+            return super().make_context(*given, **more)
+
+    def resolve_command(self, *given: Any) -> Any:
+        found = super().resolve_command(*given)
+        listening()
+        return found
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            with safe_usage(), guarded():
+                return super().invoke(context)
+        except StoppedError as stopped:
+            say(str(stopped), err=True)
+            sys.exit(130)
+        except HushrecError as error:
+            complain(error)
+            sys.exit(3 if isinstance(error, DivergedError) else 2)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hushrec")
+def main() -> None:
+    """Personalised, private, federated recommendation.
+
+    \b
+    hushrec train --data demo --out runs/first
+    hushrec train --data ratings.csv --items movies.csv
+    hushrec recommend runs/first --user viewer-0001
+    hushrec compare runs/first runs/second
+    hushrec audit runs/first
+
+    \b
+    Exit codes: 0 done; 1 an audit contradicted a claim; 2 what was asked for cannot
+    be done; 3 training diverged; 70 a fault of hushrec; 130 stopped, and saved.
+    """

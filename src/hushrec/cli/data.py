@@ -1,0 +1,221 @@
+"""``hushrec data``: list, describe, fetch and import data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
+
+from hushrec.cli.display import reading_display
+from hushrec.cli.options import PLACE, SOURCE, gather, items_option, json_option
+from hushrec.cli.terminal import Console, print_json, progress, say, words
+from hushrec.data.catalog import fetch, import_file, load, names
+from hushrec.data.datasets import CATALOG, DataSet
+from hushrec.data.loaders import cache_dir
+from hushrec.data.reading import FeatureFiles
+from hushrec.data.tables import Columns
+from hushrec.reporting.tables import add_figures, plain_table
+
+
+@click.group("data")
+def data_commands() -> None:
+    """List, describe, fetch and import data sets.
+
+    \b
+    hushrec data list
+    hushrec data info demo
+    hushrec data fetch ml-100k
+    hushrec data import ratings.csv --name mine
+    """
+
+
+@data_commands.command("list")
+@json_option
+def list_command(as_json: bool) -> None:
+    """List the data sets that can be named, and where they are.
+
+    \b
+    hushrec data list
+    hushrec data list --json
+    """
+    entries = [_entry(CATALOG[name]) if name in CATALOG else _imported(name) for name in names()]
+    if as_json:
+        print_json(entries)
+        return
+    table = plain_table()
+    table.add_column("name", no_wrap=True)
+    add_figures(table, ("users", "items", "rows"))
+    table.add_column("where", overflow="fold")
+    table.add_column("licence")
+    for entry in entries:
+        counts = (f"{entry[count]:,}" for count in ("users", "items", "rows"))
+        # The first clause; `info` has the whole.
+        licence = entry["licence"].split(";")[0]
+        table.add_row(entry["name"], *counts, entry["where"] or "not here", licence)
+    Console().print(table)
+
+
+@data_commands.command("info")
+@click.argument("source", type=SOURCE, metavar="NAME|FILE")
+@items_option
+@json_option
+def info_command(source: str, items: str | None, as_json: bool) -> None:
+    """Describe a data set or a file: counts, density, ties, features, terms, checksums.
+
+    \b
+    hushrec data info ml-100k
+    hushrec data info ratings.csv.gz --items films.csv --json
+    """
+    with reading_display(as_json) as heard:
+        summary = load(source, items=items, heard=heard).facts()
+    if source in CATALOG:
+        dataset = CATALOG[source]
+        folder = dataset.find() if dataset.files else None
+        summary |= {
+            "title": dataset.title,
+            "licence": dataset.licence,
+            "citation": dataset.citation,
+            "where": str(folder.path) if folder else "built in",
+            "files": dataset.states(folder),
+        }
+    _show(summary, as_json)
+
+
+@data_commands.command("fetch")
+@click.argument("name")
+@json_option
+def fetch_command(name: str, as_json: bool) -> None:
+    """Download a data set into the cache and check it.
+
+    \b
+    hushrec data fetch ml-100k
+    hushrec data fetch lastfm-2k/listens
+    """
+    if name in CATALOG:
+        say(f"{CATALOG[name].title}\nTerms: {CATALOG[name].licence}", err=True)
+    columns = (words("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = progress(*columns, transient=True, quiet=as_json)
+    with bar:
+        task = bar.add_task(name, total=None)
+        folder = fetch(name, lambda done, total: bar.update(task, completed=done, total=total))
+    result = {
+        "name": name,
+        "where": str(folder.path),
+        "licence": CATALOG[name].licence,
+        "files": CATALOG[name].states(folder),
+    }
+    _show(result, as_json)
+
+
+@data_commands.command("import")
+@click.argument("file", type=PLACE)
+@click.option("--name", required=True, help="What to call it from now on, as in --data NAME.")
+@gather(
+    "columns",
+    Columns,
+    click.option("--user", help="Column of the users, by name or number from 0."),
+    click.option("--item", help="Column of the items."),
+    click.option("--value", help="Column of ratings, weights or counts."),
+    click.option("--time", help="Column of times: numbers or ISO dates."),
+    click.option("--title", help="Column of what to print for an item."),
+    click.option("--delimiter", help="What separates the fields, if it is not recognised."),
+)
+@gather(
+    "features",
+    FeatureFiles,
+    click.option("--users", type=PLACE, help="File of user features."),
+    click.option(
+        "--items",
+        type=PLACE,
+        help="Public list of items, with their features.",
+    ),
+    click.option(
+        "--user-feature", "user_features", multiple=True, metavar="COLUMN", help="Repeatable."
+    ),
+    click.option(
+        "--item-feature", "item_features", multiple=True, metavar="COLUMN", help="Repeatable."
+    ),
+)
+@click.option("--overwrite", is_flag=True, help="Replace an older import of that name.")
+@json_option
+def import_command(
+    file: Path,
+    name: str,
+    columns: Columns,
+    features: FeatureFiles,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Read a file once and keep it under a name.
+
+    CSV, TSV, other delimiters, JSON lines and Parquet are read, gzip or not. --items is the public
+    list of items, which training under privacy needs: an id per line, or a table. Features come
+    from files with a line per user or item; a column is a category, or a set of them separated by |
+    (NAME:set), or a number with its range (NAME:number:0:100). Categories of users that are public
+    are named (NAME:category:A|B, NAME:set:A|B).
+
+    \b
+    hushrec data import ratings.csv --name mine
+    hushrec data import log.tsv.gz --name log --user who --item what --time when
+    hushrec data import plain.txt --name plain --user 0 --item 1 --delimiter '|'
+    hushrec data import ratings.csv --name mine --items films.csv --item-feature genres:set
+        --users people.csv --user-feature 'gender:category:F|M' --user-feature age:number:0:100
+    """
+    with reading_display(as_json) as heard:
+        data = import_file(file, name, columns, features, overwrite=overwrite, heard=heard)
+    _show(data.facts(), as_json)
+
+
+def _entry(dataset: DataSet) -> dict[str, Any]:
+    folder = dataset.find() if dataset.files else None
+    return {
+        "name": dataset.name,
+        "users": dataset.users,
+        "items": dataset.items,
+        "rows": dataset.rows,
+        "present": folder is not None or not dataset.files,
+        "where": "built in" if not dataset.files else str(folder.path) if folder else None,
+        "download": dataset.url,
+        "licence": dataset.licence,
+    }
+
+
+def _imported(name: str) -> dict[str, Any]:
+    stored = load(name)
+    return {
+        "name": name,
+        "users": stored.n_users,
+        "items": stored.n_items,
+        "rows": len(stored),
+        "present": True,
+        "where": str(cache_dir() / "imported" / f"{name}.npz"),
+        "download": None,
+        "licence": "yours",
+    }
+
+
+def _show(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(summary)
+        return
+    table = plain_table(show_header=False)
+    for key, value in summary.items():
+        if value not in ({}, [], None):
+            table.add_row(key.replace("_", " "), _text(value))
+    Console().print(table)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        nested = any(isinstance(entry, dict) for entry in value.values())
+        between = "\n" if nested else ", "
+        return between.join(f"{key}: {_text(entry)}" for key, entry in value.items())
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,221 @@
+"""``hushrec federate run``, ``status`` and ``rehearse``: training with nodes, and watching it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+from rich.live import Live
+from rich.table import Table
+
+from hushrec.cli.display import polite_stop, training_display
+from hushrec.cli.federate import (
+    Trained,
+    federate_commands,
+    make_rehearsal,
+    trained_options,
+    transport,
+)
+from hushrec.cli.options import PLACE, data_option, json_option
+from hushrec.cli.recommend import show_recommendations
+from hushrec.cli.terminal import Console, print_json, say
+from hushrec.deployment.coordinator.events import Event, EventLog
+from hushrec.deployment.coordinator.run import EVENTS, FederatedRun, newest_run
+from hushrec.deployment.coordinator.status import Status, status_of
+from hushrec.deployment.flower.processes import stopped_by_signals
+from hushrec.deployment.flower.programs import begin_run
+from hushrec.deployment.flower.rehearsal import federation_running
+from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.recommend import recommend
+from hushrec.deployment.provisioning.folders import ServerConfig, ServerFolder
+from hushrec.errors import RunError, StoppedError
+from hushrec.reporting.tables import shown_metrics
+from hushrec.reporting.wording import human_size
+
+WATCH_SECONDS = 2.0
+TASK_SECONDS = 60.0
+"""How long the server may take to hand out a run that was begun."""
+
+
+@federate_commands.command("run")
+@click.argument("folder", metavar="SERVER", type=PLACE)
+@click.option("--resume", is_flag=True, help="Go on with the newest run, which was interrupted.")
+@json_option
+def run_command(folder: Path, resume: bool, as_json: bool) -> None:
+    """Train with the nodes that are connected to a server that runs.
+
+    Waits for as many nodes as SERVER/config.toml says. Every round is saved under SERVER/runs;
+    'hushrec federate status' shows how far it is.
+
+    \b
+    hushrec federate run films/server
+    hushrec federate run films/server --resume
+    """
+    result, path = train_on(ServerFolder.open(folder), resume=resume, quiet=as_json)
+    if as_json:
+        print_json(result)
+        return
+    show_result(result)
+    say(f"model and log: {path}")
+
+
+def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[dict[str, Any], Path]:
+    """Train with the nodes of a server that runs; return the result, and where it is."""
+    flower, rules = transport(), server.config.rules
+    run = FederatedRun.open(
+        server.runs, server.agreement, rules, server.dealt, server.registered, resume=resume
+    )
+    begun = begin_run(server)
+    run = replace(run, node_ids=begun.node_ids)
+    if not quiet:
+        run = replace(run, events=EventLog(run.folder.path / EVENTS, _say_event))
+    _say(f"waiting for {rules.nodes} nodes", quiet=quiet)
+    tasks, authority = begun.tasks, server.authority.read_bytes()
+    runtime = flower.Runtime(tasks.address, tasks.secret, authority)
+    found: list[dict[str, Any]] = []
+    try:
+        with training_display(quiet) as on_round, polite_stop() as should_stop:
+            flower.run_on_grid(
+                runtime,
+                begun.number,
+                TASK_SECONDS,
+                lambda link: found.append(run.train(link, on_round, should_stop)),
+            )
+    except StoppedError as stopped:
+        again = f"hushrec federate run {server.path} --resume"
+        raise StoppedError(f"{stopped}; go on with: {again}") from None
+    return found[0], run.folder.path
+
+
+def _say_event(event: Event) -> None:
+    """Say what somebody who waits wants to know; that all went well is no news."""
+    what, node = event["event"], event.get("node", "a node")
+    if what == "enrolled":
+        _say(f"{node} takes part with {event['users']:,} users")
+    elif what in ("no answer", "refused", "declined"):
+        _say(f"{node}, {event['to']}: {what}: {event['why']}")
+    elif what in ("sat out", "excluded"):
+        _say(f"{node}, {event['to']}, round {event['round']}: {what}")
+    elif what == "lost":
+        _say(f"round {event['round']} is lost: {event['why']}")
+
+
+def show_result(result: Mapping[str, Any]) -> None:
+    """Print what a run came to."""
+    nodes, console = result["nodes"], Console()
+    title = f"{result['method']} on {sum(nodes.values()):,} users of {len(nodes)} nodes"
+    names = shown_metrics(result["test"]["full"])
+    table = Table("items", *names, title=title, title_justify="left")
+    for part in ("valid", "test"):
+        figures = result[part]["full"]
+        table.add_row(part, *(f"{figures[name]:.4f}" for name in names))
+    console.print(table)
+    sent = result["communication"]
+    console.print(
+        f"round {result['selected_round']} of {result['rounds']}, chosen by "
+        f"{result['selected_by']}; {sent['up_bytes']:,} bytes up, {sent['down_bytes']:,} down",
+        style="dim",
+        highlight=False,
+    )
+    console.print(result["privacy"]["statement"], style="dim")
+
+
+@federate_commands.command("status")
+@click.argument("folder", metavar="SERVER", type=PLACE)
+@click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
+@json_option
+def status_command(folder: Path, watch: bool, as_json: bool) -> None:
+    """Show how the newest run of a server stands: rounds, nodes, dropouts, epsilon so far.
+
+    It reads the log of the run, so it works from another terminal, and after the end.
+
+    \b
+    hushrec federate status films/server
+    hushrec federate status films/server --watch
+    hushrec federate status films/server --json
+    """
+    config = ServerConfig.read(folder)
+    newest = newest_run(folder / "runs")
+    if newest is None:
+        raise RunError(f"{folder} has trained nothing yet: 'hushrec federate run {folder}'")
+    if as_json:
+        print_json({"federation": config.federation, **status_of(newest).as_dict()})
+        return
+    if not watch:
+        Console().print(_table(status_of(newest)))
+        return
+    with Live(console=Console(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            status = status_of(newest)
+            live.update(_table(status), refresh=True)
+            if status.stage != "training":
+                return
+            time.sleep(WATCH_SECONDS)
+
+
+def _table(status: Status) -> Table:
+    spent = "" if status.epsilon is None else f", epsilon {status.epsilon:.3g} so far"
+    title = f"{status.run}: {status.stage}, round {status.round} of {status.rounds}{spent}"
+    caption = (
+        f"messages: {human_size(status.up_bytes)} up, {human_size(status.down_bytes)} down; "
+        f"{status.strangers} nodes turned away, {status.lost_rounds} rounds lost"
+    )
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    for name in ("node", "users", "answered", "lost", "sat out", "refused", "last seen"):
+        table.add_column(name, justify="left" if name in ("node", "last seen") else "right")
+    for name, node in sorted(status.nodes.items()):
+        counts = (node.users, node.answered, node.lost, node.sat_out, node.refused)
+        seen = "excluded" if node.excluded else (node.last_seen or "")[:19].replace("T", " ")
+        table.add_row(name, *(f"{count:,}" for count in counts), seen)
+    return table
+
+
+@federate_commands.command("rehearse")
+@click.argument("folder", metavar="[DIR]", required=False, type=PLACE)
+@click.option("--nodes", "count", type=click.IntRange(2, 50), default=3, show_default=True)
+@data_option
+@trained_options
+@json_option
+def rehearse_command(
+    folder: Path | None, count: int, data: str, trained: Trained, as_json: bool
+) -> None:
+    """Play a whole federation on this machine: server, nodes, TLS, keys; train, recommend, end.
+
+    The users of one data set are dealt out over nodes that run as processes of their own. What is
+    made is removed at the end, unless DIR says where to keep it.
+
+    \b
+    hushrec federate rehearse
+    hushrec federate rehearse films --nodes 5 --data ml-100k --method pfedrec --rounds 10
+    hushrec federate rehearse --nodes 4 --set privacy.mode=distributed --set privacy.epsilon=8
+    """
+    with stopped_by_signals(), ExitStack() as stack:
+        top = folder or Path(stack.enter_context(TemporaryDirectory(prefix="hushrec-"))) / "demo"
+        made = make_rehearsal(top, data, count, trained)
+        _say(f"{len(made.nodes)} nodes made; starting them and the server")
+        with federation_running(top) as (server, _):
+            result, path = train_on(server.folder, resume=False, quiet=as_json)
+        _say("all nodes and the server have ended")
+        name = next(iter(made.nodes))
+        with NodeStore.open(top / "nodes" / name / "data.node") as store:
+            user = store.one("SELECT name FROM users ORDER BY id")
+            found = recommend(store, user, 5)
+    if as_json:
+        print_json({**result, "user": user, "recommendations": found})
+        return
+    show_result(result)
+    say(f"on {name}, for its user {user}:")
+    show_recommendations(user, found, as_json=False)
+    if folder is not None:
+        say(f"model and log: {path}")
+
+
+def _say(words: str, *, quiet: bool = False) -> None:
+    if not quiet:
+        say(words, err=True)

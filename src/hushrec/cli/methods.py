@@ -1,0 +1,206 @@
+"""``hushrec methods``: what can be trained, with which options.
+
+``hushrec doctor``: what is installed, and where things are looked for.
+
+``hushrec studio``: runs, users, privacy and the leak in a browser.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import webbrowser
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from hushrec.api import train
+from hushrec.cli.guard import keep
+from hushrec.cli.options import PLACE, json_option, methods_like
+from hushrec.cli.reference import Described, Key, described, reference, shown
+from hushrec.cli.terminal import Console, print_json, say
+from hushrec.data.loaders import cache_dir
+from hushrec.data.synthetic import demo
+from hushrec.errors import ConfigError, RunError, nearest
+from hushrec.federation.backends.simulation import usable_cores
+from hushrec.methods.base import method_names
+from hushrec.reporting.html import write_report
+from hushrec.reporting.tables import plain_table
+
+
+@click.command("methods")
+@click.argument("name", metavar="[NAME]", required=False, shell_complete=methods_like)
+@click.option("--markdown", is_flag=True, help="Every key of every section and method, as a page.")
+@json_option
+def methods_command(name: str | None, markdown: bool, as_json: bool) -> None:
+    """List the installed methods, or describe one and its options.
+
+    \b
+    hushrec methods
+    hushrec methods fedmix
+    hushrec methods --json
+    hushrec methods --markdown
+    """
+    if markdown:
+        say(reference().rstrip("\n"))
+        return
+    known = method_names()
+    if name is not None and name not in known:
+        raise ConfigError(f"unknown method '{name}'{nearest(name, known)}")
+    entries = [described(one) for one in known if name in (None, one)]
+    if as_json:
+        found = [
+            {**asdict(one), "options": {key.name: asdict(key) for key in one.options}}
+            for one in entries
+        ]
+        print_json(found if name is None else found[0])
+    elif name is None:
+        _list(entries)
+    else:
+        _describe(entries[0])
+
+
+def _list(entries: list[Described]) -> None:
+    table = plain_table()
+    table.add_column("method", no_wrap=True)
+    for column in ("what it is", "presets"):
+        table.add_column(column, overflow="fold")
+    for entry in entries:
+        table.add_row(entry.name, entry.about, " ".join(entry.presets))
+    console = Console()
+    console.print(table)
+    console.print("hushrec methods NAME describes one and its options", style="dim")
+
+
+def _describe(entry: Described) -> None:
+    console = Console()
+    console.print(entry.name, style="bold", end="  ")
+    console.print(entry.about)
+    if entry.presets:
+        console.print(f"presets: {', '.join(entry.presets)} (--preset NAME)")
+    if entry.tuned:
+        console.print(f"searched by hushrec tune: {', '.join(entry.tuned)}")
+    for keys, title in ((entry.options, None), (entry.noised, "where noise is added to sums")):
+        if keys:
+            console.print()
+            console.print(_options(keys, title))
+
+
+def _options(keys: list[Key], title: str | None) -> object:
+    table = plain_table(title)
+    table.add_column("--set", no_wrap=True)
+    for column in ("may be", "what it is"):
+        table.add_column(column, overflow="fold")
+    for key in keys:
+        table.add_row(f"{key.name}={shown(key.default)}", key.kind.replace("`", ""), key.about)
+    return table
+
+
+EXTRAS = {
+    "neural": "torch",
+    "flower": "flwr",
+    "tune": "optuna",
+    "parquet": "pyarrow",
+}
+
+
+@click.command("doctor")
+@click.option(
+    "--compile",
+    "compiles",
+    is_flag=True,
+    help="Compile the default method's kernels now, so that the first training does not wait.",
+)
+@json_option
+def doctor_command(compiles: bool, as_json: bool) -> None:
+    """Show versions, threads, optional parts, methods, and where data is looked for.
+
+    \b
+    hushrec doctor
+    hushrec doctor --compile     # about a minute, once after an installation
+    """
+    if compiles:
+        _compile()
+    packages = ("hushrec", "numpy", "scipy", "numba", "pydantic", "safetensors")
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "threads": usable_cores(),
+        "extras": {
+            extra: importlib.metadata.version(module) if importlib.util.find_spec(module) else None
+            for extra, module in EXTRAS.items()
+        },
+        "methods": method_names(),
+        "data": {
+            "HUSHREC_DATA": os.environ.get("HUSHREC_DATA"),
+            "cache": str(cache_dir()),
+        },
+    }
+    if as_json:
+        print_json(found)
+        return
+    table = plain_table(show_header=False)
+    table.add_column("", style="bold", no_wrap=True)
+    table.add_column("", overflow="fold")
+    table.add_row("python", f"{found['python']} on {found['platform']}")
+    table.add_row("versions", "  ".join(f"{k} {v}" for k, v in found["versions"].items()))
+    table.add_row("threads", str(found["threads"]))
+    for extra, version in found["extras"].items():
+        state = version or f"not installed: pip install 'hushrec[{extra}]'"
+        table.add_row(f"extra {extra}", state)
+    table.add_row("methods", "  ".join(found["methods"]))
+    table.add_row("HUSHREC_DATA", found["data"]["HUSHREC_DATA"] or "not set")
+    table.add_row("cache", found["data"]["cache"])
+    Console().print(table)
+
+
+def _compile() -> None:
+    """Train the default method on enough people for two stacks, and write a report: that is all."""
+    few = {"newton_rounds": 1, "network_rounds": 2, "evaluation.every": 1}
+    with TemporaryDirectory() as place:
+        write_report(train(demo(viewers=600), out=Path(place) / "run", settings=few))
+
+
+@click.command("studio")
+@click.argument("folder", metavar="[FOLDER]", type=PLACE, default="runs")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen at; other than this machine's own, the page asks for a token.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8610,
+    show_default=True,
+    help="Port to listen at; 0 takes a free one.",
+)
+@click.option("--open", "open_it", is_flag=True, help="Show it in a browser at once.")
+def studio_command(folder: Path, host: str, port: int, open_it: bool) -> None:
+    """Look at a folder of runs in a browser: progress, comparisons, users, privacy, the leak.
+
+    \b
+    hushrec studio
+    hushrec studio runs --port 0 --open
+    hushrec studio runs --host 0.0.0.0     # prints an address with a token; plain HTTP
+
+    It reads and changes nothing. Ctrl-C ends it.
+    """
+    from hushrec.studio.server import serving
+
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder; train something first: hushrec train")
+    with serving(folder, host, port, keep) as (server, place):
+        say(f"{folder} is shown at {place.address}")
+        if place.token:
+            say("others can listen on the way: prefer a tunnel, ssh -L", err=True)
+        if open_it:
+            webbrowser.open(place.address)
+        server.serve_forever()

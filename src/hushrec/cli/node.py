@@ -1,0 +1,222 @@
+"""``hushrec node``: what a node of a federation keeps, and how it is looked after."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import numpy as np
+
+from hushrec.cli.options import COUNT, PLACE, gather, json_option
+from hushrec.cli.recommend import show_recommendations
+from hushrec.cli.terminal import print_json, say
+from hushrec.data.reading import read_interactions
+from hushrec.data.tables import Columns
+from hushrec.deployment.node.database import NodeStore, Taken
+from hushrec.deployment.node.recommend import recommend
+from hushrec.deployment.node.runs import NodeRuns
+from hushrec.errors import DataError
+from hushrec.federation.contract import Agreement
+
+store_argument = click.argument("store", metavar="NODE", type=PLACE)
+
+
+@click.group("node")
+def node_commands() -> None:
+    """Look after a node of a federation: its data, and what it keeps of its runs.
+
+    NODE is one file; only its owner may read it.
+
+    \b
+    hushrec node init shop.node --agreement agreement.hushrec --name shop
+    hushrec node import shop.node ratings.csv
+    hushrec node add shop.node alice film-7 --value 5
+    hushrec node status shop.node
+    hushrec node recommend shop.node alice
+    hushrec node forget shop.node alice
+    """
+
+
+@node_commands.command("init")
+@store_argument
+@click.option(
+    "--agreement",
+    required=True,
+    type=PLACE,
+    help="File of the federation: the experiment and the public list of items.",
+)
+@click.option("--name", required=True, help="What the server calls this node.")
+@json_option
+def init_command(store: Path, agreement: Path, name: str, as_json: bool) -> None:
+    """Make a node that trains by an agreement, and by nothing else.
+
+    \b
+    hushrec node init shop.node --agreement agreement.hushrec --name shop
+    """
+    agreed = Agreement.read(agreement)
+    with NodeStore.create(store, name, agreed) as made:
+        _show({"node": str(store), **_agreed(made)}, as_json)
+
+
+@node_commands.command("import")
+@store_argument
+@click.argument("file", type=PLACE)
+@gather(
+    "columns",
+    Columns,
+    click.option("--user", help="Column of the users, by name or number from 0."),
+    click.option("--item", help="Column of the items."),
+    click.option("--value", help="Column of ratings, weights or counts."),
+    click.option("--time", help="Column of times: numbers or ISO dates."),
+    click.option("--title", hidden=True),
+    click.option("--delimiter", help="What separates the fields, if it is not recognised."),
+)
+@json_option
+def import_command(store: Path, file: Path, columns: Columns, as_json: bool) -> None:
+    """Add the interactions of a file, read as `hushrec data import` reads one.
+
+    Items that the federation's list does not know stay here, are counted, and take no part.
+    What comes in while a run goes on waits for the next one.
+
+    \b
+    hushrec node import shop.node ratings.csv
+    hushrec node import shop.node log.tsv --user who --item what --time when
+    """
+    with NodeStore.open(store) as node:
+        data = read_interactions(file, columns, share=True)
+        _show_taken(node.take_in(data), as_json)
+
+
+@node_commands.command("add")
+@store_argument
+@click.argument("user")
+@click.argument("item")
+@click.option("--value", type=float, default=1.0, show_default=True, help="Rating or count.")
+@click.option(
+    "--time",
+    "when",
+    type=click.IntRange(-(2**63), 2**63 - 1),
+    help="In the unit of the other times.  [now, seconds]",
+)
+@json_option
+def add_command(
+    store: Path, user: str, item: str, value: float, when: int | None, as_json: bool
+) -> None:
+    """Add one interaction.
+
+    \b
+    hushrec node add shop.node alice film-7
+    hushrec node add shop.node alice film-7 --value 4 --time 978300760
+    """
+    if not np.isfinite(np.float32(value)):
+        raise DataError(f"--value {value:g} is not a finite number")
+    if not user or not item:
+        raise DataError("the user and the item need an id that is not empty")
+    with NodeStore.open(store) as node:
+        _show_taken(node.add(user, item, value, when), as_json)
+
+
+@node_commands.command("forget")
+@store_argument
+@click.argument("user")
+@json_option
+def forget_command(store: Path, user: str, as_json: bool) -> None:
+    """Remove a user: interactions, private parameters, ledger; the file is written anew.
+
+    What the shared model learnt from the user before stays in it, and the command says so.
+
+    \b
+    hushrec node forget shop.node alice
+    """
+    with NodeStore.open(store) as node:
+        gone = node.forget(user)
+    if as_json:
+        print_json(asdict(gone))
+        return
+    say(
+        f"forgotten: {gone.interactions:,} interactions, {gone.private_parameters:,} sets of "
+        "private parameters"
+    )
+    if gone.others:
+        say(
+            f"{gone.others:,} other users lost their private parameters with them: a silo has one "
+            "set for all, and the next round makes a new one"
+        )
+    say(
+        f"{gone.uploads:,} protected uploads held the user's part. {gone.still_held}"
+        if gone.uploads
+        else gone.still_held
+    )
+
+
+@node_commands.command("recommend")
+@store_argument
+@click.argument("user")
+@click.option("-k", "count", type=COUNT, default=10, show_default=True)
+@json_option
+def recommend_command(store: Path, user: str, count: int, as_json: bool) -> None:
+    """Recommend items that a user of this node has not touched yet.
+
+    Nothing leaves the node: it scores with the model of the last run that came to its end, with
+    what it keeps of the user, and with everything the user touched until now.
+
+    \b
+    hushrec node recommend shop.node alice
+    hushrec node recommend shop.node alice -k 5 --json
+    """
+    with NodeStore.open(store) as node:
+        found = recommend(node, user, count)
+    show_recommendations(user, found, as_json)
+
+
+@node_commands.command("status")
+@store_argument
+@json_option
+def status_command(store: Path, as_json: bool) -> None:
+    """Say what the node holds and how far its run is.
+
+    \b
+    hushrec node status shop.node
+    hushrec node status shop.node --json
+    """
+    with NodeStore.open(store) as node:
+        facts = {**_agreed(node), **node.counts(), "run": NodeRuns(node).status()}
+    _show(facts, as_json)
+
+
+def _agreed(node: NodeStore) -> dict[str, object]:
+    experiment = node.agreement.experiment
+    return {
+        "name": node.name,
+        "method": experiment.method,
+        "privacy": experiment.privacy.mode,
+        "items": len(node.agreement.catalogue.items),
+        "catalogue": node.agreement.catalogue.digest,
+        "settings": node.agreement.settings_digest,
+    }
+
+
+def _show_taken(taken: Taken, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(taken))
+        return
+    unknown = (
+        f"; {taken.unknown_items:,} of them with items that the federation does not know, which "
+        "stay here"
+        if taken.unknown_items
+        else ""
+    )
+    say(f"{taken.rows:,} interactions taken in, {taken.users:,} new users{unknown}")
+
+
+def _show(facts: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            _show({f"{name} {key}": each for key, each in value.items()}, as_json)
+        elif value is not None:
+            text = f"{value:,}" if type(value) is int else str(value)
+            say(f"{name.replace('_', ' '):32} {text}")

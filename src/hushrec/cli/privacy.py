@@ -1,0 +1,306 @@
+"""``hushrec privacy``: epsilon from noise, noise from epsilon, several runs, tables, a curve."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import numpy as np
+from rich.table import Table
+
+from hushrec.cli.options import PLACE, Number, gather, json_option
+from hushrec.cli.terminal import Console, print_json, say
+from hushrec.errors import ConfigError
+from hushrec.io.files import write_text
+from hushrec.privacy.accountant import (
+    Everybody,
+    FixedSize,
+    Gaussian,
+    Neighbours,
+    Poisson,
+    Sampling,
+    epsilon_of,
+    noise_for,
+)
+from hushrec.privacy.composition import Claim, Together, compose
+from hushrec.privacy.published_tables import DELTAS, ROUNDS, cells
+from hushrec.reporting.plots import line
+from hushrec.reporting.standalone import standalone
+from hushrec.reporting.tables import add_figures, plain_table
+from hushrec.runs.folder import RunFolder
+
+CURVE_POINTS = 16
+
+noise_option = click.option(
+    "--noise",
+    type=Number(0, 1e6),
+    required=True,
+    metavar="Z",
+    help="Standard deviation of the noise over the sensitivity, which is the clipping bound under "
+    "zero-out-one and twice the bound under replace-one.",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every question about a run needs to know of it."""
+
+    population: int
+    cohort: float | None
+    rounds: int
+    sampling: Literal["poisson", "fixed", "none"]
+    neighbours: Neighbours | None
+    delta: float
+
+    def drawn(self) -> tuple[Sampling, Neighbours]:
+        """Return how clients are drawn and what neighbours are; refuse what cannot be."""
+        population, cohort, delta = self.population, self.cohort, self.delta
+        if not 0 < delta < 1 / population:
+            raise ConfigError(
+                f"delta = {delta:g} must lie between 0 and 1 / population = "
+                f"{1 / population:.3g}: a larger one allows giving a user away entirely"
+            )
+        if self.sampling == "none":
+            if cohort is not None and cohort != population:
+                raise ConfigError(
+                    "sampling 'none' means that everybody takes part: leave out --cohort, "
+                    "or use --sampling poisson or fixed"
+                )
+            return Everybody(), self.neighbours or "zero-out-one"
+        if cohort is None:
+            raise ConfigError(f"--sampling {self.sampling} needs --cohort")
+        if self.sampling == "poisson":
+            return Poisson(cohort / population), self.neighbours or "zero-out-one"
+        if cohort != int(cohort):
+            raise ConfigError(f"--cohort {cohort:g}: a fixed-size cohort is a whole number")
+        return FixedSize(int(cohort), population), self.neighbours or "replace-one"
+
+
+setting_options = gather(
+    "setting",
+    Setting,
+    click.option("--population", type=click.IntRange(1, 10**12), required=True, metavar="N"),
+    click.option(
+        "--cohort",
+        type=Number(1e-3, 1e12),
+        metavar="M",
+        help="Clients a round; expected ones for poisson.",
+    ),
+    click.option("--rounds", type=click.IntRange(1, 10**9), required=True, metavar="T"),
+    click.option(
+        "--sampling",
+        type=click.Choice(["poisson", "fixed", "none"]),
+        default="poisson",
+        show_default=True,
+    ),
+    click.option(
+        "--neighbours",
+        type=click.Choice(["zero-out-one", "replace-one"]),
+        help="[replace-one for fixed, else zero-out-one]",
+    ),
+    click.option("--delta", type=Number(1e-300, 1), required=True, metavar="D"),
+)
+
+
+@click.group("privacy")
+def privacy_commands() -> None:
+    """Answer questions about differential privacy.
+
+    \b
+    hushrec privacy epsilon --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
+    hushrec privacy noise --epsilon 4 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
+    hushrec privacy compose runs/monday runs/tuesday
+    hushrec privacy tables
+    """
+
+
+@privacy_commands.command("epsilon")
+@noise_option
+@setting_options
+@json_option
+def epsilon_command(noise: float, setting: Setting, as_json: bool) -> None:
+    """Say which epsilon a noise multiplier gives.
+
+    \b
+    hushrec privacy epsilon --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
+    hushrec privacy epsilon --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6 \\
+        --sampling fixed --neighbours replace-one --json
+    hushrec privacy epsilon --noise 30 --population 943 --rounds 100 --sampling none --delta 1e-4
+    """
+    _answer(setting, Gaussian(noise, *setting.drawn()), as_json)
+
+
+@privacy_commands.command("noise")
+@click.option("--epsilon", type=Number(1e-6, 1e6), required=True, metavar="E")
+@setting_options
+@json_option
+def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
+    """Say which noise multiplier keeps epsilon.
+
+    \b
+    hushrec privacy noise --epsilon 4 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
+    hushrec privacy noise --epsilon 4 --population 943 --rounds 100 --sampling none --delta 1e-4
+    """
+    drawn = setting.drawn()
+    noise = noise_for(epsilon, setting.delta, setting.rounds, lambda z: Gaussian(z, *drawn))
+    _answer(setting, Gaussian(noise, *drawn), as_json)
+
+
+@privacy_commands.command("compose")
+@click.argument("folders", metavar="RUN [RUN ...]", nargs=-1, required=True, type=PLACE)
+@click.option(
+    "--delta", type=Number(1e-300, 1), metavar="D", help="Where to state the sum.  [the runs' own]"
+)
+@json_option
+def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: bool) -> None:
+    """Say what several runs on the same data guarantee together.
+
+    Each run's epsilon is for whoever sees that run alone. A folder of several seeds is all of them.
+
+    \b
+    hushrec privacy compose runs/monday runs/tuesday
+    hushrec privacy compose runs/three-seeds --json
+    hushrec privacy compose runs/small runs/large --delta 1e-6
+    """
+    together = compose([Claim.of(str(folder), said) for folder, said in _runs(folders)], delta)
+    if as_json:
+        print_json(together.as_dict())
+        return
+    console = Console()
+    console.print(_together_table(together))
+    console.print(together.statement)
+
+
+def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, dict[str, Any]]]:
+    """Read the summaries of runs, and of each seed where a run has several; none may come twice."""
+    found: dict[Path, tuple[Path, dict[str, Any]]] = {}
+    for folder in folders:
+        summary = RunFolder.open(folder).read_summary()
+        seeds = [folder / name for name in summary.get("runs", [])]
+        for run in seeds or [folder]:
+            said = RunFolder.open(run).read_summary() if seeds else summary
+            if run.resolve() in found:
+                raise ConfigError(f"{run} is named twice: it was released once")
+            found[run.resolve()] = run, said
+    return list(found.values())
+
+
+def _together_table(together: Together) -> Table:
+    table = plain_table()
+    table.add_column("RUN", overflow="fold")
+    table.add_column("method", no_wrap=True)
+    add_figures(table, ("epsilon", "delta"))
+    for claim in together.runs:
+        mark = "" if claim.noise_seed is None else " (simulated)"
+        figures = f"{claim.epsilon:.4f}", f"{claim.delta:.3g}"
+        table.add_row(f"{claim.run}{mark}", claim.method, *figures)
+    figures = f"{together.epsilon:.4f}", f"{together.delta:.3g}"
+    table.add_row("all together", "", *figures, style="bold")
+    return table
+
+
+@privacy_commands.command("tables")
+@json_option
+def tables_command(as_json: bool) -> None:
+    """Show tables 3 and 4 of DP-PrivRec, as printed and as they should be.
+
+    \b
+    hushrec privacy tables
+    hushrec privacy tables --json
+    """
+    found = cells()
+    if as_json:
+        print_json(found)
+        return
+    console = Console()
+    for name in dict.fromkeys(cell.table for cell in found):
+        table = plain_table(f"{name}: epsilon")
+        table.add_column("M / N", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        add_figures(table, (f"delta {delta:.0e}" for delta in DELTAS))
+        here = [cell for cell in found if cell.table == name]
+        for cohort in dict.fromkeys(cell.cohort for cell in here):
+            row = [cell for cell in here if cell.cohort == cohort]
+            label = f"{cohort} / {row[0].population}"
+            for text, field in (
+                ("printed", "printed"),
+                (f"{ROUNDS} M compositions", "paper_tables"),
+                (f"{ROUNDS} rounds", "rounds"),
+                ("… noise over 2 S", "rounds_replace_one"),
+            ):
+                table.add_row(label, text, *(f"{getattr(cell, field):.4f}" for cell in row))
+                label = ""
+            table.add_section()
+        console.print(table)
+    console.print(
+        f"The paper counted a composition for each of the M users of a round. Noise is added once "
+        f"a round: {ROUNDS} compositions. Under replace-one, noise of standard deviation S on a "
+        "sum clipped to S is a multiplier of 1/2: the last line.",
+        style="dim",
+        highlight=False,
+    )
+
+
+@privacy_commands.command("plot")
+@noise_option
+@setting_options
+@click.option("--out", type=PLACE, default=Path("epsilon.svg"), show_default=True)
+@json_option
+def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> None:
+    """Draw epsilon against rounds.
+
+    \b
+    hushrec privacy plot --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6 \\
+        --out eps.svg
+    """
+    rounds, delta = setting.rounds, setting.delta
+    if rounds < 2:
+        raise ConfigError("a curve needs at least two rounds: use a larger --rounds")
+    event = Gaussian(noise, *setting.drawn())
+    # The curve bends at its beginning: more points there.
+    numbers = sorted({round(1 + (rounds - 1) * x**2) for x in np.linspace(0, 1, CURVE_POINTS)})
+    points = [(number, epsilon_of(event, number, delta)) for number in numbers]
+    if not np.isfinite(points[0][1]):
+        raise ConfigError("without noise there is no epsilon to draw: use a larger --noise")
+    title = f"epsilon at delta {delta:g} against rounds; noise {noise:g}, {event.sampling}"
+    drawing = line(points, title, selected=-1, from_zero=True)
+    write_text(out, standalone([(title, drawing)]))
+    if as_json:
+        curve = [{"rounds": number, "epsilon": epsilon} for number, epsilon in points]
+        print_json({"out": str(out), "delta": delta, "curve": curve})
+        return
+    say(f"{out}: epsilon {points[-1][1]:.4g} after {rounds} rounds")
+
+
+def _answer(setting: Setting, event: Gaussian, as_json: bool) -> None:
+    """Say which epsilon so many rounds of this noise reach."""
+    epsilon = epsilon_of(event, setting.rounds, setting.delta)
+    if event.multiplier > 0 and math.isinf(epsilon):
+        raise ConfigError(
+            f"--noise {event.multiplier:g} in {setting.rounds:,} rounds is too little to be worked "
+            "out under this sampling: epsilon is in the hundreds at least; use more noise"
+        )
+    neighbours = event.neighbours
+    bound = "the clipping bound" if neighbours == "zero-out-one" else "twice the bound"
+    if as_json:
+        print_json(
+            {
+                "epsilon": epsilon,
+                "delta": setting.delta,
+                "noise_multiplier": event.multiplier,
+                "rounds": setting.rounds,
+                "sampling": str(event.sampling),
+                "neighbours": neighbours,
+                "sensitivity": bound,
+                "unit": "user",
+            }
+        )
+        return
+    say(
+        f"epsilon {epsilon:.4f} at delta {setting.delta:g}: {setting.rounds} rounds, noise "
+        f"multiplier {event.multiplier:.4g} (standard deviation over {bound}), {neighbours}, "
+        f"sampling {event.sampling}"
+    )

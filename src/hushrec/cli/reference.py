@@ -1,0 +1,160 @@
+"""Everything that can be set, from the code that reads it, for people (docs/reference.md)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from hushrec.errors import MissingExtraError
+from hushrec.federation.experiment import SECTIONS, Experiment, preset_names
+from hushrec.methods.base import Method, Tunable, method_class, method_names
+
+WORTH_SAYING = 1e9
+"""A limit from here on only keeps out what nobody means."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One thing that can be set."""
+
+    name: str
+    default: Any
+    kind: str
+    """What it may be, in words."""
+    about: str
+
+
+@dataclass(frozen=True)
+class Described:
+    """A method as a reader meets it."""
+
+    name: str
+    about: str
+    """The first line of its description; how to install it, where a part is missing."""
+    options: list[Key]
+    presets: list[str]
+    tuned: list[str]
+    """The options that `hushrec tune` looks for."""
+    noised: list[Key]
+    """Its options where noise is added to sums, if they are others."""
+
+
+def keys_of(model: type[BaseModel]) -> list[Key]:
+    """Return the keys of a section or of a method's options."""
+    return [
+        Key(name, _default(field), _kind(field), _one_line(field.description or ""))
+        for name, field in model.model_fields.items()
+    ]
+
+
+def described(name: str) -> Described:
+    """Describe a method."""
+    presets = preset_names(name)
+    try:
+        found = method_class(name)
+    except MissingExtraError as error:
+        return Described(name, str(error), [], presets, [], [])
+    about = (found.__doc__ or "").strip().splitlines()[0]
+    noised = [] if found.under_noise is None else keys_of(found.under_noise.Config)
+    return Described(name, about, keys_of(found.Config), presets, _tuned(found), noised)
+
+
+def _tuned(found: type[Method]) -> list[str]:
+    method = found(found.Config())
+    return list(method.search) if isinstance(method, Tunable) else []
+
+
+def reference() -> str:
+    """Return docs/reference.md."""
+    top = [key for key in keys_of(Experiment) if key.name not in (*SECTIONS, "options")]
+    parts = [
+        "# Reference: every key",
+        "Written by `hushrec methods --markdown`; a test holds this page to the code. A key of a "
+        "section is set with `--set section.key=value`, an option of a method with "
+        "`--set option=value`; in a file for `--config`, and in a run's `config.toml`, sections "
+        "are tables and options are in `[options]`.",
+        "## The experiment",
+        _table(top),
+    ]
+    for section in SECTIONS:
+        kind = Experiment.model_fields[section].annotation
+        assert isinstance(kind, type) and issubclass(kind, BaseModel), "a section is a model"
+        parts += [f"## `{section}`", _one_line(kind.__doc__ or ""), _table(keys_of(kind))]
+    parts.append("## Methods")
+    for name in method_names():
+        parts += _method(described(name))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _method(found: Described) -> list[str]:
+    lines = [f"### `{found.name}`", found.about]
+    if found.presets:
+        lines.append(f"Presets: {', '.join(f'`{name}`' for name in found.presets)}.")
+    if found.tuned:
+        lines.append(f"`hushrec tune` looks for {', '.join(f'`{name}`' for name in found.tuned)}.")
+    lines.append(_table(found.options) if found.options else "It has no options.")
+    if found.noised:
+        lines += ["Under `--privacy central` or `distributed`:", _table(found.noised)]
+    return lines
+
+
+def _table(keys: list[Key]) -> str:
+    rows = [
+        f"| `{key.name}` | {_code(shown(key.default))} | {_cell(key.kind)} | {_cell(key.about)} |"
+        for key in keys
+    ]
+    return "\n".join(["| key | default | may be | what it is |", "|---|---|---|---|", *rows])
+
+
+def shown(default: Any) -> str:
+    """Write a default as ``--set`` takes it."""
+    if default is None:
+        return "none"
+    return default if isinstance(default, str) else json.dumps(default)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _default(field: FieldInfo) -> Any:
+    if field.is_required():
+        return ""
+    default = field.get_default(call_default_factory=True)
+    return TypeAdapter(Any).dump_python(default, mode="json")
+
+
+def _kind(field: FieldInfo) -> str:
+    whole: Any = field.annotation
+    for bound in field.metadata:
+        whole = Annotated[whole, bound]
+    return _words(TypeAdapter(whole).json_schema())
+
+
+def _words(schema: dict[str, Any]) -> str:
+    """Say in words what a JSON schema allows."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_words(one) for one in schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{one}`" for one in schema.get("enum", [schema.get("const")]))
+    kind = schema.get("type", "anything")
+    if kind == "array":
+        return f"a list of {_words(schema.get('items', {}))}"
+    names = {"null": "none", "integer": "a whole number", "number": "a number"}
+    names |= {"boolean": "true or false", "string": "text", "object": "a table"}
+    marks = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    given = {mark: schema[at] for at, mark in marks.items() if at in schema}
+    limits = [f"{mark} {at:g}" for mark, at in given.items() if abs(at) < WORTH_SAYING]
+    return " ".join([names.get(kind, kind), ", ".join(limits)]).strip()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,224 @@
+"""From text to numbers: columns of ids, values, times and titles, taken in block by block.
+
+What is wrong is said when all rows were seen, with its file, line and column, so that it does not
+matter how a file was cut into blocks. `read_columns` feeds several columns in one pass.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.data.interactions import IntArray, StrArray, id_order
+from hushrec.data.tables import Table
+from hushrec.data.text import is_number
+from hushrec.errors import DataError
+
+LONGEST_ID = 1_000
+"""Characters; numpy stores every id of a vocabulary as wide as the longest."""
+MOST_ID_BYTES = 2 << 30
+"""Of a vocabulary in memory."""
+LONGEST_TITLE = 300
+WHOLE = 2.0**53
+"""Beyond this, a floating-point number of seconds is not exact."""
+
+
+class Ids:
+    """A column of ids: who, or what."""
+
+    def __init__(self, table: Table, column: int) -> None:
+        self.table, self.column = table, column
+        self._codes: list[IntArray] = []
+        self._numbers: defaultdict[str, int] = defaultdict()
+        self._numbers.default_factory = self._numbers.__len__
+        self._before = 0
+
+    def take(self, entries: list[str]) -> None:
+        """Take in the next rows."""
+        self._before = len(self._numbers)
+        codes = np.fromiter(map(self._numbers.__getitem__, entries), np.int32, len(entries))
+        self._codes.append(codes)
+
+    def newcomers(self) -> list[int]:
+        """Return the rows of the last block in which an id came for the first time."""
+        codes, rows = np.unique(self._codes[-1], return_index=True)
+        found: list[int] = rows[codes >= self._before].tolist()
+        return found
+
+    def found(self) -> tuple[IntArray, StrArray]:
+        """Return codes and vocabulary, numbered by id, whoever came first."""
+        codes = np.concatenate(self._codes)
+        if "" in self._numbers:
+            raise DataError(f"{self._at(codes, '')}: empty id")
+        longest = max(self._numbers, key=len)
+        if len(longest) > LONGEST_ID:
+            raise DataError(
+                f"{self._at(codes, longest)}: an id of {len(longest):,} characters; "
+                f"at most {LONGEST_ID:,} are accepted"
+            )
+        size = len(longest) * len(self._numbers) * np.dtype("U1").itemsize
+        if size > MOST_ID_BYTES:
+            raise DataError(
+                f"{self._at(codes, longest)}: an id of {len(longest):,} characters among "
+                f"{len(self._numbers):,}, which are all stored as wide; shorten the longest ids"
+            )
+        ids = np.array(list(self._numbers), dtype=np.str_)
+        self.order = id_order(ids)
+        return np.argsort(self.order).astype(np.int32)[codes], ids[self.order]
+
+    def _at(self, codes: IntArray, entry: str) -> str:
+        row = int((codes == self._numbers[entry]).argmax())
+        return self.table.at(row, self.column)
+
+
+class Titles:
+    """A column of what to print for an item: what the first row of each item says."""
+
+    def __init__(self, items: Ids) -> None:
+        self._items = items
+        self._titles: list[str] = []
+
+    def take(self, entries: list[str]) -> None:
+        """Take in the next rows, after their items."""
+        self._titles += [entries[row][:LONGEST_TITLE] for row in self._items.newcomers()]
+
+    def found(self) -> StrArray:
+        """Return the titles in the order of the items, which were found before."""
+        return np.array(self._titles, dtype=np.str_)[self._items.order]
+
+
+class Values:
+    """A column of ratings, weights or counts."""
+
+    def __init__(self, table: Table, column: int) -> None:
+        self.table, self.column = table, column
+        self._values: list[NDArray[np.float64]] = []
+        self._rows = 0
+        self._no_number: int | None = None
+
+    def take(self, entries: list[str]) -> None:
+        """Take in the next rows."""
+        if self._no_number is not None:
+            return
+        try:
+            self._values.append(np.fromiter(map(float, entries), np.float64, len(entries)))
+        except ValueError:
+            at = next(k for k, entry in enumerate(entries) if not is_number(entry))
+            self._no_number = self._rows + at
+        self._rows += len(entries)
+
+    def found(self) -> NDArray[np.float32]:
+        """Return the values."""
+        if self._no_number is not None:
+            raise self._wrong(self._no_number, "a number")
+        with np.errstate(over="ignore"):
+            narrow = np.concatenate(self._values).astype(np.float32)
+        if not np.isfinite(narrow).all():
+            raise self._wrong(int(np.flatnonzero(~np.isfinite(narrow))[0]), "a finite number")
+        return narrow
+
+    def _wrong(self, row: int, kind: str) -> DataError:
+        entry = self.table.entry(row, self.column)
+        return DataError(f"{self.table.at(row, self.column)}: {entry!r} is not {kind}")
+
+
+class Times:
+    """A column of times: whole numbers as they are; else seconds, from numbers or ISO dates."""
+
+    def __init__(self, table: Table, column: int) -> None:
+        self.table, self.column = table, column
+        self._whole: list[NDArray[np.int64]] = []
+        self._seconds: list[NDArray[np.float64]] = []
+        self._parse: Callable[[str], float] | None = None
+        self._rows = 0
+        self._wrong: int | None = None
+
+    def take(self, entries: list[str]) -> None:
+        """Take in the next rows."""
+        if self._parse is None:
+            try:
+                self._whole.append(np.fromiter(map(int, entries), np.int64, len(entries)))
+            except (ValueError, OverflowError):
+                self._leave_whole_numbers(entries[0])
+        if self._parse is not None and self._wrong is None:
+            self._take_seconds(entries, self._parse)
+        self._rows += len(entries)
+
+    def _leave_whole_numbers(self, entry: str) -> None:
+        """Read all rows as seconds, those that came before too."""
+        first = self._whole or is_number(entry)
+        self._parse = float if first else _iso_seconds
+        before = np.concatenate(self._whole) if self._whole else np.zeros(0, np.int64)
+        self._check(before.astype(np.float64), 0)
+
+    def _take_seconds(self, entries: list[str], parse: Callable[[str], float]) -> None:
+        try:
+            seconds = np.fromiter(map(parse, entries), np.float64, len(entries))
+        except (ValueError, OverflowError):
+            seconds = np.array([_or_nan(parse, entry) for entry in entries])
+        self._check(seconds, self._rows)
+
+    def _check(self, seconds: NDArray[np.float64], row: int) -> None:
+        self._seconds.append(seconds)
+        with np.errstate(invalid="ignore"):
+            wrong = np.flatnonzero(~(np.abs(seconds) < WHOLE))
+        if len(wrong):
+            self._wrong = row + int(wrong[0])
+
+    def found(self) -> NDArray[np.int64]:
+        """Return whole seconds, or microseconds where some time has a fraction."""
+        if self._parse is None:
+            return np.concatenate(self._whole)
+        table, column = self.table, self.column
+        if self._wrong is not None:
+            kind = "a number" if self._parse is float else "a number or an ISO date like 2020-01-31"
+            entry = table.entry(self._wrong, column)
+            raise DataError(f"{table.at(self._wrong, column)}: time {entry!r} is not {kind}")
+        seconds = np.concatenate(self._seconds)
+        if (seconds == np.floor(seconds)).all():
+            return seconds.astype(np.int64)
+        if np.abs(seconds).max() * 1e6 >= 2**63:
+            raise DataError(
+                f"{table.path}, {table.label(column)}: times too large to keep fractions"
+            )
+        table.notes.append("times have fractions of a second: kept in microseconds")
+        return np.rint(seconds * 1e6).astype(np.int64)
+
+
+Taker = Ids | Titles | Values | Times
+
+
+def read_columns(table: Table, takers: Sequence[tuple[int, Taker]]) -> None:
+    """Feed columns to whoever takes them, all in one pass, the earlier takers first."""
+    for block in table.blocks([column for column, _ in takers]):
+        for entries, (_, taker) in zip(block, takers, strict=True):
+            taker.take(entries)
+
+
+def read_ids(table: Table, column: int) -> tuple[IntArray, StrArray]:
+    """Read a column of ids alone."""
+    ids = Ids(table, column)
+    read_columns(table, [(column, ids)])
+    return ids.found()
+
+
+def in_order_of_the_file(table: Table) -> NDArray[np.int64]:
+    """Return times for rows that have none."""
+    table.notes.append("no time column: the order of the file is taken as time")
+    return np.arange(table.rows, dtype=np.int64)
+
+
+def _iso_seconds(entry: str) -> float:
+    moment = datetime.fromisoformat(entry)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _or_nan(parse: Callable[[str], float], entry: str) -> float:
+    try:
+        return parse(entry)
+    except (ValueError, OverflowError):
+        return np.nan

@@ -1,0 +1,380 @@
+"""Read interactions, features and histories from the columns of a file.
+
+Ids, values and times are read in one place, whatever the format of the file (`tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.data.columns import (
+    Ids,
+    Taker,
+    Times,
+    Titles,
+    Values,
+    in_order_of_the_file,
+    read_columns,
+    read_ids,
+)
+from hushrec.data.interactions import (
+    Categorical,
+    Column,
+    Features,
+    IntArray,
+    Interactions,
+    MultiCategorical,
+    Numeric,
+    StrArray,
+)
+from hushrec.data.tables import (
+    RECOGNISED,
+    Columns,
+    Table,
+    choose_columns,
+    find_asked,
+    parquet_table,
+    read_table,
+    text_table,
+)
+from hushrec.data.text import (
+    NO_GENRES,
+    Heard,
+    features_by_name,
+    is_item_header,
+    is_number,
+    looks_like_a_table,
+    read_content,
+    unheard,
+    year_in,
+)
+from hushrec.errors import ConfigError, DataError
+
+Owner = Literal["user", "item"]
+"""Whose features they are."""
+MOST_GENRES = 1_000
+"""Categories that a column may have in order to be taken without being declared."""
+
+
+def read_interactions(
+    path: str | Path,
+    columns: Columns = RECOGNISED,
+    *,
+    name: str | None = None,
+    items: str | Path | None = None,
+    share: bool = False,
+    heard: Heard = unheard,
+) -> Interactions:
+    """Read a file of (user, item, value, time) rows.
+
+    Columns that are not asked for are recognised by their usual names. Without a header the order
+    user, item, value, time is taken. Repeated pairs are kept; see `Interactions.merged`.
+
+    ``items`` is a file with the public list of items (`read_items`): all of them are there to be
+    recommended, and rows of others are refused. A node's ``share`` of the data may have a single
+    user or item.
+    """
+    public = None if items is None else read_items(items)
+    table = read_table(Path(path), columns, heard)
+    found = interactions_of(table, columns, public, share=share)
+    return found if name is None else replace(found, name=name)
+
+
+def interactions_of(
+    table: Table, columns: Columns, public: ItemList | None, *, share: bool = False
+) -> Interactions:
+    """Make interactions of a table's rows, with the public list of items where there is one."""
+    found = choose_columns(table, columns, required=("user", "item"))
+    whose, what = Ids(table, found["user"]), Ids(table, found["item"])
+    takers: list[tuple[int, Taker]] = [(found["user"], whose), (found["item"], what)]
+    value = Values(table, found["value"]) if "value" in found else None
+    time = Times(table, found["time"]) if "time" in found else None
+    # Titles in the rows are those of whoever came first; a public list has its own, or none.
+    title = Titles(what) if "title" in found and public is None else None
+    for role, taker in (("value", value), ("time", time), ("title", title)):
+        if taker is not None:
+            takers.append((found[role], taker))
+    read_columns(table, takers)
+    user_codes, users = whose.found()
+    item_codes, touched = what.found()
+    if public is not None:
+        public.require(table, found["item"], item_codes, touched)
+    for role, ids in (("user", users), ("item", public.ids if public else touched)):
+        if len(ids) == 1 and not share:
+            raise DataError(
+                f"{table.path}: only one {role} ({str(ids[0])!r}) in {len(user_codes):,} rows; "
+                f"if that is the wrong column, choose another with --{role}"
+            )
+    if value is None:
+        table.notes.append("no value column: every row counts 1")
+    data = Interactions(
+        name=_plain_stem(table.path),
+        user=user_codes,
+        item=item_codes,
+        value=np.ones(len(user_codes), np.float32) if value is None else value.found(),
+        time=in_order_of_the_file(table) if time is None else time.found(),
+        users=users,
+        items=touched,
+        titles=None if title is None else title.found(),
+        has_time=time is not None,
+        notes=tuple(table.notes),
+    )
+    return data if public is None else public.declare(data)
+
+
+@dataclass(frozen=True)
+class ItemList:
+    """A public list of items, from a file."""
+
+    path: Path
+    ids: StrArray
+    titles: StrArray | None
+    features: Features = field(default_factory=dict)
+    """What was recognised in it: genres and years."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say what was found beside the ids."""
+        found = [*(["title"] if self.titles is not None else []), *self.features]
+        return (f"{self.path.name}: {' and '.join(found)} of each item taken",) if found else ()
+
+    def described(self, declared: Sequence[str]) -> Features:
+        """Return the declared features; where none are, those that were recognised."""
+        if not declared:
+            return self.features
+        return read_features(self.path, "item", self.ids, declared)
+
+    def require(self, table: Table, column: int, codes: IntArray, touched: StrArray) -> None:
+        """Refuse rows of items that are not on the list."""
+        strange = ~np.isin(touched, self.ids)
+        if strange.any():
+            row = int(strange[codes].argmax())
+            more = f" (nor are {strange.sum() - 1:,} others)" if strange.sum() > 1 else ""
+            raise DataError(
+                f"{table.at(row, column)}: item '{touched[codes[row]]}' is not in the list of "
+                f"items {self.path}{more}; add it there, or leave its rows out"
+            )
+
+    def declare(self, data: Interactions) -> Interactions:
+        """Return the data with this list for its items."""
+        return replace(
+            data.with_public_items(self.ids),
+            titles=self.titles,
+            item_features=self.features,
+            notes=(*data.notes, *self.notes),
+        )
+
+
+def read_items(path: str | Path) -> ItemList:
+    """Read a public list of items: an id per line, or a table with an item column.
+
+    Titles, genres and years are recognised by the usual names of their columns; a year also at the
+    end of a title.
+    """
+    return items_of(*_item_table(Path(path)))
+
+
+def items_of(table: Table, columns: Mapping[str, int] | None = None) -> ItemList:
+    """Make a list of items of a table's rows; ``columns`` says where ids and titles are."""
+    columns = columns or choose_columns(table, RECOGNISED, required=("item",))
+    items = Ids(table, columns["item"])
+    titles = Titles(items) if "title" in columns else None
+    takers: list[tuple[int, Taker]] = [(columns["item"], items)]
+    read_columns(table, takers if titles is None else [*takers, (columns["title"], titles)])
+    codes, ids = items.found()
+    if len(ids) < len(codes):
+        row = int(np.delete(np.arange(len(codes)), np.unique(codes, return_index=True)[1])[0])
+        raise DataError(f"{table.at(row, columns['item'])}: '{ids[codes[row]]}' is there already")
+    named = None if titles is None else titles.found()
+    return ItemList(table.path, ids, named, _recognised(table, np.argsort(codes), named))
+
+
+def _recognised(table: Table, order: NDArray[Any], titles: StrArray | None) -> dict[str, Column]:
+    """Return the usual features of items that a table has, its rows in this order."""
+    columns = features_by_name(table.names or [])
+    found: dict[str, Column] = {}
+
+    def entries(name: str) -> list[str]:
+        every = table.column(columns[name])
+        return [every[row] for row in order]
+
+    if "genres" in columns:
+        sets = [set(entry.split("|")) - {"", NO_GENRES} for entry in entries("genres")]
+        # One that is empty describes nothing, one that is different everywhere is an id.
+        if 0 < len(set().union(*sets)) <= MOST_GENRES:
+            found["genres"] = MultiCategorical.of(sets)
+    dated = entries("year") if "year" in columns else map(year_in, [] if titles is None else titles)
+    coded = years(dated)
+    return {**found, "year": coded} if len(coded.names) else found
+
+
+def years(entries: Iterable[str]) -> Categorical:
+    """Code years; what is no year is unknown."""
+    return Categorical.of(entry if entry.isdecimal() else "" for entry in entries)
+
+
+def read_features(
+    path: str | Path, owner: Owner, ids: StrArray, declared: Sequence[str]
+) -> dict[str, Column]:
+    """Read the declared columns of a file with a line per user, or per item, in the order of ids.
+
+    A column is declared as ``NAME`` or ``NAME:category:A|B`` (a category, of these), ``NAME:set``
+    or ``NAME:set:A|B`` (several, separated by |) or ``NAME:number:LOW:HIGH``. An empty entry, and
+    whoever has no line, is unknown.
+    """
+    if not declared:
+        return {}
+    table = read_table(Path(path))
+    columns = choose_columns(table, RECOGNISED, required=(owner,))
+    line_of: dict[str, int] = {}
+    for row, entry in enumerate(table.column(columns[owner])):
+        if entry in line_of:
+            raise DataError(f"{table.at(row, columns[owner])}: '{entry}' has a line already")
+        line_of[entry] = row
+    lines = [line_of.get(str(one)) for one in ids]
+    if all(line is None for line in lines):
+        raise DataError(f"{path}: no {owner} of the interactions has a line in it")
+    found: dict[str, Column] = {}
+    for words in declared:
+        feature = _Declared.of(words)
+        column = find_asked(table, f"{owner} feature", feature.name)
+        entries = table.column(column)
+        ours = ["" if line is None else entries[line] for line in lines]
+        found[feature.name] = feature.read(table, column, entries, ours)
+    return found
+
+
+@dataclass(frozen=True)
+class FeatureFiles:
+    """Where the features of users and items are, and which columns of these files are some."""
+
+    users: Path | None = None
+    items: Path | None = None
+    user_features: tuple[str, ...] = ()
+    item_features: tuple[str, ...] = ()
+
+    def describe(self, data: Interactions) -> Interactions:
+        """Return the interactions with these features."""
+        if bool(self.user_features) != (self.users is not None):
+            raise ConfigError(
+                "user features need both a file and the columns in it: --users FILE "
+                "--user-feature COLUMN"
+            )
+        if self.item_features and self.items is None:
+            raise ConfigError("item features need the file that they are in: --items FILE")
+        user, item = data.user_features, data.item_features
+        if self.users is not None:
+            user = read_features(self.users, "user", data.users, self.user_features)
+        if self.items is not None and self.item_features:
+            item = read_features(self.items, "item", data.items, self.item_features)
+        return replace(data, user_features=user, item_features=item)
+
+
+NO_FEATURES = FeatureFiles()
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """A feature as it was declared."""
+
+    words: str
+    name: str
+    kind: str
+    names: tuple[str, ...] | None = None
+    """Its categories, where they were given."""
+    limits: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, words: str) -> _Declared:
+        name, _, rest = words.partition(":")
+        kind, _, more = rest.partition(":")
+        parts = more.split(":" if kind == "number" else "|") if more else []
+        if kind in ("", "category", "set"):
+            if "" in parts or len(set(parts)) < len(parts):
+                raise DataError(f"feature '{words}': name each category once, as in A|B|C")
+            return cls(words, name, kind or "category", tuple(parts) if more else None)
+        if kind == "number" and len(parts) in (0, 2) and all(map(is_number, parts)):
+            limits = tuple(float(part) for part in parts)
+            if limits and not limits[0] < limits[1]:
+                raise DataError(f"feature '{words}': the range must ascend")
+            return cls(words, name, kind, limits=limits)
+        raise DataError(
+            f"feature '{words}': write NAME or NAME:category:A|B for a category, NAME:set or "
+            "NAME:set:A|B for several separated by |, or NAME:number:LOW:HIGH"
+        )
+
+    def read(self, table: Table, column: int, entries: list[str], ours: list[str]) -> Column:
+        """Return the column of our rows; what cannot be is refused wherever in the file it is."""
+        for row, entry in enumerate(entries):
+            self._check(entry, f"{table.at(row, column)}: '{entry}'")
+        if self.kind == "category":
+            return Categorical.of(ours, self.names)
+        if self.kind == "set":
+            return MultiCategorical.of((entry.split("|") for entry in ours), self.names)
+        values = np.array([float(entry) if entry else np.nan for entry in ours], np.float32)
+        if np.isnan(values).all():
+            raise DataError(f"{table.path}, {table.label(column)}: no number in it")
+        return Numeric(values, *self.limits)
+
+    def _check(self, entry: str, where: str) -> None:
+        if self.kind == "number":
+            if entry and not (is_number(entry) and np.isfinite(float(entry))):
+                raise DataError(f"{where} is not a number")
+        elif self.names is not None:
+            said = set(entry.split("|") if self.kind == "set" else [entry]) - {""}
+            if not said <= set(self.names):
+                raise DataError(
+                    f"{where} is not among the categories of '{self.words}'; declare it there, or "
+                    "leave the entry empty"
+                )
+
+
+def read_history(path: str | Path) -> list[str]:
+    """Return the item ids of one person's history, oldest first.
+
+    The file has one item id per line, or is a table with an item column as `read_interactions`
+    reads it; its time column, if any, gives the order.
+    """
+    table, columns = _item_table(Path(path))
+    codes, items = read_ids(table, columns["item"])
+    if "time" in columns:
+        times = Times(table, columns["time"])
+        read_columns(table, [(columns["time"], times)])
+        codes = codes[np.argsort(times.found(), kind="stable")]
+    return [str(items[code]) for code in codes]
+
+
+def _item_table(path: Path) -> tuple[Table, dict[str, int]]:
+    """Read a table with an item column, or one item id per line, and say what is where."""
+    content = read_content(path)
+    text = "" if content.is_parquet else content.as_text()
+    if not content.is_parquet and not text.lstrip().startswith("{"):
+        lines = [(n, line.strip()) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+        if lines and is_item_header(lines[0][1]):
+            lines = lines[1:]
+        if not lines:
+            raise DataError(f"{path}: the file is empty; write one item id per line")
+        ids = [line for _, line in lines]
+        if not looks_like_a_table(ids):
+            numbers = [number for number, _ in lines]
+            where = "line {}".format
+            return Table(
+                path=path,
+                names=None,
+                width=1,
+                rows=len(ids),
+                blocks=lambda wanted: iter([[ids for _ in wanted]]),
+                where=lambda row: where(numbers[row]),
+            ), {"item": 0}
+    table = parquet_table(content) if content.is_parquet else text_table(path, text, [])
+    return table, choose_columns(table, RECOGNISED, required=("item",))
+
+
+def _plain_stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").rsplit(".", 1)[0] or path.name

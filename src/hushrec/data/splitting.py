@@ -1,0 +1,392 @@
+"""Splits: which interactions train, which validate, which test.
+
+A `Split` belongs to the evaluation side. Training receives `Split.train_view`, from which the
+held-out rows cannot be reached. Rows are ordered by (time, file order), always: 40 % and more of
+MovieLens users have ties at their latest timestamp, so the tie rule is part of the protocol.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec.config import Moment, Settings
+from hushrec.data.features import usual
+from hushrec.data.interactions import Categorical, Column, Interactions
+from hushrec.data.partition import SilosConfig, hold
+from hushrec.data.views import Protocol, Ragged, TrainView
+from hushrec.errors import ConfigError, DataError
+from hushrec.kernels.draws import draw_each
+from hushrec.streams import Streams
+
+Part = Literal["valid", "test"]
+
+
+class SplitConfig(Settings):
+    """How to split."""
+
+    kind: Literal["leave-one-out", "ratio", "time", "unseen-users"] = "leave-one-out"
+    """Last item tests and the one before validates; a share of each user's rows; one date for
+    everybody; or whole users whose later half is tested after adapting on the earlier half."""
+    valid: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
+    """Share that validates (not for leave-one-out)."""
+    test: Annotated[float, Field(gt=0, lt=0.9)] = 0.2
+    """Share that tests (not for leave-one-out)."""
+    valid_from: Moment | None = None
+    """For `time`: rows from this time on validate, in place of a share of everybody's rows; needed,
+    with `test_from`, where privacy is promised."""
+    test_from: Moment | None = None
+    """For `time`: rows from this time on test."""
+    order: Literal["time", "random"] = "time"
+    """What "later" means for `ratio` and within an unseen user."""
+    min_train: Annotated[int, Field(ge=1)] = 1
+    """A user left with fewer training rows than this is not evaluated; all its rows train."""
+    positive_above: float | None = None
+    """Held-out rows with a value above this are to be found; the others are touched and therefore
+    no candidates.  [all are to be found]"""
+    drop_below: float | None = None
+    """Rows with a smaller value are left out before the split: 4 leaves what people liked."""
+    repeats: Literal["merge", "keep"] = "merge"
+    """Repeated (user, item) rows: keep the latest, or keep them all as some papers count them
+    (then the held-out item can be a training item too)."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training rows and held-out items of every user, oldest first."""
+
+    config: SplitConfig
+    data: Interactions
+    """The rows that were split, repeats merged if so configured."""
+    train: TrainView
+    valid: Ragged
+    test: Ragged
+    members: NDArray[np.int64]
+    """Everybody on the list of users but unseen ones, with rows or without: nobody's data decides
+    it."""
+    training_users: NDArray[np.int64]
+    """The population that trains: members with a past."""
+    disliked: Ragged
+    """Held-out items that are not to be found, and that nobody should be asked to rank."""
+    holders: NDArray[np.int32] | None = None
+    """Silo of every user; None if every user is a client of its own."""
+
+    @property
+    def n_users(self) -> int:
+        """Number of users, evaluated or not."""
+        return len(self.train)
+
+    @property
+    def newcomers(self) -> bool:
+        """Whether some users are left out of training."""
+        return len(self.training_users) < self.n_users
+
+    @property
+    def training_clients(self) -> NDArray[np.int64]:
+        """Return the population that cohorts are drawn from."""
+        return self._clients_of(self.training_users)
+
+    @property
+    def member_clients(self) -> NDArray[np.int64]:
+        """Return the population that cohorts are drawn from where data may not decide it."""
+        return self._clients_of(self.members)
+
+    def _clients_of(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
+        return users if self.holders is None else np.unique(self.holders[users]).astype(np.int64)
+
+    def heldout(self, part: Part) -> Ragged:
+        """Return the items to be found in this part."""
+        return self.valid if part == "valid" else self.test
+
+    def evaluated(self, part: Part) -> NDArray[np.int64]:
+        """Return the users that have something to be found in this part."""
+        return np.flatnonzero(self.heldout(part).lengths)
+
+    def train_view(self, protocol: Protocol) -> TrainView:
+        """Return what training may see; ``published`` adds the list that makes the leak."""
+        view = self.train
+        if protocol == "published":
+            view = replace(view, never_negative=join(self.valid, self.test))
+        if self.holders is None:
+            return view
+        return replace(view, holders=self.holders).take(np.argsort(self.holders, kind="stable"))
+
+    def history(self, part: Part) -> TrainView:
+        """Return what a device knows when it is asked: at test time, its validation items too."""
+        if part == "valid":
+            return self.train
+        has_past = self.train.times.lengths > 0
+        latest = np.zeros(self.n_users, np.int64)
+        latest[has_past] = self.train.times.values[self.train.times.indptr[1:][has_past] - 1]
+        shape = self.valid.indptr
+        return replace(
+            self.train,
+            positives=join(self.train.positives, self.valid),
+            # The device knows that these came last; exact times and values are not needed.
+            times=join(self.train.times, Ragged(shape, np.repeat(latest, self.valid.lengths))),
+            values=join(self.train.values, Ragged(shape, np.ones(shape[-1], np.float32))),
+        )
+
+    def take(self, users: NDArray[np.int64]) -> Split:
+        """Return the share of some users, as a node that holds only them would have it."""
+        trains = np.isin(users, self.training_users)
+        return replace(
+            self,
+            data=self.data.select(np.isin(self.data.user, users)),
+            train=self.train.take(users),
+            valid=self.valid.take(users),
+            test=self.test.take(users),
+            members=np.flatnonzero(np.isin(users, self.members)),
+            training_users=np.flatnonzero(trains),
+            disliked=self.disliked.take(users),
+            holders=None if self.holders is None else self.holders[users],
+        )
+
+    def digest(self) -> str:
+        """Identify what trains and what is held out: a model of other data does not fit."""
+        hashed = hashlib.blake2b(str(self.data.n_items).encode(), digest_size=16)
+        train = self.train
+        for part in (train.positives, train.times, train.values, self.valid, self.test):
+            hashed.update(part.indptr.tobytes())
+            hashed.update(part.values.tobytes())
+        for columns in (train.user_features, train.item_features):
+            for name, column in columns.items():
+                hashed.update(name.encode() + column.tobytes())
+        if len(self.disliked.values):
+            hashed.update(self.disliked.indptr.tobytes() + self.disliked.values.tobytes())
+        if self.holders is not None:
+            hashed.update(self.holders.tobytes())
+        return hashed.hexdigest()
+
+    def facts(self) -> dict[str, Any]:
+        """Count what a reader must know to judge the figures."""
+        trained = np.zeros(self.data.n_items, bool)
+        trained[self.train.positives.values] = True
+        targets = self.test.values
+        return {
+            "users": self.n_users,
+            "items": self.data.n_items,
+            "train_rows": int(self.train.positives.lengths[self.training_users].sum()),
+            "unused_rows": len(self.data)
+            - sum(
+                len(part.values)
+                for part in (self.train.positives, self.valid, self.test, self.disliked)
+            ),
+            "training_clients": len(self.training_clients),
+            "evaluated_users": len(self.evaluated("test")),
+            "not_evaluated_users": self.n_users - len(self.evaluated("test")),
+            "test_items_nobody_trained_on": float(np.mean(~trained[targets]))
+            if len(targets)
+            else 0.0,
+        }
+
+
+TRAIN, VALID, TEST, UNUSED, DISLIKED = 0, 1, 2, 3, 4
+
+
+@dataclass(frozen=True)
+class Share:
+    """Whose rows these are: all users', or those of a node that sees nobody else's."""
+
+    numbers: NDArray[np.int64]
+    """Number of each user in the population."""
+    population: int
+    holders: NDArray[np.int32] | None = None
+    """Silo of each user, where a silo is a client."""
+
+
+def make_split(
+    data: Interactions,
+    config: SplitConfig,
+    streams: Streams,
+    silos: SilosConfig = SilosConfig(),  # noqa: B008 - a frozen value
+) -> Split:
+    """Split interactions; the random orders come from the run's seed."""
+    if silos.kind != "none" and config.kind == "unseen-users":
+        raise ConfigError(
+            "silos hold the users they train on: use another split.kind than unseen-users, or "
+            "silos.kind = none"
+        )
+    # An item's number is its row in what is released: by id, whoever made the data.
+    data = data.ordered()
+    if data.n_users < 2 or data.n_items < 2:
+        raise DataError(f"{data.name}: needs at least two users and two items")
+    split = split_share(data, config, streams, Share(np.arange(data.n_users), data.n_users))
+    for part, use in ((split.valid, "validate"), (split.test, "test")):
+        if not len(part.values):
+            raise DataError(
+                f"{data.name}: no user is long enough for a {config.kind} split with something to "
+                f"{use} on; use more data, larger shares or another split.kind"
+            )
+    holders = None if silos.kind == "none" else hold(split.train, silos, streams)
+    return replace(split, holders=holders)
+
+
+def split_share(data: Interactions, config: SplitConfig, streams: Streams, share: Share) -> Split:
+    """Split the rows of some users, as `make_split` splits them among everybody's."""
+    if config.repeats == "merge":
+        data = data.merged()
+    if config.drop_below is not None:
+        keep = data.value >= config.drop_below
+        if not keep.any():
+            raise DataError(f"{data.name}: no value reaches split.drop_below = {config.drop_below}")
+        note = f"{int((~keep).sum()):,} rows with a value below {config.drop_below:g} left out"
+        data = replace(data.select(keep), notes=(*data.notes, note))
+    rows = _Ordered.of(data, share)
+    part = _PARTS[config.kind](rows, config, streams)
+
+    n_train = np.bincount(rows.user[part == TRAIN], minlength=data.n_users)
+    too_short = (n_train < config.min_train)[rows.user] & (part != TRAIN)
+    # A later row of a user without a past would be the future under one date for everybody, and
+    # a stranger's row among unseen users; elsewhere it may as well train.
+    part[too_short] = TRAIN if config.kind in ("leave-one-out", "ratio") else UNUSED
+    if config.repeats == "keep":
+        _drop_repeated_targets(part, rows)
+    if config.positive_above is not None:
+        low = data.value[rows.order] <= config.positive_above
+        part[low & ((part == VALID) | (part == TEST))] = DISLIKED
+
+    def ragged(number: int, values: NDArray[Any]) -> Ragged:
+        chosen = part == number
+        counts = np.bincount(rows.user[chosen], minlength=data.n_users)
+        return Ragged(np.concatenate([[0], np.cumsum(counts)]), values[rows.order][chosen])
+
+    train = TrainView(
+        users=share.numbers.astype(np.int32),
+        n_items=data.n_items,
+        positives=ragged(TRAIN, data.item),
+        times=ragged(TRAIN, data.time),
+        values=ragged(TRAIN, data.value),
+        user_features={**data.user_features, **_usual_context(rows, part == TRAIN)},
+        item_features=data.item_features,
+    )
+    valid, test = ragged(VALID, data.item), ragged(TEST, data.item)
+    members = np.flatnonzero(may_train(config, streams, share.population)[share.numbers])
+    training = members[train.positives.lengths[members] > 0]
+    disliked = ragged(DISLIKED, data.item)
+    return Split(config, data, train, valid, test, members, training, disliked, share.holders)
+
+
+def may_train(config: SplitConfig, streams: Streams, population: int) -> NDArray[np.bool_]:
+    """Say of everybody, by number, whether the split lets them train."""
+    if config.kind != "unseen-users":
+        return np.ones(population, np.bool_)
+    return np.asarray(_unseen_role(population, config, streams) == TRAIN)
+
+
+def _usual_context(rows: _Ordered, training: NDArray[np.bool_]) -> dict[str, Column]:
+    """Describe each user by the usual context of its training rows; held-out ones say nothing."""
+    mine = rows.order[training]
+    return {
+        name: usual(replace(column, codes=column.codes[mine]), rows.data.user[mine], rows.n_users)
+        for name, column in rows.data.context.items()
+        if isinstance(column, Categorical)
+    }
+
+
+def _drop_repeated_targets(part: NDArray[np.int8], rows: _Ordered) -> None:
+    """Leave a held-out item in its part once: it is to be found once, however often touched."""
+    pair = rows.user.astype(np.int64) * rows.data.n_items + rows.data.item[rows.order]
+    for number in (VALID, TEST):
+        held = np.flatnonzero(part == number)
+        first = np.unique(pair[held], return_index=True)[1]
+        part[np.delete(held, first)] = UNUSED
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """All rows, user by user, oldest first."""
+
+    data: Interactions
+    share: Share
+    order: NDArray[np.int64]
+    user: NDArray[np.int32]
+    place: NDArray[np.int64]
+    """0 is the user's oldest row."""
+    size: NDArray[np.int64]
+    """Number of rows of the row's user."""
+
+    @classmethod
+    def of(cls, data: Interactions, share: Share) -> _Ordered:
+        order = np.lexsort((np.arange(len(data)), data.time, data.user))
+        user = data.user[order]
+        count = np.bincount(data.user, minlength=data.n_users)
+        first = np.cumsum(count) - count
+        return cls(data, share, order, user, np.arange(len(order)) - first[user], count[user])
+
+    @property
+    def n_users(self) -> int:
+        """Number of users in the data."""
+        return self.data.n_users
+
+    def shuffled_place(self, streams: Streams) -> NDArray[np.int64]:
+        """Return places of a random order instead of the order in time."""
+        # From each user's own stream: nobody's rows move anybody else's.
+        numbers = self.share.numbers[self.user].astype(np.int32)
+        ticket = draw_each(streams.key("split/order"), numbers, self.place)
+        place = np.empty(len(ticket), np.int64)
+        place[np.lexsort((ticket, self.user))] = self.place
+        return place
+
+
+def _leave_one_out(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+    from_end = rows.size - 1 - rows.place
+    return np.select([from_end == 0, from_end == 1], [TEST, VALID], TRAIN).astype(np.int8)
+
+
+def _ratio(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+    place = rows.place if config.order == "time" else rows.shuffled_place(streams)
+    from_end = rows.size - 1 - place
+    n_test = np.floor(rows.size * config.test)
+    n_valid = np.floor(rows.size * config.valid)
+    choices = [from_end < n_test, from_end < n_test + n_valid]
+    return np.select(choices, [TEST, VALID], TRAIN).astype(np.int8)
+
+
+def _time(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+    if not rows.data.has_time:
+        raise ConfigError(f"{rows.data.name} has no timestamps: split.kind = 'time' cannot be used")
+    time = rows.data.time[rows.order]
+    shares = [1 - config.test - config.valid, 1 - config.test]
+    found = np.quantile(time, shares, method="higher")
+    first_valid = found[0] if config.valid_from is None else config.valid_from
+    first_test = found[1] if config.test_from is None else config.test_from
+    return np.select([time >= first_test, time >= first_valid], [TEST, VALID], TRAIN).astype(
+        np.int8
+    )
+
+
+def _unseen_users(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+    role = _unseen_role(rows.share.population, config, streams)[rows.share.numbers[rows.user]]
+    place = rows.place if config.order == "time" else rows.shuffled_place(streams)
+    # The earlier half adapts the model on the device; only the later half is ranked.
+    return np.where(place >= (rows.size + 1) // 2, role, TRAIN).astype(np.int8)
+
+
+def _unseen_role(n_users: int, config: SplitConfig, streams: Streams) -> NDArray[np.int64]:
+    rank = streams.generator("split/unseen-users").permutation(n_users)
+    n_test, n_valid = round(n_users * config.test), round(n_users * config.valid)
+    return np.select([rank < n_test, rank < n_test + n_valid], [TEST, VALID], TRAIN)
+
+
+_PARTS = {
+    "leave-one-out": _leave_one_out,
+    "ratio": _ratio,
+    "time": _time,
+    "unseen-users": _unseen_users,
+}
+
+
+def join(first: Ragged, second: Ragged) -> Ragged:
+    """Append the second's values to the first's, row by row."""
+    values = np.empty(len(first.values) + len(second.values), first.values.dtype)
+    before = np.repeat(second.indptr[:-1], first.lengths)
+    values[np.arange(len(first.values)) + before] = first.values
+    before = np.repeat(first.indptr[1:], second.lengths)
+    values[np.arange(len(second.values)) + before] = second.values
+    return Ragged(first.indptr + second.indptr, values)

@@ -1,0 +1,224 @@
+"""A run of a federation, from the invitation to the last look: the server's side.
+
+It is the loop of every run, `federation.rounds`, over the nodes of a `Link`. A checkpoint is
+written after each round, so that a run which was interrupted, on the server or under way, goes on
+as if nothing had happened: nodes answer a round that they have done with the bytes of their first
+answer.
+
+::
+
+    config.toml  metrics.jsonl  checkpoint/     as in every run folder     roster.json
+which node holds which numbers     events.jsonl                                what happened: one
+line of JSON an event     sums/                                       what must outlive a restart of
+secure sums     result.json                                 what it came to
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hushrec.data.splitting import Part
+from hushrec.deployment.coordinator.backend import Nodes
+from hushrec.deployment.coordinator.events import EventLog, Events
+from hushrec.deployment.coordinator.journal import FileBook
+from hushrec.deployment.coordinator.policy import Rules
+from hushrec.deployment.coordinator.roster import Dealt, Roster
+from hushrec.deployment.coordinator.session import Desk
+from hushrec.deployment.coordinator.summing import Securely
+from hushrec.deployment.transport import Link, NodeId
+from hushrec.errors import ConfigError, RunError
+from hushrec.federation.client import Task
+from hushrec.federation.contract import Agreement, Registered
+from hushrec.federation.rounds import RoundReport, Server, State, run_rounds
+from hushrec.federation.setup import agreed_plan, agreed_task, check_asked
+from hushrec.methods.base import facts_of
+from hushrec.privacy.plan import Plan
+from hushrec.runs.checkpoint import Diary, restore, saved_key
+from hushrec.runs.folder import FEDERATED, RunFolder
+from hushrec.streams import new_key
+
+RESULT = "result.json"
+EVENTS = "events.jsonl"
+
+
+@dataclass(frozen=True)
+class FederatedRun:
+    """What a server trains, how, and where it writes that down."""
+
+    folder: RunFolder
+    agreement: Agreement
+    rules: Rules
+    events: Events
+    dealt: Dealt | None = None
+    """In a rehearsal, which numbers of the file each node has."""
+    registered: Registered | None = None
+    """Who takes part in secure sums, where it is agreed that sums are."""
+    node_ids: Mapping[str, NodeId] | None = None
+    """What the transport calls each node, where that is known beforehand."""
+
+    @classmethod
+    def open(
+        cls,
+        runs: Path,
+        agreement: Agreement,
+        rules: Rules,
+        dealt: Dealt | None = None,
+        registered: Registered | None = None,
+        *,
+        resume: bool = False,
+    ) -> FederatedRun:
+        """Begin a new run among those of a server, or go on with the newest."""
+        before = newest_run(runs)
+        if resume and (before is None or is_finished(before)):
+            raise RunError(f"{runs} has no run that was interrupted: leave out --resume")
+        if before is None or is_finished(before):
+            number = 1 if before is None else int(before.path.name.removeprefix("run-")) + 1
+            before = RunFolder.create(runs / f"run-{number:04d}", agreement.experiment)
+        elif not resume and (before.path / FEDERATED).exists():
+            raise RunError(
+                f"{before.path} was interrupted: go on with it with --resume, or remove it to "
+                "begin anew"
+            )
+        return cls(before, agreement, rules, EventLog(before.path / EVENTS), dealt, registered)
+
+    def train(
+        self,
+        link: Link,
+        on_round: Callable[[RoundReport], None] = lambda report: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Any]:
+        """Train to the end, from the start or from the newest checkpoint; return the result."""
+        with self.folder.locked():
+            return self._train(link, on_round, should_stop)
+
+    def _train(
+        self,
+        link: Link,
+        on_round: Callable[[RoundReport], None],
+        should_stop: Callable[[], bool],
+    ) -> dict[str, Any]:
+        roster, desk = self._gather(link)
+        server, state = self._server(roster, desk)
+        restore(state, server.backend, self.folder, server.experiment.rounds)
+        self.events.tell("going on" if state.round else "begun", round=state.round, run=roster.run)
+        assert isinstance(server.backend, Nodes)
+        server.backend.round = state.round
+        server.backend.selected = state.selected_round
+        journal = _Chronicle(self.folder, server, self.events)
+        run_rounds(server, state, journal, on_round, should_stop)
+        parts: tuple[Part, ...] = ("valid", "test")
+        serving, result = server.serving(state.selected_shared), _result(server, state, roster)
+        for part in parts:
+            result[part] = server.backend.evaluate(serving, part, selected=True).means()
+        journal.finish(state)
+        self._book.clear()
+        self.folder.write_json(RESULT, result)
+        self.events.tell("finished", round=state.round, selected_round=state.selected_round)
+        return result
+
+    def _gather(self, link: Link) -> tuple[Roster, Desk]:
+        """Meet the nodes: those of the run, or in a new one all that take part."""
+        if (self.folder.path / FEDERATED).exists():
+            roster = Roster.from_json(
+                self.folder.read_json(FEDERATED), str(self.folder.path / FEDERATED)
+            )
+            desk = self._desk(roster.run, link)
+            desk.meet(list(roster.holdings))
+            return roster, desk
+        run = secrets.token_hex(8)
+        desk = self._desk(run, link)
+        roster = Roster.of(run, self.agreement.experiment, desk.gather(), self.dealt)
+        self.folder.write_text(FEDERATED, json.dumps(roster.to_json()))
+        return roster, desk
+
+    def _desk(self, run: str, link: Link) -> Desk:
+        return Desk(self.agreement, run, link, self.rules, self.events, self.node_ids)
+
+    @property
+    def _book(self) -> FileBook:
+        return FileBook(self.folder.path / "sums")
+
+    def _summing(self, desk: Desk) -> Securely | None:
+        """Return how sums come together; None where they are in the clear."""
+        if self.agreement.secure is None:
+            return None
+        if self.registered is None:
+            raise ConfigError(
+                "secure sums need every node's identity: start from the server's folder"
+            )
+        return Securely(desk, self.registered, self._book)
+
+    def _server(self, roster: Roster, desk: Desk) -> tuple[Server, State]:
+        """Come to the task and the plan that every node comes to by itself."""
+        experiment, promised = self.agreement.experiment, self.agreement.experiment.privacy.promises
+        clients, key = roster.clients(promised=promised), saved_key(self.folder) or new_key()
+        check_asked(experiment, len(clients))
+        task = agreed_task(experiment, self.agreement.nobody, key, roster.digest)
+        plan = agreed_plan(experiment, task, len(clients), roster.epsilon)
+        task = Task(task.method, plan.protection, task.streams, task.secret, task.nobody)
+        nodes = Nodes(task, experiment, roster, desk, summing=self._summing(desk))
+        state = State(
+            task.initial,
+            roster.digest,
+            key,
+            protection=plan.protection.state,
+            ledger=plan.first_ledger(len(roster.trains)),
+        )
+        return Server(experiment, task, plan, clients, nodes, roster.newcomers), state
+
+
+class _Chronicle(Diary):
+    """Writes a checkpoint after every round, and tells that it is there."""
+
+    def __init__(self, folder: RunFolder, server: Server, events: Events) -> None:
+        super().__init__(folder, server.backend, seconds=0.0)
+        self.plan, self.events = server.plan, events
+
+    def save(self, state: State, *, now: bool) -> None:
+        """Save, and tell how far it is and what it cost."""
+        super().save(state, now=True)
+        sent = {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes}
+        spent = spent_epsilon(self.plan, state)
+        self.events.tell("round", round=state.round, seconds=state.seconds, epsilon=spent, **sent)
+
+
+def spent_epsilon(plan: Plan, state: State) -> float | None:
+    """Return what the rounds so far cost; None where nothing is promised."""
+    said = plan.statement(state.account, state.round, state.ledger, state.up_bytes)
+    spent: float | None = said.get("spent_epsilon")
+    return spent
+
+
+def newest_run(runs: Path) -> RunFolder | None:
+    """Return the newest of a server's runs."""
+    found = sorted(path for path in runs.glob("run-*") if path.is_dir())
+    return RunFolder(found[-1]) if found else None
+
+
+def is_finished(folder: RunFolder) -> bool:
+    """Say whether a run came to its end."""
+    return (folder.path / RESULT).exists()
+
+
+def _result(server: Server, state: State, roster: Roster) -> dict[str, Any]:
+    experiment, plan = server.experiment, server.plan
+    return {
+        "method": experiment.method,
+        "data": experiment.data,
+        "protocol": experiment.protocol,
+        "seed": experiment.seed,
+        "rounds": state.round,
+        "selected_round": state.selected_round,
+        "selected_by": server.selected_by,
+        "nodes": {name: len(holding.users) for name, holding in roster.holdings.items()},
+        "clients": len(server.clients),
+        "model": dict(facts_of(server.task.method, state.selected_shared)),
+        "communication": {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes},
+        "time": {"total_s": state.seconds, "per_round_s": state.seconds / max(1, state.round)},
+        "privacy": plan.statement(state.account, state.round, state.ledger, state.up_bytes),
+    }

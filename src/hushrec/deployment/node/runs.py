@@ -1,0 +1,316 @@
+"""The runs that a node takes part in: private parameters, ledger, the last round and its answer.
+
+A round is one transaction: private parameters, ledger, the number of the round and the reply are
+written together or not at all. So a round that was done is never done again, and whoever asks for
+it again gets the same bytes.
+
+Private parameters are kept with the round that made them. Of each client there are at most two:
+the newest, and those of the selected round, which is the newest up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from hushrec.deployment.node.database import NodeStore
+from hushrec.errors import MessageError
+from hushrec.private import PrivateStore
+
+
+@dataclass(frozen=True)
+class NodeRun:
+    """What the node knows of a run."""
+
+    id: str
+    upto: int
+    """The last interaction that takes part."""
+    terms: str | None
+    round: int
+    """The last one done."""
+    selected: int
+    request: str | None
+    reply: bytes | None
+    version: int
+    members: Mapping[int, int]
+    """Where each user is in what the server was told, by the user's number in the store."""
+    clients: Mapping[int, int]
+    """Client of each such place."""
+    masked: int = 0
+    """The last round whose vector left the node for a secure sum."""
+    masked_request: str | None = None
+    """Digest of what it was asked with."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A round that was trained, to be written down."""
+
+    round: int
+    selected: int
+    request: str
+    reply: bytes
+    private: PrivateStore
+    clients: Mapping[int, int]
+    """Who took part, and where they are among the private parameters."""
+    charged: bool
+    """Whether it cost them privacy."""
+
+
+class NodeRuns:
+    """Reads and writes a node's runs."""
+
+    def __init__(self, store: NodeStore) -> None:
+        self.store = store
+
+    def begin(self, run: str) -> NodeRun:
+        """Take part in a run with everybody who is here now; asked again, say the same."""
+        store = self.store
+        with store.changing():
+            if store.one("SELECT id FROM runs WHERE id = ?", (run,)) is None:
+                number = store.one("SELECT COALESCE(MAX(number), 0) + 1 FROM runs")
+                upto = store.one("SELECT COALESCE(MAX(id), 0) FROM interactions")
+                store.connection.execute(
+                    "INSERT INTO runs (id, number, upto) VALUES (?, ?, ?)", (run, number, upto)
+                )
+                store.connection.executemany(
+                    "INSERT INTO members VALUES (?, ?, ?, ?)",
+                    ((run, *member) for member in self._everybody()),
+                )
+                self._drop_old(number)
+        return self.get(run)
+
+    def get(self, run: str) -> NodeRun:
+        """Return a run that was begun."""
+        store = self.store
+        found = store.rows(
+            "SELECT id, upto, terms, round, selected, request, reply, version, masked, "
+            "masked_request FROM runs WHERE id = ?",
+            (run,),
+        )
+        if not found:
+            raise MessageError(f"this node was not asked to join the run '{run}', or is out of it")
+        members = store.rows("SELECT place, user, client FROM members WHERE run = ?", (run,))
+        named, upto, terms, number, selected, request, reply, version, *sent = found[0]
+        return NodeRun(
+            id=named,
+            upto=upto,
+            terms=terms,
+            round=number,
+            selected=selected,
+            request=request,
+            reply=reply,
+            version=version,
+            members={user: place for place, user, _ in members},
+            clients={place: client for place, _, client in members},
+            masked=sent[0],
+            masked_request=sent[1],
+        )
+
+    def pin_terms(self, run: NodeRun, terms: str) -> None:
+        """Hold the server to what it first said of everybody."""
+        if run.terms is None:
+            with self.store.changing():
+                self.store.connection.execute(
+                    "UPDATE runs SET terms = ? WHERE id = ? AND terms IS NULL", (terms, run.id)
+                )
+        elif run.terms != terms:
+            raise MessageError("the server says other things of the run's population than before")
+
+    def load(
+        self,
+        run: NodeRun,
+        clients: Mapping[int, int],
+        into: PrivateStore,
+        *,
+        selected: bool = False,
+    ) -> None:
+        """Put the newest, or the selected, private parameters of clients where they belong."""
+        latest = run.selected if selected else run.round
+        for client, place in clients.items():
+            arrays = self.store.one(
+                "SELECT arrays FROM private WHERE run = ? AND client = ? AND round <= ? "
+                "ORDER BY round DESC LIMIT 1",
+                (run.id, client, latest),
+            )
+            if arrays is not None:
+                into.restore({"visited": np.array([place]), **load(arrays)})
+
+    def finish_round(self, run: NodeRun, done: Done) -> bool:
+        """Write a round down, all of it or nothing.
+
+        False where somebody else changed the run meanwhile: then nothing is written, and the round
+        has to be looked at again.
+        """
+        connection = self.store.connection
+        with self.store.changing():
+            changed = connection.execute(
+                "UPDATE runs SET round = ?, selected = ?, request = ?, reply = ?, "
+                "version = version + 1 WHERE id = ? AND version = ?",
+                (done.round, done.selected, done.request, done.reply, run.id, run.version),
+            ).rowcount
+            if changed != 1:
+                return False
+            for client in done.clients:
+                self._write_private(run.id, client, done)
+                self._drop_outdated(run.id, client, done.round, done.selected)
+            if done.charged:
+                self._charge(run, done)
+        return True
+
+    def send_round(self, run: NodeRun, done: Done) -> bool:
+        """Write down a round whose vector leaves for a secure sum: part of what is being changed.
+
+        It is paid for now. Its private parameters count once the round is done, and not before.
+        """
+        connection = self.store.connection
+        changed = connection.execute(
+            "UPDATE runs SET masked = ?, masked_request = ?, selected = MAX(selected, ?), "
+            "version = version + 1 WHERE id = ? AND version = ?",
+            (done.round, done.request, done.selected, run.id, run.version),
+        ).rowcount
+        if changed != 1:
+            return False
+        connection.execute("DELETE FROM private WHERE run = ? AND round > ?", (run.id, run.round))
+        for client in done.clients:
+            self._write_private(run.id, client, done)
+        if done.charged:
+            self._charge(run, done)
+        return True
+
+    def close_round(self, run: NodeRun, number: int) -> None:
+        """Let a round be done, whose sum this node helps to open: part of what is being changed."""
+        self.store.connection.execute(
+            "UPDATE runs SET round = ?, request = NULL, reply = NULL, version = version + 1 "
+            "WHERE id = ?",
+            (number, run.id),
+        )
+        trained = "SELECT client FROM private WHERE run = ? AND round = ?"
+        for (client,) in self.store.rows(trained, (run.id, number)):
+            self._drop_outdated(run.id, client, number, run.selected)
+
+    def select(self, run: NodeRun, round_number: int) -> NodeRun:
+        """Remember which round is the selected one; nothing was trained since."""
+        if round_number > run.selected:
+            with self.store.changing():
+                self.store.connection.execute(
+                    "UPDATE runs SET selected = MAX(selected, ?) WHERE id = ?",
+                    (round_number, run.id),
+                )
+        return self.get(run.id)
+
+    def keep_model(self, run: NodeRun, model: bytes) -> None:
+        """Keep what is recommended with from now on: the look that came with it."""
+        with self.store.changing():
+            self.store.connection.execute("UPDATE runs SET model = ? WHERE id = ?", (model, run.id))
+
+    def newest_model(self) -> tuple[NodeRun, bytes] | None:
+        """Return the newest run that came to its end, and what it is recommended with."""
+        query = "SELECT id, model FROM runs WHERE model IS NOT NULL ORDER BY number DESC LIMIT 1"
+        found = self.store.rows(query)
+        return (self.get(found[0][0]), found[0][1]) if found else None
+
+    def newest(self) -> str | None:
+        """Return the run that was begun last."""
+        found = self.store.one("SELECT id FROM runs ORDER BY number DESC LIMIT 1")
+        return None if found is None else str(found)
+
+    def uploads(self, run: str) -> dict[str, int]:
+        """Return how often each user's data was part of a protected upload of a run."""
+        return dict(
+            self.store.rows(
+                "SELECT name, uploads FROM ledger JOIN users ON users.id = ledger.user "
+                "WHERE run = ?",
+                (run,),
+            )
+        )
+
+    def spent(self, run: NodeRun, number: int) -> dict[int, int]:
+        """Return the uploads of each client that are paid for, but for those of this round.
+
+        Of a silo, it is its users' most.
+        """
+        paid: dict[int, int] = dict(
+            self.store.rows(
+                "SELECT user, uploads - (round = ?) FROM ledger WHERE run = ?", (number, run.id)
+            )
+        )
+        most: dict[int, int] = {}
+        for user, place in run.members.items():
+            client = run.clients[place]
+            most[client] = max(most.get(client, 0), paid.get(user, 0))
+        return most
+
+    def status(self) -> dict[str, Any] | None:
+        """Say how far the newest run is; None before the first."""
+        newest = self.newest()
+        if newest is None:
+            return None
+        run, uploads = self.get(newest), self.uploads(newest)
+        size = "SELECT COUNT(*), COALESCE(SUM(LENGTH(arrays)), 0) FROM private WHERE run = ?"
+        count, stored = self.store.rows(size, (newest,))[0]
+        waiting = self.store.one("SELECT COUNT(*) FROM interactions WHERE id > ?", (run.upto,))
+        model = self.store.one("SELECT model IS NOT NULL FROM runs WHERE id = ?", (newest,))
+        return {
+            "id": run.id,
+            "round": run.round,
+            "selected_round": run.selected,
+            "users": len(run.members),
+            "clients": len(set(run.clients.values())),
+            "interactions_for_the_next_run": waiting,
+            "private_parameters": count,
+            "private_bytes": stored,
+            "finished": bool(model),
+            "most_protected_uploads": max(uploads.values(), default=0),
+        }
+
+    def _everybody(self) -> list[tuple[int, int, int]]:
+        people = self.store.rows("SELECT id, silo FROM users ORDER BY id")
+        if not self.store.agreement.silos:
+            return [(place, user, place) for place, (user, _) in enumerate(people)]
+        silos = sorted({silo for _, silo in people})
+        return [(place, user, silos.index(silo)) for place, (user, silo) in enumerate(people)]
+
+    def _drop_old(self, number: int) -> None:
+        """Keep the run that is recommended with, the one before this, and the ledger of all."""
+        self.store.connection.execute(
+            "DELETE FROM runs WHERE number < ? AND number IS NOT "
+            "(SELECT MAX(number) FROM runs WHERE model IS NOT NULL)",
+            (number - 1,),
+        )
+
+    def _drop_outdated(self, run: str, client: int, number: int, selected: int) -> None:
+        """Keep the parameters of a round and those of the selected one, or the last before it."""
+        self.store.connection.execute(
+            "DELETE FROM private WHERE run = ? AND client = ? AND round != ? AND round IS NOT "
+            "(SELECT MAX(round) FROM private WHERE run = ? AND client = ? AND round <= ?)",
+            (run, client, number, run, client, selected),
+        )
+
+    def _write_private(self, run: str, client: int, done: Done) -> None:
+        fields = done.private.fields
+        if not fields:
+            return
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, value in done.private.read(np.array([done.clients[client]])).items():
+            arrays |= fields[name].to_arrays(name, value)
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        self.store.connection.execute(
+            "INSERT OR REPLACE INTO private VALUES (?, ?, ?, ?)",
+            (run, client, done.round, save(whole)),
+        )
+
+    def _charge(self, run: NodeRun, done: Done) -> None:
+        """Let everybody who took part pay; for one round nobody pays twice."""
+        users = [user for user, place in run.members.items() if run.clients[place] in done.clients]
+        self.store.connection.executemany(
+            "INSERT INTO ledger (run, user, uploads, round) VALUES (?, ?, 1, ?) ON CONFLICT "
+            "(run, user) DO UPDATE SET uploads = uploads + (round < excluded.round), "
+            "round = excluded.round",
+            ((run.id, user, done.round) for user in users),
+        )

@@ -1,0 +1,241 @@
+"""The node's side of secure sums, from its file: five answers, each written down before it leaves.
+
+A sum is for a round or for a look. A round is trained when its vector is due, and its vector may
+leave again, for another sum, as long as this node has not helped to open one. As soon as it has,
+the round is done: its private parameters count, and no other sum of it has this node. Whatever is
+asked twice is answered with the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+from hushrec.deployment.node.runs import Done, NodeRun, NodeRuns
+from hushrec.deployment.node.training import Work
+from hushrec.deployment.sums import (
+    Closed,
+    LookForm,
+    RoundForm,
+    Said,
+    SumStep,
+    Vector,
+    about,
+    request_of,
+)
+from hushrec.errors import ConfigError, MessageError
+from hushrec.federation.contract import Registered
+from hushrec.federation.requests import LookRequest, TrainRequest
+from hushrec.secagg import Identity, Layout, Node, NodeState, Stage
+from hushrec.streams import SecretRound
+
+ATTEMPTS = 5
+"""How often something is begun anew because the file changed meanwhile."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who this node is to the others, and who they are: from its own folder."""
+
+    registered: Registered
+    identity: Identity = field(repr=False)
+
+
+@dataclass(frozen=True)
+class KeptSum:
+    """The sum that a run is in."""
+
+    number: int
+    round: int
+    """That is summed; 0 for a look."""
+    layout: str
+    about: str
+    asked: bytes | None
+    """What is to be summed, until the vector has left."""
+    state: bytes = field(repr=False)
+    request: str
+    """Digest of the last step."""
+    reply: bytes | None
+    """And what was answered."""
+
+
+class NodeSums:
+    """Answers the steps of secure sums."""
+
+    def __init__(self, runs: NodeRuns, work: Work, member: Member) -> None:
+        agreed = runs.store.agreement.secure
+        if agreed is None:
+            raise ConfigError("this node agreed to sums in the clear: it is in no secure one")
+        self.runs = runs
+        self.store = runs.store
+        self.work = work
+        self.member = member
+        self.agreed = agreed
+        self.store.agreement.check_nodes(len(member.registered.identities))
+        if member.registered.identities.get(self.store.name) != member.identity.public:
+            raise ConfigError(
+                f"node '{self.store.name}' is registered with another identity, or not at all: "
+                "copy its whole folder again"
+            )
+
+    def answer(self, message: bytes) -> bytes:
+        """Answer one step."""
+        step, digest = SumStep.from_bytes(message), digest_of(message)
+        for _ in range(ATTEMPTS):
+            run = self.runs.get(step.run)
+            kept = self._kept(run)
+            if kept is not None and kept.request == digest:
+                if kept.reply is None:
+                    raise MessageError("what this node answered went with a user who left it")
+                return kept.reply
+            if step.stage == Stage.KEYS:
+                reply = self._begin(run, kept, step, digest)
+            elif kept is None or kept.number != step.number:
+                raise MessageError(f"this node is not in sum {step.number}")
+            elif step.stage == Stage.MASKED:
+                reply = self._mask(run, kept, step, digest)
+            else:
+                reply = self._go_on(run, kept, step, digest)
+            if reply is not None:
+                return reply
+        raise MessageError("the node's users changed again and again while they were summed")
+
+    # ------------------------------------------------------------ the steps
+
+    def _begin(
+        self, run: NodeRun, kept: KeptSum | None, step: SumStep, digest: str
+    ) -> bytes | None:
+        request, number = request_of(step.asked), 0
+        if request.terms.run != run.id:
+            raise MessageError("the request is of another run than its sum")
+        self.runs.pin_terms(run, request.terms.digest)
+        if isinstance(request, TrainRequest):
+            number = request.download.round
+            if number <= max(run.round, run.masked - 1):
+                return Closed(number).to_bytes()
+            _check_same(run, number, step.asked)
+        try:
+            layout = self._layout(request)
+        except ConfigError as error:
+            raise MessageError(str(error)) from None
+        begun = KeptSum(
+            step.number, number, layout.to_json(), about(request), step.asked, b"", digest, None
+        )
+        state, said = self._node(begun).announce(0 if kept is None else kept.number)
+        return self._keep(run, kept, replace(begun, state=state.to_bytes()), said)
+
+    def _mask(self, run: NodeRun, kept: KeptSum, step: SumStep, digest: str) -> bytes | None:
+        state = NodeState.from_bytes(kept.state)
+        if state.stage != Stage.SHARES or kept.asked is None:
+            raise MessageError(f"no vector of this node's is due in sum {kept.number}")
+        request, done = request_of(kept.asked), None
+        if isinstance(request, TrainRequest):
+            _check_same(run, kept.round, kept.asked)
+            vector, done = self._train(run, request, kept)
+        else:
+            looked = self.work.look(run, request)
+            vector = self._looks.pack(looked, self._count)
+        state, said = self._node(kept).mask(state, step.said, vector)
+        following = replace(kept, asked=None, state=state.to_bytes(), request=digest)
+        return self._keep(run, kept, following, said, done)
+
+    def _go_on(self, run: NodeRun, kept: KeptSum, step: SumStep, digest: str) -> bytes | None:
+        node, state = self._node(kept), NodeState.from_bytes(kept.state)
+        act = {Stage.SHARES: node.share, Stage.AGREEMENT: node.agree, Stage.REVEALED: node.reveal}
+        state, said = act[step.stage](state, step.said)
+        return self._keep(run, kept, replace(kept, state=state.to_bytes(), request=digest), said)
+
+    def _train(self, run: NodeRun, request: TrainRequest, kept: KeptSum) -> tuple[Vector, Done]:
+        """Train a round, add this node's share of the noise, and return all of it as a vector."""
+        assert kept.asked is not None, "its vector is due"
+        trained = self.work.train(run, request)
+        # Noise of this sum and of no other: two sums of a round must not have the same.
+        streams = SecretRound(kept.round, trained.secret)
+        own = streams.of(f"node {self.store.name}/sum {kept.number}")
+        for share in trained.protection.shares(own):
+            trained.sum.summed.add_steps(share)
+        vector = RoundForm(self.work.shape(request)).pack(trained.sum, self._count)
+        return vector, Done(
+            kept.round,
+            request.selected,
+            digest_of(kept.asked),
+            b"",
+            trained.private,
+            trained.clients,
+            trained.charged,
+        )
+
+    # ------------------------------------------------------------ what they need
+
+    @property
+    def _count(self) -> int:
+        return len(self.member.registered.identities)
+
+    @property
+    def _looks(self) -> LookForm:
+        return LookForm(self.store.agreement.experiment.evaluation.reported)
+
+    def _layout(self, request: TrainRequest | LookRequest) -> Layout:
+        if isinstance(request, TrainRequest):
+            return RoundForm(self.work.shape(request)).layout
+        return self._looks.layout
+
+    def _node(self, kept: KeptSum) -> Node:
+        layout = Layout.from_json(kept.layout)
+        terms = self.member.registered.terms(self.agreed, kept.number, layout, kept.about)
+        return Node(terms, self.store.name, self.member.identity)
+
+    def _kept(self, run: NodeRun) -> KeptSum | None:
+        found = self.store.rows(
+            "SELECT number, round, layout, about, asked, state, request, reply FROM sums "
+            "WHERE run = ?",
+            (run.id,),
+        )
+        return KeptSum(*found[0]) if found else None
+
+    def _keep(
+        self,
+        run: NodeRun,
+        before: KeptSum | None,
+        after: KeptSum,
+        said: bytes,
+        done: Done | None = None,
+    ) -> bytes | None:
+        """Write a step down and return its answer; None where the file changed meanwhile."""
+        reply = Said(said).to_bytes()
+        with self.store.changing():
+            now = self._kept(run)
+            if (now and (now.number, now.request)) != (before and (before.number, before.request)):
+                return None
+            if done is not None and not self.runs.send_round(run, done):
+                return None
+            if after.round and NodeState.from_bytes(after.state).stage == Stage.REVEALED:
+                self.runs.close_round(run, after.round)
+            self.store.connection.execute(
+                "INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    run.id,
+                    after.number,
+                    after.round,
+                    after.layout,
+                    after.about,
+                    after.asked,
+                    after.state,
+                    after.request,
+                    reply,
+                ),
+            )
+        return reply
+
+
+def digest_of(message: bytes) -> str:
+    """Identify a message."""
+    return hashlib.blake2b(message, digest_size=16).hexdigest()
+
+
+def _check_same(run: NodeRun, number: int, asked: bytes) -> None:
+    """Refuse to train a round again from something else: its noise was for the first."""
+    if number == run.masked and digest_of(asked) != run.masked_request:
+        raise MessageError(
+            f"the server asks for round {number} again, with something else than before"
+        )

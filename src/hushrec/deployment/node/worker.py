@@ -1,0 +1,149 @@
+"""What a node does with a message of the server's: bytes in, bytes out, and its file in between.
+
+A worker keeps nothing in memory from message to message that is not in the file, so it may die at
+any point. A round that was done is answered with the bytes of the first answer; a round that was
+not is done from the start. What cannot be done is answered with a refusal that tells nothing of the
+node's users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.runs import Done, NodeRun, NodeRuns
+from hushrec.deployment.node.setup import activity_of, declared_by, split_of
+from hushrec.deployment.node.sums import ATTEMPTS, Member, NodeSums, digest_of
+from hushrec.deployment.node.training import Work
+from hushrec.errors import ConfigError, HushrecError, MessageError
+from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
+from hushrec.federation.requests import (
+    Enrolment,
+    Invitation,
+    Looked,
+    LookRequest,
+    Refusal,
+    TrainRequest,
+)
+from hushrec.io.codec import kind_of
+
+
+class Worker:
+    """Answers the server's messages from a node's file."""
+
+    def __init__(
+        self,
+        store: NodeStore,
+        machine: Machine = THIS_MACHINE,
+        tell: Callable[[str], None] = lambda line: None,
+        member: Member | None = None,
+    ) -> None:
+        """``tell`` is told what went wrong, for the node's own eyes; ``member`` is who it is to
+        other nodes, where sums are agreed to be secure."""
+        self.store = store
+        self.runs = NodeRuns(store)
+        self.work = Work(self.runs, machine)
+        self.tell = tell
+        self.sums: NodeSums | None = None
+        if store.agreement.secure is not None:
+            if member is None:
+                raise ConfigError(
+                    f"node '{store.name}' agreed to secure sums, and has no identity for them: "
+                    "start it from its folder"
+                )
+            self.sums = NodeSums(self.runs, self.work, member)
+
+    def answer(self, message: bytes) -> bytes:
+        """Answer any message."""
+        try:
+            return self._answer(message)
+        except MessageError as error:
+            why = str(error)
+        except HushrecError as error:
+            self.tell(f"hushrec: {error}")
+            why = f"the node could not do it ({type(error).__name__}); its own log says why"
+        return Refusal(why).to_bytes()
+
+    def _answer(self, message: bytes) -> bytes:
+        kind = kind_of(message)
+        if kind == "invitation":
+            return self._enrol(Invitation.from_bytes(message)).to_bytes()
+        if kind == "step":
+            if self.sums is None:
+                raise MessageError("this node agreed to sums in the clear: it is in no secure one")
+            return self.sums.answer(message)
+        if kind in ("training", "look") and self.sums is not None:
+            raise MessageError("sums are agreed to be secure: this node sends none in the clear")
+        if kind == "training":
+            return self._train(TrainRequest.from_bytes(message), digest_of(message))
+        if kind == "look":
+            return self._look(LookRequest.from_bytes(message)).to_bytes()
+        raise MessageError("a node is invited, asked to train or asked to look, and nothing else")
+
+    # ------------------------------------------------------------ joining
+
+    def _enrol(self, invitation: Invitation) -> Enrolment:
+        agreement = self.store.agreement
+        if invitation.catalogue != agreement.catalogue.digest:
+            raise MessageError(
+                "this node has another catalogue than the server: give both the same agreement"
+            )
+        if invitation.settings != agreement.settings_digest:
+            raise MessageError(
+                "this node agreed to other settings than the server has: give both the same "
+                "agreement"
+            )
+        run, config = self.runs.begin(invitation.run), agreement.experiment.privacy
+        split = split_of(self.store, run)
+        view = split.train_view(agreement.experiment.protocol)
+        activity, idle = activity_of(view), int((split.train.positives.lengths == 0).sum())
+        declared = config.budgets == "declared"
+        return Enrolment(
+            run.id,
+            self.store.name,
+            len(run.members),
+            idle,
+            activity > 0,
+            activity if config.budgets == "activity" else None,
+            declared_by(agreement.experiment, split) if declared else None,
+        )
+
+    # ------------------------------------------------------------ training
+
+    def _train(self, request: TrainRequest, digest: str) -> bytes:
+        for _ in range(ATTEMPTS):
+            run = self.runs.get(request.terms.run)
+            done_before = self._done_before(run, request.download.round, digest)
+            if done_before is not None:
+                return done_before
+            self.runs.pin_terms(run, request.terms.digest)
+            trained = self.work.train(run, request)
+            done = Done(
+                request.download.round,
+                max(run.selected, request.selected),
+                digest,
+                trained.sum.to_bytes(),
+                trained.private,
+                trained.clients,
+                trained.charged,
+            )
+            if self.runs.finish_round(run, done):
+                return done.reply
+        raise MessageError("the node's users changed again and again while they were trained")
+
+    def _done_before(self, run: NodeRun, number: int, digest: str) -> bytes | None:
+        if number > run.round:
+            return None
+        if number == run.round and run.request == digest and run.reply is not None:
+            return run.reply
+        raise MessageError(
+            f"round {number} is over: this node has done round {run.round} and does none twice"
+        )
+
+    # ------------------------------------------------------------ being looked at
+
+    def _look(self, request: LookRequest) -> Looked:
+        run = self.runs.get(request.terms.run)
+        self.runs.pin_terms(run, request.terms.digest)
+        looked = self.work.look(run, request)
+        return Looked(run.id, request.round, request.part, looked)

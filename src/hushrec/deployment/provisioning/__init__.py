@@ -1,0 +1,1 @@
+"""Folders, keys and configuration of the parties of a federation."""

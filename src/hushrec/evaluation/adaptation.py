@@ -1,0 +1,92 @@
+"""The adaptation curve: how well an unseen user is served after so many interactions of their own.
+
+Users that training left out adapt on their first 0, 1, 2, 5, … rows alone, and their held-out items
+are ranked each time. Who is asked and what is ranked never changes, only what the device knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.data.splitting import Part
+from hushrec.data.views import Ragged, TrainView, chunks
+from hushrec.errors import ConfigError
+from hushrec.evaluation.evaluator import Evaluator
+from hushrec.evaluation.metrics import summarise
+from hushrec.evaluation.ranking import Ranks, rank_full
+from hushrec.methods.base import Method, Shared
+from hushrec.serving.fold_in import fold_in
+
+COUNTS = (0, 1, 2, 5, 10, 20)
+
+
+def adaptation_curve(
+    evaluator: Evaluator,
+    method: Method,
+    shared: Shared,
+    part: Part,
+    metrics: Sequence[str],
+    counts: Sequence[int] = COUNTS,
+) -> dict[str, Any]:
+    """Return the metrics after each number of local interactions, under full ranking.
+
+    The users are those that training left out and that have enough rows for the largest number.
+    """
+    split = evaluator.split
+    users = evaluator.evaluated_users(part)
+    enough = split.train.positives.lengths[users] >= max(counts)
+    users = users[enough & ~evaluator.trains[users]]
+    if not len(users):
+        raise ConfigError(
+            f"nobody to adapt to: the curve needs users that training left out, with {max(counts)} "
+            "rows or more; train with --set split.kind=unseen-users"
+        )
+    points = [
+        {
+            "interactions": count,
+            **summarise(_ranks_after(evaluator, method, shared, part, users, count), metrics),
+        }
+        for count in counts
+    ]
+    return {"part": part, "users": len(users), "points": points}
+
+
+def _ranks_after(
+    evaluator: Evaluator,
+    method: Method,
+    shared: Shared,
+    part: Part,
+    users: NDArray[np.int64],
+    count: int,
+) -> Ranks:
+    parts = []
+    for mine in chunks(users, evaluator.chunk(method, shared)):
+        whole = evaluator.split.train.take(mine)
+        view = first_rows(whole, count)
+        private = fold_in(method, shared, view, evaluator.streams)
+        scores = method.score(shared, method.adapt(shared, private, view, evaluator.streams), view)
+        aim, seen = evaluator.split.heldout(part).take(mine), evaluator.seen(mine, whole)
+        parts.append(
+            rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values)
+        )
+    return Ranks.concat(parts)
+
+
+def first_rows(view: TrainView, count: int) -> TrainView:
+    """Return what the clients knew after their first so many rows."""
+    lengths = np.minimum(view.positives.lengths, count)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    owner = np.repeat(np.arange(len(view)), lengths)
+    at = np.arange(indptr[-1]) - indptr[owner] + view.positives.indptr[owner]
+    return replace(
+        view,
+        positives=Ragged(indptr, view.positives.values[at]),
+        times=Ragged(indptr, view.times.values[at]),
+        values=Ragged(indptr, view.values.values[at]),
+        _excluded=None,
+    )

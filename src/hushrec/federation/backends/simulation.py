@@ -1,0 +1,172 @@
+"""The embedded backend: all clients in this process, a few thousand at a time, on threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.aggregation import ExactSum
+from hushrec.aggregation.statistics import Evaluation, LossSum
+from hushrec.data.splitting import Part
+from hushrec.data.views import TrainView, balanced_chunks, chunks
+from hushrec.errors import ConfigError
+from hushrec.evaluation.evaluator import Evaluator, PartRanks
+from hushrec.evaluation.groups import moved
+from hushrec.federation.backends.base import Collected
+from hushrec.federation.client import Task, take_part
+from hushrec.federation.messages import Download
+from hushrec.io.codec import Arrays
+from hushrec.methods.base import Shared, is_marked
+from hushrec.privacy.protection import Protection
+from hushrec.private import PrivateStore
+
+STACK_INTERACTIONS = 3072
+"""Training interactions per stack of clients: enough to keep the interpreter idle, few enough for
+their rows to stay in the cache."""
+STACK_SILOS = 8
+"""Silos per stack: they are few and large, so it is the batched product that counts."""
+STACK_BYTES = 64 * 2**20
+"""Private parameters and uploads per stack, where clients keep or send whole tables."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What does not change a result: how many threads, how large the stacks, how often to save."""
+
+    threads: int | None = None
+    chunk: int | None = None
+    checkpoint_seconds: float = 20.0
+    backend: str = "in-process"
+    """Where the clients of a simulation are: a name of the entry points ``hushrec.federation``."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("threads", self.threads), ("chunk", self.chunk)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} = {value}: must be at least 1")
+
+    @property
+    def n_threads(self) -> int:
+        """Number of threads to use."""
+        return self.threads or usable_cores()
+
+
+THIS_MACHINE = Machine()
+
+
+class InProcess:
+    """Everybody in this process: one big node that holds all data and private parameters."""
+
+    def __init__(
+        self,
+        task: Task,
+        view: TrainView,
+        store: PrivateStore,
+        evaluator: Evaluator | None = None,
+        machine: Machine = THIS_MACHINE,
+    ) -> None:
+        self.task = task
+        self.view = view.prepared()
+        indptr = self.view.positives.indptr
+        self.rows_before = indptr if view.holders is None else indptr[view.client_indptr]
+        self.store = store
+        self.selected: PrivateStore | None = None
+        self.evaluator = evaluator
+        self.machine = machine
+        self.ranks: dict[str, PartRanks] = {}
+        """Where everybody's items landed at the last look at a part: only a simulation knows."""
+        self.looked_before: tuple[int, PartRanks] | None = None
+        """The last look that was described, and its round; forgotten where a run is resumed."""
+
+    def train(
+        self, download: Download, protection: Protection, cohort: NDArray[np.int64]
+    ) -> Collected:
+        """Train the cohort stack by stack; protect and sum what comes back."""
+        threads, number = self.machine.n_threads, download.round
+        stacks = self.stacks(protection, cohort)
+
+        def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, LossSum, int, int]:
+            summed, loss = ExactSum(self.view.n_items), LossSum()
+            sent = emptied = 0
+            for clients in mine:
+                view = self.view.take_clients(clients)
+                own = download.to(np.searchsorted(cohort, clients))
+                upload, kept = take_part(self.task, protection, own, view, self.store.read(clients))
+                summed.add(protection.receive(upload.update, view.clients, number))
+                self.store.write(clients, kept)
+                loss, sent = loss.merge(upload.loss), sent + upload.update.nbytes
+                emptied += upload.update.emptied
+            return summed, loss, sent, emptied
+
+        with ThreadPoolExecutor(threads) as pool:
+            results = list(pool.map(work, [stacks[t::threads] for t in range(threads)]))
+        self.store.release()
+        total, loss = ExactSum(self.view.n_items), LossSum()
+        for summed, more, *_ in results:
+            total.merge(summed)
+            loss = loss.merge(more)
+        up_bytes = sum(sent for _, _, sent, _ in results)
+        emptied = sum(count for *_, count in results)
+        return Collected(total, loss, up_bytes, download.nbytes(len(cohort)), emptied)
+
+    def stacks(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Cut a cohort into stacks that are trained at once."""
+        method = self.task.method
+        if method.traits.pooled:
+            return [cohort]
+        if self.machine.chunk is not None:
+            return list(chunks(cohort, self.machine.chunk))
+        most = max(1, STACK_BYTES // (self.store.bytes_per_user + protection.client_bytes))
+        work = self.rows_before[cohort + 1] - self.rows_before[cohort]
+        if self.view.holders is not None:
+            # Silos of about the same size keep each other company in a batched product.
+            by_size = cohort[np.argsort(work, kind="stable")[::-1]]
+            return list(chunks(by_size, min(most, STACK_SILOS)))
+        per_stack = method.traits.stack_interactions or STACK_INTERACTIONS
+        return list(balanced_chunks(cohort, work, per_stack, most))
+
+    def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
+        """Rank everybody's held-out items."""
+        assert self.evaluator is not None, "who evaluates has held-out items"
+        store = self.selected if selected else self.store
+        assert store is not None, "a round was selected"
+        self.ranks[part] = self.evaluator.rank(self.task.method, serving, store, part)
+        return self.evaluator.tally(self.ranks[part])
+
+    def keep_selected(self) -> None:
+        """Copy the private parameters of everybody that was trained."""
+        self.selected = self.store.snapshot(self.selected)
+
+    def describe(self, shared: Shared, number: int) -> Mapping[str, Any]:
+        """Return the metrics of groups of users, and what FedRKG's guidance did in this round."""
+        assert self.evaluator is not None, "who describes has looked"
+        method, ranks, before = self.task.method, self.ranks["valid"], self.looked_before
+        seen: dict[str, Any] = {"groups": self.evaluator.group_means(ranks), "gates": None}
+        if is_marked(method, number):
+            seen["gates"] = self.evaluator.watch_gates(method, shared, self.store)
+            if before is not None and before[0] == number - 1:
+                seen["moved"] = moved(before[1]["full"], ranks["full"])
+        self.looked_before = number, ranks
+        return seen
+
+    def save(self, *, selected: bool) -> Iterator[Arrays]:
+        """Yield the private parameters of everybody that was trained."""
+        store = self.selected if selected else self.store
+        return iter(()) if store is None else store.tensors()
+
+    def load(self, parts: Iterable[Arrays], *, selected: bool) -> None:
+        """Put private parameters back."""
+        if selected:
+            self.selected = PrivateStore.beside(self.store)
+        for part in parts:
+            (self.selected if selected and self.selected else self.store).restore(part)
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,350 @@
+"""The public list of items, and of what may be said of items and users: the same on every node.
+
+What is agreed of secure sums, and who takes part in them.
+
+The agreement says that sums are secure, and how many nodes they need: a node goes by its own copy.
+Who the nodes are comes with each party's own folder, never from the server.
+
+`Agreement`: what every node and the server have in common before they first speak.
+
+It is made once, in one file, and given to everybody. A node trains by its own copy and by no
+other: the server cannot ask it for another method, another protection or another catalogue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hushrec.data.interactions import (
+    Categorical,
+    Column,
+    Features,
+    Interactions,
+    MultiCategorical,
+    Numeric,
+    StrArray,
+)
+from hushrec.data.views import Protocol, Ragged, TrainView
+from hushrec.errors import ConfigError, MessageError
+from hushrec.federation.experiment import Experiment
+from hushrec.io.codec import Array, Arrays, pack, unpack
+from hushrec.io.files import write_bytes
+from hushrec.privacy.config import PrivacyConfig
+from hushrec.secagg import Layout, Terms
+from hushrec.secagg.messages import colluders_of, threshold_of
+
+KINDS: Mapping[str, type[Column]] = {
+    kind.__name__: kind for kind in (Categorical, MultiCategorical, Numeric)
+}
+NO_ROWS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """What is public of the data before anybody trains."""
+
+    items: StrArray
+    titles: StrArray | None = None
+    item_features: Features = field(default_factory=dict)
+    user_features: Features = field(default_factory=dict)
+    """Categories and ranges of what is known of users, and no user."""
+    context: Features = field(default_factory=dict)
+    """The same of what is known of an interaction."""
+
+    @classmethod
+    def of(cls, data: Interactions) -> Catalogue:
+        """Take what is public from interactions, and none of their rows."""
+        return cls(
+            data.items,
+            data.titles,
+            data.item_features,
+            {name: column.take(NO_ROWS) for name, column in data.user_features.items()},
+            {name: column.take(NO_ROWS) for name, column in data.context.items()},
+        )
+
+    @property
+    def digest(self) -> str:
+        """Identify the catalogue: two that differ in anything have different digests."""
+        return hashlib.blake2b(self.to_bytes(), digest_size=16).hexdigest()
+
+    def nobody(self, protocol: Protocol, *, silos: bool) -> TrainView:
+        """Return what training sees of no client at all."""
+        usual = {name: c for name, c in self.context.items() if isinstance(c, Categorical)}
+        return TrainView(
+            users=NO_ROWS.astype(np.int32),
+            n_items=len(self.items),
+            positives=Ragged.empty(0),
+            times=Ragged.empty(0, np.int64),
+            values=Ragged.empty(0, np.float32),
+            never_negative=Ragged.empty(0) if protocol == "published" else None,
+            user_features={**self.user_features, **usual},
+            item_features=self.item_features,
+            holders=NO_ROWS.astype(np.int32) if silos else None,
+        )
+
+    def to_bytes(self) -> bytes:
+        """Write it; equal catalogues are equal bytes."""
+        arrays: dict[str, Array] = {"items": _text(self.items)}
+        if self.titles is not None:
+            arrays["titles"] = _text(self.titles)
+        owners = {"item": self.item_features, "user": self.user_features, "row": self.context}
+        columns: dict[str, list[dict[str, Any]]] = {}
+        for owner, features in owners.items():
+            columns[owner] = []
+            for name, column in features.items():
+                said, parts = _column_to(column)
+                columns[owner].append({"name": name, **said})
+                arrays |= {f"{owner}/{name}/{part}": array for part, array in parts.items()}
+        arrays["columns"] = _text(columns)
+        return pack("catalogue", {}, arrays)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Catalogue:
+        """Read it back."""
+        _, arrays = unpack("catalogue", data)
+        try:
+            said = json.loads(arrays["columns"].tobytes())
+            features = {
+                owner: {each["name"]: _column_from(owner, each, arrays) for each in said[owner]}
+                for owner in ("item", "user", "row")
+            }
+            titles = _strings(arrays["titles"]) if "titles" in arrays else None
+            items = _strings(arrays["items"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise MessageError(f"the catalogue is damaged: {type(error).__name__}") from None
+        if len(items) < 2 or len(np.unique(items)) != len(items):
+            raise MessageError("the catalogue needs two items or more, each once")
+        return cls(items, titles, features["item"], features["user"], features["row"])
+
+
+def _text(value: object) -> Array:
+    """Write names as an array of bytes: a header would be too small for them."""
+    plain = value.tolist() if isinstance(value, np.ndarray) else value
+    return np.frombuffer(json.dumps(plain).encode(), np.uint8)
+
+
+def _strings(array: Array) -> StrArray:
+    return np.array(json.loads(array.tobytes()), np.str_)
+
+
+def _column_to(column: Column) -> tuple[dict[str, Any], dict[str, Array]]:
+    said: dict[str, Any] = {"kind": type(column).__name__}
+    parts: dict[str, Array] = {}
+    for part, value in vars(column).items():
+        if not isinstance(value, np.ndarray):
+            said[part] = value
+        else:
+            parts[part] = _text(value) if value.dtype.kind == "U" else value
+    return said, parts
+
+
+def _column_from(owner: str, said: Mapping[str, Any], arrays: Arrays) -> Column:
+    kind, name = KINDS[said["kind"]], said["name"]
+    facts = {part: value for part, value in said.items() if part not in ("kind", "name")}
+    prefix = f"{owner}/{name}/"
+    parts = {key.removeprefix(prefix): a for key, a in arrays.items() if key.startswith(prefix)}
+    found: dict[str, Any] = {
+        part: _strings(a) if part == "names" else a for part, a in parts.items()
+    }
+    return kind(**facts, **found)
+
+
+class SecureSums(BaseModel):
+    """That sums are secure, and what they need."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_nodes: Annotated[int, Field(ge=2)] = 3
+    """Nodes refuse a sum over fewer."""
+    threshold: Annotated[int, Field(ge=2)] | None = None
+    """Nodes that must stay to the end of a sum.  [more than two thirds, and min_nodes]"""
+    colluders: Annotated[int, Field(ge=0)] = 0
+    """Nodes that may side with the server, and what is promised still holds for the others."""
+
+    def threshold_of(self, nodes: int) -> int:
+        """Return how many of so many nodes must stay."""
+        return threshold_of(nodes, self.min_nodes, self.threshold)
+
+    def check(self, nodes: int, privacy: PrivacyConfig) -> None:
+        """Refuse what does not hold for so many nodes."""
+        threshold = self.threshold_of(nodes)
+        if not max(self.min_nodes, nodes // 2 + 1) <= threshold <= nodes:
+            raise ConfigError(
+                f"secure sums of {nodes} nodes cannot need {threshold} of them: it must be more "
+                f"than half, at least min_nodes = {self.min_nodes}, and no more than there are"
+            )
+        most = colluders_of(nodes, threshold)
+        if self.colluders > most:
+            raise ConfigError(
+                f"{self.colluders} of {nodes} nodes on the server's side could open single vectors "
+                f"at a threshold of {threshold}: claim at most {most}, or raise the threshold"
+            )
+        if privacy.mode != "distributed":
+            return
+        if privacy.nodes != nodes:
+            raise ConfigError(
+                f"privacy.nodes = {privacy.nodes}, and {nodes} nodes are registered: each adds its "
+                "share of the noise, so both must be the same"
+            )
+        least = nodes - threshold + self.colluders
+        if privacy.most_tolerated < least:
+            raise ConfigError(
+                f"the noise tolerates {privacy.most_tolerated} of {nodes} nodes, but a sum may "
+                f"lack {nodes - threshold} of them, and {self.colluders} may tell their noise: use "
+                f"privacy.tolerated = {least}, or a higher threshold"
+            )
+
+
+@dataclass(frozen=True)
+class Registered:
+    """Everybody who may take part in the secure sums of a federation."""
+
+    federation: str
+    identities: Mapping[str, bytes]
+    """Public identity of every node, by its name."""
+
+    def terms(self, agreed: SecureSums, number: int, layout: Layout, about: str) -> Terms:
+        """Return the terms of one sum."""
+        return Terms(
+            self.federation,
+            number,
+            self.identities,
+            layout,
+            agreed.min_nodes,
+            agreed.threshold,
+            about,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """The experiment, the public catalogue, and whether anybody sees a node's own sum."""
+
+    experiment: Experiment
+    catalogue: Catalogue
+    secure: SecureSums | None = None
+    """What secure sums need; None where nodes send their sums in the clear."""
+
+    def __post_init__(self) -> None:
+        check_can_be_federated(self.experiment)
+        check_secure(self.experiment, self.secure)
+
+    def check_nodes(self, count: int) -> None:
+        """Refuse a number of nodes for which what is agreed does not hold."""
+        if self.secure is not None:
+            self.secure.check(count, self.experiment.privacy)
+
+    @property
+    def silos(self) -> bool:
+        """Whether a client is a silo of several users."""
+        return self.experiment.silos.kind != "none"
+
+    @cached_property
+    def nobody(self) -> TrainView:
+        """What training sees of no client."""
+        return self.catalogue.nobody(self.experiment.protocol, silos=self.silos)
+
+    @cached_property
+    def settings_digest(self) -> str:
+        """Identify the experiment, and what is agreed of sums."""
+        text = self.experiment.to_toml() + json.dumps(self._facts())
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """Write all of it."""
+        catalogue = np.frombuffer(self.catalogue.to_bytes(), np.uint8)
+        experiment = np.frombuffer(self.experiment.to_toml().encode(), np.uint8)
+        return pack("agreement", self._facts(), {"experiment": experiment, "catalogue": catalogue})
+
+    def _facts(self) -> dict[str, Any]:
+        return {"secure": None if self.secure is None else self.secure.model_dump()}
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str = "the agreement") -> Agreement:
+        """Read it back."""
+        facts, arrays = unpack("agreement", data)
+        if arrays.keys() != {"experiment", "catalogue"}:
+            raise MessageError(f"{source} is damaged: it holds other arrays than it should")
+        try:
+            text = arrays["experiment"].tobytes().decode()
+        except UnicodeDecodeError:
+            raise MessageError(f"{source} is damaged: its experiment is no text") from None
+        try:
+            # What is not said would be a sum in the clear, so it has to be said.
+            said = facts["secure"]
+            secure = None if said is None else SecureSums.model_validate(said)
+        except (KeyError, ValidationError):
+            raise MessageError(f"{source} is damaged: it does not say how sums are made") from None
+        experiment = Experiment.from_toml(text, source)
+        return cls(experiment, Catalogue.from_bytes(arrays["catalogue"].tobytes()), secure)
+
+    @classmethod
+    def read(cls, path: Path) -> Agreement:
+        """Read a file that `write` wrote."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read the agreement {path}: {error.strerror}") from None
+        try:
+            return cls.from_bytes(data, str(path))
+        except MessageError as error:
+            raise ConfigError(f"{path} is no agreement of a federation: {error}") from None
+
+    def write(self, path: Path) -> None:
+        """Write the file that is given to everybody."""
+        write_bytes(path, self.to_bytes())
+
+
+def check_secure(experiment: Experiment, secure: SecureSums | None) -> None:
+    """Refuse a promise that sums in the clear, or sums of whom the server likes, would break."""
+    privacy = experiment.privacy
+    if secure is None:
+        if privacy.mode == "distributed":
+            raise ConfigError(
+                "a node's share of the noise does not hide its own sum, only all shares together "
+                "hide everybody's: distributed noise needs secure sums, or use privacy.mode = "
+                "central"
+            )
+        return
+    if experiment.cohort.kind != "all":
+        raise ConfigError(
+            "a server that draws cohorts could draw one node's clients and nobody else, whose sum "
+            "is that node's: secure sums need cohort.kind = all"
+        )
+    if privacy.nodes is not None:
+        secure.check(privacy.nodes, privacy)
+
+
+def check_can_be_federated(experiment: Experiment) -> None:
+    """Refuse what nodes that see their own users alone cannot work out together."""
+    method, split = experiment.make_method(), experiment.split
+    if method.traits.pooled:
+        raise ConfigError(f"{method.name} pools all data: a federation needs a federated method")
+    if split.kind == "time" and None in (split.valid_from, split.test_from):
+        raise ConfigError(
+            "a node cannot know which date is a share of everybody's rows: give split.valid_from "
+            "and split.test_from, or another split.kind"
+        )
+    if split.kind == "unseen-users" and experiment.privacy.budgets == "activity":
+        raise ConfigError(
+            "a node cannot know who is unseen before it says how active its users are: use another "
+            "split.kind than unseen-users, or privacy.budgets = declared"
+        )
+    if experiment.privacy.undeclared:
+        raise ConfigError(
+            "everybody is given the list of items before anybody trains, so it must not come from "
+            "people's rows: leave out privacy.undeclared, and give the list with --items FILE"
+        )
+    if experiment.evaluation.users:
+        raise ConfigError(
+            "evaluation.users draws among everybody: nodes look at all of their users, so use 0"
+        )

@@ -1,0 +1,1 @@
+"""Files and bytes: atomic writes, checked paths, bounded reading, one codec for arrays."""

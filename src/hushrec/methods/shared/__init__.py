@@ -1,0 +1,1 @@
+"""What several methods share: options, optimisers, denoising, dual personalization."""

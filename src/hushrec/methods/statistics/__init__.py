@@ -1,0 +1,1 @@
+"""Methods whose model is a sum of statistics over clients: FedMix, FedNext, FedEASE."""

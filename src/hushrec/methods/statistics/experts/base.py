@@ -1,0 +1,373 @@
+"""What an expert is: sums over clients, in one round of uploads, and scores on the device.
+
+An expert is found by name through the entry point group ``hushrec.experts``, ours and other
+people's alike. It keeps no state: what it learnt is a few named arrays, its *model*, whose shapes
+follow from public facts. `fedmix` calls it in this order:
+
+1. `hears` – whether the catalogue has what it goes by; if not, it is left out;
+   `init` – the model before anything was counted;
+2. `count` – on the clients: what each adds to the sums, over the history that it is shown;
+3. `learn` – on the server: the sums as a model;
+4. `score` – on the devices: a few scores of every item, from the own history;
+   `parts` – the same scores as numpy alone can work them out, for bundles.
+
+What `count` returns must be a plain sum over interactions of a history, in no order but its own:
+`fedmix` shows an expert histories with and without their last items, and sends the difference.
+
+Tables of item-to-item weights: sums over pairs as a dense head, and what is kept of a solution.
+
+As in `methods.item_pairs`: up to ``dense_items`` items a system is solved as it is, beyond for the
+most popular ones, and other pairs weigh what their own sums say. So nothing takes memory for all
+pairs of a large catalogue.
+
+How experts are counted: without each client's last items, and what those add; in some rounds.
+
+All at once takes memory for every pair that occurs. Counted in several rounds, the first round is
+for whatever is not a pair, the second for pairs within the *head*, the most popular items, and the
+others share out the rest by the pair's first item: the server forgets a round's sums as soon as
+each item has kept its strongest pairs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec.aggregation import ClientRows, Total
+from hushrec.config import Width, find, names
+from hushrec.data.views import Ragged, TrainView
+from hushrec.errors import ConfigError
+from hushrec.io.memory import require_memory
+from hushrec.kernels import experts as kernels
+from hushrec.kernels import pairs as pair_kernels
+from hushrec.methods.base import MethodConfig, Shared
+from hushrec.methods.baselines import distinct_items
+from hushrec.methods.statistics.pair_weights import TABLE_ENTRIES
+
+Array = NDArray[Any]
+
+
+class ExpertsConfig(MethodConfig):
+    """Options of our experts; other people's may read them too."""
+
+    window: Annotated[int, Field(ge=1)] = 30
+    """What follows: how many steps later an item still counts."""
+    power: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """What follows: sums are taken to this power before the regression."""
+    gram: Annotated[float, Field(ge=0, le=1)] = 0.4
+    """What follows: how much of the sums is correlation of past items."""
+    ridge: Annotated[float, Field(gt=0)] = 100.0
+    """What follows: added to the diagonal of the system, in counts."""
+    latest: Annotated[int, Field(ge=2)] = 140
+    """Company: how many of its last items a device makes pairs of."""
+    company_ridge: Annotated[float, Field(gt=0)] = 300.0
+    """Company: added to the diagonal of the system, in users."""
+    factors: Width = 64
+    """Company: numbers of an item's vector."""
+    neighbours: Annotated[int, Field(ge=1)] = 1000
+    """Weights kept per item and table, the largest in size."""
+    dense_items: Annotated[int, Field(ge=2)] = 4000
+    """Items up to which systems are solved in full; beyond, these many most popular ones."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of an expert's scores, as `serve.recommender` works them out; it has the kinds."""
+
+    kind: str
+    options: Mapping[str, Any]
+    arrays: Mapping[str, Array]
+
+
+class Expert(ABC):
+    """One voice of the mixture."""
+
+    name: ClassVar[str]
+    counted: ClassVar[Literal["once", "head", "head and rest"]] = "once"
+    """What becomes of its sums where counting takes several rounds. They may be all counted in the
+    first one; or keys are pairs of items, i·m + j, with counts under (i, i), of which `learn` gets
+    those within the head of the catalogue and `extend` may get the others later."""
+    start: ClassVar[dict[str, float]] = {}
+    """What scores weigh before weights are fitted, and which items are looked at then."""
+
+    def __init__(self, config: ExpertsConfig) -> None:
+        self.config = config
+
+    def hears(self, view: TrainView) -> bool:
+        """Say whether it has anything to go by.
+
+        Only what is public may decide: the catalogue and the features of its items.
+        """
+        return True
+
+    @abstractmethod
+    def init(self, view: TrainView) -> Shared:
+        """Return the model before anything was counted; public facts alone give its shapes."""
+
+    @abstractmethod
+    def scores(self, model: Shared) -> tuple[str, ...]:
+        """Name the scores that it gives an item."""
+
+    @abstractmethod
+    def count(self, view: TrainView) -> ClientRows:
+        """Return what each client adds to the sums; keys are below the square of the catalogue."""
+
+    @abstractmethod
+    def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+        """Turn the sums, ascending keys and a row for each, into a model of the same shapes."""
+
+    def extend(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+        """Take further pairs into a model, of some first items, and those items' counts."""
+        return model
+
+    @abstractmethod
+    def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
+        """Fill ``out[client, score, item]``, which is all zeros, from the clients' histories."""
+
+    def parts(self, model: Shared) -> tuple[Part, ...] | None:
+        """Say all scores in their order as parts that a bundle can hold; None if it cannot."""
+        return None
+
+
+def expert_names() -> list[str]:
+    """Return the names of all installed experts."""
+    return names("experts")
+
+
+@cache
+def expert_class(name: str) -> type[Expert]:
+    """Find an expert by name; once, as reading entry points takes longer than scoring a client."""
+    loaded = find("experts", name)
+    if not (isinstance(loaded, type) and issubclass(loaded, Expert)):
+        raise ConfigError(f"expert '{name}' ({loaded!r}) is not a hushrec Expert")
+    return loaded
+
+
+@dataclass(frozen=True)
+class Head:
+    """Sums over pairs: those of the most popular items as a square block, the others as keys."""
+
+    n_items: int
+    counts: NDArray[np.float64]
+    """The sums of (i, i): how often each item was met."""
+    items: NDArray[np.int64]
+    """The most popular items, in the catalogue's order."""
+    place: NDArray[np.int64]
+    """Where each item is among them, or -1."""
+    block: NDArray[np.float64]
+    outside: tuple[NDArray[np.int64], NDArray[np.float64]]
+    """Ascending keys and sums of all pairs of two items that are not both in the head."""
+
+    @classmethod
+    def of(
+        cls, keys: NDArray[np.int64], sums: NDArray[np.float64], n_items: int, most: int
+    ) -> Head:
+        """Put sums over pairs in order; ties of popularity go to the lower item."""
+        first, second = keys // n_items, keys % n_items
+        counts = np.zeros(n_items)
+        counts[first[first == second]] = np.maximum(sums[first == second], 0.0)
+        by_count = np.argsort(-counts, kind="stable")[:most]
+        items = np.sort(by_count[counts[by_count] > 0])
+        place = np.full(n_items, -1)
+        place[items] = np.arange(len(items))
+        block = np.zeros((len(items), len(items)))
+        pair_kernels.fill_head_block(block, place, keys, sums, n_items)
+        far = (first != second) & ((place[first] < 0) | (place[second] < 0))
+        return cls(n_items, counts, items, place, block, (keys[far], sums[far]))
+
+
+def powered(block: NDArray[np.float64], power: float) -> Array:
+    """Take sums to a power; in single precision, which is enough here and solves twice as fast."""
+    return (np.maximum(block, 0.0) ** power).astype(np.float32)
+
+
+def empty_table(n_items: int, config: ExpertsConfig) -> Shared:
+    """Return a table of no weights; what is kept per item follows from the catalogue's size."""
+    head = min(config.dense_items, n_items)
+    require_memory(
+        4 * 8 * head**2, f"a system of dense_items={head} items", "a smaller dense_items"
+    )
+    kept = max(1, min(config.neighbours, n_items, TABLE_ENTRIES // n_items))
+    return {
+        "neighbours": np.tile(np.arange(n_items, dtype=np.int32)[:, None], kept),
+        "weights": np.zeros((n_items, kept), np.float32),
+    }
+
+
+def kept_table(
+    table: Shared, head: Head, weights: Array, keys: NDArray[np.int64], values: Array
+) -> Shared:
+    """Keep each item's strongest weights, of the head's solution and of the pairs outside it."""
+    kept = {name: np.zeros_like(table[name]) for name in ("neighbours", "weights")}
+    np.fill_diagonal(weights, 0.0)
+    pair_kernels.keep_strongest(
+        weights,
+        head.items,
+        head.place,
+        keys,
+        values,
+        head.n_items,
+        kept["neighbours"],
+        kept["weights"],
+    )
+    return kept
+
+
+def rest(
+    keys: NDArray[np.int64], sums: NDArray[np.float64], n_items: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the pairs among these sums, theirs, and the counts of the items that come first."""
+    alone = keys // n_items == keys % n_items
+    counts = np.zeros(n_items)
+    counts[keys[alone] // n_items] = np.maximum(sums[alone], 0.0)
+    pairs = keys[~alone]
+    return pairs, sums[~alone], counts[pairs // n_items]
+
+
+def extended_table(table: Shared, keys: NDArray[np.int64], values: Array) -> Shared:
+    """Keep each item's strongest weights of those it has and of further pairs."""
+    kept = {name: table[name].copy() for name in ("neighbours", "weights")}
+    pair_kernels.add_to_strongest(keys, values, len(kept["weights"]), **kept)
+    return kept
+
+
+def strongest(table: Shared, keys: NDArray[np.int64], values: Array, n_items: int) -> Shared:
+    """Keep each item's largest sums as they are, itself left out."""
+    kept = {name: np.zeros_like(table[name]) for name in ("neighbours", "weights")}
+    others = keys // n_items != keys % n_items
+    nobody, nowhere = np.zeros(0, np.int64), np.full(n_items, -1)
+    pair_kernels.keep_strongest(
+        np.zeros((0, 0)),
+        nobody,
+        nowhere,
+        keys[others],
+        values[others],
+        n_items,
+        kept["neighbours"],
+        kept["weights"],
+    )
+    return kept
+
+
+HELD = "held/"
+"""Prefix of the experts that are counted without the held items."""
+PIECE = 2**21
+"""About so many pairs are taken in at once."""
+ITEMS, HEAD = "items", "head"
+"""Where counting takes several rounds: sums of all items, and which of them are the head."""
+Sums = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Counting:
+    """One of the rounds that count."""
+
+    number: int
+    """From 0 on."""
+    rounds: int
+    head: NDArray[np.bool_]
+    """Items; empty where one round counts everything."""
+
+    @property
+    def part(self) -> int:
+        """Which share of the pairs: -1 is those within the head."""
+        return self.number - 2
+
+    def asks(self, expert: Expert) -> bool:
+        """Say whether it is this expert's turn."""
+        if self.rounds == 1 or expert.counted == "once":
+            return self.number == 0
+        return self.number == 1 or (self.number > 1 and expert.counted == "head and rest")
+
+    def count(
+        self, experts: Iterable[Expert], view: TrainView, held: NDArray[np.int64]
+    ) -> dict[str, ClientRows]:
+        """Count without the held items, and what those add."""
+        earlier, rows = shortened(view, held), {}
+        for expert in experts:
+            if self.asks(expert):
+                whole, part = (self._about(expert, expert.count(v)) for v in (view, earlier))
+                more = kernels.what_is_more(
+                    whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
+                )
+                rows[HELD + expert.name], rows[expert.name] = part, ClientRows(*more)
+        if self.rounds > 1 and self.number == 0:
+            items = distinct_items(view.positives)
+            ones = np.ones((len(items.values), 1), np.float32)
+            rows[ITEMS] = ClientRows(items.indptr, items.values, ones)
+        return rows
+
+    def _about(self, expert: Expert, found: ClientRows) -> ClientRows:
+        """Return what this round is about of what an expert counted."""
+        if self.number == 0:
+            return found
+        n_items, parts = len(self.head), self.rounds - 2
+        about = found.indptr, found.ids, found.rows, n_items, self.head, self.part, parts
+        return ClientRows(*pair_kernels.some_pairs(*about))
+
+    def learn(
+        self, speaking: Iterable[tuple[Expert, Shared]], shared: Shared, total: Total
+    ) -> dict[str, Array]:
+        """Return what experts learn from a round's sums, by the names of the shared parameters."""
+        found: dict[str, Array] = {}
+        for expert, _ in speaking:
+            part, more = (total.rows.get(p + expert.name) for p in (HELD, ""))
+            for prefix, sums in ((HELD, part), ("", _added(part, more))):
+                if sums is not None:
+                    start = f"{prefix}{expert.name}/"
+                    model: Shared = model_of(shared, start)
+                    if self.part < 0:
+                        model = expert.learn(model, *sums)
+                    else:
+                        for piece in _by_first_item(sums, len(self.head)):
+                            model = expert.extend(model, *piece)
+                    found |= {start + n: a for n, a in model.items()}
+        return found
+
+    def most_popular(self, total: Total, count: int) -> dict[str, Array]:
+        """Return the head as the first of several rounds finds it; ties go to the lower item."""
+        if ITEMS not in total.rows:
+            return {}
+        ids, sums = total.rows[ITEMS]
+        head = np.zeros(len(self.head), np.bool_)
+        head[ids[np.argsort(-sums[:, 0], kind="stable")[:count]]] = True
+        return {HEAD: head}
+
+
+def model_of(shared: Mapping[str, Any], start: str) -> dict[str, Any]:
+    """Return the model that the shared parameters hold under names that begin like this."""
+    return {n.removeprefix(start): a for n, a in shared.items() if n.startswith(start)}
+
+
+def shortened(view: TrainView, less: NDArray[np.int64]) -> TrainView:
+    """Return the clients without their last so many items."""
+    past = view.positives
+    ends = np.repeat(past.indptr[1:] - less, past.lengths)
+    kept = np.arange(len(past.values)) < ends
+    indptr = np.concatenate([[0], np.cumsum(kept)])[past.indptr]
+    return replace(view, positives=Ragged(indptr, past.values[kept]))
+
+
+def _added(first: Sums | None, second: Sums | None) -> Sums | None:
+    """Return the sum of two sums over ascending keys."""
+    if first is None or second is None:
+        return first or second
+    keys, sums, _ = pair_kernels.merge_sums(*first, *second)
+    return keys, sums
+
+
+def _by_first_item(sums: Sums, n_items: int) -> Iterator[Sums]:
+    """Cut sums over pairs into pieces, none of them between pairs of the same first item."""
+    keys, rows = sums
+    starts = keys[PIECE::PIECE] // n_items * n_items
+    cuts = np.unique([0, *np.searchsorted(keys, starts), len(keys)])
+    for start, end in pairwise(cuts):
+        yield keys[start:end], rows[start:end]

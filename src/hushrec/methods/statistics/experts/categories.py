@@ -1,0 +1,81 @@
+"""What year follows what year, what genre what genre: any public category of items."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.aggregation import ClientRows
+from hushrec.data.views import TrainView
+from hushrec.kernels import experts as kernels
+from hushrec.methods.base import Shared
+from hushrec.methods.shared.categories import category_columns, category_shares
+from hushrec.methods.statistics.experts.base import Expert, Part
+from hushrec.methods.statistics.fednext import gaps
+
+WINDOW = 5
+"""Steps within which a category follows another, at 1/steps."""
+LATEST = (1, 5, 0)
+"""Scores are means over the last item, the last five and all."""
+SMOOTHING = 0.5
+"""Added to every sum."""
+
+
+class Alike(Expert):
+    """How much more often an item's categories follow those of the past than by chance."""
+
+    name = "alike"
+
+    def hears(self, view: TrainView) -> bool:
+        """Stay out where items have no categories."""
+        return bool(category_columns(view))
+
+    def init(self, view: TrainView) -> Shared:
+        """Take each item's shares of all categories."""
+        members, sizes = category_shares(view)
+        said = np.zeros(members.T.shape, np.float32)
+        return {"members": members, "sizes": sizes, "said": said}
+
+    def scores(self, model: Shared) -> tuple[str, ...]:
+        """One for each feature and stretch of the past."""
+        spans = "last", "last five", "all"
+        return tuple(f"feature {n}, {span}" for n in range(len(model["sizes"])) for span in spans)
+
+    def count(self, view: TrainView) -> ClientRows:
+        """Count which category followed which."""
+        past = view.positives
+        return ClientRows(
+            *kernels.following_groups(
+                past.indptr, past.values, *category_shares(view), gaps(WINDOW)
+            )
+        )
+
+    def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+        """Take the logarithm of what was counted over what chance would give."""
+        groups, start = model["members"].shape[1], 0
+        counted, said = np.zeros(groups**2), np.zeros_like(model["said"])
+        counted[keys] = np.maximum(sums[:, 0], 0.0)
+        for size in model["sizes"]:
+            mine = slice(start, start + size)
+            found = counted.reshape(groups, groups)[mine, mine] + SMOOTHING
+            chance = found.sum(1, keepdims=True) * found.sum(0, keepdims=True) / found.sum()
+            said[mine] = np.log(found / chance) @ model["members"][:, mine].T
+            start += size
+        return {**model, "said": said}
+
+    def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
+        """Average what the past says of each category, and what an item's categories say of it."""
+        kernels.score_groups(
+            view.positives.indptr,
+            view.positives.values,
+            model["members"],
+            model["sizes"],
+            model["said"],
+            np.array(LATEST),
+            out,
+        )
+
+    def parts(self, model: Shared) -> tuple[Part, ...]:
+        """Say the same for bundles."""
+        options = {"sizes": model["sizes"].tolist(), "latest": list(LATEST)}
+        return (Part("groups", options, {n: model[n] for n in ("members", "said")}),)

@@ -1,0 +1,125 @@
+"""FedEASE: the linear item-to-item model EASE (Steck 2019), exactly, from one round of sums.
+
+EASE needs the data X [users, items] only through XᵀX: how many users touched both i and j. That is
+a sum over devices of pairs of their own items. With P = (XᵀX + ridge · I)⁻¹ the weights are
+
+    W[i, j] = -P[i, j] / P[j, j],    W[j, j] = 0,
+
+the ridge regression of every item on all the others. With ``recency = 0`` and ``recent`` as long as
+the longest history the scores are those of EASE; by default the device lets its last items count
+more, which EASE as published cannot and which more than doubles its accuracy on MovieLens.
+
+Under `--privacy central` the sums are those of `PrivateFedEASE`, and so are the defaults: of the
+latest items only, as pairs of a long history are many and each would get little of its norm.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec.aggregation import ClientRows
+from hushrec.data.views import Ragged, TrainView
+from hushrec.kernels import pairs as pair_kernels
+from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
+from hushrec.methods.baselines import distinct_items
+from hushrec.methods.statistics.pair_weights import Block, ExactPairs, ItemPairsConfig, Vector
+from hushrec.methods.statistics.private_pairs import PrivatePairs, PrivatePairsConfig
+
+
+class FedEASEConfig(ItemPairsConfig):
+    """Options of FedEASE."""
+
+    ridge: Annotated[float, Field(gt=0)] = 500.0
+    """Added to the diagonal of XᵀX, in users: larger trusts single items less."""
+    recency: Annotated[float, Field(ge=0)] = 0.8
+    """On the device: the g-th last item weighs g^-recency; 0 ignores the order, as EASE does."""
+    popularity: Annotated[float, Field(ge=0)] = 0.0
+    """On the device: how much an item's share of all interactions adds to its score."""
+
+
+class PrivateFedEASEConfig(PrivatePairsConfig):
+    """Options of FedEASE under noise."""
+
+    ridge: Annotated[float, Field(gt=0)] = 40.0
+    """Added to the diagonal of the system; uploads have norm 1 here, so units differ."""
+    power: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Sums are taken to this power; 1 is EASE."""
+    recency: Annotated[float, Field(ge=0)] = 0.8
+    """On the device: the g-th last item weighs g^-recency; 0 ignores the order, as EASE does."""
+    popularity: Annotated[float, Field(ge=0)] = 0.0
+    """On the device: how much an item's share of all interactions adds to its score."""
+    latest: Annotated[int, Field(ge=2)] = 50
+    """How many of its last items of the head a device makes pairs of."""
+
+
+class PrivateFedEASE(PrivatePairs):
+    """FedEASE under differential privacy: see `methods.private_pairs`."""
+
+    name = "fedease"
+    Config = PrivateFedEASEConfig
+    config: PrivateFedEASEConfig
+    ordered = False
+
+    def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
+        """Count a one for every pair of the client's latest items."""
+        ends = past.indptr[1:]
+        starts = np.maximum(past.indptr[:-1], ends - self.config.latest)
+        place = np.arange(past.indptr[-1])
+        recent = place >= np.repeat(starts, past.lengths)
+        counts = np.concatenate([[0], np.cumsum(recent)])
+        items = distinct_items(Ragged(counts[past.indptr], past.values[recent].astype(np.int32)))
+        indptr, keys, ones = pair_kernels.common_pairs(items.indptr, items.values, size)
+        alone = keys // max(size, 1) == keys % max(size, 1)
+        return indptr, keys, np.where(alone[:, None], np.float32(self.config.counted), ones)
+
+    def solve(self, *blocks: Block) -> Block:
+        """Regress every item on all the others; the block is an upper triangle."""
+        (block,) = blocks
+        return regression(block + np.triu(block, 1).T, self.config.ridge)
+
+
+class FedEASE(ExactPairs, Tunable):
+    """EASE from the sum of the clients' item pairs, scored from recent history."""
+
+    name = "fedease"
+    Config = FedEASEConfig
+    config: FedEASEConfig
+    under_noise = PrivateFedEASE
+
+    @property
+    def search(self) -> SearchSpace:
+        """How far single items are trusted, and how much the order of the history counts."""
+        return {
+            "ridge": Between(50.0, 5000.0),
+            "recency": Between(0.2, 1.5, log=False),
+            "recent": OneOf((20, 50, 100, 200)),
+        }
+
+    def count(self, view: TrainView) -> ClientRows:
+        """Count the pairs of each client's distinct items, and the items themselves."""
+        items = distinct_items(view.positives)
+        return ClientRows(*pair_kernels.common_pairs(items.indptr, items.values, view.n_items))
+
+    def solve(self, *blocks: Block) -> Block:
+        """Regress every item on all the others; the block is an upper triangle."""
+        (block,) = blocks
+        return regression(block + np.triu(block, 1).T, self.config.ridge)
+
+    def directed(
+        self, keys: NDArray[np.int64], values: Vector, n_items: int
+    ) -> tuple[NDArray[np.int64], Vector]:
+        """Count a pair both ways."""
+        both = np.concatenate([keys, keys % n_items * n_items + keys // n_items])
+        order = np.argsort(both)
+        return both[order], np.concatenate([values, values])[order]
+
+
+def regression(gram: Block, ridge: float) -> Block:
+    """Return EASE's weights from XᵀX, which is changed."""
+    gram[np.diag_indices_from(gram)] += ridge
+    inverse = np.linalg.inv(gram)
+    return -inverse / np.diag(inverse)

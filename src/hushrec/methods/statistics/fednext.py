@@ -1,0 +1,158 @@
+"""FedNext: what comes next, from one round of sums over what followed what.
+
+A device counts over its own history, in time order: A[i, j] gains 1/g where j came g <= window
+steps after i, and A[i, i] gains 1 where it met i. The sum over devices is all that the server ever
+needs. It takes every sum to the same ``power``, calls the diagonal D and the rest F, and regresses
+what comes next on the recent history,
+
+    W = (D + gram · (F + Fᵀ) + ridge · I)⁻¹ F.
+
+Why this is that regression: let x be a history in which an item weighs the less the further back it
+is. Over all devices and moments, A holds the products of x with the item that comes next; and
+A + Aᵀ, with the counts on the diagonal, holds the products of x with itself up to scale, which is
+what `gram` is for. Plain transition counts are the limit of a large ridge; the inverse takes away
+what an item is credited with only because it keeps popular company. The power keeps the most
+popular pairs, whose counts vary most, from ruling the fit: the square root gives counts that are
+Poisson the same variance.
+
+What follows is not all: some items keep company in any order. So a device also counts C[i, j], the
+share 1 - g / (window + 1) where j came g <= window steps after i: of the windows of that length
+that hold i, those that hold j too. C + Cᵀ with the counts on the diagonal is therefore XᵀX over all
+windows, and ``company`` times the weights that EASE (`methods.fedease`) gives to it are added to W.
+
+Under `--privacy central` the sums are those of `PrivateFedNext`, and so are the defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hushrec.aggregation import ClientRows
+from hushrec.data.views import Ragged, TrainView
+from hushrec.kernels import pairs as pair_kernels
+from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
+from hushrec.methods.statistics import fedease
+from hushrec.methods.statistics.pair_weights import (
+    Block,
+    ExactPairs,
+    ItemPairsConfig,
+    Vector,
+    solve_symmetric,
+)
+from hushrec.methods.statistics.private_pairs import PrivatePairs, PrivatePairsConfig
+
+
+class FedNextConfig(ItemPairsConfig):
+    """Options of FedNext."""
+
+    window: Annotated[int, Field(ge=1)] = 30
+    """How many steps later an item still counts as following."""
+    power: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Sums are taken to this power before the regression; 1 leaves them alone."""
+    gram: Annotated[float, Field(ge=0, le=1)] = 0.4
+    """How much of A + Aᵀ is correlation of past items; 0 treats items as unrelated."""
+    company: Annotated[float, Field(ge=0)] = 0.2
+    """How much the weights of keeping company add to those of following."""
+    company_ridge: Annotated[float, Field(gt=0)] = 300.0
+    """Added to the diagonal of the system of keeping company, in counts."""
+
+
+class PrivateFedNextConfig(PrivatePairsConfig):
+    """Options of FedNext under noise."""
+
+    window: Annotated[int, Field(ge=1)] = 30
+    """How many steps later an item of the head still counts as following."""
+    fade: Annotated[float, Field(ge=0)] = 0.85
+    """An item that comes g steps later weighs g^-fade."""
+    reverse: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """The reverse of a pair gains so much of what the pair gains: order matters less than company,
+    and two sums tell more of a pair through the noise than one."""
+    gram: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """How much of A + Aᵀ is correlation of past items; 0 treats items as unrelated."""
+    tilt: Annotated[float, Field(ge=0, le=1)] = 0.15
+    """In an upload, a pair weighs count^-tilt of each of its items as much; 0 treats all alike."""
+
+
+class PrivateFedNext(PrivatePairs):
+    """FedNext under differential privacy: see `methods.private_pairs`."""
+
+    name = "fednext"
+    Config = PrivateFedNextConfig
+    config: PrivateFedNextConfig
+
+    def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
+        """Count what followed what."""
+        config, by_gap = self.config, gaps(self.config.window, self.config.fade)
+        return pair_kernels.following_pairs(
+            past.indptr, past.values, size, by_gap, config.counted, config.reverse
+        )
+
+    def solve(self, *blocks: Block) -> Block:
+        """Solve the ridge regression of what comes next on the recent history."""
+        (block,) = blocks
+        return regression(block, self.config.gram, self.config.ridge)
+
+
+class FedNext(ExactPairs, Tunable):
+    """Ridge regression of the next item on the recent history, from one round of sums."""
+
+    name = "fednext"
+    Config = FedNextConfig
+    config: FedNextConfig
+    under_noise = PrivateFedNext
+
+    @property
+    def search(self) -> SearchSpace:
+        """How far back counts, how sums are tamed, and how much company adds."""
+        return {
+            "window": OneOf((10, 20, 30, 50)),
+            "power": Between(0.25, 1.0),
+            "gram": Between(0.1, 1.0),
+            "ridge": Between(10.0, 1000.0),
+            "company": Between(0.02, 2.0),
+            "company_ridge": Between(30.0, 3000.0),
+        }
+
+    def count(self, view: TrainView) -> ClientRows:
+        """Count what followed what and what kept company, and how often each item was met."""
+        past = view.positives
+        return ClientRows(
+            *pair_kernels.following_pairs(
+                past.indptr, past.values, view.n_items, gaps(self.config.window), together=True
+            )
+        )
+
+    def solve(self, *blocks: Block) -> Block:
+        """Solve the regression of what comes next, and the one of what keeps company."""
+        config, (following, together) = self.config, blocks
+        powered = np.maximum(following, 0.0) ** config.power
+        weights = regression(powered, config.gram, config.ridge)
+        if config.company:
+            gram = together + together.T
+            np.fill_diagonal(gram, np.diag(together))
+            weights += config.company * fedease.regression(gram, config.company_ridge)
+        return weights
+
+    def alone(self, pairs: Vector, counts: Vector) -> Vector:
+        """Return what pairs weigh by themselves: the regression with ``gram = 0``."""
+        power = self.config.power
+        weights: Vector = np.maximum(pairs, 0.0) ** power / (counts**power + self.config.ridge)
+        return weights
+
+
+def regression(powered: Block, gram: float, ridge: float) -> Block:
+    """Return (D + gram · (F + Fᵀ) + ridge · I)⁻¹ F of the powered sums D + F."""
+    counts = np.diag(powered).copy()
+    np.fill_diagonal(powered, 0.0)
+    matrix = gram * (powered + powered.T)
+    np.fill_diagonal(matrix, counts + ridge)
+    return solve_symmetric(matrix, powered)
+
+
+def gaps(window: int, fade: float = 1.0) -> NDArray[np.float32]:
+    """Return the weight of an item that comes 1, 2, … window steps later."""
+    return (np.arange(1.0, window + 1) ** -fade).astype(np.float32)

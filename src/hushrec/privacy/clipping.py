@@ -1,0 +1,266 @@
+"""Clipping: the bound that turns noise into a guarantee.
+
+`FlatClip` bounds one norm over everything that a client uploads. `RowClip` bounds every row by
+itself, so the whole by the square root of their number. `AdaptiveClip` is flat with a bound that
+follows a quantile of the clients' norms (Andrew et al. 2021).
+
+An upload that says how much its client counts (`OWN_WEIGHT`) is clipped as it was before it was
+multiplied by that weight, which is at most 1: so of two clients with the same update, clipped or
+not, one comes out as many times the other as their weights say. The weight itself gets `ROOM` of
+the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.aggregation import OWN_WEIGHT, Steps, Total, Update, UploadShape
+from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
+from hushrec.data.views import TrainView
+from hushrec.kernels.clipping import add_powers, scale_to_grid
+from hushrec.privacy.discrete import law
+from hushrec.privacy.protection import Mechanism
+from hushrec.streams import SecretRound
+
+Power = Literal[1, 2]
+BIT = "privacy/within-bound"
+"""Name of the bit that adaptive clipping adds to an upload."""
+BOUND = "clip_bound"
+"""Name of the bound in the state."""
+ROUNDING = 1 - 2.0**-22
+"""Norms are added up, and values rounded, in floating point: so much less than the bound is kept to
+before, and nothing is above it after."""
+ROOM = 0.2
+"""Part of a flat bound that is kept for the client's weight, where uploads have one: of an L2 bound
+0.98 is left for the rest."""
+
+
+@dataclass(frozen=True)
+class FlatClip(Mechanism):
+    """Scale a client's whole upload down to ``bound`` where its norm is larger."""
+
+    bound: float
+    power: Power = 2
+    """The norm: 1 for Laplace noise, 2 for Gaussian."""
+
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
+        """Clip each client's upload."""
+        return _flat_clipped(update, self.bound, self.power)[0]
+
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, FlatClip]:
+        """Take the sum of weights, if there is one, back to its scale."""
+        return _with_weights(total, ROOM * self.bound), self
+
+    def whole_bound(self, shape: UploadShape) -> float:
+        """Return what the norm of a whole upload cannot exceed."""
+        return self.bound
+
+    def bound_of(self, norm: float | None) -> float | None:
+        """Keep to the bound; an L1 bound is one of the L2 norm too."""
+        return self.bound
+
+    def __str__(self) -> str:
+        return f"each upload clipped to L{self.power} norm {self.bound:.4g}"
+
+
+@dataclass(frozen=True)
+class RowClip(Mechanism):
+    """Scale every row, and every dense array, of a client down to ``bound``."""
+
+    bound: float
+    power: Power = 2
+
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
+        """Clip each row."""
+        rest, weights = _weights_apart(update)
+        bounds, rows = self.bound * weights, {}
+        for name, given in rest.rows.items():
+            each_row = np.arange(len(given.rows) + 1)
+            norms = _norms(len(given.rows), [(each_row, given.rows)], self.power)
+            factors = _factors(norms, np.repeat(bounds, np.diff(given.indptr)))
+            rows[name] = replace(given, rows=scale_to_grid(given.rows, factors))
+        dense = {}
+        for name, array in rest.dense.items():
+            alone = Update(update.clients, dense={name: array})
+            factors = _factors(client_norms(alone, self.power), bounds)
+            dense[name] = _scaled(alone, factors).dense[name]
+        return replace(rest, rows=rows, dense={**dense, **_sent_weights(update, self.bound)})
+
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, RowClip]:
+        """Take the sum of weights, if there is one, back to its scale."""
+        return _with_weights(total, self.bound), self
+
+    def whole_bound(self, shape: UploadShape) -> float:
+        """Return what the norm of a whole upload cannot exceed: all rows may be at the bound."""
+        return float(self.bound * shape.parts ** (1 / self.power))
+
+    def __str__(self) -> str:
+        return f"each row clipped to L{self.power} norm {self.bound:.4g}"
+
+
+@dataclass(frozen=True)
+class AdaptiveClip(Mechanism):
+    """Flat clipping whose bound moves towards a quantile of the clients' norms.
+
+    A device adds one bit to its upload, as plus or minus a half: whether its norm was within the
+    bound *before* clipping; an upload of zeros adds none. Noise and clipping of a round use the
+    bound of that round; then it moves: ``bound *= exp(-rate * (share - quantile))``, which keeps it
+    positive; or, as in DP-PrivRec (Wang et al. 2021, equation 9), ``bound -= rate * (share -
+    quantile)``, where no step takes away more than half.
+    """
+
+    bound: float
+    quantile: float
+    rate: float
+    bit_noise: float
+    """Standard deviation of the noise on the sum of the bits."""
+    power: Literal[2] = 2
+    arithmetic: bool = False
+    """Whether the bound moves by differences, not by factors."""
+    least: float = 0.0
+    """Where the bound stops falling: below, the grid of the sums would be too coarse for it."""
+
+    def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
+        """Clip each client's upload, and add its bit."""
+        clipped, norms, bounds = _flat_clipped(update, self.bound, self.power)
+        # Who has nothing to say counts neither way, so that an emptied upload is all zeros.
+        bits = np.where(norms > 0, np.where(norms <= bounds, 0.5, -0.5), 0).astype(np.float32)
+        return replace(clipped, dense={**clipped.dense, BIT: bits})
+
+    def noise(self, secret: SecretRound, part: float = 1.0) -> Steps:
+        """Noise the sum of the bits."""
+        drawn = law("gaussian", math.ceil(part * self.bit_noise * STEPS_PER_UNIT))
+        return Steps(dense={BIT: drawn.draw(secret.words("privacy/bits"), 1).reshape(())})
+
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, AdaptiveClip]:
+        """Take the bits out of the sum and move the bound."""
+        dense = dict(_with_weights(total, ROOM * self.bound).dense)
+        share = 0.5 + float(dense.pop(BIT)) / total.clients
+        step = self.rate * (share - self.quantile)
+        if self.arithmetic:
+            moved = max(self.bound - step, self.bound / 2)
+        else:
+            moved = self.bound * math.exp(-step)
+        return replace(total, dense=dense), replace(self, bound=max(moved, self.least))
+
+    @property
+    def state(self) -> Mapping[str, float]:
+        """The bound that it has come to."""
+        return {BOUND: self.bound}
+
+    def with_state(self, state: Mapping[str, float]) -> AdaptiveClip:
+        """Go on from a bound."""
+        return replace(self, bound=state.get(BOUND, self.bound))
+
+    def whole_bound(self, shape: UploadShape) -> float:
+        """Return what the norm of a whole upload cannot exceed in this round."""
+        return self.bound
+
+    def bound_of(self, norm: float | None) -> float | None:
+        """Keep to this round's bound."""
+        return self.bound
+
+    def sent_shape(self, shape: UploadShape) -> UploadShape:
+        """Add the bit."""
+        return replace(shape, dense={**shape.dense, BIT: ()})
+
+    def __str__(self) -> str:
+        return (
+            f"each upload clipped to an L2 norm that follows the {self.quantile:g}-quantile of the "
+            f"norms (noise {self.bit_noise:.4g} on the count, its share of the budget included)"
+        )
+
+
+Clip = FlatClip | RowClip | AdaptiveClip
+
+
+def client_norms(update: Update, power: Power) -> NDArray[np.float64]:
+    """Return the norm of each client's whole upload, over all tables and dense arrays."""
+    parts: list[tuple[NDArray[Any], NDArray[Any]]] = [
+        (rows.indptr, rows.rows) for rows in update.rows.values()
+    ]
+    one_each = np.arange(update.clients + 1)
+    parts += [(one_each, _flat(array)) for array in update.dense.values()]
+    return _norms(update.clients, parts, power)
+
+
+def _norms(
+    count: int, parts: list[tuple[NDArray[Any], NDArray[Any]]], power: Power
+) -> NDArray[np.float64]:
+    sums = np.zeros(count)
+    for indptr, rows in parts:
+        add_powers(sums, indptr, rows, power)
+    return np.sqrt(sums) if power == 2 else sums
+
+
+def _flat_clipped(
+    update: Update, bound: float, power: Power
+) -> tuple[Update, NDArray[np.float64], NDArray[np.float64]]:
+    """Return uploads of a norm up to ``bound``, the norms before, and what those were held to."""
+    rest, weights = _weights_apart(update)
+    room = ROOM * bound if OWN_WEIGHT in update.dense else 0.0
+    left = bound - room if power == 1 else math.sqrt(bound**2 - room**2)
+    norms, bounds = client_norms(rest, power), left * weights
+    clipped = _scaled(rest, _factors(norms, bounds))
+    return (
+        replace(clipped, dense={**clipped.dense, **_sent_weights(update, room)}),
+        norms,
+        bounds,
+    )
+
+
+def _weights_apart(update: Update) -> tuple[Update, NDArray[np.float64]]:
+    """Return the upload without the clients' weights, and these, or ones."""
+    if OWN_WEIGHT not in update.dense:
+        return update, np.ones(update.clients)
+    dense = dict(update.dense)
+    return replace(update, dense=dense), np.clip(dense.pop(OWN_WEIGHT).astype("f8") + 0.5, 0, 1)
+
+
+def _sent_weights(update: Update, room: float) -> dict[str, NDArray[Any]]:
+    """Return the clients' weights as they are sent, between plus and minus ``room``."""
+    if OWN_WEIGHT not in update.dense:
+        return {}
+    own = np.clip(update.dense[OWN_WEIGHT], -0.5, 0.5).astype(np.float32)
+    scaled = scale_to_grid(own[:, None], np.full(update.clients, 2 * room * ROUNDING))
+    return {OWN_WEIGHT: scaled[:, 0]}
+
+
+def _with_weights(total: Total, room: float) -> Total:
+    """Return the sum with its weights, if it has any, on the scale that the method gave them."""
+    if OWN_WEIGHT not in total.dense:
+        return total
+    own = total.dense[OWN_WEIGHT] / (2 * room * ROUNDING)
+    return replace(total, dense={**total.dense, OWN_WEIGHT: own})
+
+
+def _factors(
+    norms: NDArray[np.float64], bounds: float | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    kept = np.broadcast_to(np.asarray(bounds) * ROUNDING, norms.shape)
+    return np.divide(kept, np.maximum(norms, kept), where=kept > 0, out=np.zeros(norms.shape))
+
+
+def _scaled(update: Update, factors: NDArray[np.float64]) -> Update:
+    rows = {
+        name: replace(
+            given, rows=scale_to_grid(given.rows, np.repeat(factors, np.diff(given.indptr)))
+        )
+        for name, given in update.rows.items()
+    }
+    dense = {
+        name: scale_to_grid(_flat(array), factors).reshape(array.shape)
+        for name, array in update.dense.items()
+    }
+    return replace(update, rows=rows, dense=dense)
+
+
+def _flat(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a row for each client, of whom there may be none."""
+    return array.reshape(len(array), int(np.prod(array.shape[1:])))

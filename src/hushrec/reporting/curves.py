@@ -1,0 +1,186 @@
+"""What happened on the way: convergence, adaptation, guidance, what travelled, who held what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from hushrec.analysis.run import guidance_effects
+from hushrec.api import Run
+from hushrec.data import partition as silos
+from hushrec.evaluation.groups import AWAY
+from hushrec.methods.base import Guided
+from hushrec.reporting import plots
+from hushrec.reporting.wording import marked, metric_name, signed
+from hushrec.runs.folder import RunFolder
+from hushrec.runs.formats import Adaptation
+
+ADAPTATION = "adaptation.json"
+SHOWN_EFFECTS = 12
+
+
+def convergence(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Show loss and validation over the rounds, and the round that was selected."""
+    config = run.experiment.evaluation
+    candidates = config.candidates
+    losses = [(line["round"], line["loss"]) for line in lines if line["loss"] is not None]
+    looks = [
+        (line["round"], line["valid"][candidates][config.select])
+        for line in lines
+        if line["valid"] is not None and config.select in line["valid"][candidates]
+    ]
+    selected = run.summary["selected_round"]
+    ranking = "full ranking" if candidates == "full" else f"{config.sampled} sampled items"
+    panels: list[dict[str, Any]] = []
+    for points, name, what, from_zero in (
+        (losses, "Training loss", "mean over the clients of a round", False),
+        (looks, f"Validation {metric_name(config.select)}", ranking, True),
+    ):
+        panel: dict[str, Any] = {"name": name, "what": what, "plot": None, "only": None}
+        if len(points) > 1:
+            said = marked(run, name)
+            panel["plot"] = plots.line(points, said, selected=selected, from_zero=from_zero)
+        elif points:
+            panel["only"] = points[0]
+        else:
+            continue
+        panels.append(panel)
+    return {
+        "panels": [panel for panel in panels if panel["plot"]],
+        "single": [panel for panel in panels if panel["only"]],
+        "has_loss": bool(losses),
+        "rounds": len(lines),
+        "select": metric_name(config.select),
+        "ranking": ranking,
+        "every": config.every,
+        "stopped": len(lines) < run.experiment.rounds,
+        "stages": _stages(lines),
+        "tries": any("trying" in line.get("stage", "") for line in lines),
+    }
+
+
+def _stages(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which rounds did what, where rounds do different things."""
+    said = [(line.get("stage", "").partition(":")[0], line["round"]) for line in lines]
+    stages = []
+    for stage, group in groupby(said, key=lambda entry: entry[0]):
+        rounds = [number for _, number in group]
+        span = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+        if stage:
+            stages.append(f"{span} {stage}")
+    return stages
+
+
+def adaptation(run: Run, folder: RunFolder) -> dict[str, Any] | None:
+    """Return the adaptation curve, where `hushrec evaluate --adaptation` has measured one."""
+    if not (folder.path / ADAPTATION).exists():
+        return None
+    curve = folder.read_json(ADAPTATION, Adaptation)
+    points = curve["points"]
+    names = [name for name in points[0] if name != "interactions"]
+    shown = names[0]
+    drawn = plots.line(
+        [(point["interactions"], point[shown]) for point in points],
+        marked(run, f"{metric_name(shown)} of unseen users"),
+        from_zero=True,
+        unit="interaction",
+    )
+    return {**curve, "names": names, "labels": [metric_name(name) for name in names], "plot": drawn}
+
+
+def guidance(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Show what guidance did to each group, and the gates; None for methods without guidance."""
+    if not isinstance(run.method, Guided):
+        return None
+    effects = guidance_effects(run, lines=lines)
+    if not effects:
+        return None
+    looks = [line for line in lines if line.get("groups")]
+    names = list(effects[0].before)
+    rows = [
+        plots.Curve(
+            name,
+            [
+                (
+                    line["round"],
+                    line["valid"]["full"]["ndcg@10"]
+                    if name == "all"
+                    else line["groups"][name]["ndcg@10"],
+                )
+                for line in looks
+            ],
+        )
+        for name in names
+    ]
+    marks = [effect.round for effect in effects]
+    return {
+        "plot": plots.curves(rows, marked(run, "Validation NDCG@10 by group"), marks=marks),
+        "names": names,
+        # Where guidance comes every round, a few of them say it all.
+        "effects": [
+            {
+                "round": effect.round,
+                "changes": [signed(effect.after[n] - effect.before[n]) for n in names],
+                "gates": effect.gates,
+            }
+            for effect in _some(effects, SHOWN_EFFECTS)
+        ],
+        "count": len(effects),
+        "away": AWAY,
+    }
+
+
+def _some(rows: Sequence[Any], most: int) -> list[Any]:
+    """Return at most this many, evenly spread, the first and the last among them."""
+    wanted = np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)
+    return [rows[place] for place in dict.fromkeys(wanted.tolist())]
+
+
+def costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Show what travelled, per client and round, and how long a round took."""
+    taking_part = [line["clients"] for line in lines]
+    visits = max(1, sum(taking_part))
+    n_clients = max(1, len(run.split.training_clients))
+    cohort = run.experiment.cohort
+    words = {
+        "all": "every client, every round",
+        "fixed": f"{cohort.size or 0:,} clients drawn per round",
+        "poisson": f"each client with probability {cohort.probability or 0:g} per round",
+    }
+    traffic = [
+        (name, total / visits, total / n_clients, total)
+        for name, total in (
+            ("Down, to the client", run.summary["communication"]["down_bytes"]),
+            ("Up, to the server", run.summary["communication"]["up_bytes"]),
+        )
+    ]
+    return {
+        "traffic": traffic,
+        "pooled": run.method.traits.pooled,
+        "travels": any(total for *_, total in traffic),
+        "cohort": words[cohort.kind],
+        "clients": n_clients,
+        "mean_clients": sum(taking_part) / max(1, len(lines)),
+    }
+
+
+def silo_mixes(run: Run) -> dict[str, Any] | None:
+    """Show what silos hold, those with the most similar mixes side by side."""
+    split = run.split
+    if split.holders is None:
+        return None
+    found = silos.tastes(split.train)
+    mixes = silos.mixes_of(found, split.holders)
+    # The silos' first principal direction brings those of one taste together.
+    centred = mixes - mixes.mean(0)
+    order = np.argsort(np.linalg.svd(centred, full_matrices=False)[0][:, 0], kind="stable")
+    facts = silos.facts(split.train, split.holders)
+    label = f"Mix over {found.over} in {facts['count']} silos"
+    return {
+        **facts,
+        "over": found.over,
+        "plot": plots.heat(mixes[order].T.tolist(), found.names, label),
+    }

@@ -1,0 +1,263 @@
+"""What the terminal shows: tables one can read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from hushrec.analysis.run import GuidanceEffect
+from hushrec.evaluation.groups import Spread
+from hushrec.reporting.wording import human_duration, human_size
+from hushrec.runs.comparison import ComparedRun
+from hushrec.tuning import Search
+
+MOST_COLUMNS = 4
+
+
+def plain_table(title: str | None = None, **more: Any) -> Table:
+    """Return a table without lines, its words on the left."""
+    left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
+    return Table(title=title, box=None, pad_edge=False, **left, **more)
+
+
+def add_figures(table: Table, names: Iterable[str]) -> None:
+    """Add columns of figures, which stay on their line."""
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+
+
+def shown_metrics(measured: Iterable[str]) -> list[str]:
+    """Choose the few that a terminal has room for: at 10 if measured, else at the first k."""
+    names = list(measured)
+    at = "@10" if "hr@10" in names else "@" + names[0].partition("@")[2]
+    chosen = [name for name in names if name in (f"hr{at}", f"ndcg{at}", f"mrr{at}", "auc")]
+    return chosen or names[:MOST_COLUMNS]
+
+
+def result_table(
+    summary: Mapping[str, Any], names: Sequence[str] = (), part: str = "test"
+) -> Table:
+    """Show a run's metrics beside popularity and chance."""
+    names = names or shown_metrics(summary[part]["full"])
+    published = summary["protocol"] == "published"
+    title = f"{summary['method']} on {summary['data']}, {part} items"
+    mark = summary["protocol_mark"]
+    table = plain_table(title, caption=mark, caption_style="bold red")
+    table.add_column("candidates", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    add_figures(table, map(str.upper, names))
+    spread = summary.get("test_sd")
+    for candidates, values in summary[part].items():
+        sampled = candidates.removeprefix("sampled")
+        label = "all items" if candidates == "full" else f"{sampled} sampled"
+        row = {
+            summary["method"] + (" (leaks)" if published else ""): values,
+            "popularity": summary["yardsticks"]["popularity"][candidates],
+            "chance": summary["yardsticks"]["chance"][candidates],
+        }
+        for place, (who, figures) in enumerate(row.items()):
+            cells = [f"{figures[name]:.4f}" if name in figures else "–" for name in names]
+            if place == 0 and spread:
+                cells = [
+                    f"{cell} ± {spread[candidates][name]:.4f}"
+                    for cell, name in zip(cells, names, strict=True)
+                ]
+            style = "bold" if place == 0 else "dim"
+            table.add_row(label if place == 0 else "", who, *cells, style=style)
+        table.add_section()
+    return table
+
+
+def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
+    """Show runs beside each other, a table for each metric, with intervals and p-values."""
+    tables: dict[str, Table] = {}
+    names = short_names(rows)
+    for row in rows:
+        if row.metric not in tables:
+            table = tables[row.metric] = plain_table()
+            table.add_column(row.metric.upper(), overflow="fold")
+            add_figures(table, ("mean", "difference", "p"))
+        spread = "" if row.seed_sd is None else f" ± {row.seed_sd:.4f}"
+        difference, p_value = "first", ""
+        if row.difference is not None and row.p_value is not None:
+            difference = (
+                f"{row.difference:+.4f} [{row.difference_low:+.3f}, {row.difference_high:+.3f}]"
+            )
+            p_value = "< 0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
+        method = "" if row.method in names[row.run] else f" ({row.method})"
+        mark = " (leaks)" if row.protocol == "published" else ""
+        tables[row.metric].add_row(
+            f"{names[row.run]}{method}{mark}",
+            f"{row.mean:.4f}{spread} [{row.low:.3f}, {row.high:.3f}]",
+            difference,
+            p_value,
+        )
+    found = list(tables.values())
+    found[
+        -1
+    ].caption = (
+        "[ ] 95 % intervals over users; p of a paired test against the first run, Holm-corrected"
+    )
+    return found
+
+
+def cost_table(rows: Sequence[ComparedRun]) -> Table:
+    """Show what each compared model cost: rounds, and bytes of all clients together."""
+    table = plain_table()
+    table.add_column("COST", overflow="fold")
+    add_figures(table, ("rounds", "uploaded", "downloaded"))
+    names = short_names(rows)
+    for row in {row.run: row for row in rows}.values():
+        sent = human_size(round(row.up_bytes)), human_size(round(row.down_bytes))
+        table.add_row(names[row.run], f"{row.selected_round:g}", *sent)
+    return table
+
+
+def short_names(rows: Sequence[ComparedRun]) -> dict[str, str]:
+    """Return each run without the folder that all of them lie in."""
+    runs = {row.run: Path(row.run).parts for row in rows}
+    levels = zip(*(parts[:-1] for parts in runs.values()), strict=False)
+    shared = len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
+    return {run: str(Path(*parts[shared:])) for run, parts in runs.items()}
+
+
+def own_table_table(found: Mapping[str, Mapping[str, Mapping[str, float]]], part: str) -> Table:
+    """Show what scoring with the own, the server's and another user's table gives."""
+    table = plain_table(f"whose item table, {part} items")
+    for name in ("candidates", "table"):
+        table.add_column(name, no_wrap=True)
+    words = {"own": "own", "global": "global (the server's)", "random": "random (another user's)"}
+    names = shown_metrics(found["own"]["full"])
+    add_figures(table, map(str.upper, names))
+    for candidates in found["own"]:
+        for place, whose in enumerate(found):
+            values = found[whose][candidates]
+            cells = [f"{values[name]:.4f}" for name in names]
+            style = "bold" if place == 0 else ""
+            table.add_row(candidates if place == 0 else "", words[whose], *cells, style=style)
+        table.add_section()
+    return table
+
+
+def groups_table(found: Mapping[str, Spread], part: str) -> Table:
+    """Show how groups of users fare."""
+    table = plain_table(f"groups of users, {part} items, all items")
+    first = next(iter(found.values()))
+    table.add_column("")
+    add_figures(table, ("mean", *first.groups, "worst 10 %", "sd"))
+    for metric, said in found.items():
+        values = [said.mean, *said.groups.values(), said.worst_tenth, said.sd]
+        table.add_row(metric.upper(), *(f"{value:.4f}" for value in values))
+    return table
+
+
+def guidance_table(effects: Sequence[GuidanceEffect]) -> Table:
+    """Show what each guidance round did to each group, and how far the gates are from 1/2."""
+    metric = effects[0].metric.upper()
+    table = plain_table(f"change of valid {metric} by guidance")
+    table.add_column("round", justify="right")
+    add_figures(table, (*effects[0].before, "improved", "declined", "gate", "away"))
+    for effect in effects:
+        changes = [effect.after[name] - before for name, before in effect.before.items()]
+        gates, users = effect.gates, effect.moved
+        shares = [f"{100 * users[n]:.1f} %" if users else "–" for n in ("improved", "declined")]
+        said = ["–", "–"]
+        if gates:
+            said = [f"{gates['mean']:.3f} ± {gates['sd']:.3f}", f"{100 * gates['away']:.0f} %"]
+        table.add_row(str(effect.round), *(f"{change:+.4f}" for change in changes), *shares, *said)
+    table.caption = (
+        "improved, declined: users by their AUC; gate: mean ± sd over users and items; away: share "
+        "further than 0.01 from 1/2"
+    )
+    return table
+
+
+def trials_table(search: Search, most: int = 10) -> Table:
+    """Show the best trials of a search; the first one is what it started from."""
+    select = search.about["experiment"]["evaluation"]["select"]
+    table = plain_table()
+    for name in ("trial", f"valid {select.upper()}", "round"):
+        table.add_column(name, justify="right")
+    table.add_column("options", overflow="fold")
+    ordered = sorted(search.trials, key=lambda trial: (-(trial.value or 0.0), trial.number))
+    for trial in ordered[:most]:
+        value = "diverged" if trial.value is None else f"{trial.value:.4f}"
+        mark = "" if trial.state == "done" else f" ({trial.state})"
+        options = "  ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in trial.options.items()
+        )
+        table.add_row(
+            str(trial.number),
+            value,
+            str(trial.selected_round or "–"),
+            options + mark,
+            style="bold" if trial is search.best else "",
+        )
+    states = [trial.state for trial in search.trials]
+    counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
+    table.caption = f"{len(states)} trials ({counts}); test items were not looked at"
+    return table
+
+
+def model_lines(figures: Mapping[str, float]) -> list[str]:
+    """Return what a method says of its own parameters, all of them shares."""
+    return [f"{name}: {100 * value:.2f} %" for name, value in figures.items()]
+
+
+def facts(summary: Mapping[str, Any]) -> list[str]:
+    """Return the lines under the table: what a reader must know to judge it."""
+    users, time = summary["users"], summary["time"]
+    rounds, selected = summary["rounds"], summary["selected_round"]
+    sent, silos = summary["communication"], summary.get("silos")
+    by = summary.get("selected_by", "validation")
+    lines = [
+        f"rounds {rounds}, selected {selected} by {by} · {human_duration(time['total_s'])}, "
+        f"{human_duration(time['per_round_s'])} a round · "
+        f"peak memory {human_size(summary['peak_rss_bytes'])}",
+        f"uploaded {human_size(sent['up_bytes'])}, downloaded {human_size(sent['down_bytes'])} "
+        f"by {users.get('training_clients') or users['users']:,} clients that train",
+        f"privacy: {summary['privacy']['statement']}",
+    ]
+    if silos:
+        apart = silos["divergence"]
+        lines.append(
+            f"{silos['count']:,} silos of {silos['users']['min']:,} to {silos['users']['max']:,} "
+            f"users, {apart['mean']:.4f} from everybody on average ({apart['measure']})"
+        )
+    if summary.get("improving"):
+        lines.append(
+            f"still improving at the last round: go on with --resume --rounds {2 * rounds} "
+            "--out of this run"
+        )
+    budgets = summary["privacy"].get("budgets")
+    if budgets:
+        own, paid = budgets["epsilon"], budgets["spent"]
+        lines.append(
+            f"personal budgets: epsilon {own['min']:.4g} to {own['max']:.4g} (median "
+            f"{own['median']:.4g}), really spent {paid['min']:.4g} to {paid['max']:.4g} (median "
+            f"{paid['median']:.4g}); {budgets['over_budget']:,} of {budgets['clients']:,} clients "
+            f"over budget, {budgets['stopped']:,} stopped"
+        )
+    if users["not_evaluated_users"]:
+        lines.append(
+            f"{users['not_evaluated_users']:,} of {users['users']:,} users are not evaluated: "
+            "too short for the split, or not asked by it"
+        )
+    return [*lines, *model_lines(summary.get("model", {})), *summary["notes"]]
+
+
+def adaptation_table(curve: Mapping[str, Any]) -> Table:
+    """Show what unseen users get after so many interactions of their own."""
+    points = curve["points"]
+    table = plain_table(f"{curve['users']:,} users that training left out, full ranking")
+    for name in points[0]:
+        table.add_column(name, justify="right")
+    for point in points:
+        interactions, *values = point.values()
+        table.add_row(str(interactions), *(f"{value:.4f}" for value in values))
+    return table

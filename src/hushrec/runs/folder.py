@@ -1,0 +1,424 @@
+"""A run is a folder; everything in it is written atomically and read back with checks.
+
+::
+
+    config.toml            the experiment
+    metrics.jsonl          a line a round
+    summary.json           the result
+    users.npz              where every user's held-out items landed
+    checkpoint/            round-000017/ while running, final/ when done
+    report.html
+    audit.json             what `hushrec audit` found, if it was asked
+
+A checkpoint is a folder that appears whole or not at all (written beside, then renamed), with a
+digest of every file. No pickle: arrays are safetensors or plain npz.
+
+Where a run is trained: in its place, or beside an older one until it can take that place.
+
+A run that is to be replaced stays where it is, whole, until the new one is done. Then the two
+change names, in two steps; whoever finds that only the first was done undoes it (`bring_back`). A
+process may be killed at any moment: the old run or the new one is in its place, and ``--resume``
+goes on with what is left to do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from hushrec.errors import DiskError, InputError, RunError, StoppedError
+from hushrec.evaluation.evaluator import PartRanks
+from hushrec.evaluation.ranking import Ranks
+from hushrec.federation.experiment import Experiment
+from hushrec.io import stored
+from hushrec.io.files import (
+    LOCK,
+    PARTIAL,
+    append_line,
+    clear,
+    filling,
+    fresh_file,
+    is_free,
+    missing,
+    remove,
+    remove_empty,
+    sync,
+    write_text,
+    writing,
+)
+from hushrec.io.paths import checked
+from hushrec.io.stored import Stored
+from hushrec.private import WORKSPACE
+from hushrec.runs.formats import Line, State, Summary
+
+Arrays = Mapping[str, NDArray[Any]]
+FINAL = "final"
+AUDIT_FILE = "audit.json"
+SEEDS = "seeds.json"
+NEW, OLD = "new", "replaced"
+"""Marks of a run that is to replace another, and of one that is being replaced."""
+FEDERATED = "roster.json"
+"""What a run folder of a federation's server has, and no other."""
+
+
+class RunFolder:
+    """Reads and writes one run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment, seeds: Sequence[int] = ()) -> RunFolder:
+        """Start a run folder, with several ``seeds`` or the experiment's, where nothing is yet."""
+        with filling(path) as folder:
+            (folder / "config.toml").write_text(experiment.to_toml(), "utf-8")
+            if seeds:
+                (folder / SEEDS).write_text(json.dumps({"seeds": list(seeds)}), "utf-8")
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Open an existing run folder."""
+        path = checked(path)
+        bring_back(path)
+        if not path.is_dir():
+            raise RunError(f"{path}: no such run folder")
+        if not is_run(path):
+            raise RunError(f"{path} is not a run folder: its config.toml is missing or damaged")
+        return cls(path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let one process at a time train in this folder, and clear what a killed one left."""
+        with writing(self.path):
+            lock = (self.path / LOCK).open("w")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"another process is training in {self.path}") from None
+            for left in (*self.path.glob(f"{WORKSPACE}*"), *self.path.glob(f".*{PARTIAL}")):
+                remove(left)
+            yield
+
+    def is_locked(self) -> bool:
+        """Say whether a process trains in this folder now."""
+        return is_held(self.path / LOCK)
+
+    def experiment(self) -> Experiment:
+        """Read the configuration."""
+        file = self.path / "config.toml"
+        return Experiment.from_toml(stored.read_text(file), str(file))
+
+    # ------------------------------------------------------------ small files
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file."""
+        write_text(self.path / name, text)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON file."""
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def read_json(self, name: str, kind: type[Stored] | None = None) -> dict[str, Any]:
+        """Read a JSON file that holds what ``kind`` says."""
+        file = self.path / name
+        if not file.exists():
+            raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
+        value = stored.read_json(file)
+        return value if kind is None else stored.checked(kind, value, str(file))
+
+    def read_summary(self) -> dict[str, Any]:
+        """Read summary.json and check that it is one."""
+        if (self.path / FEDERATED).exists():
+            raise RunError(
+                f"{self.path} is the server's side of a federation, and what its users had is on "
+                "the nodes: see 'hushrec federate status'"
+            )
+        return self.read_json("summary.json", Summary)
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """Add a round to metrics.jsonl."""
+        append_line(self.path / "metrics.jsonl", json.dumps(line))
+
+    def read_metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
+        """Read metrics.jsonl; a last line cut short by a crash is left out."""
+        file = self.path / "metrics.jsonl"
+        lines = []
+        for number, text in enumerate(_whole_lines(file), 1):
+            where = f"{file}, line {number},"
+            line = stored.checked(Line, stored.parse_json(text, where), where)
+            if up_to is None or line["round"] <= up_to:
+                lines.append(line)
+        return lines
+
+    def rewind_metrics(self, round_number: int) -> None:
+        """Drop the lines of rounds after a checkpoint; they will be computed again."""
+        lines = self.read_metrics(round_number)
+        self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def write_arrays(self, name: str, arrays: Arrays) -> None:
+        """Write an npz file."""
+        with fresh_file(self.path / name) as partial, partial.open("wb") as file:
+            payload: dict[str, Any] = dict(arrays)
+            np.savez_compressed(file, **payload)
+
+    def write_results(self, ranks: Mapping[str, PartRanks], summary: Mapping[str, Any]) -> None:
+        """Write what a run came to; with the summary it is done."""
+        self.write_arrays("users.npz", ranks_to_arrays(ranks))
+        self.write_json("summary.json", summary)
+
+    def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        """Read an npz file."""
+        file = self.path / name
+        if not file.exists():
+            raise RunError(f"{file} is missing: train again with --overwrite")
+        return stored.read_arrays(file)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(
+        self, name: str, state: Mapping[str, Any], files: Iterable[tuple[str, Arrays]]
+    ) -> None:
+        """Write a checkpoint that appears whole or not at all, then drop the older ones."""
+        with filling(self.path / "checkpoint" / name) as folder:
+            digests = {}
+            for file, arrays in files:
+                target = folder / f"{file}.safetensors"
+                save_file({key: np.ascontiguousarray(a) for key, a in arrays.items()}, target)
+                digests[target.name] = _digest(target)
+            record = {**state, "settings": self._settings(), "files": digests}
+            record["digest"] = _text_digest(record)
+            (folder / "state.json").write_text(json.dumps(record, indent=2))
+        self.drop_checkpoints(but=name)
+
+    def drop_checkpoints(self, *, but: str) -> None:
+        """Remove all checkpoints but one, and what a killed process left of others."""
+        clear(self.path / "checkpoint", but=but)
+
+    def checkpoint_name(self) -> str | None:
+        """Return the newest complete checkpoint."""
+        folder = self.path / "checkpoint"
+        found = sorted(p.name for p in folder.glob("[!.]*")) if folder.is_dir() else []
+        return FINAL if FINAL in found else found[-1] if found else None
+
+    def read_checkpoint(self, name: str) -> dict[str, Any]:
+        """Read a checkpoint's state after checking every file against its digest."""
+        folder = self.path / "checkpoint" / name
+        try:
+            state = stored.read_json(folder / "state.json")
+        except RunError:
+            raise self._damaged(folder / "state.json") from None
+        if state.pop("digest", None) != _text_digest(state):
+            raise self._damaged(folder / "state.json")
+        stored.checked(State, state, str(folder / "state.json"))
+        for file, digest in state["files"].items():
+            if not (folder / file).is_file() or _digest(folder / file) != digest:
+                raise self._damaged(folder / file)
+        if state["settings"] != self._settings():
+            raise RunError(
+                f"{self.path / 'config.toml'} was changed since this run was trained; "
+                "put it back, or train anew with --overwrite"
+            )
+        return state
+
+    def read_tensors(self, name: str, file: str) -> dict[str, NDArray[Any]]:
+        """Read one file of a checkpoint."""
+        path = self.path / "checkpoint" / name / file
+        try:
+            return dict(load_file(path))
+        except (SafetensorError, OSError):
+            raise self._damaged(path) from None
+
+    def _settings(self) -> str:
+        """Return a digest of what config.toml says, how long the run is left out."""
+        said = stored.read_toml(self.path / "config.toml")
+        return _text_digest({key: value for key, value in said.items() if key != "rounds"})
+
+    def _damaged(self, file: Path) -> RunError:
+        return RunError(
+            f"{file} is missing or damaged: this checkpoint cannot be used; "
+            "start the run anew with --overwrite"
+        )
+
+
+def ranks_to_arrays(ranks: Mapping[str, PartRanks]) -> dict[str, NDArray[Any]]:
+    """Flatten the ranks of all parts and candidate sets for users.npz."""
+    out: dict[str, NDArray[Any]] = {}
+    for part, by_candidates in ranks.items():
+        for candidates, value in by_candidates.items():
+            out |= value.to_arrays(f"{part}/{candidates}/")
+    return out
+
+
+def read_ranks(folder: RunFolder) -> dict[str, dict[str, Ranks]]:
+    """Read users.npz back."""
+    arrays = folder.read_arrays("users.npz")
+    ranks: dict[str, dict[str, Ranks]] = {}
+    try:
+        for part, candidates in sorted({tuple(name.split("/")[:2]) for name in arrays}):
+            prefix = f"{part}/{candidates}/"
+            ranks.setdefault(part, {})[candidates] = Ranks.from_arrays(arrays, prefix)
+        ranks["valid"]["full"], ranks["test"]["full"]
+    except (InputError, ValueError, KeyError) as error:
+        raise RunError(f"{folder.path / 'users.npz'} is damaged: {error}") from None
+    return ranks
+
+
+def is_held(lock: Path) -> bool:
+    """Say whether a process holds a lock file."""
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def bring_back(path: Path) -> None:
+    """Undo what a process did that was killed between the two steps of replacing a run."""
+    old = beside(path, OLD)
+    if not path.exists() and is_run(old) and not is_held(old / LOCK):
+        with writing(path):
+            old.rename(path)
+
+
+def beside(path: Path, mark: str) -> Path:
+    """Return where a run lies that replaces another, or is replaced."""
+    return path.with_name(f".{path.name}.{mark}")
+
+
+def is_run(path: Path) -> bool:
+    """Say whether a folder is a run: other programs have a config.toml too, but not this one."""
+    try:
+        config = stored.read_toml(path / "config.toml")
+    except RunError:
+        return False
+    return {"data", "method", "protocol", "rounds", "seed"} <= config.keys()
+
+
+def _whole_lines(file: Path) -> list[str]:
+    """Return the lines of a file; a last one that a crash cut short is left out."""
+    return stored.read_text(file).split("\n")[:-1] if file.exists() else []
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _text_digest(record: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def new_place(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Give the folder for a new run, which is at ``path`` when it is done.
+
+    One that fails leaves what was there; of itself nothing, unless it has come to a first round.
+    """
+    require_free(path, overwrite=overwrite)
+    replaces, made = is_run(path), missing(path)
+    here = beside(path, NEW) if replaces else path
+    with RunFolder(path).locked() if replaces else nullcontext():
+        if replaces:
+            remove(here)
+        try:
+            yield here
+        except StoppedError as stopped:
+            raise StoppedError(f"{stopped}; {_again(path)}") from None
+        except Exception as error:
+            kept = not replaces and any(path.rglob("metrics.jsonl"))
+            # Somebody else may have begun a run there meanwhile; then it is refused, and theirs.
+            refused = isinstance(error, RunError) and not isinstance(error, DiskError)
+            theirs = not replaces and (refused or RunFolder(path).is_locked())
+            if not (kept or theirs) and here.exists():
+                clear(here)
+                remove_empty([here] if replaces else made)
+            if isinstance(error, DiskError) and (kept or replaces):
+                left = _again(path) if kept else f"the run in {path} is as it was"
+                raise DiskError(f"{error}; {left}") from None
+            raise
+        if replaces:
+            _replace(path, here)
+
+
+@contextmanager
+def resumed_place(path: Path) -> Iterator[Path]:
+    """Give the folder of the run that was interrupted, which is at ``path`` when it is done."""
+    here = left_off(path)
+    with RunFolder(path).locked() if here != path and path.exists() else nullcontext():
+        try:
+            yield here
+        except (StoppedError, DiskError) as error:
+            raise type(error)(f"{error}; {_again(path)}") from None
+        if here != path:
+            _replace(path, here)
+
+
+def left_off(path: Path) -> Path:
+    """Return where there is something to go on with: a run, or the one that is to replace it.
+
+    One that is done and was killed before it had taken its place takes it now.
+    """
+    bring_back(path)
+    new, old = beside(path, NEW), beside(path, OLD)
+    if is_run(new):
+        if not (new / "summary.json").exists():
+            return new
+        with RunFolder(path).locked() if path.exists() else nullcontext():
+            _replace(path, new)
+    if is_run(path) and old.exists() and not is_held(old / LOCK):
+        remove(old)
+    return RunFolder.open(path).path
+
+
+def require_free(path: Path, *, overwrite: bool) -> None:
+    """Refuse a place where a new run would destroy something it was not asked to."""
+    bring_back(path)
+    if is_free(path):
+        return
+    if not path.is_dir():
+        raise RunError(f"{path} is a file; choose another --out")
+    if not overwrite:
+        raise RunError(
+            f"{path} exists already; add --resume to go on with it, --overwrite to start "
+            "anew, or choose another --out"
+        )
+    if not is_run(path):
+        raise RunError(f"{path} is not a run folder: refusing to overwrite it")
+    real = path.resolve()
+    if real in (Path.cwd(), *Path.cwd().parents):
+        raise RunError(f"{path} is the folder you are in: go elsewhere to overwrite it")
+    if os.path.ismount(real) or not all(os.access(each, os.W_OK) for each in (real, real.parent)):
+        raise RunError(f"{path} cannot be replaced: it, or what it lies in, cannot be changed")
+    with RunFolder(path).locked():
+        pass  # nobody is training in it
+
+
+def _replace(path: Path, new: Path) -> None:
+    old = beside(path, OLD)
+    with writing(path):
+        remove(old)
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+        sync(path.parent)
+    remove(old)
+
+
+def _again(path: Path) -> str:
+    return f"go on with: --resume --out {path}"

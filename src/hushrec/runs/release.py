@@ -1,0 +1,211 @@
+"""What of a run may be published: what its guarantee covers, and nothing else.
+
+A run folder is as private as the data it was made from: it holds metrics, ranks, private parameters
+and checkpoints. A release is a folder beside it, made of four things alone (`Covered`): the shared
+model that is shipped, the configuration, the statement with its account, and the list of items,
+which is public. Whoever has none of a run but these could write the same bytes.
+
+::
+
+    README.md              what it is, and what is not in it
+    manifest.json          size and SHA-256 of every other file
+    statement.txt, .json   the guarantee, in words and as fields
+    account.json           what the rounds cost
+    config.toml            how it was trained
+    items.json             the rows of the model's tables
+    model.safetensors      the shared model
+    bundle/                the same for devices, where the method has such a form
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from hushrec.data.catalog import names
+from hushrec.errors import RunError
+from hushrec.federation.experiment import Experiment
+from hushrec.io.files import LOCK, filling
+from hushrec.io.paths import checked
+from hushrec.methods.base import Method, Shared
+from hushrec.privacy.guarantee import NO_GUARANTEE, Guarantee
+from hushrec.runs.run import Run
+from hushrec.serving.bundle import can_export, export
+
+FORMAT = "hushrec-release-1"
+MANIFEST = "manifest.json"
+LEFT_OUT = (
+    "metrics, losses and ranks, on any items",
+    "logs, times, byte counts and the sizes of cohorts",
+    "checkpoints of other rounds",
+    "private parameters, which stay with their users",
+    "the key of the noise, which is gone",
+    "users: their ids, their number of interactions, their features",
+    "where data and other files lay on the machine that trained",
+)
+"""What a run folder has and a release has not."""
+
+
+@dataclass(frozen=True)
+class Items:
+    """The public list of items."""
+
+    items: NDArray[np.str_]
+    titles: tuple[str, ...]
+
+    def title(self, item: int) -> str:
+        """Return what to print for an item."""
+        return self.titles[item]
+
+
+@dataclass(frozen=True)
+class Covered:
+    """All that a release is made of."""
+
+    method: Method
+    shared: Shared
+    config: Mapping[str, Any]
+    said: Mapping[str, Any]
+    """The statement, as summary.json has it."""
+    round: int
+    """The round that is shipped, which was not chosen by anybody's data."""
+    data: Items
+
+
+def release(run: Run, path: str | Path) -> Path:
+    """Write what a run's guarantee covers into a new folder; refuse a run that has none."""
+    refuse_uncovered(run)
+    folder = checked(path)
+    with filling(folder) as fresh:
+        write_release(covered(run), fresh)
+    return folder
+
+
+def refuse_uncovered(run: Run) -> None:
+    """Refuse a run of whose model something is not covered."""
+    said, privacy = run.summary["privacy"], run.experiment.privacy
+    where = "the run" if run.folder is None else str(run.folder.path)
+    if said["guarantee"] == NO_GUARANTEE or not math.isfinite(said["epsilon"]):
+        raise RunError(
+            f"{where} guarantees nothing, so nothing of it can be released: {said['statement']} "
+            "Train with --privacy central --epsilon E"
+        )
+    if privacy.noise_seed is not None:
+        raise RunError(
+            f"{where} is simulated: whoever knows privacy.noise_seed can remove its noise; train "
+            "without it"
+        )
+    if run.summary.get("selected_by", "validation") == "validation":
+        raise RunError(
+            f"{where} was trained before the shipped round was covered: somebody's validation "
+            "items chose it; train again"
+        )
+    if privacy.undeclared:
+        raise RunError(
+            f"{where} took its list of items, or categories of users, from the users' rows, which "
+            "nothing covers; train with --items FILE and declared categories"
+        )
+    if privacy.budgets is not None:
+        raise RunError(
+            f"{where} has personal budgets, which shape the model and are not covered themselves; "
+            "train with one --epsilon for all"
+        )
+    if run.experiment.silos.kind != "none":
+        raise RunError(
+            f"{where} has silos that were made from the users' data, which nothing covers; train "
+            "without them"
+        )
+    if not run.shared:
+        raise RunError(f"{where} has no shared model: everything stays with its users")
+
+
+def covered(run: Run) -> Covered:
+    """Take from a run what its guarantee covers."""
+    data = run.data
+    titles = tuple(data.title(number) for number in range(data.n_items))
+    return Covered(
+        run.method,
+        run.shared,
+        public_config(run.experiment),
+        run.summary["privacy"],
+        run.summary["selected_round"],
+        Items(data.items, titles),
+    )
+
+
+def public_config(experiment: Experiment) -> dict[str, Any]:
+    """Return the configuration without where files lay, and how private parameters were stored."""
+    said = experiment.model_dump(mode="json", exclude_none=True, exclude={"store"})
+    for key in ("data", "items", "preset"):
+        if key in said and said[key] not in names():
+            said[key] = Path(said[key]).name
+    return said
+
+
+def write_release(what: Covered, folder: Path) -> None:
+    """Write the files, the manifest last."""
+    said = what.said
+    guarantee = ("guarantee", *(f.name for f in fields(Guarantee)), "asked_epsilon", "statement")
+    account = ("delta", "epsilon", "asked_epsilon", "spent_epsilon", "account")
+    texts = {
+        "README.md": _readme(what),
+        "statement.txt": f"{said['statement']}\n",
+        "statement.json": _json({key: said[key] for key in guarantee}),
+        "account.json": _json({key: said[key] for key in account}),
+        "config.toml": tomli_w.dumps(what.config),
+        "items.json": _json({"items": what.data.items.tolist(), "titles": what.data.titles}),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, "utf-8")
+    arrays = {name: np.ascontiguousarray(array) for name, array in what.shared.items()}
+    (folder / "model.safetensors").write_bytes(save(arrays))
+    if can_export(what.method):
+        export(what, folder / "bundle")
+    files = {
+        path.relative_to(folder).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != LOCK
+    }
+    manifest = {
+        "format": FORMAT,
+        "method": what.method.name,
+        "round": what.round,
+        "epsilon": said["epsilon"],
+        "delta": said["delta"],
+        "files": files,
+        "left_out": LEFT_OUT,
+    }
+    (folder / MANIFEST).write_text(_json(manifest), "utf-8")
+
+
+def _readme(what: Covered) -> str:
+    device = "`bundle` is the same model for devices: `hushrec.serving.recommender` reads it.\n"
+    return f"""# A model of {what.method.name}, released under differential privacy
+
+{what.said["statement"]}
+
+The model is that of round {what.round}. `model.safetensors` holds it, `items.json` the items that
+its rows are of, `config.toml` how it was trained, `statement.json` the guarantee as fields,
+`account.json` what the rounds cost. `manifest.json` has the SHA-256 of every file.
+{device if can_export(what.method) else ""}
+The guarantee covers all of this together. Not in it, because it is not covered:
+
+- {f"{chr(10)}- ".join(LEFT_OUT)}
+"""
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,1 @@
+"""A trained model in use: recommendation, fold-in, and bundles for devices."""

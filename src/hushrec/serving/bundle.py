@@ -1,0 +1,210 @@
+"""Write what a device needs to recommend, and nothing else: `hushrec.serving.recommender` reads it.
+
+A bundle holds a shared model, in half precision by default, the catalogue's names and the options
+that score from a history. No user is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from hushrec.errors import ConfigError, RunError
+from hushrec.io.files import filling, remove, require_empty, writing
+from hushrec.io.paths import checked
+from hushrec.methods.base import Method, Shared
+from hushrec.methods.statistics.fedmix import FedMix
+from hushrec.methods.statistics.pair_weights import ItemPairs
+from hushrec.serving.recommender.reading import FORMAT, MANIFEST, MODEL
+
+Array = NDArray[Any]
+PAIRS_KEPT, MIXTURE_KEPT = 600, 300
+"""Weights per item and table that keep ML-1M's bundle below 20 MB: of one table, of four."""
+
+
+class Catalogue(Protocol):
+    """The items that a model is of."""
+
+    @property
+    def items(self) -> NDArray[np.str_]:
+        """Their ids."""
+        ...
+
+    def title(self, item: int) -> str:
+        """Return what to print for an item."""
+        ...
+
+
+class Trained(Protocol):
+    """What is exported: a run, or anything that has its model and its catalogue."""
+
+    @property
+    def method(self) -> Method:
+        """How the model scores."""
+        ...
+
+    @property
+    def shared(self) -> Shared:
+        """The model."""
+        ...
+
+    @property
+    def data(self) -> Catalogue:
+        """The catalogue."""
+        ...
+
+
+def can_export(method: Method) -> bool:
+    """Say whether a method's model has a form for devices."""
+    return isinstance(method, (ItemPairs, FedMix))
+
+
+class BundleForm(TypedDict, total=False):
+    """What a bundle keeps of a model."""
+
+    neighbours: int | None
+    precision: Literal["half", "single"]
+    overwrite: bool
+    """Whether a bundle that is there already is replaced; anything else never is."""
+
+
+def export(run: Trained, path: str | Path, **asked: Unpack[BundleForm]) -> Path:
+    """Write a run's model as a bundle; each item keeps its ``neighbours`` largest weights.
+
+    By default these are all in single precision, which gives the scores of the run (to the bit, or
+    of a mixture but for rounding), and in half precision as many as suit a device.
+    """
+    neighbours, precision = asked.get("neighbours"), asked.get("precision", "half")
+    if neighbours is not None and neighbours < 1:
+        raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
+    folder = checked(path)
+    replaces = _is_bundle(folder)
+    if replaces and not asked.get("overwrite", False):
+        raise RunError(
+            f"{folder} holds a bundle: replace it with --overwrite, or choose another place"
+        )
+    if not replaces:
+        require_empty(folder)
+    method, form = run.method, _Form(neighbours, halved=precision == "half")
+    if neighbours is None and form.halved:
+        form.neighbours = MIXTURE_KEPT if isinstance(method, FedMix) else PAIRS_KEPT
+    if isinstance(method, FedMix):
+        told = _mixture(method, run.shared, form)
+    elif isinstance(method, ItemPairs):
+        told = _pairs(method, run.shared, form)
+    else:
+        raise ConfigError(
+            f"a bundle holds a mixture or item-to-item weights, which {method.name} does not have; "
+            "use fedmix, fednext or fedease"
+        )
+    content = save(form.tensors)
+    data = run.data
+    manifest = {
+        "format": FORMAT,
+        "method": method.name,
+        **told,
+        "model_bytes": len(content),
+        "model_sha256": hashlib.sha256(content).hexdigest(),
+        "items": [str(item) for item in data.items],
+        "titles": [data.title(number) for number in range(len(data.items))],
+    }
+    new, old = (folder.with_name(f".{folder.name}.{mark}") for mark in ("new", "replaced"))
+    if replaces:
+        remove(new)
+    with filling(new if replaces else folder) as fresh:
+        (fresh / MODEL).write_bytes(content)
+        (fresh / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1), "utf-8")
+    if replaces:
+        with writing(folder):
+            remove(old)
+            folder.rename(old)
+            new.rename(folder)
+        remove(old)
+    return folder
+
+
+def _is_bundle(folder: Path) -> bool:
+    return folder.is_dir() and {file.name for file in folder.iterdir()} == {MODEL, MANIFEST}
+
+
+@dataclass
+class _Form:
+    """The form that arrays are written in, and what has been put into it."""
+
+    neighbours: int | None
+    halved: bool
+    tensors: dict[str, Array] = field(default_factory=dict)
+
+    def put(self, name: str, array: Array) -> None:
+        """Take an array of moderate numbers."""
+        dtype = np.float16 if self.halved else np.float32
+        self.tensors[name] = np.ascontiguousarray(array, dtype)
+
+    def put_exactly(self, name: str, array: Array) -> None:
+        """Take an array that is short."""
+        self.tensors[name] = np.ascontiguousarray(array, np.float32)
+
+    def put_table(self, name: str, neighbours: Array, weights: Array) -> float:
+        """Take item-to-item weights; return the unit that they are written in."""
+        ids, weights = _largest(neighbours, weights, self.neighbours)
+        # Relative to the largest: half precision is finest below 1, and nothing overflows.
+        largest = np.float32(max(np.abs(weights).max(initial=0), 1e-30))
+        scale = float(largest) if self.halved else 1.0
+        small = len(ids) <= 2**16
+        self.tensors[f"{name}neighbours"] = ids.astype(np.uint16 if small else np.int32)
+        self.put(f"{name}weights", weights / np.float32(scale))
+        return scale
+
+
+def _pairs(method: ItemPairs, shared: Shared, form: _Form) -> dict[str, Any]:
+    form.put_exactly("shares", shared["shares"])
+    # Under noise only the items of the head have weights, and only they are counted back.
+    known = shared.get("head", np.ones(len(shared["shares"]), np.bool_))
+    form.tensors["known"] = known.astype(np.uint8)
+    return {
+        "model": "pairs",
+        "recency": float(shared["scalars"][0]),
+        "recent": method.config.recent,
+        "popularity": float(shared["scalars"][1]),
+        "scale": form.put_table("", shared["neighbours"], shared["weights"]),
+    }
+
+
+def _mixture(method: FedMix, shared: Shared, form: _Form) -> dict[str, Any]:
+    experts: dict[str, list[dict[str, Any]]] = {}
+    for expert, model in method.speaking(shared):
+        parts = expert.parts(model)
+        if parts is None:
+            raise ConfigError(f"expert '{expert.name}' has no form for devices (Expert.parts)")
+        experts[expert.name] = []
+        for place, part in enumerate(parts):
+            arrays, name = dict(part.arrays), f"{expert.name}/{place}/"
+            said = {"kind": part.kind, **part.options}
+            if part.kind == "lags":
+                table = arrays.pop("neighbours"), arrays.pop("weights")
+                said["scale"] = form.put_table(name, *table)
+            for key, array in arrays.items():
+                (form.put_exactly if array.ndim == 1 else form.put)(name + key, array)
+            experts[expert.name].append(said)
+    weights, center, scale, network, hidden, best = method.network(shared)
+    form.put_exactly("mixture/weights", weights / scale[:-1])
+    for key, array in (("center", center), ("scale", scale), ("network", network)):
+        form.put_exactly(f"mixture/{key}", array)
+    reranked = best if method.reranks(shared) else 0
+    return {"model": "mixture", "experts": experts, "reranked": reranked, "hidden": hidden}
+
+
+def _largest(
+    ids: NDArray[np.int32], weights: NDArray[np.float32], count: int | None
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    if count is None or count >= ids.shape[1]:
+        return ids, np.ascontiguousarray(weights)
+    best = np.sort(np.argsort(-np.abs(weights), axis=1, kind="stable")[:, :count], axis=1)
+    return np.take_along_axis(ids, best, 1), np.take_along_axis(weights, best, 1)

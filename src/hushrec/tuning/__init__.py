@@ -1,0 +1,330 @@
+"""`tune`: a small search for a method's options, on validation items, under the honest protocol.
+
+The space stands beside the method (`Tunable.search`). Trial 0 is what the base says, the method's
+defaults or a preset; the others are proposed by optuna's tree-structured Parzen estimator. A trial
+trains like `hushrec train` and is worth its best look at the validation items; one whose best look
+so far is in the last quarter at its round is stopped. Test items are never scored.
+
+A folder holds the search: ``tune.json`` says what is searched, ``trials.jsonl`` has a line a trial,
+``tuned-honest.toml`` is the best one so far, a preset. Called again with the same folder, the
+search goes on; it comes out as if it had never stopped, for a proposal depends on the seed and the
+finished trials alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from hushrec.data import Interactions
+from hushrec.data.splitting import make_split
+from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
+from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
+from hushrec.federation.experiment import Experiment, make_experiment
+from hushrec.federation.rounds import NoJournal, RoundReport, run_rounds
+from hushrec.federation.setup import prepare
+from hushrec.io.files import append_line, filling, is_free, write_text
+from hushrec.io.stored import checked, parse_json, read_json, read_text
+from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
+from hushrec.privacy.plan import NoPlan
+from hushrec.privacy.protection import Protection
+from hushrec.runs.formats import TrialLine
+from hushrec.streams import Streams
+
+PRESET = "tuned-honest"
+KEPT = 75.0
+"""Percentage of the trials that are let go on; slow learners often win, so only the tail goes."""
+STARTUP = 5
+"""Trials at random before proposals look at earlier ones, and before any is stopped."""
+WARM_UP = 0.2
+"""Share of the rounds before which no trial is stopped."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting and how it fared; a line of trials.jsonl."""
+
+    number: int
+    options: Mapping[str, Any]
+    state: Literal["done", "stopped", "diverged"]
+    value: float | None
+    """The best validation value; None where the loss was no number before the first look."""
+    selected_round: int | None
+    looks: Mapping[int, float]
+    """The best value so far at each look, by round."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search as it stands."""
+
+    about: Mapping[str, Any]
+    trials: list[Trial]
+    folder: Path
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the highest validation value; the earlier one of equals."""
+        done = [trial for trial in self.trials if trial.state == "done"]
+        if not done:
+            raise RunError(f"{self.folder}: no trial came to its end; search smaller rates")
+        return max(done, key=lambda trial: (trial.value or 0.0, -trial.number))
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a search begins."""
+
+    method: str
+    preset: str | None = None
+    """The method's defaults without one."""
+    rounds: int | None = None
+    """Of a trial; as many as the preset or the method says without it."""
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fixed for all trials."""
+
+    def experiment(self, data: str, items: str | None) -> Experiment:
+        """Return what trial 0 trains; refuse what cannot be searched."""
+        base = make_experiment(
+            data,
+            self.method,
+            items=items,
+            preset=self.preset,
+            settings=self.settings,
+            rounds=self.rounds,
+            seed=self.seed,
+        )
+        if not self.space(base):
+            raise ConfigError(f"{self.method} declares no options to search for (Tunable.search)")
+        if base.protocol != "honest":
+            raise ConfigError(
+                "a search under the published protocol would tune the leak: use honest"
+            )
+        if base.privacy.mode != "none":
+            raise ConfigError(
+                "every trial of a search would release another model, and all of them have to be "
+                f"paid for: leave out privacy.mode = {base.privacy.mode}, search on public data, "
+                "and train once with what it finds"
+            )
+        return base
+
+    def space(self, base: Experiment) -> SearchSpace:
+        """Return where to look: what the method declares, but for what is fixed."""
+        tuned = base.make_method()
+        known = tuned.search if isinstance(tuned, Tunable) else {}
+        return {name: where for name, where in known.items() if name not in self.settings}
+
+
+def tune(
+    data: Interactions,
+    start: Start,
+    out: Path,
+    *,
+    trials: int = 20,
+    machine: Machine = THIS_MACHINE,
+    command: str | None = None,
+    on_round: Callable[[int, RoundReport], None] = lambda number, report: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Search:
+    """Search until the folder holds this many trials."""
+    base = start.experiment(data.name, data.items_file)
+    space = start.space(base)
+    search = _open(out, base, space)
+    if any(trial.state == "done" for trial in search.trials):
+        write_preset(search, base, command)  # it may have been stopped just before this
+    split = make_split(data, base.split, Streams(base.seed), base.silos)
+    while len(search.trials) < trials:
+        number = len(search.trials)
+        proposal = _Proposal(search.trials, space, base)
+        watch = _Watch(proposal, partial(on_round, number))
+        state: Literal["done", "stopped", "diverged"] = "done"
+        asked = _with_options(base, proposal.options)
+        server, begun = prepare(asked, split, NoPlan(Protection()), machine)
+        try:
+            run_rounds(server, begun, NoJournal(), watch, should_stop)
+        except _HopelessError:
+            state = "stopped"
+        except DivergedError:
+            state = "diverged"
+        except StoppedError:
+            raise StoppedError(
+                f"stopped in trial {number}, which will start anew; go on with the same command"
+            ) from None
+        trial = Trial(number, proposal.options, state, watch.value, watch.round, watch.looks)
+        search.trials.append(trial)
+        append_line(out / "trials.jsonl", json.dumps(asdict(trial)))
+        if any(trial.state == "done" for trial in search.trials):
+            write_preset(search, base, command)
+    return search
+
+
+def write_preset(search: Search, base: Experiment, command: str | None) -> Path:
+    """Write the best trial as a preset with a comment that says where it is from."""
+    best = search.best
+    metric = f"{base.evaluation.select_on} {base.evaluation.select}"
+    words = [
+        f"{base.method} on {base.data}: the best of {len(search.trials)} trials on the validation "
+        "items, honest protocol,",
+        f"seed {base.seed}: {metric} {best.value:.4f} at round {best.selected_round}. "
+        "The test items were not looked at.",
+    ]
+    if command:
+        words.append(f"Found by: {command}")
+    kept = {
+        "rounds": base.rounds,
+        "options": _with_options(base, best.options).options,
+        "evaluation": {
+            name: getattr(base.evaluation, name)
+            for name in ("every", "select", "select_on", "patience")
+            if getattr(base.evaluation, name) is not None
+        },
+    }
+    file = search.folder / f"{PRESET}.toml"
+    write_text(file, "".join(f"# {line}\n" for line in words) + tomli_w.dumps(kept))
+    return file
+
+
+class _HopelessError(Exception):
+    """Ends a trial that the pruner gave up."""
+
+
+class _Watch:
+    """Follows a trial round by round, and ends it where there is no hope."""
+
+    def __init__(self, proposal: _Proposal, on_round: Callable[[RoundReport], None]) -> None:
+        self.proposal = proposal
+        self.on_round = on_round
+        self.looks: dict[int, float] = {}
+        self.value: float | None = None
+        self.round: int | None = None
+
+    def __call__(self, report: RoundReport) -> None:
+        self.on_round(report)
+        if report.valid is not None:
+            self.looks[report.round] = report.selected_value
+            self.value, self.round = report.selected_value, report.selected_round
+            if self.proposal.is_hopeless(report.round, report.selected_value):
+                raise _HopelessError
+
+
+class _Proposal:
+    """What optuna proposes after some trials, and when it would give the new one up."""
+
+    def __init__(self, trials: list[Trial], space: SearchSpace, base: Experiment) -> None:
+        optuna = _optuna()
+        number = len(trials)
+        # A sampler of its own for every trial: nothing to remember when a search is interrupted.
+        drawn = int(Streams(base.seed).generator("tune", number).integers(2**31))
+        self.study = optuna.create_study(
+            direction="maximize",
+            sampler=optuna.samplers.TPESampler(seed=drawn, n_startup_trials=STARTUP),
+            pruner=optuna.pruners.PercentilePruner(KEPT, STARTUP, int(WARM_UP * base.rounds)),
+        )
+        distributions = {name: _distribution(where) for name, where in space.items()}
+        for trial in trials:
+            if trial.value is not None and _is_inside(trial, space):
+                self.study.add_trial(_as_optuna(trial, distributions))
+        if number == 0:
+            self.options = {name: base.options[name] for name in space}
+        self.trial = self.study.ask(distributions)
+        if number > 0:
+            self.options = {name: _rounded(v) for name, v in self.trial.params.items()}
+
+    def is_hopeless(self, round_number: int, value: float) -> bool:
+        """Say whether this value at this round is below what the others had there."""
+        self.trial.report(value, round_number)
+        return bool(self.trial.should_prune())
+
+
+def _as_optuna(trial: Trial, distributions: Mapping[str, Any]) -> Any:
+    states = _optuna().trial.TrialState
+    done = trial.state == "done"
+    return _optuna().trial.create_trial(
+        state=states.COMPLETE if done else states.PRUNED,
+        value=trial.value,
+        params=dict(trial.options),
+        distributions=dict(distributions),
+        intermediate_values={int(r): v for r, v in trial.looks.items()},
+    )
+
+
+def _is_inside(trial: Trial, space: SearchSpace) -> bool:
+    """Say whether a trial is in the space; the first one, what the base says, need not be."""
+
+    def fits(value: Any, where: Between | OneOf) -> bool:
+        if isinstance(where, Between):
+            return bool(where.low <= value <= where.high)
+        return value in where.values
+
+    return all(fits(trial.options[name], where) for name, where in space.items())
+
+
+def _rounded(value: Any) -> Any:
+    """Keep three digits: a preset that people read."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _distribution(where: Between | OneOf) -> Any:
+    found = _optuna().distributions
+    if isinstance(where, Between):
+        return found.FloatDistribution(where.low, where.high, log=where.log)
+    return found.CategoricalDistribution(where.values)
+
+
+def _with_options(base: Experiment, options: Mapping[str, Any]) -> Experiment:
+    return base.model_copy(update={"options": {**base.options, **options}})
+
+
+def _open(folder: Path, base: Experiment, space: SearchSpace) -> Search:
+    """Begin a search in an empty folder, or go on with the same one."""
+    about = {
+        "experiment": base.model_dump(mode="json", exclude_none=True),
+        "space": {name: asdict(where) for name, where in space.items()},
+    }
+    about = json.loads(json.dumps(about))
+    file = folder / "tune.json"
+    if not file.exists():
+        if not is_free(folder):
+            raise RunError(f"{folder} is not empty and holds no search; choose another --out")
+        with filling(folder) as fresh:
+            (fresh / file.name).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    if read_json(file) != about:
+        raise RunError(
+            f"{folder} holds another search (see tune.json); go on with its own settings, or "
+            "choose another --out"
+        )
+    return Search(about, _read_trials(folder / "trials.jsonl", space), folder)
+
+
+def _read_trials(file: Path, space: SearchSpace) -> list[Trial]:
+    """Read the trials; a last line cut short by a crash is dropped, other damage is an error."""
+    lines = read_text(file).splitlines(keepends=True) if file.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        lines = lines[:-1]
+        write_text(file, "".join(lines))
+    trials = []
+    for number, text in enumerate(lines):
+        where = f"{file}, line {number + 1}"
+        values = checked(TrialLine, parse_json(text, where), where)
+        if values["number"] != number or set(values["options"]) != set(space):
+            raise RunError(f"{where} is damaged: not the next trial of this search")
+        looks = {int(when): value for when, value in values["looks"].items()}
+        trials.append(Trial(**{**values, "looks": looks}))
+    return trials
+
+
+def _optuna() -> Any:
+    """Import optuna, which is an extra."""
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise MissingExtraError("tune", "tune") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

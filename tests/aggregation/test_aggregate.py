@@ -1,0 +1,215 @@
+"""Exact sums: the same bits in whatever order."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hushrec.aggregation import ClientRows, ExactSum, Update
+from hushrec.errors import DivergedError
+
+N_ROWS, WIDTH = 9, 3
+numbers = st.floats(-1e4, 1e4, width=32)
+
+
+@st.composite
+def clients(draw):
+    """One client's upload: some rows (an id may repeat) and a dense array."""
+    ids = draw(st.lists(st.integers(0, N_ROWS - 1), max_size=5))
+    rows = draw(hnp.arrays(np.float32, (len(ids), WIDTH), elements=numbers))
+    dense = draw(hnp.arrays(np.float32, (1, 2), elements=numbers))
+    stack = ClientRows(np.array([0, len(ids)]), np.array(ids, np.int32), rows)
+    return Update(1, {"items": stack}, {"head": dense})
+
+
+def joined(updates):
+    """The same clients in one stack."""
+    stacks = [u.rows["items"] for u in updates]
+    return Update(
+        len(updates),
+        {
+            "items": ClientRows(
+                np.cumsum([0, *(len(s.ids) for s in stacks)]),
+                np.concatenate([s.ids for s in stacks]),
+                np.concatenate([s.rows for s in stacks]),
+            )
+        },
+        {"head": np.concatenate([u.dense["head"] for u in updates])},
+    )
+
+
+def total_of(*groups):
+    """Add each group in its own sum, then merge."""
+    out = ExactSum(N_ROWS)
+    for group in groups:
+        part = ExactSum(N_ROWS)
+        for update in group:
+            part.add(update)
+        out.merge(part)
+    return out
+
+
+def same(first: ExactSum, second: ExactSum) -> None:
+    assert first.clients == second.clients
+    a, b = first.total(), second.total()
+    for x, y in zip(a.rows["items"], b.rows["items"], strict=True):
+        np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(a.dense["head"], b.dense["head"])
+
+
+@given(st.lists(clients(), min_size=1, max_size=7), st.randoms(use_true_random=False), st.data())
+@settings(max_examples=60)
+def test_order_chunks_and_merges_do_not_matter(updates, random, data):
+    plain = ExactSum(N_ROWS)
+    for update in updates:
+        plain.add(update)
+    assert plain.clients == len(updates)
+    same(plain, total_of(updates))
+    shuffled = random.sample(updates, len(updates))
+    same(plain, total_of(shuffled))
+    same(plain, total_of(*([u] for u in shuffled)))
+    cut = data.draw(st.integers(0, len(updates)))
+    parts = [joined(part) for part in (shuffled[:cut], shuffled[cut:]) if part]
+    same(plain, total_of(parts))
+
+    expected = np.zeros((N_ROWS, WIDTH))
+    for update in updates:
+        np.add.at(expected, update.rows["items"].ids, update.rows["items"].rows)
+    ids, sums = plain.total().rows["items"]
+    touched = sorted({int(i) for u in updates for i in u.rows["items"].ids})
+    assert ids.tolist() == touched
+    # Each entry is rounded once, by half a step of 2^-32 at most.
+    bound = 2.0**-33 * sum(len(u.rows["items"].ids) for u in updates) + 1e-9
+    np.testing.assert_allclose(sums, expected[ids], rtol=1e-12, atol=bound)
+    head = sum(u.dense["head"][0].astype(np.float64) for u in updates)
+    np.testing.assert_allclose(
+        plain.total().dense["head"], head, rtol=1e-12, atol=2.0**-33 * len(updates)
+    )
+
+
+def test_bytes_on_the_wire():
+    update = Update(
+        2,
+        {
+            "items": ClientRows(
+                np.array([0, 2, 3]), np.zeros(3, np.int32), np.zeros((3, 5), np.float32)
+            )
+        },
+        {"head": np.zeros((2, 7), np.float32)},
+    )
+    assert update.nbytes == 3 * 4 + 3 * 5 * 4 + 2 * 7 * 4
+
+
+def test_nothing_at_all():
+    total = ExactSum(4).total()
+    assert total.clients == 0
+    assert not total.rows
+    assert not total.dense
+
+
+def rows_of(*values):
+    rows = np.array(values, np.float32)[:, None]
+    return Update(
+        1, rows={"t": ClientRows(np.array([0, len(rows)]), np.zeros(len(rows), np.int32), rows)}
+    )
+
+
+def keyed_rows_of(*values):
+    rows = np.array(values, np.float32)[:, None]
+    keys = np.full(len(rows), 2**50, np.int64)
+    return Update(1, rows={"t": ClientRows(np.array([0, len(rows)]), keys, rows)})
+
+
+def dense_of(*values):
+    return Update(len(values), dense={"t": np.array(values, np.float32)[:, None]})
+
+
+@pytest.mark.parametrize("kind", [rows_of, keyed_rows_of, dense_of])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [np.nan],
+        [np.inf],
+        [-np.inf],
+        [1e10],
+        [-1e10],
+        [1e38],
+        [6e8, 6e8],  # each fits, the sum does not
+        [1e12, -1e12],  # neither fits; that they cancel does not make them numbers
+        [2e9, -2e9],
+    ],
+)
+def test_what_does_not_fit_is_divergence(kind, values):
+    with pytest.raises(DivergedError, match=r"'t'.*smaller learning rate"):
+        ExactSum(1).add(kind(*values))
+
+
+@pytest.mark.parametrize("kind", [rows_of, keyed_rows_of, dense_of])
+def test_overflow_over_several_uploads_and_merges(kind):
+    summed = ExactSum(1)
+    summed.add(kind(6e8))
+    with pytest.raises(DivergedError):
+        summed.add(kind(6e8))
+    total = ExactSum(1)
+    with pytest.raises(DivergedError):
+        for _ in range(4):
+            part = ExactSum(1)
+            part.add(kind(6e8))
+            total.merge(part)
+
+
+# ------------------------------------------------------------------ keys too many for a table
+
+
+def keyed(update, stride):
+    """The same rows under 64-bit keys that no table could hold."""
+    stack = update.rows["items"]
+    keys = stack.ids.astype(np.int64) * stride
+    return Update(
+        update.clients, {"items": ClientRows(stack.indptr, keys, stack.rows)}, update.dense
+    )
+
+
+@given(
+    st.lists(clients(), min_size=1, max_size=7),
+    st.sampled_from([1, 2**20 + 1, 2**55]),
+    st.randoms(use_true_random=False),
+    st.data(),
+)
+@settings(max_examples=60)
+def test_keys_sum_as_rows_do(updates, stride, random, data):
+    table, keys = total_of(updates), total_of([keyed(u, stride) for u in updates])
+    ids, sums = table.total().rows["items"]
+    got_ids, got = keys.total().rows["items"]
+    np.testing.assert_array_equal(got_ids, ids * stride)
+    np.testing.assert_array_equal(got, sums)
+    shuffled = [keyed(u, stride) for u in random.sample(updates, len(updates))]
+    same(keys, total_of(*([u] for u in shuffled)))
+    cut = data.draw(st.integers(0, len(updates)))
+    same(keys, total_of([joined(part) for part in (shuffled[:cut], shuffled[cut:]) if part]))
+    # A key costs twice the bytes of a row number.
+    more = 4 * sum(len(u.rows["items"].ids) for u in updates)
+    sizes = [sum(u.nbytes for u in given) for given in (updates, shuffled)]
+    assert sizes[1] == sizes[0] + more
+
+
+def test_many_runs_of_keys():
+    """Enough uploads for runs to be merged at every size."""
+    rng = np.random.default_rng(0)
+    expected, summed, parts = {}, ExactSum(1), [ExactSum(1) for _ in range(3)]
+    for number in range(60):
+        keys = rng.integers(0, 500, rng.integers(0, 200)) ** 3
+        values = rng.integers(-8, 8, len(keys)) / 4
+        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+            expected[key] = expected.get(key, 0) + value
+        rows = values[:, None].astype(np.float32)
+        update = Update(1, {"t": ClientRows(np.array([0, len(keys)]), keys, rows)})
+        summed.add(update)
+        parts[number % 3].add(update)
+    for part in parts[1:]:
+        parts[0].merge(part)
+    for total in (summed.total(), parts[0].total()):
+        ids, sums = total.rows["t"]
+        assert ids.tolist() == sorted(expected)
+        assert sums[:, 0].tolist() == [expected[key] for key in sorted(expected)]

@@ -1,0 +1,449 @@
+"""A node's file: what goes in comes out, a round is whole or not there, who leaves is gone."""
+
+import os
+import sqlite3
+import stat
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hushrec.aggregation import ClientRows
+from hushrec.data.interactions import Categorical, Interactions, MultiCategorical
+from hushrec.deployment.node import database as schema
+from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.runs import Done, NodeRuns
+from hushrec.errors import ConfigError, DataError, MessageError, RunError
+from hushrec.federation.contract import Agreement, Catalogue
+from hushrec.federation.experiment import make_experiment
+from hushrec.methods.base import PerClient, PerClientRows, PerClientTable
+from hushrec.private import PrivateStore
+from hushrec.testing import taste_world
+
+FIELDS = {
+    "vector": PerClient(np.arange(3, dtype=np.float32)),
+    "table": PerClientTable(np.zeros((5, 2), np.float32)),
+    "rows": PerClientRows(np.full(60, 4), 2),
+}
+
+
+def described(world):
+    """Add every kind of feature there is."""
+    weather = Categorical(np.arange(len(world), dtype=np.int32) % 3 - 1, np.array(["wet", "dry"]))
+    flags = np.arange(world.n_users * 2).reshape(-1, 2) % 3 == 0
+    languages = MultiCategorical(flags, np.array(["en", "fr"]))
+    return replace(
+        world,
+        context={"weather": weather},
+        user_features={**world.user_features, "languages": languages},
+    )
+
+
+def agreement(world=None, method="pfedrec", **settings) -> Agreement:
+    return Agreement(
+        make_experiment("tastes", method, settings=settings), Catalogue.of(world or taste_world())
+    )
+
+
+@pytest.fixture
+def node(tmp_path):
+    with NodeStore.create(tmp_path / "a.node", "a", agreement()) as made:
+        yield made
+
+
+def everybody(store: NodeStore) -> Interactions:
+    people = {
+        user: place for place, (user,) in enumerate(store.rows("SELECT id FROM users ORDER BY id"))
+    }
+    return store.interactions(people, 10**9)
+
+
+def filled(clients=4, seed=0) -> PrivateStore:
+    private, rng = PrivateStore(FIELDS, 60), np.random.default_rng(seed)
+    numbers = np.arange(clients)
+    ids = np.tile(np.arange(2, dtype=np.int32), clients)
+    rows = ClientRows(
+        np.arange(clients + 1) * 2, ids, rng.normal(size=(len(ids), 2)).astype(np.float32)
+    )
+    private.write(
+        numbers,
+        {
+            "vector": rng.normal(size=(clients, 3)).astype(np.float32),
+            "table": rng.normal(size=(clients, 5, 2)).astype(np.float32),
+            "rows": rows,
+        },
+    )
+    return private
+
+
+def done(number, selected=0, seed=0, clients=4, charged=True) -> Done:
+    reply = b"reply %d" % number
+    who = {client: client for client in range(clients)}
+    return Done(number, selected, f"asked {number}", reply, filled(4, seed), who, charged)
+
+
+def loaded(runs, run, client, selected=False) -> np.ndarray:
+    into = PrivateStore(FIELDS, 60)
+    runs.load(run, {client: client}, into, selected=selected)
+    return np.concatenate(
+        [
+            np.asarray(into.read(np.array([client]))["vector"]).ravel(),
+            np.asarray(into.read(np.array([client]))["table"]).ravel(),
+            into.read(np.array([client]))["rows"].rows.ravel(),
+        ]
+    )
+
+
+def test_what_goes_in_comes_out(tmp_path):
+    world = described(taste_world())
+    with NodeStore.create(tmp_path / "a.node", "a", agreement(world)) as node:
+        taken = node.take_in(world)
+        assert (taken.rows, taken.users, taken.unknown_items) == (len(world), 60, 0)
+        back = everybody(node)
+        for part in ("user", "item", "value", "time", "users", "items"):
+            assert np.array_equal(getattr(back, part), getattr(world, part)), part
+        for ours, theirs in (
+            (back.user_features, world.user_features),
+            (back.item_features, world.item_features),
+            (back.context, world.context),
+        ):
+            assert {n: c.tobytes() for n, c in ours.items()} == {
+                n: c.tobytes() for n, c in theirs.items()
+            }
+
+
+def test_only_the_owner_may_read_it(node):
+    node.take_in(taste_world())
+    for file in node.path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    node.path.chmod(0o640)
+    with pytest.raises(RunError, match="chmod 600"):
+        NodeStore.open(node.path)
+
+
+def test_unknown_items_stay_and_are_counted(node):
+    world = taste_world()
+    strange = replace(world, items=np.array([f"strange-{k}" for k in range(60)]))
+    node.take_in(world.select(np.arange(50)))
+    assert node.take_in(strange.select(np.arange(30))).unknown_items == 30
+    counts = node.counts()
+    assert counts["interactions"] == 80
+    assert counts["interactions_with_unknown_items"] == 30
+    assert counts["unknown_items"] == len(np.unique(strange.item[:30]))
+    assert len(everybody(node)) == 50, "they take no part"
+
+
+def test_order_of_arrival_is_the_time_where_there_is_none(node):
+    world = replace(taste_world(), has_time=False)
+    one = world.select(world.user == 0)
+    node.take_in(one)
+    node.take_in(one)
+    node.add("user-00", "item-03", 1.0, None)
+    times = everybody(node).time
+    assert (np.diff(times) > 0).sum() == len(times) - 1, "later files come later"
+    with pytest.raises(DataError, match="have no times and the new ones have some"):
+        node.take_in(replace(one, has_time=True))
+    with pytest.raises(DataError, match="--time"):
+        node.add("user-00", "item-03", 1.0, 7)
+
+
+def test_an_interrupted_import_leaves_nothing(node, monkeypatch):
+    world = taste_world()
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(node, "keep_fact", stop)
+    with pytest.raises(KeyboardInterrupt):
+        node.take_in(world)
+    assert node.counts()["interactions"] == node.counts()["users"] == 0
+
+
+def test_a_full_disk_is_a_sentence_and_changes_nothing(node):
+    node.take_in(taste_world().select(np.arange(20)))
+    pages = node.one("PRAGMA page_count")
+    node.connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(RunError, match="nothing was changed"):
+        node.take_in(taste_world())
+    assert node.counts()["interactions"] == 20
+
+
+def test_a_round_is_written_whole_and_read_back(node):
+    node.take_in(taste_world())
+    runs = NodeRuns(node)
+    run = runs.begin("run-1")
+    assert runs.begin("run-1") == run, "asked again, it says the same"
+    assert runs.finish_round(run, done(1))
+    run = runs.get("run-1")
+    assert (run.round, run.request, run.reply) == (1, "asked 1", b"reply 1")
+    assert np.array_equal(loaded(runs, run, 2), _plain(filled(), 2))
+    assert runs.uploads("run-1") == {f"user-{k:02d}": 1 for k in range(4)}
+    assert np.array_equal(loaded(runs, run, 9)[:3], FIELDS["vector"].initial), "never trained"
+
+
+def _plain(private, client):
+    kept = private.read(np.array([client]))
+    return np.concatenate([np.asarray(kept["vector"]).ravel(), np.asarray(kept["table"]).ravel(),
+                           kept["rows"].rows.ravel()])  # fmt: skip
+
+
+def test_selected_parameters_are_those_of_the_selected_round(node):
+    node.take_in(taste_world())
+    runs = NodeRuns(node)
+    run = runs.begin("run")
+    # 1 is selected, then 3 is; client 3 sits out round 3.
+    for number, selected, clients in ((1, 0, 4), (2, 1, 4), (3, 1, 3), (4, 3, 4), (5, 3, 4)):
+        run = runs.get("run")
+        assert runs.finish_round(run, done(number, selected, number, clients))
+    run = runs.get("run")
+    assert np.array_equal(loaded(runs, run, 1, selected=True), _plain(filled(seed=3), 1))
+    assert np.array_equal(loaded(runs, run, 3, selected=True), _plain(filled(seed=2), 3))
+    assert np.array_equal(loaded(runs, run, 3), _plain(filled(seed=5), 3))
+    assert node.one("SELECT MAX(n) FROM (SELECT COUNT(*) AS n FROM private GROUP BY client)") == 2
+    run = runs.select(run, 5)
+    assert np.array_equal(loaded(runs, run, 1, selected=True), _plain(filled(seed=5), 1))
+
+
+@pytest.mark.parametrize("where", ["private", "ledger"])
+def test_a_round_that_dies_in_its_transaction_is_not_there(node, monkeypatch, where):
+    node.take_in(taste_world())
+    runs = NodeRuns(node)
+    run = runs.begin("run")
+    runs.finish_round(run, done(1))
+    before, run = dump(node), runs.get("run")
+    write = getattr(runs, "_write_private" if where == "private" else "_charge")
+    calls = []
+
+    def die(*args):
+        calls.append(write(*args))
+        if where == "ledger" or len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "_write_private" if where == "private" else "_charge", die)
+    with pytest.raises(KeyboardInterrupt):
+        runs.finish_round(run, done(2, seed=1))
+    assert dump(node) == before
+    monkeypatch.undo()
+    assert runs.finish_round(run, done(2, seed=1)), "and can be done again"
+
+
+def dump(store: NodeStore) -> list:
+    tables = [name for (name,) in store.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return [(name, store.rows(f"SELECT * FROM {name}")) for name in sorted(tables)]
+
+
+def test_whoever_was_overtaken_writes_nothing(node):
+    """A message that is delivered twice at once, and a user who leaves while it is trained."""
+    node.take_in(taste_world())
+    runs = NodeRuns(node)
+    run = runs.begin("run")
+    assert runs.finish_round(run, done(1))
+    before = dump(node)
+    assert not runs.finish_round(run, done(1, seed=9))
+    assert dump(node) == before
+    run = runs.get("run")
+    node.forget("user-02")
+    before = dump(node)
+    assert not runs.finish_round(run, done(2))
+    assert dump(node) == before
+
+
+def test_terms_are_pinned(node):
+    runs = NodeRuns(node)
+    run = runs.begin("run")
+    runs.pin_terms(run, "these")
+    runs.pin_terms(runs.get("run"), "these")
+    with pytest.raises(MessageError, match="other things"):
+        runs.pin_terms(runs.get("run"), "others")
+    with pytest.raises(MessageError, match="not asked to join"):
+        runs.get("another")
+
+
+def test_new_data_waits_for_the_next_run(node):
+    world = taste_world()
+    node.take_in(world.select(world.user < 10))
+    runs = NodeRuns(node)
+    first = runs.begin("first")
+    node.take_in(world.select(world.user >= 10))
+    node.add("user-00", "item-59", 1.0, 99)
+    again = node.interactions(runs.begin("first").members, first.upto)
+    assert len(again) == (world.user < 10).sum()
+    second = runs.begin("second")
+    assert len(second.members) == 60
+    assert len(node.interactions(second.members, second.upto)) == len(world) + 1
+
+
+def test_old_runs_go_but_for_what_is_recommended_with(node):
+    node.take_in(taste_world())
+    runs = NodeRuns(node)
+    for name in ("one", "two", "three", "four"):
+        run = runs.begin(name)
+        runs.finish_round(run, done(1))
+        if name == "one":
+            runs.keep_model(run, b"model")
+    kept = {run for (run,) in node.rows("SELECT id FROM runs")}
+    assert kept == {"one", "three", "four"}
+    assert {run for (run,) in node.rows("SELECT DISTINCT run FROM private")} == kept
+    assert set(runs.uploads("two")) == {f"user-{k:02d}" for k in range(4)}, "the ledger stays"
+
+
+def bytes_of(store: NodeStore) -> bytes:
+    return b"".join(file.read_bytes() for file in sorted(store.path.parent.iterdir()))
+
+
+def test_who_is_forgotten_is_gone_to_the_last_byte(node):
+    world = taste_world()
+    secret = replace(
+        world,
+        users=np.array(["Marie-Antoinette", *world.users[1:]]),
+        items=np.array([f"item-{k:02d}" if k != 5 else "item-05-guillotine" for k in range(60)]),
+    )
+    rows = np.flatnonzero(secret.user < 4)
+    secret = secret.select(rows)
+    secret = replace(secret, item=np.where(secret.user == 0, 5, secret.item).astype(np.int32))
+    secret = secret.select(~((secret.user != 0) & (secret.item == 5)))
+    node.take_in(secret)
+    runs = NodeRuns(node)
+    run = runs.begin("run")
+    runs.finish_round(run, done(1))
+    kept = filled()
+    vector = np.asarray(kept.read(np.array([0]))["vector"]).tobytes()
+    here = bytes_of(node)
+    for trace in (b"Marie-Antoinette", b"guillotine", vector, b"reply 1"):
+        assert trace in here, "the control: it was there"
+    gone = node.forget("Marie-Antoinette")
+    assert gone.interactions == (secret.user == 0).sum()
+    assert (gone.private_parameters, gone.uploads, gone.others) == (1, 1, 0)
+    assert "shared model" in gone.still_held
+    here = bytes_of(node)
+    for trace in (b"Marie-Antoinette", b"guillotine", vector, b"reply 1"):
+        assert trace not in here
+    assert np.array_equal(loaded(runs, runs.get("run"), 1), _plain(kept, 1)), "others stay"
+    assert runs.uploads("run").keys() == {"user-01", "user-02", "user-03"}
+    with pytest.raises(DataError, match="no user 'Marie-Antoinette'"):
+        node.forget("Marie-Antoinette")
+
+
+def test_a_silo_loses_its_parameters_with_one_of_its_users(tmp_path):
+    silos = agreement(method="lipm", **{"silos.kind": "dirichlet", "silos.count": 3})
+    with NodeStore.create(tmp_path / "a.node", "a", silos) as node:
+        world = taste_world()
+        node.take_in(world, silos=(np.arange(60) % 3).astype(np.int32))
+        runs = NodeRuns(node)
+        run = runs.begin("run")
+        assert sorted(set(run.clients.values())) == [0, 1, 2]
+        runs.finish_round(run, done(1, clients=3))
+        assert set(runs.uploads("run").values()) == {1}
+        gone = node.forget("user-00")
+        assert (gone.private_parameters, gone.others) == (1, 19)
+        assert node.one("SELECT COUNT(*) FROM private") == 2
+
+
+def test_an_older_file_is_brought_up_to_date(tmp_path, monkeypatch, node):
+    """The first version's tables, as they were written then."""
+    node.take_in(taste_world())
+    runs = NodeRuns(node)
+    assert runs.finish_round(runs.begin("run"), done(1))
+    private = node.rows("SELECT run, client, round, arrays FROM private")
+    path = tmp_path / "old.node"
+    with monkeypatch.context() as past:
+        past.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        with NodeStore.create(path, "a", agreement()) as old:
+            old.take_in(taste_world())
+            old.connection.execute(
+                "INSERT INTO runs (id, number, upto, round, reply) VALUES "
+                "('run', 1, 999, 1, CAST('reply 1' AS BLOB))"
+            )
+            old.connection.executemany("INSERT INTO private VALUES (?, ?, ?, ?)", private)
+            old.connection.execute("INSERT INTO ledger VALUES ('run', 1, 3)")
+            with pytest.raises(RunError, match="no such column"), old.changing():
+                old.connection.execute("UPDATE runs SET model = 'model'")
+            before = old.counts()["interactions"]
+    with NodeStore.open(path) as again:
+        assert again.one("PRAGMA user_version") == len(schema.MIGRATIONS) > 1
+        runs = NodeRuns(again)
+        runs.keep_model(runs.get("run"), b"model")
+        assert again.counts()["interactions"] == before
+        run = runs.get("run")
+        assert (run.reply, run.masked) == (b"reply 1", 0)
+        assert sum(runs.uploads("run").values()) == 3
+        assert np.array_equal(loaded(runs, run, 2), _plain(filled(), 2))
+
+
+def test_a_migration_that_fails_leaves_the_old_version(tmp_path, monkeypatch):
+    path = tmp_path / "old.node"
+    NodeStore.create(path, "a", agreement()).connection.close()
+    before = dump(NodeStore.open(path))
+    broken = (*schema.MIGRATIONS, "ALTER TABLE runs ADD COLUMN more TEXT; SELECT nothing")
+    with monkeypatch.context() as future:
+        future.setattr(schema, "MIGRATIONS", broken)
+        with pytest.raises(RunError):
+            NodeStore.open(path)
+    assert dump(NodeStore.open(path)) == before
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(RunError, match="newer hushrec"):
+        NodeStore.open(path)
+
+
+def test_what_is_no_node_is_refused(tmp_path):
+    with pytest.raises(RunError, match="no such node"):
+        NodeStore.open(tmp_path / "nowhere")
+    strange = tmp_path / "strange"
+    strange.write_bytes(os.urandom(5000))
+    strange.chmod(0o600)
+    with pytest.raises(RunError, match="no node of hushrec"):
+        NodeStore.open(strange)
+    other = tmp_path / "other"
+    sqlite3.connect(other).execute("CREATE TABLE t (x)")
+    other.chmod(0o600)
+    with pytest.raises(RunError, match="no node of hushrec"):
+        NodeStore.open(other)
+    with pytest.raises(RunError, match="exists already"):
+        NodeStore.create(other, "a", agreement())
+
+
+def test_an_agreement_travels_in_a_file(tmp_path):
+    world = described(taste_world())
+    ours, path = agreement(world), tmp_path / "agreement"
+    ours.write(path)
+    back = Agreement.read(path)
+    assert back.experiment == ours.experiment
+    assert back.catalogue.digest == ours.catalogue.digest
+    assert back.settings_digest == ours.settings_digest
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match="no agreement"):
+        Agreement.read(path)
+
+
+def test_anything_else_is_another_catalogue():
+    world = described(taste_world())
+    digest = Catalogue.of(world).digest
+    assert Catalogue.of(world.select(np.arange(100))).digest == digest, "rows are no part of it"
+    moved = np.roll(world.items, 1)
+    third = world.item_features["third"]
+    codes = np.where(np.arange(60) == 47, 0, third.codes).astype(np.int32)
+    taste = world.user_features["taste"]
+    renamed = replace(taste, names=np.array(["low", "middle", "highest"]))
+    for other in (
+        replace(world, items=moved),
+        replace(world, item_features={**world.item_features, "third": replace(third, codes=codes)}),
+        replace(world, user_features={**world.user_features, "taste": renamed}),
+        replace(world, context={}),
+        replace(world, titles=world.items),
+    ):
+        assert Catalogue.of(other).digest != digest
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "match"),
+    [
+        ("central-mf", {}, "pools all data"),
+        ("fedmf", {"split.kind": "time"}, "valid_from"),
+        ("fedmf", {"evaluation.users": 5}, "use 0"),
+    ],
+)
+def test_what_nodes_cannot_work_out_is_refused(method, settings, match):
+    with pytest.raises(ConfigError, match=match):
+        agreement(method=method, **settings)

@@ -1,0 +1,94 @@
+"""Nodes that hold their users' data in files give the bits of one process, however many."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from dealing import SUFFIX, deal
+from hushrec.deployment.coordinator.backend import Nodes
+from hushrec.deployment.coordinator.policy import Rules
+from hushrec.deployment.coordinator.roster import Roster
+from hushrec.deployment.coordinator.session import Desk
+from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.worker import Worker
+from hushrec.deployment.transport import MemoryLink
+from hushrec.testing import BackendContract
+from hushrec.testing.backend import PRIVACY
+
+
+def answering(path: Path):
+    """Answer as a process does that is started for each message: from the file alone."""
+
+    def answer(message: bytes) -> bytes:
+        with NodeStore.open(path) as store:
+            return Worker(store, tell=print).answer(message)
+
+    return answer
+
+
+class Told:
+    """Events as a list; a failing test shows them."""
+
+    def __init__(self):
+        self.lines = []
+
+    def tell(self, event, **facts):
+        self.lines.append({"event": event, **facts})
+        print(self.lines[-1])
+
+    def of(self, event):
+        return [line for line in self.lines if line["event"] == event]
+
+
+def federated(folder: Path, data, experiment, nodes: int, rules=Rules(), events=None):  # noqa: B008
+    """Deal data out; return the link, the desk and the roster."""
+    agreement, dealt = deal(data, experiment, folder, nodes)
+    link = MemoryLink({name: answering(folder / f"{name}{SUFFIX}") for name in dealt})
+    rules = rules.model_copy(update={"nodes": nodes, "backoff_seconds": 0.01})
+    desk = Desk(agreement, "run", link, rules, events or Told())
+    return link, desk, Roster.of("run", experiment, desk.gather(), dealt)
+
+
+class OnNodes(BackendContract):
+    nodes = 2
+
+    @pytest.fixture(autouse=True)
+    def _folder(self):
+        with TemporaryDirectory() as folder:
+            self.folder = Path(folder)
+            yield
+
+    def make(self, server, split):
+        _, desk, roster = federated(self.folder, split.data, server.experiment, self.nodes)
+        assert roster.newcomers == server.newcomers
+        promised = server.experiment.privacy.promises
+        assert roster.clients(promised=promised).tolist() == server.clients.tolist()
+        return Nodes(server.task, server.experiment, roster, desk)
+
+
+class TestThree(OnNodes):
+    nodes = 3
+
+
+class Fewer(OnNodes):
+    """The methods of the papers, under noise too, and what is kept or sent for each client."""
+
+    @pytest.mark.parametrize("mode", PRIVACY)
+    @pytest.mark.parametrize(
+        "method", ["pfedrec", "fedrap", "fedrkg", "privrec", "lipm", "fednext"]
+    )
+    def test_every_method(self, method, mode):
+        super().test_every_method(method, mode)
+
+    @pytest.mark.parametrize("form", ["fedmf budgets", "lipm DPPS", "pfedrec unseen users"])
+    def test_every_form(self, form):
+        super().test_every_form(form)
+
+
+class TestTwo(Fewer):
+    nodes = 2
+
+
+class TestFive(Fewer):
+    nodes = 5

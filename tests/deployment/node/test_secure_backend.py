@@ -1,0 +1,43 @@
+"""Secure sums give the bits of one process."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from secure_nodes import Secured
+
+from hushrec.deployment.coordinator.backend import Nodes
+from hushrec.testing import BackendContract
+
+METHODS = [
+    ("pfedrec", "plain"),
+    ("pfedrec", "central"),
+    ("fedrap", "plain"),
+    ("fedals", "plain"),
+    ("fedease", "central"),
+    ("fednext", "plain"),
+    ("fednext", "central"),
+]
+FORMS = ["fedmf budgets", "fedrkg with silent rounds", "lipm silos", "pfedrec unseen users"]
+
+
+class TestSecure(BackendContract):
+    nodes = 3
+
+    @pytest.fixture(autouse=True)
+    def _folder(self):
+        with TemporaryDirectory() as folder:
+            self.folder = Path(folder)
+            yield
+
+    def make(self, server, split):
+        made = Secured(self.folder, split.data, server.experiment, self.nodes)
+        return Nodes(server.task, server.experiment, made.roster, made.desk, 0, made.summing)
+
+    @pytest.mark.parametrize(("method", "mode"), METHODS)
+    def test_every_method(self, method, mode):
+        super().test_every_method(method, mode)
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_every_form(self, form):
+        super().test_every_form(form)

@@ -1,0 +1,563 @@
+"""Secure sums on nodes: lost, cheated, killed and asked twice; noise that nobody can remove."""
+
+import math
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+from secure_nodes import QUICK, World, same
+
+from hushrec.deployment import sums as vectors
+from hushrec.deployment.coordinator.journal import FileBook, MemoryBook
+from hushrec.deployment.node import database as schema
+from hushrec.deployment.node.worker import Worker
+from hushrec.deployment.sums import Said, SumStep
+from hushrec.errors import ConfigError, FederationError, MessageError
+from hushrec.federation.contract import Agreement, Catalogue, SecureSums
+from hushrec.federation.experiment import make_experiment
+from hushrec.federation.messages import Download
+from hushrec.federation.requests import LookRequest, Refusal, TrainRequest
+from hushrec.federation.rounds import NoJournal, run_rounds
+from hushrec.io.codec import pack, unpack
+from hushrec.secagg import Identity, Stage, masks
+from hushrec.secagg.messages import ANNOUNCEMENT_BYTES
+from hushrec.streams import SecretRound
+from hushrec.testing import taste_world
+from secure_sums import CHANCE, FRAME, body, least_likely
+
+CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
+DISTRIBUTED = {**CENTRAL, "privacy.mode": "distributed", "privacy.nodes": 4}
+PATIENT = QUICK.model_copy(update={"retries": 12, "backoff_seconds": 1e-6})
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+# ------------------------------------------------------------ who is lost
+
+
+def test_one_of_four_lost_after_the_masks_is_left_out(world):
+    world.wire.lost = {("node-3", Stage.MASKED)}
+    same(world.train(), world.exact(without=["node-3"]))
+    assert world.rounds() == [1, 1, 0, 1]
+    world.wire.lost = set()
+    assert world.train(2).summed.clients == len(world.cohort), "it is back in the next round"
+    assert world.rounds() == [2, 2, 2, 2]
+
+
+def test_who_is_lost_after_its_vector_came_is_in_the_sum(world):
+    world.wire.lost = {("node-3", Stage.AGREEMENT)}
+    same(world.train(), world.exact())
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_two_of_four_lost_fails_closed_and_goes_on_later(world, stage):
+    """Nothing is opened; who has not revealed is in another sum, with the same result."""
+    world.wire.lost = {("node-2", stage), ("node-4", stage)}
+    with pytest.raises(FederationError, match=r"2 of 4 nodes .* 3 are needed .* go on with"):
+        world.train()
+    world.wire.lost = set()
+    before = len(world.wire.seen)
+    same(world.train(), world.exact())
+    # A sum that was about to be opened is opened; any other is made anew.
+    stages = {step.stage for _, step, _, _ in world.wire.seen[before:]}
+    assert stages == ({Stage.REVEALED} if stage == Stage.REVEALED else set(Stage))
+    assert world.rounds() == [1, 1, 1, 1]
+
+
+def test_a_server_that_died_after_the_sum_was_opened_still_has_it(world):
+    opened = world.train()
+    before = len(world.wire.seen)
+    same(opened, world.train())
+    assert len(world.wire.seen) == before, "nobody was asked again"
+
+
+def test_a_round_that_nodes_have_closed_is_lost_without_its_sum(world):
+    world.train()
+    world.made.book.clear()
+    collected = world.train()
+    assert collected.lost
+    assert collected.summed.clients == 0
+    (told,) = world.events.of("lost")
+    assert "opened before by node-1, node-2, node-3, node-4" in told["why"]
+    assert world.train(2).summed.clients == len(world.cohort)
+
+
+class Kept:
+    """A journal that keeps the lines and the models."""
+
+    def __init__(self):
+        self.lines, self.models = [], []
+
+    def record(self, line):
+        self.lines.append(line)
+
+    def save(self, state, *, now):
+        self.models.append(state.shared)
+
+
+class Forgetful:
+    """A server that forgets in round 2 that it had this sum."""
+
+    def __init__(self, world):
+        self.nodes, self.book = world.backend(), world.made.book
+
+    def train(self, download, *more):
+        if download.round == 2:
+            self.nodes.train(download, *more)
+            self.book.clear()
+        return self.nodes.train(download, *more)
+
+    def __getattr__(self, name):
+        return getattr(self.nodes, name)
+
+
+def test_the_loop_goes_on_without_a_lost_round(tmp_path):
+    world, kept = World(tmp_path, **CENTRAL), Kept()
+    run_rounds(replace(world.server, backend=Forgetful(world)), world.state, kept)
+    assert [line.get("lost", False) for line in kept.lines] == [False, True, False]
+    assert kept.lines[1]["loss"] is None
+    first, second, third = kept.models
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert not all(np.array_equal(first[name], third[name]) for name in first)
+    (rounds,) = (event["count"] for event in world.state.account)
+    assert rounds == 3, "it is accounted for all the same: somebody may have seen the sum"
+
+
+def test_a_method_that_builds_on_every_round_stops(tmp_path):
+    world = World(tmp_path, method="fedmf", **CENTRAL)
+    world.experiment = world.experiment.model_copy(update={"rounds": 1})
+    world.train()
+    world.made.book.clear()
+    with pytest.raises(FederationError, match="fedmf cannot do without it: begin a new run"):
+        world.train()
+
+
+# ------------------------------------------------------------ what the server sees
+
+
+def masked(world, name="node-1"):
+    said = dict(world.wire.answers(Stage.MASKED))[name]
+    return body(Said.from_bytes(said).said)
+
+
+def test_what_the_server_gets_is_uniform(tmp_path):
+    world = World(tmp_path, d=64)
+    world.train()
+    vector = exact_vector(world)
+    assert len(masked(world)) == len(vector) > 3000
+    for name in world.made.dealt:
+        assert least_likely(masked(world, name), vector) > CHANCE
+    first = masked(world)
+    world.backend().evaluate(world.task.method.serving(world.task.initial), "valid")
+    assert least_likely(masked(world), np.zeros(1)) > CHANCE, "a look is masked too"
+    # Nor do two sums of the same vector tell anything together.
+    world.train(2)
+    assert least_likely(masked(world) - first, vector) > CHANCE
+
+
+def test_without_masks_it_is_not(tmp_path, monkeypatch):
+    class Zeros:
+        def update_into(self, data, into):
+            into[:] = data
+
+        def update(self, data):
+            return data
+
+    monkeypatch.setattr(masks, "keystream", lambda key: Zeros())
+    world = World(tmp_path, d=64)
+    same(world.train(), world.exact())
+    assert least_likely(masked(world), exact_vector(world)) < CHANCE
+
+
+def exact_vector(world):
+    """The vector of all nodes together, which each one's is like."""
+    found, download = world.exact(), world.download()
+    protection = world.task.protection_of(download.to(world.cohort[:0]))
+    form = vectors.RoundForm(vectors.round_shape(world.task, protection, download))
+    total = vectors.NodeSum("run", 1, found.summed, found.loss, found.up_bytes, found.emptied)
+    return form.pack(total, 1)
+
+
+# ------------------------------------------------------------ a server that cheats
+
+
+def test_a_forged_key_is_noticed_by_name(world):
+    def forge(name, step, request):
+        if step is None or name != "node-1" or step.stage != Stage.SHARES:
+            return request
+        said = bytearray(step.said)
+        said[FRAME + 1 + ANNOUNCEMENT_BYTES] ^= 1  # the key of the second node
+        return replace(step, said=bytes(said)).to_bytes()
+
+    world.wire.change = forge
+    same(world.train(), world.exact(without=["node-1"]))
+    (told,) = world.events.of("declined")
+    assert told["node"] == "node-1"
+    assert "the keys of node 'node-2' are not signed by it" in told["why"]
+
+
+def test_nodes_that_are_sent_different_models_have_no_sum(world):
+    """Else a server could make all others' updates nothing, and read what is left."""
+    backend, download = world.backend(), world.download()
+    protection = world.task.protection_of(download.to(world.cohort[:0]))
+    requests = {}
+    for name, terms in backend.terms.items():
+        shift = np.float32(name == "node-2")
+        common = {key: array + shift for key, array in download.common.items()}
+        own = replace(download, common=common)
+        requests[name] = TrainRequest(terms, 0, terms.clients, own)
+    gathered = backend.summing.train(requests, backend._expected(download, protection))
+    assert gathered.nodes == ("node-1", "node-3", "node-4")
+    (told,) = world.events.of("refused")
+    assert told["node"] == "node-2"
+    assert "goes by other terms" in told["why"]
+
+
+def test_a_node_trains_all_of_its_clients_or_none(world):
+    world.cohort = world.cohort[1:]
+    world.train()
+    told = world.events.of("declined")
+    assert [each["node"] for each in told] == ["node-1"], "who holds the client that was left out"
+    assert "some of this node's clients" in told[0]["why"]
+
+
+def test_a_round_is_summed_again_from_the_same_only(world):
+    world.wire.lost = {("node-2", Stage.AGREEMENT), ("node-4", Stage.AGREEMENT)}
+    with pytest.raises(FederationError):
+        world.train()
+    world.wire.lost = set()
+    shared = {name: array + np.float32(1) for name, array in world.task.initial.items()}
+    with pytest.raises(FederationError):
+        world.train(shared=shared)
+    assert {told["why"] for told in world.events.of("declined")} == {
+        "the server asks for round 1 again, with something else than before"
+    }
+
+
+def asked_of(world, name):
+    terms = world.backend().terms[name]
+    return TrainRequest(terms, 0, terms.clients, world.download().to(terms.clients))
+
+
+def test_nothing_leaves_in_the_clear(world):
+    terms = world.backend().terms["node-1"]
+    serving = Download(1, world.task.method.serving(world.task.initial))
+    look = LookRequest(terms, 1, "valid", 0, False, serving)
+    for request in (asked_of(world, "node-1"), look):
+        answer = Refusal.from_bytes(world.made.answering("node-1")(request.to_bytes()))
+        assert "this node sends none in the clear" in answer.why
+    with (
+        world.made.store("node-1") as store,
+        pytest.raises(ConfigError, match="has no identity for them: start it from its folder"),
+    ):
+        Worker(store)
+
+
+def test_a_vector_beyond_all_measure_is_refused(world, monkeypatch):
+    step = SumStep("run", 1, Stage.KEYS, asked=asked_of(world, "node-1").to_bytes())
+    monkeypatch.setattr(vectors, "MOST_WORDS", 100)
+    answer = Refusal.from_bytes(world.made.answering("node-1")(step.to_bytes()))
+    assert "numbers is more than the 100 that a node sends" in answer.why
+    with pytest.raises(ConfigError, match="use a method with smaller uploads"):
+        world.train()
+
+
+@pytest.mark.parametrize("stage", list(Stage)[1:])
+def test_steps_out_of_order_are_refused(world, stage):
+    world.train()
+    answer = world.made.answering("node-1")
+    for number, word in ((1, "due" if stage == Stage.MASKED else "sent"), (7, "not in sum 7")):
+        said = Refusal.from_bytes(answer(SumStep("run", number, stage).to_bytes()))
+        assert word in said.why
+
+
+# ------------------------------------------------------------ asked twice, killed
+
+
+def contents(world):
+    """Everything that a run leaves on the nodes, but for keys and numbers of sums."""
+    queries = (
+        "SELECT client, round, arrays FROM private ORDER BY client, round",
+        "SELECT user, uploads FROM ledger ORDER BY user",
+        "SELECT round, selected, masked FROM runs",
+    )
+    return {name: [world.table(name, each) for each in queries] for name in world.made.dealt}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("undisturbed"), **CENTRAL)
+    return contents(world), [world.train(number) for number in (1, 2)], contents(world)
+
+
+def test_what_is_asked_twice_is_answered_alike_and_done_once(tmp_path, undisturbed):
+    world = World(tmp_path, rules=PATIENT, **CENTRAL)
+    for number in (1, 2):
+        world.wire.unheard = {(name, stage) for name in world.made.dealt for stage in Stage}
+        same(world.train(number), undisturbed[1][number - 1])
+        assert not world.wire.unheard
+    said = {}
+    for name, step, request, answer in world.wire.seen:
+        if step is not None:
+            said.setdefault((name, step.number, step.stage, request), []).append(answer)
+    assert all(len(answers) == 2 and len(set(answers)) == 1 for answers in said.values())
+    assert len(said) == 2 * 4 * 5
+    assert contents(world) == undisturbed[2]
+
+
+@pytest.mark.parametrize("when", ["in the transaction", "before the reply"])
+def test_a_node_that_is_killed_goes_on(tmp_path, monkeypatch, undisturbed, when):
+    """Every node dies at every stage: in the middle of writing, or before what it wrote is sent."""
+    world = World(tmp_path, rules=PATIENT, **CENTRAL)
+    died, real = set(), schema.transaction
+
+    @contextmanager
+    def dying(connection):
+        path = connection.execute("PRAGMA database_list").fetchone()[2]
+        with real(connection):
+            yield
+            stage = connection.execute("SELECT number, request FROM sums").fetchone()
+            at = (path, stage, when)
+            if when == "in the transaction" and at not in died:
+                died.add(at)
+                raise RuntimeError("killed")
+        if when == "before the reply" and at not in died:
+            died.add(at)
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(schema, "transaction", dying)
+    for number in (1, 2):
+        same(world.train(number), undisturbed[1][number - 1])
+    monkeypatch.undo()
+    assert len(died) >= 4 * 5 * 2
+    assert contents(world) == undisturbed[2]
+
+
+def test_who_leaves_in_the_middle_takes_the_answer_along(world):
+    world.wire.lost = {(f"node-{k}", Stage.AGREEMENT) for k in range(1, 5)}
+    with pytest.raises(FederationError):
+        world.train()
+    request = next(r for n, s, r, _ in world.wire.seen if s and s.stage == 3 and n == "node-1")
+    with world.made.store("node-1") as store:
+        store.forget(store.one("SELECT name FROM users LIMIT 1"))
+    answer = Refusal.from_bytes(world.made.answering("node-1")(request))
+    assert "went with a user who left" in answer.why
+    world.wire.lost = set()
+    assert world.train().summed.clients == len(world.cohort) - 1
+
+
+# ------------------------------------------------------------ the ledger
+
+
+def test_a_failed_sum_is_paid_for_once(tmp_path):
+    """The vectors left, so the round is paid for; the same round in another sum is not again."""
+    world = World(tmp_path, **CENTRAL)
+    world.wire.lost = {("node-2", Stage.MASKED), ("node-4", Stage.AGREEMENT)}
+    with pytest.raises(FederationError):
+        world.train()
+    everybody = {name: {1: len(held.users)} for name, held in world.made.dealt.items()}
+    assert world.uploads() == {**everybody, "node-2": {}}
+    assert world.rounds() == [0, 0, 0, 0]
+    world.wire.lost = set()
+    world.train()
+    assert world.uploads() == everybody
+    world.train(2)
+    assert world.uploads() == {name: {2: paid[1]} for name, paid in everybody.items()}
+
+
+BUDGETS = {
+    **{"privacy.mode": "local-gaussian", "privacy.clip": 1.0, "privacy.budgets": "activity"},
+    **{"privacy.epsilon_min": 1.0, "privacy.epsilon_max": 8.0, "privacy.budget_uploads": 1},
+    "privacy.noise_seed": 0,
+}
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_budgets_pay_for_a_repeated_round_once(tmp_path, again):
+    """With one upload paid for, everybody is in a second sum of the first round, and in no other
+    round; what was trained for a sum that failed counts for nothing."""
+    world = World(tmp_path, method="fedmf", **BUDGETS)
+    world.wire.lost = {("node-2", Stage.AGREEMENT), ("node-4", Stage.AGREEMENT)}
+    with pytest.raises(FederationError):
+        world.train()
+    world.wire.lost = set()
+    if again:
+        assert world.train().summed.clients == len(world.cohort)
+    assert world.train(2).summed.clients == 0
+    kept = world.table("node-1", "SELECT round, COUNT(*) FROM private GROUP BY round")
+    assert kept == ([(1, len(world.made.dealt["node-1"].users))] if again else [])
+
+
+# ------------------------------------------------------------ noise that nodes add
+
+
+def noise_of(found, exact):
+    """What was added to every entry of a sum, in units."""
+    mine, theirs = found.summed.total(), exact.summed.total()
+    parts = []
+    for name, (ids, rows) in mine.rows.items():
+        table = np.zeros((60, rows.shape[1]))
+        table[ids] = rows
+        table[theirs.rows[name][0]] -= theirs.rows[name][1]
+        parts.append(table.ravel())
+    parts += [(array - theirs.dense[name]).ravel() for name, array in mine.dense.items()]
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("gone", [(), ("node-3",)])
+def test_the_noise_of_an_opened_sum_is_as_accounted(tmp_path, gone):
+    world = World(tmp_path, d=64, **DISTRIBUTED)
+    world.wire.lost = {(name, Stage.MASKED) for name in gone}
+    found = world.train()
+    assert found.noised
+    left = noise_of(found, world.exact(without=gone))
+    layer = world.plan.protection.mechanisms[-1]
+    std, nodes, tolerated = layer.noise_std(), 4, 1
+    assert (layer.nodes, layer.tolerated) == (nodes, tolerated)
+    expected = std * math.sqrt((nodes - len(gone)) / (nodes - tolerated))
+    assert expected >= std * (1 - 1e-12)
+    low, high = chi2.ppf([1e-6, 1 - 1e-6], len(left)) / len(left)
+    assert low < left.var() / expected**2 < high
+    # And nobody adds any more.
+    protection = world.task.protection_of(world.download())
+    secret = SecretRound(1, world.task.secret)
+    before = np.concatenate([rows.ravel() for _, rows in found.summed.total().rows.values()])
+    total, _ = protection.finish(found.summed, secret, shared=found.noised)
+    again = np.concatenate([rows.ravel() for _, rows in total.rows.values()])
+    np.testing.assert_array_equal(again, before)
+
+
+def test_the_noise_of_another_sum_is_another(tmp_path):
+    """Of the same round too: what failed and is summed again must not show the difference."""
+    world = World(tmp_path, d=64, **DISTRIBUTED)
+    world.wire.lost = {("node-2", Stage.REVEALED), ("node-4", Stage.REVEALED)}
+    with pytest.raises(FederationError):
+        world.train()
+    vectors_left = []
+    with world.made.store("node-2") as store:
+        worker = Worker(store, member=world.made.member("node-2"))
+        for number in (7, 8):
+            request, run = asked_of(world, "node-2"), worker.runs.get("run")
+            kept = replace(worker.sums._kept(run), number=number, asked=request.to_bytes())
+            vectors_left.append(worker.sums._train(run, request, kept)[0])
+    one, other = (each[:-10].astype(float) / 2**32 for each in vectors_left)  # counts and loss off
+    share = world.plan.protection.mechanisms[-1].noise_std() / math.sqrt(3)
+    assert (one - other).std() == pytest.approx(math.sqrt(2) * share, rel=0.1)
+    for each in vectors_left:
+        assert np.array_equal(each[-10:], vectors_left[0][-10:])
+
+
+@pytest.mark.parametrize("method", ["pfedrec", "fednext"])
+def test_a_distributed_run_ends_with_what_it_promised(tmp_path, method):
+    settings = {name: value for name, value in DISTRIBUTED.items() if name != "privacy.clip"}
+    world = World(tmp_path, method=method, **settings)
+    run_rounds(replace(world.server, backend=world.backend()), world.state, NoJournal())
+    said = world.plan.statement(world.state.account, world.state.round)
+    assert said["epsilon"] <= 8
+    assert said["trust"] == "nodes"
+    assert all(np.isfinite(array).all() for array in world.state.shared.values())
+
+
+# ------------------------------------------------------------ what is agreed
+
+
+def test_a_node_must_be_who_it_is(world):
+    made = world.made
+    made.identities["node-1"] = Identity.generate()
+    with (
+        made.store("node-1") as store,
+        pytest.raises(ConfigError, match="registered with another identity, or not at all"),
+    ):
+        Worker(store, member=made.member("node-1"))
+    same(world.train(), world.exact(without=["node-1"]))
+
+
+def test_books_count_on_and_keep(tmp_path):
+    folder = tmp_path / "sums"
+    assert FileBook(folder).kept() is None
+    assert [FileBook(folder).next_number() for _ in range(3)] == [1, 2, 3]
+    FileBook(folder).keep(b"one")
+    FileBook(folder).keep(b"two")
+    assert FileBook(folder).kept() == b"two"
+    FileBook(folder).clear()
+    assert FileBook(folder).kept() is None
+    assert FileBook(folder).next_number() == 4
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+    assert MemoryBook().next_number() == 1
+
+
+def test_a_server_that_starts_again_goes_on_with_its_book(world, tmp_path):
+    world.made.book = FileBook(tmp_path / "sums")
+    world.train()
+    world.made.book = FileBook(tmp_path / "sums")
+    same(world.train(), world.exact())
+    world.train(2)
+    assert world.rounds() == [2, 2, 2, 2]
+
+
+def test_a_higher_threshold_is_held_to(tmp_path):
+    world = World(tmp_path, secure=SecureSums(threshold=4))
+    world.wire.lost = {("node-1", Stage.KEYS)}
+    with pytest.raises(FederationError, match=r"3 of 4 nodes .* 4 are needed"):
+        world.train()
+
+
+def agreed(secure, nodes=4, **settings):
+    made = Agreement(
+        make_experiment("tastes", "pfedrec", settings=settings),
+        Catalogue.of(taste_world()),
+        secure,
+    )
+    made.check_nodes(nodes)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("secure", "settings", "match"),
+    [
+        (None, DISTRIBUTED, "distributed noise needs secure sums"),
+        (SecureSums(), {**DISTRIBUTED, "privacy.nodes": 5}, "4 nodes are registered"),
+        (SecureSums(), {**DISTRIBUTED, "privacy.tolerated": 0}, "use privacy.tolerated = 1"),
+        (SecureSums(colluders=1), DISTRIBUTED, "1 may tell their noise: use privacy.tolerated = 2"),
+        (SecureSums(colluders=2), {}, "claim at most 1, or raise the threshold"),
+        (SecureSums(threshold=2), {}, "it must be more than half"),
+        (SecureSums(threshold=5), {}, "no more than there are"),
+        (SecureSums(min_nodes=5), {}, "cannot need 5 of them"),
+        (
+            SecureSums(),
+            {"cohort.kind": "fixed", "cohort.size": 9},
+            "secure sums need cohort.kind = all",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(secure, settings, match):
+    with pytest.raises(ConfigError, match=match):
+        agreed(secure, **settings)
+
+
+def test_what_fits_travels_and_is_part_of_what_is_compared():
+    fits = [
+        agreed(SecureSums(), **DISTRIBUTED),
+        agreed(SecureSums(threshold=4), **DISTRIBUTED, **{"privacy.tolerated": 0}),
+        agreed(SecureSums(colluders=1), **DISTRIBUTED, **{"privacy.tolerated": 2}),
+        agreed(SecureSums()),
+        agreed(None),
+    ]
+    for each in fits:
+        again = Agreement.from_bytes(each.to_bytes())
+        assert again.secure == each.secure
+        assert again.settings_digest == each.settings_digest
+    assert len({each.settings_digest for each in fits}) == len(fits)
+    _, arrays = unpack("agreement", fits[0].to_bytes())
+    with pytest.raises(MessageError, match="does not say how sums are made"):
+        Agreement.from_bytes(pack("agreement", {}, arrays))
+
+
+def test_defaults_of_noise_and_sums_fit_any_number_of_nodes():
+    for nodes in range(3, 60):
+        agreed(SecureSums(), nodes, **{**DISTRIBUTED, "privacy.nodes": nodes})

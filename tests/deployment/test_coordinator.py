@@ -1,0 +1,354 @@
+"""A run of a federation from the first invitation to its last look, and what can interrupt it."""
+
+import json
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dealing import SUFFIX, deal
+from hushrec.api import train
+from hushrec.deployment.coordinator.policy import Rules
+from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run
+from hushrec.deployment.coordinator.status import prometheus, status_of
+from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.recommend import recommend
+from hushrec.deployment.node.runs import NodeRuns
+from hushrec.deployment.node.sums import Member
+from hushrec.deployment.node.worker import Worker
+from hushrec.deployment.transport import Failure, MemoryLink
+from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
+from hushrec.federation.contract import Agreement, Catalogue, Registered, SecureSums
+from hushrec.federation.experiment import make_experiment
+from hushrec.runs.folder import RunFolder
+from hushrec.secagg import Identity
+from hushrec.testing import taste_world
+
+NODES = 3
+NOISE = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 1}
+
+
+@dataclass
+class Lossy:
+    """Nodes in files, whose answers can be lost or spoilt, and everything that was said."""
+
+    paths: dict
+    lose: set = field(default_factory=set)
+    """(node, how many messages it answered before)."""
+    spoil: dict = field(default_factory=dict)
+    """What a node says in place of an answer."""
+    said: list = field(default_factory=list)
+    asked: dict = field(default_factory=dict)
+    members: dict = field(default_factory=dict)
+    """Who nodes are in secure sums."""
+    kept: dict | None = None
+    """Workers that go on from message to message, where they do."""
+
+    def link(self):
+        return MemoryLink(
+            {name: lambda data, name=name: self.answer(name, data) for name in self.paths}
+        )
+
+    def answer(self, name, message):
+        number = self.asked[name] = self.asked.get(name, 0) + 1
+        answer = self.work(name, message)
+        self.said += [message, answer]
+        if (name, number) in self.lose:
+            raise RuntimeError("lost on the way")
+        return self.spoil.get((name, number), answer)
+
+    def work(self, name, message):
+        member = self.members.get(name)
+        if self.kept is None:
+            with NodeStore.open(self.paths[name]) as store:
+                return Worker(store, tell=print, member=member).answer(message)
+        if name not in self.kept:
+            store = NodeStore.open(self.paths[name])
+            self.kept[name] = Worker(store, tell=print, member=member)
+        return self.kept[name].answer(message)
+
+
+class Killed(BaseException):
+    """As a SIGKILL: nothing is tidied up."""
+
+
+def dying(lossy, after):
+    """A link to nodes whose server is gone after so many messages."""
+
+    def answer(name, message):
+        if len(lossy.said) >= 2 * after:
+            raise Killed
+        return lossy.answer(name, message)
+
+    return MemoryLink({name: lambda data, name=name: answer(name, data) for name in lossy.paths})
+
+
+def rehearsal(folder, data, method, settings=None, rounds=3, nodes=NODES, secure=None):
+    """A federation of one data set, and what answers for its nodes."""
+    folder.mkdir(exist_ok=True)
+    experiment = make_experiment(data.name, method, rounds=rounds, settings=settings or {})
+    agreement, dealt = deal(data, experiment, folder, nodes, secure)
+    rules = Rules(nodes=nodes, min_nodes=2, backoff_seconds=0.01, enrol_seconds=0.5)
+    lossy = Lossy({name: folder / f"{name}{SUFFIX}" for name in dealt})
+    identities = {name: Identity(bytes([k + 1] * 32)) for k, name in enumerate(dealt)}
+    public = {name: identity.public for name, identity in identities.items()}
+    registered = Registered("test", public)
+    lossy.members = {name: Member(registered, identity) for name, identity in identities.items()}
+
+    def begin(resume=False, **more):
+        ruled, runs = rules.model_copy(update=more), folder / "runs"
+        return FederatedRun.open(runs, agreement, ruled, dealt, registered, resume=resume)
+
+    return begin, lossy
+
+
+def model(folder):
+    return load_file(folder / "checkpoint" / "final" / "selected-shared.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "rounds"),
+    [("pfedrec", {}, 3), ("fednext", {}, 3), ("fednext", NOISE, 2), ("fedrap", {}, 3)],
+)
+def test_it_is_the_run_of_one_process(method, settings, rounds, tmp_path):
+    data = taste_world()
+    begin, lossy = rehearsal(tmp_path / "f", data, method, settings, rounds)
+    result = begin().train(lossy.link())
+    alone = train(data, method, settings=settings, rounds=rounds, out=tmp_path / "alone")
+    folder = newest_run(tmp_path / "f" / "runs").path
+    for name, array in model(tmp_path / "alone").items():
+        np.testing.assert_array_equal(model(folder)[name], array)
+    assert result["test"] == alone.summary["test"]
+    assert result["valid"] == alone.summary["valid"]
+    assert result["communication"] == alone.summary["communication"]
+    assert result["privacy"]["statement"] == alone.summary["privacy"]["statement"]
+    assert (folder / "checkpoint" / "final" / "state.json").exists()
+    assert result == json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.parametrize("secure", [None, SecureSums()], ids=["clear", "secure"])
+def test_a_node_that_keeps_running_says_what_one_that_starts_anew_says(secure, tmp_path):
+    """Also after somebody was forgotten in the middle: what a worker keeps follows its file."""
+    data, results = taste_world(), []
+    for kept in (False, True):
+        begin, lossy = rehearsal(tmp_path / str(kept), data, "pfedrec", secure=secure)
+        lossy.kept = {} if kept else None
+        forgotten = iter([None, "user-01"])
+
+        def forget(lossy=lossy, forgotten=forgotten):
+            user = next(forgotten, None)
+            for path in lossy.paths.values():
+                with NodeStore.open(path) as store:
+                    if user is not None and store.number_of(user) is not None:
+                        store.forget(user)
+            return False
+
+        results.append(begin().train(lossy.link(), should_stop=forget))
+        assert next(forgotten, "all") == "all", "somebody was forgotten after the second round"
+    same = ("test", "valid", "communication")
+    assert {key: results[0][key] for key in same} == {key: results[1][key] for key in same}
+
+
+@pytest.mark.parametrize("after", [20, 33, 47, 60])
+def test_a_server_that_dies_in_a_secure_sum_goes_on(after, tmp_path):
+    data = taste_world()
+    begin, lossy = rehearsal(tmp_path / "a", data, "fedmf", rounds=2, secure=SecureSums())
+    whole = begin().train(lossy.link())
+    begin, lossy = rehearsal(tmp_path / "b", data, "fedmf", rounds=2, secure=SecureSums())
+    with pytest.raises(Killed):
+        begin().train(dying(lossy, after))
+    again = begin(resume=True).train(lossy.link())
+    assert again["test"] == whole["test"]
+    assert not list((tmp_path / "b" / "runs" / "run-0001" / "sums").glob("sum-kept"))
+
+
+@pytest.mark.parametrize("settings", [{}, NOISE], ids=["plain", "noise"])
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(settings, tmp_path):
+    data = taste_world()
+    begin, lossy = rehearsal(tmp_path / "a", data, "fedmf", settings, rounds=4)
+    whole = begin().train(lossy.link())
+    begin, lossy = rehearsal(tmp_path / "b", data, "fedmf", settings, rounds=4)
+    for _ in range(3):
+        stops = iter([True])
+        with pytest.raises(StoppedError):
+            begin(resume=bool(lossy.said)).train(lossy.link(), should_stop=lambda s=stops: next(s))
+        assert status_of(newest_run(tmp_path / "b" / "runs")).stage == "interrupted"
+    with pytest.raises(RunError, match="--resume"):
+        begin()
+    again = begin(resume=True).train(lossy.link())
+    same = ("test", "valid", "selected_round", "communication", "privacy")
+    assert {key: again[key] for key in same} == {key: whole[key] for key in same}
+    with pytest.raises(RunError, match="leave out --resume"):
+        begin(resume=True)
+    assert begin().folder.path.name == "run-0002"
+
+
+@pytest.mark.parametrize("after", range(4, 27, 3))
+def test_a_server_that_dies_anywhere_goes_on_from_the_last_round(after, tmp_path):
+    """After so many messages the server is gone, and does not even close its files."""
+    data = taste_world()
+    begin, lossy = rehearsal(tmp_path / "a", data, "fedmf", NOISE)
+    whole = begin().train(lossy.link())
+    begin, lossy = rehearsal(tmp_path / "b", data, "fedmf", NOISE)
+    with pytest.raises(Killed):
+        begin().train(dying(lossy, after))
+    again = begin(resume=(tmp_path / "b" / "runs" / "run-0001" / "roster.json").exists())
+    result = again.train(lossy.link())
+    assert {key: result[key] for key in ("test", "valid", "privacy")} == {
+        key: whole[key] for key in ("test", "valid", "privacy")
+    }
+    for name, array in model(newest_run(tmp_path / "a" / "runs").path).items():
+        np.testing.assert_array_equal(model(again.folder.path)[name], array)
+
+
+def test_lost_answers_are_asked_for_again_and_count_once(tmp_path):
+    data = taste_world()
+    begin, lossy = rehearsal(tmp_path / "a", data, "pfedrec")
+    whole = begin().train(lossy.link())
+    begin, lossy = rehearsal(tmp_path / "b", data, "pfedrec")
+    lossy.lose = {("node-1", 2), ("node-2", 4), ("node-2", 5), ("node-3", 7)}
+    result = begin().train(lossy.link())
+    assert result["test"] == whole["test"]
+    status = status_of(newest_run(tmp_path / "b" / "runs"))
+    assert {name: node.lost for name, node in status.nodes.items()} == {
+        **{"node-1": 1, "node-2": 2, "node-3": 1}
+    }
+    assert status.stage == "finished"
+    with NodeStore.open(tmp_path / "b" / "node-2.node") as store:
+        assert NodeRuns(store).status()["round"] == 3
+
+
+def test_a_node_that_says_what_cannot_be_is_named_and_left_out(tmp_path):
+    data = taste_world()
+    begin, lossy = rehearsal(tmp_path / "f", data, "pfedrec", rounds=4)
+    lossy.spoil = {("node-2", number): b"\x80\x04pickle" for number in range(2, 20)}
+    result = begin(offences=3).train(lossy.link())
+    status = status_of(newest_run(tmp_path / "f" / "runs"))
+    assert status.nodes["node-2"].excluded and status.nodes["node-2"].refused == 3
+    assert not status.nodes["node-1"].excluded
+    assert result["rounds"] == 4
+    text = prometheus(status)
+    assert 'hushrec_federation_node_refused_total{node="node-2"} 3' in text
+    assert 'hushrec_federation_node_excluded{node="node-2"} 1' in text
+    assert "hushrec_federation_round 4" in text
+
+
+def test_too_few_nodes_stop_the_run_and_nothing_is_lost(tmp_path):
+    data = taste_world()
+    begin, lossy = rehearsal(tmp_path / "a", data, "pfedrec")
+    whole = begin().train(lossy.link())
+    begin, lossy = rehearsal(tmp_path / "b", data, "pfedrec")
+    for name in ("node-1", "node-2"):
+        lossy.lose |= {(name, number) for number in range(4, 10)}
+    with pytest.raises(FederationError, match=r"2 are needed.*--resume"):
+        begin(retries=1).train(lossy.link())
+    lossy.lose = set()
+    assert begin(resume=True).train(lossy.link())["test"] == whole["test"]
+
+
+def test_nobody_takes_anothers_name(tmp_path):
+    """A registered node that says it is another is sent away, and the other takes part."""
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec")
+    honest = lossy.link()
+    liar = {
+        "id-1": honest.nodes["node-2"],
+        **{f"id-{k}": honest.nodes[f"node-{k}"] for k in (2, 3)},
+    }
+    ids = {f"node-{k}": f"id-{k}" for k in (1, 2, 3)}
+    run = replace(begin(nodes=2), node_ids=ids)
+    with pytest.raises(FederationError, match="0 of the 2 nodes"):
+        replace(run, node_ids={}).train(MemoryLink(liar))
+    result = run.train(MemoryLink(liar))
+    assert sorted(result["nodes"]) == ["node-2", "node-3"]
+    status = status_of(newest_run(tmp_path / "f" / "runs"))
+    assert status.strangers >= 1 and not status.nodes["node-2"].refused
+
+
+def test_without_enough_nodes_no_run_begins(tmp_path):
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec")
+    with pytest.raises(FederationError, match="3 of the 4 nodes"):
+        begin(nodes=4).train(lossy.link())
+    assert not (tmp_path / "f" / "runs" / "run-0001" / "roster.json").exists()
+    begin().train(lossy.link())
+    assert is_finished(newest_run(tmp_path / "f" / "runs"))
+    assert newest_run(tmp_path / "f" / "runs").path.name == "run-0001"
+
+
+@pytest.mark.parametrize("method", ["pfedrec", "fedrap", "fedrkg", "fednext", "lipm"])
+def test_no_message_names_a_user_or_holds_what_is_private(method, tmp_path):
+    """Everything that was said in a run, searched for ids, histories and private parameters."""
+    data = taste_world()
+    settings = {"lipm": {"silos.kind": "dirichlet", "silos.count": 7, "d": 8, "hidden": [8]}}
+    begin, lossy = rehearsal(tmp_path / "f", data, method, settings.get(method))
+    begin().train(lossy.link())
+    said = b"\0".join(lossy.said)
+    assert len(said) > 10_000
+    for user in data.users:
+        assert user.encode() not in said
+    kept = 0
+    for path in lossy.paths.values():
+        with NodeStore.open(path) as store:
+            assert store.noise_key.encode() not in said
+            for (arrays,) in store.rows("SELECT arrays FROM private"):
+                # Any 16 numbers in a row of what a client keeps to itself.
+                values = np.frombuffer(arrays[-64:], np.uint8).tobytes()
+                kept += 1
+                assert len(set(values)) < 8 or values not in said
+            for (user,) in store.rows("SELECT id FROM users"):
+                items = [data.items.tolist().index(item) for item in store.items_of(user)]
+                for dtype in (np.int32, np.int64):
+                    history = np.array(items, dtype).tobytes()
+                    assert len(items) < 4 or history not in said
+    assert kept or method in ("fednext", "lipm")
+
+
+def test_a_node_recommends_what_one_process_would(tmp_path):
+    data = taste_world()
+    for method in ("pfedrec", "fednext", "fedrap"):
+        begin, lossy = rehearsal(tmp_path / method, data, method)
+        begin().train(lossy.link())
+        alone = train(data, method, rounds=3)
+        for path in lossy.paths.values():
+            with NodeStore.open(path) as store:
+                for (user,) in store.rows("SELECT name FROM users ORDER BY id LIMIT 4"):
+                    assert recommend(store, user, 5) == alone.recommend(user, 5)
+
+
+def test_new_interactions_and_newcomers_count_at_once(tmp_path):
+    data = taste_world()
+    begin, lossy = rehearsal(tmp_path / "f", data, "fednext")
+    with NodeStore.open(lossy.paths["node-1"]) as store:
+        user = store.one("SELECT name FROM users ORDER BY id")
+        with pytest.raises(RunError, match="no model yet"):
+            recommend(store, user)
+    begin().train(lossy.link())
+    with NodeStore.open(lossy.paths["node-1"]) as store:
+        first = recommend(store, user, 5)
+        store.add(user, first[0].item, 1.0, None)
+        then = recommend(store, user, 5)
+        assert first[0].item not in [line.item for line in then]
+        store.add("somebody new", first[1].item, 1.0, None)
+        new = recommend(store, "somebody new", 5)
+        assert len(new) == 5 and first[1].item not in [line.item for line in new]
+        with pytest.raises(ConfigError, match="no user 'nobody'"):
+            recommend(store, "nobody")
+
+
+def test_a_servers_folder_is_no_run_to_be_opened(tmp_path):
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "fednext")
+    run = begin()
+    run.train(lossy.link())
+    with pytest.raises(RunError, match="server's side of a federation"):
+        RunFolder.open(run.folder.path).read_summary()
+
+
+def test_an_undeclared_list_cannot_be_agreed_on():
+    experiment = make_experiment("x", "fednext", settings={**NOISE, "privacy.undeclared": True})
+    with pytest.raises(ConfigError, match=r"leave out privacy\.undeclared"):
+        Agreement(experiment, Catalogue.of(taste_world()))
+
+
+def test_a_failure_is_no_answer():
+    link = MemoryLink({"a": lambda data: data})
+    assert dict(link.ask({"a": b"1", "b": b"2"}, 1.0)) == {"a": b"1", "b": Failure("not connected")}

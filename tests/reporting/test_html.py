@@ -1,0 +1,385 @@
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib import resources
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from hushrec.analysis import item_map
+from hushrec.api import Run, train
+from hushrec.data.interactions import Interactions, MultiCategorical
+from hushrec.errors import RunError
+from hushrec.evaluation.metrics import per_user, summarise
+from hushrec.reporting.comparison_page import write_comparison
+from hushrec.reporting.html import Shown, write_report
+from hushrec.reporting.sections import promise
+from hushrec.reporting.wording import human_size
+from hushrec.runs.comparison import compare_runs
+from hushrec.runs.summary import PUBLISHED_MARK
+
+N_USERS, N_ITEMS, PER_USER = 48, 70, 9
+NASTY = '<script>alert(1)</script> & "x"'
+
+
+def tiny(titles: bool = True) -> Interactions:
+    """Two tastes: even users touch even items, and low items are the popular ones."""
+    rng = np.random.default_rng(5)
+    weight = 1 / np.arange(1, N_ITEMS // 2 + 1)
+    choices = [
+        2 * rng.choice(N_ITEMS // 2, PER_USER + user % 5, replace=False, p=weight / weight.sum())
+        + user % 2
+        for user in range(N_USERS)
+    ]
+    item = np.concatenate(choices).astype(np.int32)
+    user = np.repeat(np.arange(N_USERS), [len(c) for c in choices]).astype(np.int32)
+    flags = np.stack([np.arange(N_ITEMS) % 2 == 0, np.arange(N_ITEMS) % 2 == 1], axis=1)
+    return Interactions(
+        name="tiny",
+        user=user,
+        item=item,
+        value=np.ones(len(item), np.float32),
+        time=np.arange(len(item)),
+        users=np.array([f"u{n}" for n in range(N_USERS)]),
+        items=np.array([f"item-{n}" for n in range(N_ITEMS)]),
+        titles=np.array([f"Film {n} {NASTY}" for n in range(N_ITEMS)]) if titles else None,
+        item_features={"genre": MultiCategorical(flags, np.array(["Even", "Odd & co"]))}
+        if titles
+        else {},
+        notes=("3 repeated rows <merged>",),
+    )
+
+
+class Page(HTMLParser):
+    """The elements of a page, and whether they nest."""
+
+    VOID = ("meta", "link", "br", "img", "input")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "title"):
+            self.words.append(data)
+
+    def all(self, *names: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name in names]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def report(run: Run) -> str:
+    return write_report(run).read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    return train(tiny(), "fedmf", rounds=4, out=tmp_path_factory.mktemp("runs") / "fedmf")
+
+
+@pytest.fixture(scope="module")
+def text(run) -> str:
+    return report(run)
+
+
+@pytest.fixture(scope="module")
+def page(text) -> Page:
+    return Page(text)
+
+
+def test_sections_come_in_order_and_headings_skip_no_level(page):
+    sections = [attributes["id"] for attributes in page.all("section")]
+    assert sections == [
+        *("result", "convergence", "spread", "costs", "privacy", "samples", "fine-print")
+    ]
+    levels = [int(name[1]) for name, _ in page.elements if re.fullmatch("h[1-6]", name)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_headline_shows_the_figures_of_the_run(run, page):
+    for name in ("hr@10", "ndcg@10"):
+        assert f"{run.metrics['full'][name]:.4f}" in page.text
+    assert "Recall@k is HR@k" in page.text
+    assert "for comparison with papers only" in page.text
+    assert run.summary["privacy"]["statement"] in page.text
+
+
+def test_popularity_is_what_a_popularity_run_gives(run, text, tmp_path):
+    other = train(tiny(), "popularity", out=tmp_path / "popularity")
+    for name in ("hr@10", "ndcg@10"):
+        assert f"popularity {other.metrics['full'][name]:.4f} (" in text
+
+
+def test_chance_is_computed_from_the_candidates(run, text):
+    candidates = run.ranks["test"]["full"].candidates
+    assert f"chance {np.mean(10 / candidates):.4f} (expected)" in text
+
+
+def test_intervals_hold_the_mean(run, text):
+    mean = per_user(run.ranks["test"]["full"], "hr@10").mean()
+    low, high = re.search(r"95&nbsp;% interval ([\d.]+) to ([\d.]+)", text).groups()
+    assert float(low) <= mean <= float(high)
+
+
+def test_every_drawing_and_table_speaks(page):
+    drawings = [a for a in page.all("svg") if a.get("aria-hidden") != "true"]
+    assert len(drawings) == 9
+    for attributes in drawings:
+        assert attributes["role"] == "img"
+        assert attributes["aria-label"]
+    assert page.elements.count(("caption", {})) == len(page.all("table"))
+    assert all("scope" in attributes for attributes in page.all("th"))
+
+
+def test_nothing_comes_from_elsewhere_and_nothing_runs(text, page):
+    assert "script" not in {name for name, _ in page.elements}
+    for name, attributes in page.elements:
+        for key in ("src", "href", "srcset", "action", "xlink:href"):
+            target = attributes.get(key)
+            assert target is None or target[0] == "#" or target == "data:,", (name, target)
+        assert not [key for key in attributes if key.startswith("on")]
+    assert not re.search(r"url\(|@import|https?://", text)
+    policy = [a["content"] for a in page.all("meta") if "Policy" in (a.get("http-equiv") or "")]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+def test_links_within_the_page_lead_somewhere(page):
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {a["href"][1:] for a in page.all("a")} <= set(ids)
+
+
+def test_text_from_the_data_is_escaped(text, page):
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp;" in text
+    assert NASTY in page.text
+    assert "Odd & co" in page.text
+    assert "3 repeated rows <merged>" in page.text
+
+
+def test_the_same_run_gives_the_same_page(run, text):
+    assert report(run) == text
+    assert report(Run.open(run.folder.path, tiny())) == text
+
+
+def test_a_hit_is_marked_exactly_where_the_list_has_it(run, page):
+    hits = page.text.count("hit at place")
+    marked = [a for a in page.all("li") if a.get("class") == "hit"]
+    assert len(marked) == hits
+    assert page.text.count("Held out:") == len(page.all("article")) == 6
+    assert page.text.count("not in the list: place") == 6 - hits
+
+
+def test_hits_agree_with_the_ranks(tmp_path):
+    """The counter under the leaking protocol finds its targets: the marks must show it."""
+    run = train(tiny(), "negative-counter", protocol="published", out=tmp_path / "run")
+    assert run.metrics["full"]["hr@10"] > 0.9
+    assert Page(report(run)).text.count("hit at place") >= 5
+
+
+def test_published_figures_are_marked_everywhere(tmp_path):
+    run = train(tiny(), "fedmf", rounds=3, protocol="published", out=tmp_path / "run")
+    text = report(run)
+    page = Page(text)
+    assert (
+        "Published protocol (leaks the held-out item): "
+        "figures for comparison with the papers only" in page.text
+    )
+    captions = re.findall("<figcaption>(.*?)</figcaption>", text, re.S)
+    assert captions
+    assert all(PUBLISHED_MARK in caption for caption in captions)
+    for caption in re.findall("<caption>(.*?)</caption>", text, re.S):
+        if "Communication" not in caption and "Options" not in caption:
+            assert PUBLISHED_MARK in caption
+    for attributes in page.all("svg"):
+        assert attributes.get("aria-hidden") or PUBLISHED_MARK in attributes["aria-label"]
+
+
+def test_an_honest_report_does_not_mention_the_leak(text):
+    assert "leaks" not in text
+    assert 'class="banner"' not in text
+
+
+def test_a_method_without_loss_and_with_one_round(tmp_path):
+    run = train(tiny(), "popularity", out=tmp_path / "run")
+    page = Page(report(run))
+    assert "One round, so there is nothing to converge." in page.text
+    assert "This method has no training loss." in page.text
+    assert f"{run.summary['valid']['full']['ndcg@10']:.4f}" in page.text
+    assert "yardsticks" not in page.text
+    assert not [a for a in page.all("svg") if "line" in (a.get("class") or "")]
+
+
+def test_one_round_of_a_method_with_loss(tmp_path):
+    page = Page(report(train(tiny(), "fedmf", rounds=1, out=tmp_path / "run")))
+    assert "Training loss (mean over the clients of a round) at round 1:" in page.text
+    assert not [a for a in page.all("svg") if "line" in (a.get("class") or "")]
+
+
+def test_looks_at_validation_may_be_rare(tmp_path):
+    run = train(tiny(), "fedmf", rounds=5, settings={"evaluation.every": 2}, out=tmp_path / "run")
+    page = Page(report(run))
+    assert "looked at every 2 rounds" in page.text
+    assert len([a for a in page.all("svg") if "line" in (a.get("class") or "")]) == 2
+
+
+def test_data_without_titles_shows_ids(tmp_path):
+    page = Page(report(train(tiny(titles=False), "fedmf", rounds=2, out=tmp_path / "run")))
+    assert re.search(r"item-\d+", page.text)
+    assert not [a for a in page.all("span") if a.get("class") == "kinds"]
+
+
+def test_several_targets_show_recall_too(tmp_path):
+    settings = {"split.kind": "ratio", "split.test": 0.3, "cohort.kind": "fixed", "cohort.size": 9}
+    run = train(tiny(), "fedmf", rounds=2, settings=settings, out=tmp_path / "run")
+    page = Page(report(run))
+    assert "Recall@k is HR@k" not in page.text
+    assert f"{run.metrics['full']['recall@10']:.4f}" in page.text
+    assert "held-out items are in the list" in page.text
+    assert "9 clients drawn per round" in page.text
+
+
+def test_users_that_never_trained(tmp_path):
+    settings = {"split.kind": "unseen-users"}
+    run = train(tiny(), "pfedrec", rounds=2, settings=settings, out=tmp_path / "run")
+    page = Page(report(run))
+    assert "They adapt on the first half" in page.text
+    assert 1 <= len(page.all("article")) <= 6
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [("central-mf", "No messages are counted"), ("local-only", "Nothing travels")],
+)
+def test_methods_that_send_nothing(method, words, tmp_path):
+    run = train(tiny(), method, rounds=2, out=tmp_path / "run")
+    assert words in Page(report(run)).text
+
+
+def test_costs_are_per_client_and_round(run, page):
+    traffic = run.summary["communication"]
+    each = traffic["down_bytes"] / (4 * N_USERS)
+    assert human_size(each).split("\xa0")[0] in page.text
+    assert "every client, every round" in page.text
+
+
+def test_a_run_without_a_folder_has_nowhere_to_write():
+    with pytest.raises(RunError, match="out=FOLDER"):
+        write_report(train(tiny(), "popularity"))
+
+
+def test_summary_table_agrees_with_the_ranks(run, page):
+    """The page computes its tables from the ranks; they must be the summary's figures."""
+    for candidates in ("full", "sampled99"):
+        stored = run.summary["test"][candidates]
+        assert summarise(run.ranks["test"][candidates], list(stored)) == pytest.approx(stored)
+        for name in ("hr@5", "ndcg@20", "mrr@10", "auc"):
+            assert f"{stored[name]:.4f}" in page.text
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_colours_have_contrast_aa(scheme):
+    style = (resources.files("hushrec.reporting") / "look.css.j2").read_text("utf-8")
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})\b", block))
+        for block in re.findall(r":root \{(.*?)\}", style, re.S)
+    )
+    colours = (light, {**light, **dark})[scheme]
+    pairs = [
+        *(("ink", "paper"), ("ink", "card"), ("soft", "paper"), ("soft", "card")),
+        *(("accent", "paper"), ("accent", "card"), ("paper", "accent"), ("leak", "leak-paper")),
+    ]
+    for text, ground in pairs:
+        assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+
+
+def contrast(first: str, second: str) -> float:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted([luminance(first), luminance(second)])
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_tiny_world_is_still_reported(tmp_path):
+    data = tiny()
+    few = data.select(data.user < 3).compacted()
+    page = Page(report(train(replace(few, name="few"), "fedmf", rounds=2, out=tmp_path / "run")))
+    assert len(page.all("article")) == 3
+    assert "Fewest training items" not in page.text
+
+
+# ------------------------------------------------------------- what else a page may be asked
+
+
+def test_a_page_without_samples_names_nobody(run):
+    whole = report(run)
+    write_report(run, Shown(samples=False))
+    short = (run.folder.path / "report.html").read_text()
+    assert 'id="samples"' in whole and 'id="samples"' not in short
+    assert "#samples" not in short and not re.search(r"User u\d", short)
+    assert Page(short).open == []
+    write_report(run)
+
+
+def test_every_figure_of_a_table_carries_the_name_of_its_column(text):
+    assert '<td data-label="Per client, whole run">' in text
+    for table in re.findall(r'<table class="stacks">.*?</table>', text, re.DOTALL):
+        heads = len(re.findall(r"<t[hd][ >]", table.partition("</thead>")[0])) - 1
+        for row in re.findall("<tr>.*?</tr>", table.partition("</thead>")[2], re.DOTALL):
+            assert len(re.findall(r"<td data-label=", row)) == heads == len(re.findall("<td", row))
+
+
+def test_a_guarantee_is_a_sentence_with_its_words_folded(text):
+    assert "<blockquote>No formal guarantee: interactions stay on the clients, but raw" in text
+    assert "word for word</summary>" in text
+    noised = {"epsilon": 8.0, "delta": 1e-5, "unit": "user", "statement": "User-level …"}
+    assert promise(noised).startswith("user-level (ε = 8, δ = 1e-05) differential privacy")
+
+
+def test_the_items_can_be_drawn_as_one_user_sees_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(item_map, "LIKED", 3)
+    seen = train(tiny(), "fedmf", rounds=2, settings={"d": 4}, out=tmp_path / "run")
+    write_report(seen, Shown(map=True))
+    page = (tmp_path / "run" / "report.html").read_text()
+    drawn = re.search(r'<svg class="plot map".*?</svg>', page, re.DOTALL)[0]
+    assert drawn.count("<circle") == N_ITEMS
+    assert "item liked" in drawn and "item held" in drawn
+    assert Page(page).open == []
+
+
+def test_several_runs_on_one_page(tmp_path):
+    for method in ("popularity", "fedmf", "fednext"):
+        settings = {"d": 4} if method == "fedmf" else {}
+        rounds = 3 if method == "fedmf" else None
+        train(tiny(), method, rounds=rounds, settings=settings, out=tmp_path / method)
+    paths = [tmp_path / name for name in ("popularity", "fedmf", "fednext")]
+    file = write_comparison(paths, tmp_path / "compared.html")
+    text = file.read_text()
+    assert Page(text).open == []
+    assert text.count('<th scope="row">fedmf</th>') == 3
+    rows = compare_runs(paths, ("hr@10",))
+    assert f'<td data-label="Mean" class="mine">{rows[1].mean:.4f}</td>' in text
+    assert "script" not in text and "http" not in text.replace("http-equiv", "")
+    # Rounds that try settings are no course of training.
+    assert "fednext" not in re.search(r'<svg class="plot line".*?</svg>', text, re.DOTALL)[0]

@@ -1,0 +1,59 @@
+"""Several seeds: one folder each, and their mean."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hushrec.api import Run, train, train_seeds
+from hushrec.errors import RunError, StoppedError
+from test_api import StopAfter, bits
+
+OPTIONS = {"rounds": 4, "protocol": "published", "settings": {"d": 3, "item_rate": 1.0}}
+
+
+def test_mean_and_spread_over_seeds(tiny, tmp_path):
+    summary = train_seeds(tiny, "fedmf", [0, 5, 2], tmp_path / "runs", **OPTIONS)
+    parts = [
+        json.loads((tmp_path / "runs" / f"seed-{s}" / "summary.json").read_text())
+        for s in (0, 5, 2)
+    ]
+    values = [part["test"]["full"]["auc"] for part in parts]
+    assert len(set(values)) == 3
+    assert summary["test"]["full"]["auc"] == pytest.approx(np.mean(values))
+    assert summary["test_sd"]["full"]["auc"] == pytest.approx(np.std(values, ddof=1))
+    assert summary["seed"] == [0, 5, 2]
+    assert summary["protocol_mark"]
+    assert json.loads((tmp_path / "runs" / "summary.json").read_text()) == summary
+    train(tiny, "fedmf", seed=5, out=tmp_path / "one", **OPTIONS)
+    assert bits(tmp_path / "one") == bits(tmp_path / "runs" / "seed-5")
+    with pytest.raises(RunError, match="several seeds"):
+        Run.open(tmp_path / "runs", tiny)
+    with pytest.raises(RunError, match="exists already"):
+        train_seeds(tiny, "fedmf", [0], tmp_path / "runs", **OPTIONS)
+
+
+@pytest.mark.parametrize("after", [2, 4, 6])
+def test_resuming_needs_the_folder_alone(after, tiny, tmp_path):
+    """Seeds that had not begun are trained with the settings of the folder, not the defaults."""
+    stop = StopAfter(after)
+    more = {"on_round": stop.on_round, "should_stop": stop}
+    with pytest.raises(StoppedError):
+        train_seeds(tiny, "fedmf", [0, 5, 2], tmp_path / "runs", **OPTIONS, **more)
+    train_seeds(tiny, "pfedrec", [], tmp_path / "runs", resume=True)
+    train_seeds(tiny, "fedmf", [0, 5, 2], tmp_path / "plain", **OPTIONS)
+    for seed in (0, 5, 2):
+        part = f"seed-{seed}"
+        assert bits(tmp_path / "runs" / part) == bits(tmp_path / "plain" / part)
+        config = (tmp_path / "runs" / part / "config.toml").read_text()
+        assert config == (tmp_path / "plain" / part / "config.toml").read_text()
+
+
+def test_a_file_given_by_its_path_is_found_again(tmp_path):
+    rows = [f"u{u},i{(u * 3 + k) % 9},{k}" for u in range(8) for k in range(6)]
+    (tmp_path / "my.csv").write_text("user,item,time\n" + "\n".join(rows) + "\n")
+    path = str(tmp_path / "my.csv")
+    train(path, "popularity", out=tmp_path / "one")
+    assert Run.open(tmp_path / "one").experiment.data == path
+    train_seeds(path, "popularity", [0, 1], tmp_path / "runs")
+    assert Run.open(tmp_path / "runs" / "seed-1").experiment.data == path
