@@ -1,11 +1,11 @@
 """What every method and noise form came to before a redesign: digests that must not change.
 
-    python tests/golden.py            # compute everything and write golden.json anew
+    python tests/golden.py            # compute everything and write this machine's digests anew
     python tests/golden.py NAME …     # compute some cases, print what differs, write nothing
 
-A case is a short run. Its digest covers the shared parameters and where every held-out item landed,
-so private parameters as well. Rounding differs from one kind of processor to another, so digests
-hold where processor and libraries are those of the file; elsewhere its metrics must hold.
+A case is a short run. Its digest covers the shared parameters and the rank of every held-out item,
+so private parameters as well. Rounding differs from one kind of processor to another, so the file
+has digests for each kind that it was written on; elsewhere its metrics must hold.
 """
 
 from __future__ import annotations
@@ -190,19 +190,30 @@ def outcome(name: str) -> dict[str, Any]:
     }
 
 
+def known_outcome(name: str) -> dict[str, Any]:
+    """Return what the file has of a case; without a digest where no machine was like this one."""
+    stored, here = json.loads(FILE.read_text()), machine()
+    digests = [each["digests"] for each in stored["machines"] if each["machine"] == here]
+    known = dict(stored["cases"][name])
+    return {"digest": digests[0][name], **known} if digests else known
+
+
 def main(names: list[str]) -> None:
     """Write the file, or compare some cases with it."""
     if names:
-        known = json.loads(FILE.read_text())["cases"]
         for name in names:
-            found = outcome(name)
-            print(name, "unchanged" if found == known[name] else f"{known[name]} -> {found}")
+            new, known = outcome(name), known_outcome(name)
+            print(name, "unchanged" if new == known else f"{known} -> {new}")
         return
     cases = {}
     for name in CASES:
         cases[name] = outcome(name)
         print(name, cases[name], flush=True)
-    FILE.write_text(json.dumps({"machine": machine(), "cases": cases}, indent=1) + "\n")
+    here = {"machine": machine(), "digests": {name: c.pop("digest") for name, c in cases.items()}}
+    stored = json.loads(FILE.read_text())["machines"]
+    others = [each for each in stored if each["machine"] != here["machine"]]
+    # Another machine's digests stand only while its metrics do.
+    FILE.write_text(json.dumps({"machines": [*others, here], "cases": cases}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
