@@ -17,7 +17,7 @@ from experiments.plan import Exhibit, Paper, Task, tasks_of
 from experiments.results import Record, Results, missing_parts
 from hushrec.api import Conduct
 from hushrec.data import load
-from hushrec.data.datasets import CATALOG
+from hushrec.data.sources import CATALOG
 from hushrec.errors import StoppedError
 from hushrec.federation.experiment import preset_names
 from hushrec.methods.base import method_names

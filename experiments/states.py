@@ -9,7 +9,7 @@ from typing import Literal
 from experiments.plan import EPSILONS, Cell, Exhibit, Task
 from experiments.results import Difference, Results
 from experiments.runner import installed
-from hushrec.data.datasets import CATALOG
+from hushrec.data.sources import CATALOG
 
 Word = Literal["done", "diverged", "not run", "not built", "unobtainable"]
 

@@ -3,16 +3,16 @@
 A number nobody can mean (`lr` = 1e308, a billion rounds) is refused before anything is made, not
 found out by an overflow, a full memory or a program that does not end.
 
-Parts that other packages bring are found by entry points: methods, experts, and so on.
-
-A package declares, in its own ``pyproject.toml``, a name in one of the groups ``hushrec.methods``,
-``hushrec.experts``, ``hushrec.mechanisms`` and ``hushrec.federation``; ours are declared alike.
+The registry (`names`, `find`) reads entry points: a package declares a name in one of the groups
+``hushrec.methods``, ``hushrec.experts``, ``hushrec.datasets``, ``hushrec.metrics``,
+``hushrec.mechanisms`` and ``hushrec.backends`` of its ``pyproject.toml``, as hushrec does itself.
 """
 
 from __future__ import annotations
 
 import math
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -70,17 +70,35 @@ DEFAULT_METHOD = "fedmix"
 """What is trained where no method is named: on the command line and in Python."""
 
 
+@cache
+def _installed(group: str) -> dict[str, list[EntryPoint]]:
+    """Return the entry points of a group by name; several packages may declare one name."""
+    points: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=f"hushrec.{group}"):
+        points.setdefault(point.name, []).append(point)
+    return points
+
+
 def names(group: str) -> list[str]:
-    """Return the installed names of a group, ``methods`` for one."""
-    return sorted(point.name for point in entry_points(group=f"hushrec.{group}"))
+    """Return the installed names of a group such as ``methods``."""
+    return sorted(_installed(group))
 
 
 def find(group: str, name: str) -> Any:
-    """Return what a name stands for."""
-    for point in entry_points(group=f"hushrec.{group}"):
-        if point.name == name:
-            return point.load()
+    """Return the object that a name of a group stands for; its module is imported now."""
     what = group.removesuffix("s")
-    known = names(group)
-    hint = nearest(name, known) if known else f"; no {what} is installed"
-    raise ConfigError(f"unknown {what} '{name}'{hint}")
+    points = _installed(group).get(name, [])
+    if len(points) > 1:
+        packages = " and ".join(sorted({point.dist.name for point in points if point.dist}))
+        raise ConfigError(f"two packages bring a {what} '{name}': {packages}; uninstall one")
+    if not points:
+        known = names(group)
+        hint = nearest(name, known) if known else f"; no {what} is installed"
+        raise ConfigError(f"unknown {what} '{name}'{hint}")
+    (point,) = points
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{what} '{name}' cannot be imported from {point.value}: {error}"
+        ) from None

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from hushrec.cli.data import data_commands
 from hushrec.data import catalog
-from hushrec.data.loaders import Folder
+from hushrec.data.sources import Folder
 from hushrec.errors import ConfigError, DataError
 
 

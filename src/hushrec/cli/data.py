@@ -12,9 +12,8 @@ from hushrec.cli.display import reading_display
 from hushrec.cli.options import PLACE, SOURCE, gather, items_option, json_option
 from hushrec.cli.terminal import Console, print_json, progress, say, words
 from hushrec.data.catalog import fetch, import_file, load, names
-from hushrec.data.datasets import CATALOG, DataSet
-from hushrec.data.loaders import cache_dir
 from hushrec.data.reading import FeatureFiles
+from hushrec.data.sources import CATALOG, DataSet, cache_dir
 from hushrec.data.tables import Columns
 from hushrec.reporting.tables import add_figures, plain_table
 

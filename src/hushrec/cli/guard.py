@@ -103,7 +103,7 @@ def _ended_as_by_ctrl_c() -> Iterator[None]:
 def keep(error: Exception) -> str:
     """Show the traceback if that is wanted, else leave it in a file; say where it is."""
     # Needed by a failure alone, and long to import.
-    from hushrec.data.loaders import cache_dir
+    from hushrec.data.sources import cache_dir
     from hushrec.io.files import write_bytes
 
     text = "".join(traceback.format_exception(error))

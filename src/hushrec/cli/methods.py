@@ -24,7 +24,7 @@ from hushrec.cli.guard import keep
 from hushrec.cli.options import PLACE, json_option, methods_like
 from hushrec.cli.reference import Described, Key, described, reference, shown
 from hushrec.cli.terminal import Console, print_json, say
-from hushrec.data.loaders import cache_dir
+from hushrec.data.sources import cache_dir
 from hushrec.data.synthetic import demo
 from hushrec.errors import ConfigError, RunError, nearest
 from hushrec.federation.backends.simulation import usable_cores

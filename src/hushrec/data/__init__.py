@@ -1,21 +1,23 @@
-"""The data: files, named data sets, and a made-up one to play with.
+"""Interactions: files, published data sets by name, and generated data.
 
 From the bytes of a file to `Interactions`, each step in one module:
 
-- ``text``: bytes to text, unpacked and checked;
-- ``guesses``: delimiter, header, and which column is what, where the file does not say;
+- ``text``: bytes to text, unpacked and checked; delimiter, header and roles of columns, guessed;
 - ``tables``: CSV and its relatives, JSON lines and Parquet as columns of text;
-- ``files``: columns of text to interactions, features and histories;
-- ``interactions``: what everybody else works with;
+- ``columns``: columns of text to ids, values and times;
+- ``reading``: interactions, features and histories from these columns;
+- ``frames``: data frames, Arrow tables and sparse matrices as columns of text;
+- ``interactions``: the result, which the rest of hushrec works with;
 - ``features``: features as numbers, for methods that know no ids.
 
 Data by name:
 
 - ``catalog``: `load`, downloads and imports;
-- ``datasets``: the data sets we know, their checksums and terms;
-- ``loaders``: how each of them is read;
-- ``folders``: where their files are looked for;
-- ``synthetic``: the made-up world, and a large population for benchmarks.
+- ``sources``: the published data sets, one file each, with checksums and terms;
+- ``synthetic``: the demo data set, and large populations for benchmarks.
+
+Data for an experiment: ``splitting`` (training, validation, test), ``partition`` (silos), ``views``
+(what training may see).
 """
 
 from hushrec.data.catalog import load, names

@@ -16,10 +16,8 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.datasets import CATALOG, DataSet
 from hushrec.data.frames import NAME, frame_table
 from hushrec.data.interactions import Categorical, Column, Interactions, MultiCategorical, Numeric
-from hushrec.data.loaders import Folder, cache_dir
 from hushrec.data.reading import (
     NO_FEATURES,
     FeatureFiles,
@@ -28,6 +26,7 @@ from hushrec.data.reading import (
     read_interactions,
     read_items,
 )
+from hushrec.data.sources import CATALOG, DataSet, Folder, cache_dir
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import Heard, unheard
 from hushrec.errors import ConfigError, DataError, RunError, nearest
@@ -222,7 +221,8 @@ def _unpack(dataset: DataSet, archive: Path, target: Path) -> None:
 
 def _archive_files(dataset: DataSet) -> list[str]:
     """Return the files of all data sets of the same archive, this data set's first."""
-    kin = [other for other in CATALOG.values() if other.folder == dataset.folder]
+    # Only names below the folder can share it: data sets of other packages stay unimported.
+    kin = [CATALOG[name] for name in CATALOG if name.startswith(f"{dataset.folder}/")]
     return list(dict.fromkeys(file for one in (dataset, *kin) for file in one.files))
 
 

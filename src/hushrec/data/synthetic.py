@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hushrec.data.interactions import Categorical, IntArray, Interactions, MultiCategorical, Numeric
+from hushrec.data.sources import DataSet
 from hushrec.kernels.jit import njit
 
 # A film's title is its place in the world: the noun is the trail it lies on, the adjective its
@@ -156,6 +157,18 @@ def _walk(
         reached[trail] = position
         seen[trail * trail_length + position] = None
     return np.array(list(seen), dtype=np.int64)
+
+
+DEMO = DataSet(
+    name="demo",
+    title="A made-up world of films with known structure",
+    licence="none needed: made up by hushrec",
+    citation="hushrec",
+    users=1_000,
+    items=1_495,
+    rows=34_997,
+    loader=lambda _: demo(),
+)
 
 
 def crowd(n_users: int, n_items: int, length: int = 30, seed: int = 0) -> Interactions:
