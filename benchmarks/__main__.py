@@ -46,7 +46,7 @@ from hushrec.io.memory import peak_rss_bytes
 from hushrec.kernels import draw
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.discrete import law
-from hushrec.private import PrivateStore, StoreConfig
+from hushrec.private.store import PrivateStore, StoreConfig
 from hushrec.streams import Round, SecretStreams, Streams
 from hushrec.testing import Federation
 from hushrec.training.samples import draw_negatives

@@ -13,7 +13,7 @@ import pytest
 import hushrec
 
 ROOT = Path(hushrec.__file__).parent
-FILES = {"pathlib", "os", "io", "shutil", "tempfile", "hushrec.io.files", "hushrec.io.paths"}
+FILES = {"pathlib", "os", "io", "shutil", "tempfile", "hushrec.io.files"}
 """What reads and writes files."""
 
 

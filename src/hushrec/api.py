@@ -16,7 +16,7 @@ from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
 from hushrec.federation.experiment import Experiment, make_experiment
 from hushrec.federation.rounds import Notes, RoundReport, run_rounds
 from hushrec.federation.setup import plan_privacy, population_of, prepare
-from hushrec.io.paths import checked
+from hushrec.io.files import checked_path
 from hushrec.runs.checkpoint import Diary, prolonged, restore, saved_key
 from hushrec.runs.folder import SEEDS, RunFolder, left_off, new_place, resumed_place
 from hushrec.runs.formats import Seeds
@@ -76,7 +76,7 @@ def train(
     `TrainOptions` lists what else may be said.
     """
     interactions = load(data) if isinstance(data, str) else data
-    place, resume = None if out is None else checked(out), options.get("resume", False)
+    place, resume = None if out is None else checked_path(out), options.get("resume", False)
     if resume:
         if place is None:
             raise ConfigError("resume needs the run folder in 'out'")
@@ -148,7 +148,7 @@ def train_seeds(
     **options: Unpack[TrainOptions],
 ) -> dict[str, Any]:
     """Train once per seed, each in ``out/seed-N``; return and store the mean over the seeds."""
-    place, resume = checked(out), options.get("resume", False)
+    place, resume = checked_path(out), options.get("resume", False)
     interactions = load(data) if isinstance(data, str) else data
     if resume:
         folder = RunFolder.open(left_off(place))

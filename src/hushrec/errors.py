@@ -1,29 +1,26 @@
-"""Words that others wrote, made safe to show; lists and messages kept short.
-
-Titles, ids, names of files and columns come from anywhere. A terminal obeys some characters, and
-shows others out of their order: whatever prints, logs or draws such words takes them from here.
-
-Everything hushrec raises on purpose.
+"""Exceptions of hushrec, and helpers for error messages.
 
 ::
 
     HushrecError
-    ├── InputError            what the user gave cannot be used; the message says what to change
-    │   ├── DataError         a data file, named with its line or column
-    │   ├── ConfigError       a key, a value or a name that does not exist
-    │   └── RunError          a run folder: exists already, damaged, or not a run
-    │       └── DiskError     what was to be written could not be: no room, no right, no such place
-    ├── DivergedError         training left the numbers (NaN, infinity, overflow of the exact sums)
-    ├── MessageError          what another party sent cannot be used, and counts for nothing
-    ├── TooFewError           too few nodes are left for a sum that hides each of them
-    ├── FederationError       too few nodes, or none that fits; what is done is saved
-    ├── StoppedError          the user asked to stop; what is done is saved
-    └── MissingExtraError     an optional dependency; the message carries the pip line
+    ├── InputError            invalid input; the message says what to change
+    │   ├── DataError         a data file; the message names line or column
+    │   ├── ConfigError       an unknown key, value or name, or one that does not fit
+    │   └── RunError          a run folder that exists already, is damaged, or is not a run
+    │       └── DiskError     a failed write: disk full, no permission, no such folder
+    ├── DivergedError         training diverged (NaN, infinity, overflow of the exact sums)
+    ├── MessageError          an invalid message of another party; it is ignored
+    ├── TooFewError           too few nodes for a secure sum
+    ├── FederationError       too few suitable nodes; completed rounds are saved
+    ├── StoppedError          interrupted by the user; completed rounds are saved
+    └── MissingExtraError     a missing optional dependency; the message has the pip command
 
-The command line prints the message alone, without a traceback, and exits with code 2. Two are no
-fault of the input and have codes of their own, for scripts that run many cells: 3 after
-`DivergedError`, whose command will end so again, and 130 after `StoppedError`, as shells do. What
-is raised and is none of these is a fault of ours, and has code 70 (`commands.guard`).
+The command line prints the message without a traceback and exits with code 2; with 3 after
+`DivergedError`, with 130 after `StoppedError`, and with 70 after any other exception, which is a
+bug (`cli.guard`).
+
+Titles, ids, file names and column names are untrusted text: some characters control a terminal or
+change the order of display. Whatever prints, logs or draws such text passes it through `plain`.
 """
 
 from __future__ import annotations
@@ -32,30 +29,30 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 LONGEST_MESSAGE = 2_000
-"""Characters of an error; what is longer was copied from a file and explains nothing."""
+"""Largest number of characters of an error message."""
 LISTED = 8
-"""Names that a message lists."""
+"""Largest number of names that a message lists."""
 LONGEST_NAME = 80
-"""Characters of a name in such a list."""
+"""Largest number of characters of a name in such a list."""
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-_OBEYED = {
-    **{code: 0x2400 + code for code in range(0x20) if chr(code) != "\n"},  # their pictures
+_CONTROLS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) != "\n"},  # control pictures
     ord("\t"): " ",
     0x7F: "\N{SYMBOL FOR DELETE}",
     **dict.fromkeys(range(0x80, 0xA0), _UNKNOWN),
     **dict.fromkeys((0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), _UNKNOWN),
-    **dict.fromkeys(range(0xD800, 0xE000), _UNKNOWN),  # what of a file's name is no UTF-8
+    **dict.fromkeys(range(0xD800, 0xE000), _UNKNOWN),  # bytes of a file name that are not UTF-8
 }
 
 
 def plain(text: object) -> str:
-    """Return a text in which a terminal obeys nothing but line ends; its length stays."""
-    return str(text).translate(_OBEYED)
+    """Return the text with control and bidirectional characters replaced, line ends excepted."""
+    return str(text).translate(_CONTROLS)
 
 
 def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
-    """Return a text of at most about this length: its beginning and its end."""
+    """Return the beginning and the end of a text that is longer than ``most``."""
     if len(text) <= most:
         return text
     end = most // 4
@@ -71,57 +68,57 @@ def listed(names: Sequence[str], most: int = LISTED, quote: str = "'") -> str:
 
 
 def cut(name: str, most: int = LONGEST_NAME) -> str:
-    """Cut a name that is too long to be read."""
+    """Return a name of at most ``most`` characters."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
 MOST_COMPARED = 1_000
 MOST_KNOWN = 50
-"""Names that are worth comparing with a misspelt one, and worth listing where none is like it."""
+"""Known names that `nearest` compares with a misspelt one, and that it lists without a match."""
 
 
 class HushrecError(Exception):
-    """Root of the tree."""
+    """Base class of all exceptions of hushrec."""
 
 
 class InputError(HushrecError):
-    """What the user gave cannot be used."""
+    """Invalid input."""
 
 
 class DataError(InputError):
-    """A data file cannot be used."""
+    """A data file is invalid."""
 
 
 class ConfigError(InputError):
-    """A key, value or name that does not exist or does not fit."""
+    """A key, value or name is unknown or does not fit."""
 
 
 class RunError(InputError):
-    """A run folder cannot be used."""
+    """A run folder exists already, is damaged, or is not a run."""
 
 
 class DiskError(RunError):
-    """What was to be written could not be; what was there before is as it was."""
+    """A write failed; existing files are unchanged."""
 
 
 class DivergedError(HushrecError):
-    """Training produced numbers that are not numbers."""
+    """Training produced NaN or infinite values."""
 
 
 class MessageError(HushrecError):
-    """A message that is damaged, forged, late or larger than agreed."""
+    """A message is damaged, forged, late or too large."""
 
 
 class TooFewError(HushrecError):
-    """Too few nodes are left for a sum that hides each of them."""
+    """Too few nodes are left for a secure sum."""
 
 
 class FederationError(HushrecError):
-    """Too few nodes take part for a run to begin or to go on."""
+    """Too few nodes take part for a run to start or to continue."""
 
 
 class StoppedError(HushrecError):
-    """The user asked to stop; everything up to the last round is saved."""
+    """The user interrupted the run; completed rounds are saved."""
 
 
 class MissingExtraError(HushrecError):
@@ -135,7 +132,7 @@ class MissingExtraError(HushrecError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` with the closest known name, or the list of names."""
     options = sorted(known)
-    # Comparing takes the product of two lengths, and names of a file can be many and long.
+    # Comparing two names costs the product of their lengths, and files can have many long names.
     by_lower = {cut(option.lower()): option for option in options[:MOST_COMPARED]}
     match = difflib.get_close_matches(cut(name.lower()), by_lower, n=1, cutoff=0.5)
     if match:

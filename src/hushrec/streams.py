@@ -1,18 +1,16 @@
-"""Many named streams of random numbers, addressed and never passed along.
+"""Addressed random streams: an address (root, purpose, round, user) always gives the same numbers.
 
-(root, purpose, round, user) always gives the same numbers, whoever asks, in whatever order, on
-whatever thread or machine. That is what makes a run independent of chunk size, of the number of
-threads, of the backend and of where it was resumed.
+The numbers do not depend on the order of the draws, the thread or the machine. A run is therefore
+independent of batch size, number of threads and backend, and it can be resumed.
 
-There are two kinds, and they are different types. `Streams` come from the run's seed, which
-everybody knows: first parameters, samples, what is looked at. `SecretStreams` are for noise, which
-protects nothing once its numbers are known, and for who takes part where that is to be hidden;
-their root is drawn from the operating system for each run.
+Public and secret streams are different types. `Streams` derive from the run's public seed: initial
+parameters, training samples, candidates of an evaluation. `SecretStreams` are for privacy noise,
+which protects nothing once it is known, and for secret cohorts; their root is drawn from the
+operating system for each run.
 
-Public streams are fast: Python code takes a numpy generator (`generator`); kernels take a 128-bit
-key (`key`), mix in each user's number and count upwards (`kernels.draw`). Secret streams are the
-words of a stream cipher, ChaCha20, under a key for each address (`words`): whoever sees some of
-them learns nothing of the others.
+Public streams are fast: Python code uses a numpy generator (`generator`); kernels use a 128-bit key
+(`key`), mix in the user's number and count upwards (`kernels.draw`). Secret streams are keystreams
+of ChaCha20 with one key per address (`words`): a part of one reveals nothing about the others.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ def new_key() -> str:
 
 
 class Words:
-    """The words of a stream cipher, one after the other, each read once."""
+    """A keystream of ChaCha20, read once, 64 bits at a time."""
 
     def __init__(self, key: bytes) -> None:
         self._keystream = Cipher(ChaCha20(key, bytes(16)), None).encryptor()
@@ -49,12 +47,12 @@ class Words:
 
 @dataclass(frozen=True)
 class Streams:
-    """Public streams, that everybody may know: from the run's seed."""
+    """Public random streams, derived from the run's seed."""
 
     seed: int
 
     def key(self, purpose: str, round_number: int = 0) -> Key:
-        """Return the 128-bit key of a purpose in a round, as two words; kernels add the user."""
+        """Return the 128-bit key of a purpose in a round as two words; kernels mix in the user."""
         digest = _digest(f"{self.seed}/{purpose}/{round_number}", 16)
         return np.frombuffer(digest, dtype=np.uint64).copy()
 
@@ -66,18 +64,18 @@ class Streams:
 
 @dataclass(frozen=True)
 class SecretStreams:
-    """Streams of noise and of hidden coins."""
+    """Secret random streams, for privacy noise and secret cohorts."""
 
     root: int | str
-    """A key, or the number of an experiment that is to be repeatable."""
+    """A secret key, or a seed for a reproducible experiment."""
 
     @classmethod
     def from_key(cls, key: str, *bound_to: str) -> SecretStreams:
-        """Return the streams of a key; bound to something else, it gives other numbers."""
+        """Return the streams of a key and a context; another context gives other streams."""
         return cls("/".join([key, *bound_to]))
 
     def words(self, purpose: str, round_number: int, user: int = -1) -> Words:
-        """Return the words of one address; ``user=-1`` is the server."""
+        """Return the keystream of one address; ``user=-1`` is the server."""
         return Words(_digest(f"{self.root}/{purpose}/{round_number}/{user}", 32))
 
 
@@ -87,37 +85,37 @@ def _digest(address: str, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class SecretRound:
-    """The secret streams in one round."""
+    """The secret streams of one round."""
 
     number: int
     streams: SecretStreams
 
     def words(self, purpose: str, user: int = -1) -> Words:
-        """Return the words of a purpose in this round, for a client or the server."""
+        """Return the keystream of a purpose in this round, for a client or the server."""
         return self.streams.words(purpose, self.number, user)
 
-    def of(self, somebody: str) -> SecretRound:
-        """Return somebody else's streams, where a simulation has to have them all."""
-        return SecretRound(self.number, SecretStreams(f"{self.streams.root}/{somebody}"))
+    def of(self, party: str) -> SecretRound:
+        """Return the streams of another party, which a simulation plays."""
+        return SecretRound(self.number, SecretStreams(f"{self.streams.root}/{party}"))
 
 
 PastNoise = Callable[[str, tuple[int, ...], Any, int], NDArray[np.float32]]
-"""(array of the upload, its shape, clients, round) -> the noise that these clients added then."""
+"""(name in the upload, shape, view of the clients, round) -> the noise that they added."""
 
-Guard = Callable[[Any, Any], Any]
-"""(gradients of a step as an update, clients) -> the same clipped and noised, in whole tables."""
+GradientNoise = Callable[[Any, Any], Any]
+"""(gradients of a step as an update, view of the clients) -> clipped and noised dense tables."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a client knows of the round it takes part in, besides what it received."""
+    """The round in which clients train: its number, public streams and local noise."""
 
     number: int
     streams: Streams
     past_noise: PastNoise | None = None
-    """What a client remembers of the noise on its own uploads, where it adds any."""
-    guard: Guard | None = None
-    """What makes a step's gradient safe to build on, where training itself is protected."""
+    """The noise on a client's own earlier uploads, under local noise."""
+    gradient_noise: GradientNoise | None = None
+    """Clips and noises the gradient of a step, under `privacy.mode = local-gradients`."""
 
     def key(self, purpose: str) -> Key:
         """Return the key of a purpose in this round."""

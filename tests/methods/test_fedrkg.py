@@ -13,7 +13,7 @@ from hushrec.kernels.inner_product import Model, Rates
 from hushrec.methods.baselines import LocalOnly
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.fedrkg import FedRKG
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 from hushrec.training.inner_product import first_score_function

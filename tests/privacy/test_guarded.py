@@ -10,7 +10,7 @@ from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
 from hushrec.privacy.clipping import FlatClip
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.protection import Protection
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 from hushrec.testing import clients_of
 
@@ -34,7 +34,9 @@ def tables_after(rows, protection, rounds=ROUNDS, secret=None, **options):
     for number in range(1, rounds + 1):
         # The server's table is given, and the same for neighbours: what was released before.
         received = {"guidance": shared["guidance"]} if number == 3 else {}
-        now = Round(number, streams, guard=protection.guard(SecretRound(number, secret)))
+        now = Round(
+            number, streams, gradient_noise=protection.gradient_noise(SecretRound(number, secret))
+        )
         fitted = method.fit(received, store.read(everybody), view, now)
         store.write(everybody, fitted.private)
         found.append(np.array(store.read(everybody)["table"]))

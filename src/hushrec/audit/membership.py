@@ -40,7 +40,7 @@ from hushrec.audit.canary import CONFIDENCE, certain_among, guessing_bound
 from hushrec.data.splitting import Split
 from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.privacy.accountant import Accountant
-from hushrec.private import store_bytes
+from hushrec.private.store import store_bytes
 from hushrec.serving.fold_in import fold_in
 from hushrec.streams import Streams
 

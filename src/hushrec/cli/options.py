@@ -22,16 +22,16 @@ from click.shell_completion import CompletionItem
 from click.types import FuncParamType
 
 from hushrec.config import DEFAULT_METHOD, names
-from hushrec.io.paths import checked
+from hushrec.io.files import checked_path
 
 
 def _left_as_given(name: str) -> str:
     """Check what may be a path, or the name of something."""
-    checked(name)
+    checked_path(name)
     return name
 
 
-PLACE = FuncParamType(checked)
+PLACE = FuncParamType(checked_path)
 """A file or a folder, as a `Path` that can be worked with."""
 PLACE.name = "path"
 SOURCE = FuncParamType(_left_as_given)

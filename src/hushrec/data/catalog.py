@@ -30,8 +30,7 @@ from hushrec.data.sources import CATALOG, DataSet, Folder, cache_dir
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import Heard, unheard
 from hushrec.errors import ConfigError, DataError, RunError, nearest
-from hushrec.io.files import fresh_file, scratch
-from hushrec.io.paths import checked
+from hushrec.io.files import atomic_file, checked_path, scratch_folder
 from hushrec.io.stored import read_arrays
 
 Progress = Callable[[int, int | None], None]
@@ -98,11 +97,11 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
         return _load_known(dataset, replace(folder, heard=heard))
     if name in names():
         return _load_imported(name)
-    if name and (checked(name).exists() or Path(name).suffix):
+    if name and (checked_path(name).exists() or Path(name).suffix):
         # The whole path is the name: a run must find its data again from anywhere.
         resolved = str(Path(name).resolve())
         data = read_interactions(name, asked, name=resolved, items=items, heard=heard)
-        listed = None if items is None else str(checked(items).resolve())
+        listed = None if items is None else str(checked_path(items).resolve())
         return replace(data, items_file=listed)
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
 
@@ -157,7 +156,7 @@ def fetch(name: str, progress: Progress | None = None) -> Folder:
         raise DataError(_how_to_get(dataset) if dataset.files else f"{name}: needs no download")
     target = cache_dir() / dataset.folder
     _make_folder(cache_dir())
-    with scratch(target.with_name(f".{target.name}.fetch")) as place:
+    with scratch_folder(target.with_name(f".{target.name}.fetch")) as place:
         archive = place / "archive.zip"
         _download(dataset, archive, progress)
         fresh = Folder(place)
@@ -262,7 +261,7 @@ def import_file(
         raise ConfigError(f"'{name}' is the name of a data set of the catalogue; choose another")
     if not name or name.startswith(".") or any(mark in name for mark in "/\\:\0"):
         raise ConfigError(f"'{name}' cannot be a name: no slashes, colons or leading dots")
-    checked(name)  # it will be the name of a file
+    checked_path(name)  # it will be the name of a file
     if _imported_path(name).exists() and not overwrite:
         raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
     data = read_interactions(path, columns, name=name, items=features.items, heard=heard)
@@ -282,7 +281,7 @@ def import_file(
                     arrays[f"feature/{owner}/{part}/{column_name}"] = np.asarray(value)
     path = _imported_path(name)
     _make_folder(path.parent)
-    with fresh_file(path) as partial, partial.open("wb") as file:
+    with atomic_file(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return data
 

@@ -9,7 +9,7 @@ import numpy as np
 from hushrec.data.splitting import Part
 from hushrec.evaluation.evaluator import Evaluator, PartRanks
 from hushrec.methods.baselines import Popularity, distinct_items
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 
 
 def popularity_ranks(evaluator: Evaluator, part: Part) -> PartRanks:

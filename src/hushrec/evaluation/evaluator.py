@@ -20,7 +20,7 @@ from hushrec.evaluation.groups import GateSums, Groups, group_means, popular_ite
 from hushrec.evaluation.metrics import parse_metric, summarise, tally
 from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled, top_k
 from hushrec.methods.base import Guided, Method, Private, Shared
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 from hushrec.serving.fold_in import fold_in
 from hushrec.streams import Streams
 

@@ -19,7 +19,7 @@ from hushrec.data.views import TrainView
 from hushrec.federation.messages import Download, Upload
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.protection import Protection
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 
 NOBODY: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -81,7 +81,9 @@ def take_part(
     """Train a stack of clients on what they received and keep: (what leaves them, what stays)."""
     number = download.round
     secret = SecretRound(number, task.secret)
-    now = Round(number, task.streams, protection.past_noise(task.secret), protection.guard(secret))
+    now = Round(
+        number, task.streams, protection.past_noise(task.secret), protection.gradient_noise(secret)
+    )
     fitted = task.method.fit(download.received, private, view, now)
     update = protection.protect(fitted.update, view, secret)
     return Upload(number, update, LossSum.of(fitted.losses)), fitted.private

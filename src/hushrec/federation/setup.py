@@ -26,7 +26,7 @@ from hushrec.privacy.guarantee import SILO
 from hushrec.privacy.plan import NoPlan, Plan
 from hushrec.privacy.protection import Mechanism, Protection
 from hushrec.privacy.public_data import check_declared, public_facts
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 from hushrec.streams import SecretStreams, Streams, new_key
 
 

@@ -1,8 +1,8 @@
-"""The one place that writes: a file or a folder appears whole or not at all, or it is a sentence.
+"""Atomic writes and checked paths; failed writes raise `DiskError`.
 
-What is written lies beside its place under a name of its own, is brought to the disk, and takes its
-place in one step. A process that fails clears it away; what a killed one left is cleared by whoever
-writes there next. Nobody writes the same thing twice at a time.
+A file or folder is written under a temporary name next to its target, synced, and renamed. A failed
+process removes its temporary files; the next writer removes those of a killed process. A lock keeps
+two processes from writing the same target. Paths that users give pass through `checked_path`.
 """
 
 from __future__ import annotations
@@ -18,36 +18,40 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from hushrec.errors import DiskError, RunError
+from hushrec.errors import ConfigError, DiskError, RunError
 
 PARTIAL = ".partial"
 UNFINISHED, FINISHED = ".unfinished", ".finished"
-"""Inside a folder that was there already: what is to be in it, before and after it is whole."""
+"""Subfolders of an existing empty target: its content while it is written, and once complete."""
 LOCK = ".lock"
+LONGEST_NAME = 200
+"""Bytes of a file name; file systems allow 255, and temporary names are longer."""
+SHOWN_PATH = 80
+"""Characters of a path in an error message."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write into a sentence; what was complete before stays as it was."""
+    """Raise `DiskError` for a failed write."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        # safetensors wraps the operating system's error in a text.
+        # safetensors has the operating system's error number in its message only.
         numbers = {
             getattr(error, "errno", None),
             *map(int, re.findall(r"os error (\d+)", str(error))),
         }
         if numbers & FULL:
-            reason = "the disk is full: free some space and try again; what was there is intact"
+            reason = "the disk is full: free some space and try again; existing files are intact"
         else:
             reason = getattr(error, "strerror", None) or str(error)
         raise DiskError(f"cannot write {path}: {reason}") from None
 
 
 @contextmanager
-def fresh_file(path: Path, *, secret: bool = False) -> Iterator[Path]:
-    """Give a file to fill that takes the place of ``path``; a secret one only we may read."""
+def atomic_file(path: Path, *, secret: bool = False) -> Iterator[Path]:
+    """Yield a temporary file that replaces ``path`` at the end; a secret one has mode 0600."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     with writing(path), _alone(partial, 0o600 if secret else 0o666):
         try:
@@ -61,18 +65,18 @@ def fresh_file(path: Path, *, secret: bool = False) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a file."""
-    with fresh_file(path, secret=secret) as partial:
+    """Write a file atomically."""
+    with atomic_file(path, secret=secret) as partial:
         partial.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of text."""
+    """Write a text file atomically."""
     write_bytes(path, text.encode())
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file that grows; one that a killed process cut short is ended first."""
+    """Append a line; an incomplete last line of a killed process is terminated first."""
     with writing(path), path.open("ab+", buffering=0) as file:
         length = file.tell()
         if length:
@@ -87,8 +91,8 @@ def append_line(path: Path, line: str) -> None:
 
 
 @contextmanager
-def filling(folder: Path, *, secret: bool = False) -> Iterator[Path]:
-    """Give a folder to fill whose content ``folder`` gets, which is missing or empty till then."""
+def atomic_folder(folder: Path, *, secret: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder that becomes ``folder``, which must be missing or empty."""
     require_empty(folder)
     inside, made = folder.is_dir(), missing(folder)
     partial = folder / UNFINISHED if inside else folder.with_name(f".{folder.name}{PARTIAL}")
@@ -111,8 +115,8 @@ def filling(folder: Path, *, secret: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
-    """Give an empty folder for as long as it is needed; what a killed process left goes first."""
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder, removed at the end; leftovers of a killed process are removed."""
     with writing(folder):
         folder.mkdir(0o700, parents=True, exist_ok=True)
         with _alone(folder / LOCK):
@@ -124,13 +128,13 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 
 def require_empty(folder: Path) -> None:
-    """Refuse a place where something is."""
+    """Refuse a path that exists and is not an empty folder."""
     if not is_free(folder):
-        raise RunError(f"{folder} exists already and is not empty: choose another place")
+        raise RunError(f"{folder} exists already and is not empty: choose another folder")
 
 
 def is_free(folder: Path) -> bool:
-    """Say whether nothing is there; what is left of an interrupted filling does not count."""
+    """Return whether a path is missing or an empty folder; interrupted writes do not count."""
     if not folder.is_dir():
         return not folder.exists()
     with writing(folder):
@@ -139,26 +143,26 @@ def is_free(folder: Path) -> bool:
 
 
 def missing(folder: Path) -> list[Path]:
-    """Return the folders that have to be made for this one to be there, itself first."""
+    """Return the folder and its parents that do not exist, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of these folders that are empty."""
+    """Remove the empty ones of these folders."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
 def clear(folder: Path, *, but: str = "") -> None:
-    """Empty a folder."""
+    """Remove all content of a folder, except one name."""
     for path in folder.iterdir():
         if path.name != but:
             remove(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -166,7 +170,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -184,12 +188,12 @@ def _move_up(folder: Path) -> None:
 
 @contextmanager
 def _alone(path: Path, mode: int = 0o600) -> Iterator[None]:
-    """Make a file, or take over what a killed process left of it, and let nobody else have it."""
+    """Create or take over a file and lock it against other processes."""
     number = os.open(path, os.O_CREAT | os.O_RDWR, mode)
     try:
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Somebody may have finished with it after we opened it.
+            # Another process may have removed or replaced it since it was opened.
             mine = path.exists() and os.path.samestat(os.fstat(number), path.stat())
         except BlockingIOError:
             mine = False
@@ -201,3 +205,49 @@ def _alone(path: Path, mode: int = 0o600) -> Iterator[None]:
         yield
     finally:
         os.close(number)
+
+
+def checked_path(path: str | Path) -> Path:
+    """Return a usable path, or raise `ConfigError` with the reason; the file need not exist.
+
+    A symbolic link at the end of the path, or a path such as ``.``, is resolved.
+    """
+    text = os.fspath(path)
+    if not text:
+        raise ConfigError("the path is empty: give the name of a file or a folder")
+    if "\0" in text:
+        raise ConfigError(f"{shown_path(text)}: a path cannot hold a zero byte")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{shown_path(text)}: the name is not UTF-8, so it could not be written down: rename it"
+        ) from None
+    given = Path(text)
+    longest = max((len(os.fsencode(part)) for part in given.parts), default=0)
+    if longest > LONGEST_NAME:
+        raise ConfigError(
+            f"{shown_path(text)}: a name of {longest} bytes is too long: use at most {LONGEST_NAME}"
+        )
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            given.stat()
+        named = given.name not in ("", "..") and not given.is_symlink()
+        real = given.resolve()
+        # A pipe under /proc exists although the target of its link does not.
+        usable = given if named or (given.exists() and not real.exists()) else real
+    except OSError as error:  # also if the working folder was removed
+        raise ConfigError(f"{shown_path(text)}: {error.strerror}") from None
+    if not usable.name:
+        raise ConfigError(
+            f"{shown_path(text)} is the file system's root: name a file or folder inside it"
+        )
+    return usable
+
+
+def shown_path(path: str | Path) -> str:
+    """Return a path for an error message: printable and shortened."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    if len(text) > SHOWN_PATH:
+        text = f"{text[: SHOWN_PATH // 2]}…{text[-SHOWN_PATH // 2 :]}"
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

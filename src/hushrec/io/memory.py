@@ -1,6 +1,6 @@
-"""What memory there is and what was used of it.
+"""Available memory and peak usage.
 
-Ask before allocating: the system would grant the memory and kill the process later.
+Large allocations are checked first: Linux grants memory that it lacks and kills the process later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hushrec.errors import ConfigError
 
 
 def require_memory(size: int, what: str, instead: str) -> None:
-    """Refuse before allocating what the machine does not have."""
+    """Raise `ConfigError` if ``size`` bytes are not available; ``instead`` is the advice."""
     available = _kilobytes("/proc/meminfo", "MemAvailable:") or _physical_memory()
     if size > available:
         raise ConfigError(
@@ -24,8 +24,8 @@ def require_memory(size: int, what: str, instead: str) -> None:
 
 
 def peak_rss_bytes() -> int:
-    """Return the most memory this program ever held."""
-    # What getrusage says survives exec: a child would start with the size of its parent.
+    """Return the peak resident set size of this process."""
+    # getrusage counts from before exec: a child would start with the size of its parent.
     own = _kilobytes("/proc/self/status", "VmHWM:")
     if own is not None:
         return own

@@ -1,4 +1,4 @@
-"""`Rows`: a result as a table, for whatever library of frames is at hand, and for none."""
+"""`Rows`: a table of results, with conversion to pandas, polars and Arrow."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, overload
 from hushrec.errors import MissingExtraError, plain
 
 SHOWN = 10
-"""Rows that are printed of a long table, half of them its first."""
+"""Rows of a long table that are printed, half from its beginning and half from its end."""
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """Rows with named columns. A row is a dict, ``rows.columns`` has the columns as lists.
+    """A table with named columns; each row is a dict, ``rows.columns`` holds the columns as lists.
 
-    ``rows.to_pandas()``, ``rows.to_polars()``; whoever reads Arrow's stream takes it as it is.
+    Libraries that read the Arrow stream interface accept it directly.
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -23,26 +23,26 @@ class Rows(Sequence[dict[str, Any]]):
 
     @classmethod
     def of(cls, names: Iterable[str], rows: Sequence[Sequence[Any]]) -> Rows:
-        """Make a table of rows."""
+        """Make a table from column names and rows."""
         return cls({name: [row[k] for row in rows] for k, name in enumerate(names)})
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
 
     @overload
-    def __getitem__(self, place: int) -> dict[str, Any]: ...
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
     @overload
-    def __getitem__(self, place: slice) -> Rows: ...
-    def __getitem__(self, place: int | slice) -> dict[str, Any] | Rows:
-        found = {name: entries[place] for name, entries in self.columns.items()}
-        return Rows(found) if isinstance(place, slice) else found
+    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Rows:
+        selected = {name: entries[index] for name, entries in self.columns.items()}
+        return Rows(selected) if isinstance(index, slice) else selected
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
     def where(self, **wanted: Any) -> Rows:
-        """Return the rows with these entries, as in ``rows.where(metric="hr@10")``."""
-        kept = [row for row in self if all(row[name] == at for name, at in wanted.items())]
+        """Return the rows with these values, as in ``rows.where(metric="hr@10")``."""
+        kept = [row for row in self if all(row[name] == value for name, value in wanted.items())]
         return Rows.of(self.columns, [list(row.values()) for row in kept])
 
     def to_pandas(self) -> Any:
@@ -73,7 +73,7 @@ class Rows(Sequence[dict[str, Any]]):
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
-        lines = [list(self.columns), *(_words(row) for row in self._shown())]
+        lines = [list(self.columns), *(_formatted(row) for row in self._shown())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [
             "  ".join(
@@ -81,16 +81,16 @@ class Rows(Sequence[dict[str, Any]]):
             ).rstrip()
             for line in lines
         ]
-        left = len(self) - len(lines) + 1
-        if left:
-            text.insert(1 + SHOWN // 2, f"… {left:,} more rows …")
+        hidden = len(self) - len(lines) + 1
+        if hidden:
+            text.insert(1 + SHOWN // 2, f"… {hidden:,} more rows …")
         return "\n".join(text)
 
     def _repr_html_(self) -> str:
         def row(tag: str, entries: Iterable[str]) -> str:
             return "<tr>" + "".join(f"<{tag}>{escape(one)}</{tag}>" for one in entries) + "</tr>"
 
-        body = "".join(row("td", _words(entries)) for entries in self._shown())
+        body = "".join(row("td", _formatted(entries)) for entries in self._shown())
         head = row("th", self.columns)
         return f"<table>{head}{body}</table><p>{len(self):,} rows</p>"
 
@@ -100,5 +100,5 @@ class Rows(Sequence[dict[str, Any]]):
         return [*self[: SHOWN // 2], *self[len(self) - SHOWN // 2 :]]
 
 
-def _words(row: Mapping[str, Any]) -> list[str]:
-    return [f"{at:.4f}" if isinstance(at, float) else plain(at) for at in row.values()]
+def _formatted(row: Mapping[str, Any]) -> list[str]:
+    return [f"{value:.4f}" if isinstance(value, float) else plain(value) for value in row.values()]

@@ -29,11 +29,11 @@ from hushrec.aggregation import Total, Update, UploadShape
 from hushrec.config import Settings, find, names
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
-from hushrec.private.fields import PerClient as PerClient
-from hushrec.private.fields import PerClientRows as PerClientRows
-from hushrec.private.fields import PerClientTable as PerClientTable
-from hushrec.private.fields import Private as Private
-from hushrec.private.fields import PrivateFields as PrivateFields
+from hushrec.private import PerClient as PerClient
+from hushrec.private import PerClientRows as PerClientRows
+from hushrec.private import PerClientTable as PerClientTable
+from hushrec.private import Private as Private
+from hushrec.private import PrivateFields as PrivateFields
 from hushrec.streams import Round, Streams
 
 Array = NDArray[Any]
@@ -256,22 +256,22 @@ class Explains(ABC):
         """Name, for every client and each of its items [clients, places], who spoke for it most."""
 
 
-class GuardsSteps(ABC):
-    """What is uploaded is made of the gradients of steps, each of which can be clipped and noised.
+class NoisesGradients(ABC):
+    """A method whose uploads are made of gradients that can be clipped and noised one by one.
 
-    Where `Round.guard` is given, `fit` takes one step a round on what it uploads, and takes it with
-    what the guard makes of the gradient.
+    If `Round.gradient_noise` is given, `fit` takes one step a round on what it uploads, with the
+    gradient that `gradient_noise` returns.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def gradient_shape(self, view: TrainView) -> UploadShape:
-        """Return what a step's gradient looks like; refuse options under which there is no such."""
+        """Return the shape of a step's gradient; refuse options under which there is none."""
 
     @abstractmethod
-    def unguarded(self) -> str | None:
-        """Say what else of a client's data gets into what it uploads; None if nothing does."""
+    def uncovered(self) -> str | None:
+        """Return why noised gradients do not cover the whole upload; None if they do."""
 
 
 class SharesBudget(ABC):

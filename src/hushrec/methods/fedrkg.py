@@ -49,10 +49,10 @@ from hushrec.kernels.row_networks import RowSamples
 from hushrec.methods.base import (
     Between,
     Fitted,
-    GuardsSteps,
     Guided,
     Method,
     MethodConfig,
+    NoisesGradients,
     OneOf,
     OwnTable,
     PerClient,
@@ -66,7 +66,7 @@ from hushrec.methods.base import (
     no_own_table,
 )
 from hushrec.methods.shared.options import SEARCH, InnerProductConfig
-from hushrec.streams import Guard, Round, Streams
+from hushrec.streams import GradientNoise, Round, Streams
 from hushrec.training.inner_product import (
     Descent,
     apply_mean,
@@ -114,7 +114,7 @@ class FedRKGConfig(InnerProductConfig):
     """Rates of vector and table shrink by this factor from one round to the next."""
 
 
-class FedRKG(Method, Tunable, OwnTable, Guided, GuardsSteps):
+class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
     """Private tables that are guided by their mean from time to time."""
 
     name = "fedrkg"
@@ -199,8 +199,8 @@ class FedRKG(Method, Tunable, OwnTable, Guided, GuardsSteps):
             tables.flags.writeable = False
         kept, rows, losses = self._trained(tables, private, view, now)
         own: Array | ClientRows = rows
-        if now.guard is not None:
-            own = self._guarded(tables, rows, view, now, now.guard)
+        if now.gradient_noise is not None:
+            own = self._noised(tables, rows, view, now, now.gradient_noise)
         uploads = config.guidance != "none" and now.number % config.interval == 0
         update = Update(len(view))
         if isinstance(own, ClientRows) and (guided or uploads):
@@ -219,7 +219,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, GuardsSteps):
         config, two_steps = self.config, self.config.backbone == "pfedrec"
         descent = Descent(*self._rates(view, now), two_steps=two_steps, clip=config.clip)
         pace = config.pace
-        if now.guard is not None:
+        if now.gradient_noise is not None:
             most = int(view.positives.lengths.max(initial=1)) * (1 + config.negatives)
             pace = pace._replace(batch=max(1, most))
         kept = {name: np.array(private[name]) for name in private if name in ("vector", "bias")}
@@ -238,14 +238,14 @@ class FedRKG(Method, Tunable, OwnTable, Guided, GuardsSteps):
         own, item = self.config.rates(view.n_items)
         return own * decayed, item * decayed
 
-    def _guarded(
-        self, tables: Array, rows: ClientRows, view: TrainView, now: Round, guard: Guard
+    def _noised(
+        self, tables: Array, rows: ClientRows, view: TrainView, now: Round, noise: GradientNoise
     ) -> Array:
         """Take the step on the tables again, with its gradient clipped and noised."""
         rate = np.float32(self._rates(view, now)[1])
         owner = np.repeat(np.arange(len(view)), np.diff(rows.indptr))
         gradient = ClientRows(rows.indptr, rows.ids, (tables[owner, rows.ids] - rows.rows) / rate)
-        safe = guard(Update(len(view), rows={GRADIENT: gradient}), view)
+        safe = noise(Update(len(view), rows={GRADIENT: gradient}), view)
         stepped: Array = tables - rate * safe.dense[GRADIENT]
         return stepped
 
@@ -266,7 +266,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, GuardsSteps):
             raise ConfigError("item_rate = 0: there is no step on the item table to be noised")
         return UploadShape(view.n_items, {GRADIENT: config.d}, {})
 
-    def unguarded(self) -> str | None:
+    def uncovered(self) -> str | None:
         """Name the gate, where it is trained."""
         if self.config.guidance == "adaptive" and self.config.gate_epochs:
             return (

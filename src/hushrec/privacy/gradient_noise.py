@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hushrec.data.views import CohortConfig, TrainView
 from hushrec.errors import ConfigError
-from hushrec.methods.base import GuardsSteps, Method
+from hushrec.methods.base import Method, NoisesGradients
 from hushrec.privacy.calibration import Schedule, make_plan
 from hushrec.privacy.clipping import FlatClip
 from hushrec.privacy.config import PrivacyConfig
@@ -27,12 +27,12 @@ def guarded_plan(
     All that a client uploads is made of those gradients, as they are clipped and noised, and of
     what the server sent: so they are what is accounted for, uploaded or not.
     """
-    if not isinstance(method, GuardsSteps):
+    if not isinstance(method, NoisesGradients):
         raise ConfigError(
             f"{method.name} takes no steps that are noised one by one: use --privacy "
             "local-gaussian, which noises what it uploads"
         )
-    leak = method.unguarded()
+    leak = method.uncovered()
     if leak is not None and config.epsilon is not None:
         raise ConfigError(f"{leak}; or use --scale to have the noise without a guarantee")
     schedule = Schedule(method.gradient_shape(nobody), rounds)

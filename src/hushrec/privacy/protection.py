@@ -17,7 +17,7 @@ from hushrec.aggregation import Aggregate, Steps, Total, Update, UploadShape
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels.clipping import ascending_keys, distinct_rows
-from hushrec.streams import Guard, PastNoise, SecretRound, SecretStreams
+from hushrec.streams import GradientNoise, PastNoise, SecretRound, SecretStreams
 
 
 class Mechanism:
@@ -189,7 +189,7 @@ class Protection:
         remembered = (mechanism.past_noise(streams) for mechanism in self.mechanisms)
         return next((noise for noise in remembered if noise is not None), None)
 
-    def guard(self, secret: SecretRound) -> Guard | None:
+    def gradient_noise(self, secret: SecretRound) -> GradientNoise | None:
         """Return what makes a step's gradient safe to build on, where steps are protected."""
         if self.steps is None:
             return None

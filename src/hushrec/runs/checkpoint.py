@@ -17,7 +17,7 @@ from hushrec.io.codec import Arrays
 from hushrec.io.files import remove
 from hushrec.methods.base import Shared, Staged
 from hushrec.privacy.budgets import Ledger
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 from hushrec.runs.folder import FINAL, RunFolder
 
 LEDGER = "ledger"

@@ -46,9 +46,10 @@ from hushrec.io.files import (
     LOCK,
     PARTIAL,
     append_line,
+    atomic_file,
+    atomic_folder,
+    checked_path,
     clear,
-    filling,
-    fresh_file,
     is_free,
     missing,
     remove,
@@ -57,9 +58,8 @@ from hushrec.io.files import (
     write_text,
     writing,
 )
-from hushrec.io.paths import checked
 from hushrec.io.stored import Stored
-from hushrec.private import WORKSPACE
+from hushrec.private.store import WORKSPACE
 from hushrec.runs.formats import Line, State, Summary
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -81,7 +81,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, experiment: Experiment, seeds: Sequence[int] = ()) -> RunFolder:
         """Start a run folder, with several ``seeds`` or the experiment's, where nothing is yet."""
-        with filling(path) as folder:
+        with atomic_folder(path) as folder:
             (folder / "config.toml").write_text(experiment.to_toml(), "utf-8")
             if seeds:
                 (folder / SEEDS).write_text(json.dumps({"seeds": list(seeds)}), "utf-8")
@@ -90,7 +90,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """Open an existing run folder."""
-        path = checked(path)
+        path = checked_path(path)
         bring_back(path)
         if not path.is_dir():
             raise RunError(f"{path}: no such run folder")
@@ -170,7 +170,7 @@ class RunFolder:
 
     def write_arrays(self, name: str, arrays: Arrays) -> None:
         """Write an npz file."""
-        with fresh_file(self.path / name) as partial, partial.open("wb") as file:
+        with atomic_file(self.path / name) as partial, partial.open("wb") as file:
             payload: dict[str, Any] = dict(arrays)
             np.savez_compressed(file, **payload)
 
@@ -192,7 +192,7 @@ class RunFolder:
         self, name: str, state: Mapping[str, Any], files: Iterable[tuple[str, Arrays]]
     ) -> None:
         """Write a checkpoint that appears whole or not at all, then drop the older ones."""
-        with filling(self.path / "checkpoint" / name) as folder:
+        with atomic_folder(self.path / "checkpoint" / name) as folder:
             digests = {}
             for file, arrays in files:
                 target = folder / f"{file}.safetensors"

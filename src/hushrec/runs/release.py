@@ -35,8 +35,7 @@ from safetensors.numpy import save
 from hushrec.data.catalog import names
 from hushrec.errors import RunError
 from hushrec.federation.experiment import Experiment
-from hushrec.io.files import LOCK, filling
-from hushrec.io.paths import checked
+from hushrec.io.files import LOCK, atomic_folder, checked_path
 from hushrec.methods.base import Method, Shared
 from hushrec.privacy.guarantee import NO_GUARANTEE, Guarantee
 from hushrec.runs.run import Run
@@ -85,8 +84,8 @@ class Covered:
 def release(run: Run, path: str | Path) -> Path:
     """Write what a run's guarantee covers into a new folder; refuse a run that has none."""
     refuse_uncovered(run)
-    folder = checked(path)
-    with filling(folder) as fresh:
+    folder = checked_path(path)
+    with atomic_folder(folder) as fresh:
         write_release(covered(run), fresh)
     return folder
 

@@ -26,10 +26,10 @@ from hushrec.federation.backends.simulation import usable_cores
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import State
 from hushrec.federation.setup import Prepared
-from hushrec.io.paths import checked
+from hushrec.io.files import checked_path
 from hushrec.io.rows import Rows
 from hushrec.methods.base import Explains, Method, Shared
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 from hushrec.runs.checkpoint import SELECTED, Diary, alike, load_model, restore_private
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import FINAL, RunFolder, new_place, read_ranks
@@ -176,7 +176,7 @@ class Run:
         if self.unsaved is None:
             where = "" if self.folder is None else f" in {self.folder.path}"
             raise RunError(f"this run is saved already{where}: copy that folder")
-        place = checked(path)
+        place = checked_path(path)
         with new_place(place, overwrite=overwrite) as here:
             folder = RunFolder.create(here, self.experiment)
             self.unsaved.write(folder)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from hushrec.errors import ConfigError, RunError
-from hushrec.io.files import filling, remove, require_empty, writing
-from hushrec.io.paths import checked
+from hushrec.io.files import atomic_folder, checked_path, remove, require_empty, writing
 from hushrec.methods.base import Method, Shared
 from hushrec.methods.statistics.fedmix import FedMix
 from hushrec.methods.statistics.pair_weights import ItemPairs
@@ -84,7 +83,7 @@ def export(run: Trained, path: str | Path, **asked: Unpack[BundleForm]) -> Path:
     neighbours, precision = asked.get("neighbours"), asked.get("precision", "half")
     if neighbours is not None and neighbours < 1:
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
-    folder = checked(path)
+    folder = checked_path(path)
     replaces = _is_bundle(folder)
     if replaces and not asked.get("overwrite", False):
         raise RunError(
@@ -118,7 +117,7 @@ def export(run: Trained, path: str | Path, **asked: Unpack[BundleForm]) -> Path:
     new, old = (folder.with_name(f".{folder.name}.{mark}") for mark in ("new", "replaced"))
     if replaces:
         remove(new)
-    with filling(new if replaces else folder) as fresh:
+    with atomic_folder(new if replaces else folder) as fresh:
         (fresh / MODEL).write_bytes(content)
         (fresh / MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False, indent=1), "utf-8")
     if replaces:

@@ -6,7 +6,7 @@ import numpy as np
 
 from hushrec.data.views import TrainView, chunks
 from hushrec.methods.base import Method, Private, Shared
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 from hushrec.streams import Round, Streams
 
 PASSES = 20

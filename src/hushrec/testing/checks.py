@@ -20,7 +20,7 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 
 Array = NDArray[Any]
 

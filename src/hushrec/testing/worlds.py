@@ -14,7 +14,7 @@ from hushrec.federation.backends.simulation import THIS_MACHINE, InProcess, Mach
 from hushrec.federation.client import Task
 from hushrec.methods.base import Method
 from hushrec.privacy.protection import Protection
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 from hushrec.streams import SecretRound, SecretStreams, Streams
 
 N_USERS, N_ITEMS, N_GROUPS = 60, 60, 3

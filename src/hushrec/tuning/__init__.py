@@ -29,7 +29,7 @@ from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
 from hushrec.federation.experiment import Experiment, make_experiment
 from hushrec.federation.rounds import NoJournal, RoundReport, run_rounds
 from hushrec.federation.setup import prepare
-from hushrec.io.files import append_line, filling, is_free, write_text
+from hushrec.io.files import append_line, atomic_folder, is_free, write_text
 from hushrec.io.stored import checked, parse_json, read_json, read_text
 from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
 from hushrec.privacy.plan import NoPlan
@@ -293,7 +293,7 @@ def _open(folder: Path, base: Experiment, space: SearchSpace) -> Search:
     if not file.exists():
         if not is_free(folder):
             raise RunError(f"{folder} is not empty and holds no search; choose another --out")
-        with filling(folder) as fresh:
+        with atomic_folder(folder) as fresh:
             (fresh / file.name).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     if read_json(file) != about:
         raise RunError(

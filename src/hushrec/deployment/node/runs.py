@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 
 from hushrec.deployment.node.database import NodeStore
 from hushrec.errors import MessageError
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 
 
 @dataclass(frozen=True)

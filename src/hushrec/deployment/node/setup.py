@@ -26,8 +26,8 @@ from hushrec.federation.requests import Terms
 from hushrec.federation.setup import agreed_plan, agreed_task, check_asked
 from hushrec.privacy.budgets import by_feature
 from hushrec.privacy.plan import Plan
-from hushrec.private import PrivateStore
-from hushrec.private.fields import PrivateFields
+from hushrec.private import PrivateFields
+from hushrec.private.store import PrivateStore
 from hushrec.streams import Streams
 
 

@@ -19,7 +19,7 @@ from hushrec.federation.requests import LookRequest, TrainRequest
 from hushrec.io.codec import Arrays
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 from hushrec.streams import SecretStreams
 
 

@@ -38,7 +38,7 @@ from hushrec.deployment.provisioning.keys import (
 from hushrec.errors import ConfigError
 from hushrec.federation.contract import Agreement
 from hushrec.federation.setup import plan_privacy
-from hushrec.io.files import filling, require_empty, write_bytes
+from hushrec.io.files import atomic_folder, require_empty, write_bytes
 from hushrec.secagg.keys import Identity
 from hushrec.streams import Streams
 
@@ -111,7 +111,7 @@ def make_federation(folder: Path, federation: Federation) -> Made:
     require_empty(folder)
     # What can be refused is refused before there is a folder.
     shares = _shares(federation)
-    with filling(folder, secret=True) as fresh:
+    with atomic_folder(folder, secret=True) as fresh:
         given = _write(fresh, federation, shares)
     return Made(folder, given)
 

@@ -23,7 +23,7 @@ from hushrec.federation.messages import Download
 from hushrec.io.codec import Arrays
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 
 
 @dataclass(frozen=True)

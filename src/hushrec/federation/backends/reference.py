@@ -25,7 +25,7 @@ from hushrec.federation.messages import Download, Expected, Upload
 from hushrec.io.codec import Arrays, payload
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 
 ALONE = np.zeros(1, np.int64)
 

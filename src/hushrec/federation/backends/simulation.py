@@ -24,7 +24,7 @@ from hushrec.federation.messages import Download
 from hushrec.io.codec import Arrays
 from hushrec.methods.base import Shared, is_marked
 from hushrec.privacy.protection import Protection
-from hushrec.private import PrivateStore
+from hushrec.private.store import PrivateStore
 
 STACK_INTERACTIONS = 3072
 """Training interactions per stack of clients: enough to keep the interpreter idle, few enough for
