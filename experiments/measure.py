@@ -20,7 +20,7 @@ from hushrec.analysis.run import groups_of, guidance_effects, whose_table
 from hushrec.api import Conduct, Run, train_seeds
 from hushrec.data import Interactions
 from hushrec.errors import DivergedError
-from hushrec.evaluation.metrics import parse_metric, summarise
+from hushrec.evaluation.metrics import summarise, user_metric
 from hushrec.federation.experiment import make_experiment
 from hushrec.privacy.published_tables import ROUNDS, cells
 from hushrec.runs.folder import RunFolder, read_ranks
@@ -149,7 +149,7 @@ def _groups(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
 
 def _is_metric(name: str) -> bool:
     try:
-        parse_metric(name)
+        user_metric(name)
     except hushrec.HushrecError:
         return False
     return True

@@ -16,15 +16,22 @@ from scipy.stats import hypergeom
 
 from hushrec.errors import ConfigError, InputError
 from hushrec.evaluation.metrics import (
+    AUC,
+    NDCG,
+    Coverage,
+    HitRate,
     Metric,
-    coverage,
+    PopularityBias,
+    ReciprocalRank,
+    SingleTargetNDCG,
     parse_metric,
     per_user,
-    popularity_bias,
     summarise,
     tally,
+    user_metric,
 )
 from hushrec.evaluation.ranking import Ranks, rank_full
+from hushrec.testing import MetricContract
 
 KS = (1, 2, 3, 5, 10)
 AT_K = {"hr": Success, "ndcg": nDCG, "recall": R, "precision": P, "mrr": RR}
@@ -223,8 +230,8 @@ def test_nobody_changes_nothing_and_has_no_mean() -> None:
 
 
 def test_names() -> None:
-    assert parse_metric("ndcg@20") == Metric("ndcg", 20)
-    assert parse_metric("auc") == Metric("auc", None)
+    assert parse_metric("ndcg@20") == NDCG(20)
+    assert parse_metric("auc") == AUC()
     with pytest.raises(ConfigError, match="did you mean 'ndcg'"):
         parse_metric("ndgc@10")
     for name in ("hr", "hr@", "hr@0", "hr@-1", "hr@1.5", "hr@ten", "hr@010", "hr@10 "):
@@ -234,17 +241,69 @@ def test_names() -> None:
         parse_metric("auc@10")
 
 
+def test_metrics_of_lists_have_no_value_of_a_user() -> None:
+    assert parse_metric("coverage@20") == Coverage(20)
+    with pytest.raises(ConfigError, match="one of lists, no user has a value"):
+        user_metric("coverage@20")
+
+
 def test_coverage_counts_items_in_any_list() -> None:
-    assert coverage(np.array([[0, 1], [1, -1]], np.int32), 8) == 0.25
-    assert coverage(np.full((2, 2), -1, np.int32), 8) == 0
+    catalogue = np.zeros(8, np.int64)
+    assert Coverage(2).value(np.array([[0, 1], [1, -1]], np.int32), catalogue) == 0.25
+    assert Coverage(2).value(np.full((2, 2), -1, np.int32), catalogue) == 0
     with pytest.raises(InputError):
-        coverage(np.zeros((0, 2), np.int32), 0)
+        Coverage(2).value(np.zeros((0, 2), np.int32), catalogue[:0])
 
 
 def test_popularity_bias_by_hand() -> None:
     counts = np.array([50, 2, 2, 0])  # percentiles 7/8, 4/8, 4/8, 1/8
+    popularity_bias = PopularityBias(2).value
     assert popularity_bias(np.array([[0, 1], [0, -1]], np.int32), counts) == pytest.approx(0.75)
     assert popularity_bias(np.array([[3]], np.int32), counts) == 0.125
     assert popularity_bias(np.arange(4, dtype=np.int32)[None], counts) == 0.5
     with pytest.raises(InputError):
         popularity_bias(np.full((1, 2), -1, np.int32), counts)
+
+
+class TestHitRate(MetricContract):
+    metric = HitRate
+
+
+class TestReciprocalRank(MetricContract):
+    metric = ReciprocalRank
+
+
+class TestNDCG(MetricContract):
+    metric = NDCG
+
+
+class TestSingleTargetNDCG(MetricContract):
+    metric = SingleTargetNDCG
+
+
+class TestAUC(MetricContract):
+    metric = AUC
+
+
+class FirstPlaces(Metric):
+    """Not an expectation: the best rank of a tied group counts, and values leave [0, 1]."""
+
+    def values(self, ranks: Ranks) -> NDArray[np.float64]:
+        return np.asarray((ranks.ahead[ranks.indptr[:-1]] < self.k) * 2.0)
+
+
+def test_the_contract_bites() -> None:
+    contract = type("Contract", (MetricContract,), {"metric": FirstPlaces})()
+    with pytest.raises(AssertionError, match="larger than 1"):
+        contract.test_values_lie_between_0_and_1()
+    with pytest.raises(AssertionError):
+        contract.test_a_tie_is_the_mean_over_all_orders()
+
+
+def test_a_metric_outside_its_range_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hushrec.evaluation.metrics.find", lambda group, name: FirstPlaces)
+    with pytest.raises(ConfigError, match="one value between 0 and 1"):
+        summarise(ranked(np.array([[1, 0]]), [[0]]), ["first@1"])
+    monkeypatch.setattr("hushrec.evaluation.metrics.find", lambda group, name: len)
+    with pytest.raises(ConfigError, match=r"entry point 'first' of hushrec\.metrics"):
+        parse_metric("first@1")

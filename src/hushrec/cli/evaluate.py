@@ -17,7 +17,7 @@ from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError
 from hushrec.evaluation.adaptation import adaptation_curve
 from hushrec.evaluation.evaluator import Evaluator
-from hushrec.evaluation.metrics import parse_metric
+from hushrec.evaluation.metrics import parse_metric, user_metric
 from hushrec.federation.backends.simulation import usable_cores
 from hushrec.methods.base import facts_of
 from hushrec.reporting import tables
@@ -55,7 +55,7 @@ def evaluate_command(
     hushrec evaluate runs/privrec --adaptation
     """
     for name in metrics:
-        parse_metric(name, lists=not adaptation)
+        (user_metric if adaptation else parse_metric)(name)
     run = Run.open(folder)
     threads = threads or usable_cores()
     if adaptation:

@@ -1,27 +1,19 @@
 """Rank held-out items, turn ranks into metrics, and say which differences are real."""
 
-from hushrec.evaluation.metrics import (
-    Metric,
-    coverage,
-    parse_metric,
-    per_user,
-    popularity_bias,
-    summarise,
-)
+from hushrec.evaluation.metrics import ListMetric, Metric, parse_metric, per_user, summarise
 from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled, top_k
 from hushrec.evaluation.significance import PairedTest, bootstrap_interval, holm, paired_test
 
 __all__ = [
+    "ListMetric",
     "Metric",
     "PairedTest",
     "Ranks",
     "bootstrap_interval",
-    "coverage",
     "holm",
     "paired_test",
     "parse_metric",
     "per_user",
-    "popularity_bias",
     "rank_full",
     "rank_sampled",
     "summarise",

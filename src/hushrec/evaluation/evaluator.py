@@ -17,7 +17,7 @@ from hushrec.config import Clients, Settings
 from hushrec.data.splitting import Part, Split
 from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.evaluation.groups import GateSums, Groups, group_means, popular_items, user_groups
-from hushrec.evaluation.metrics import parse_metric, summarise, tally
+from hushrec.evaluation.metrics import summarise, tally, user_metric
 from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled, top_k
 from hushrec.methods.base import Guided, Method, Private, Shared
 from hushrec.private.store import PrivateStore
@@ -54,7 +54,7 @@ class EvaluationConfig(Settings):
     @field_validator("select")
     @classmethod
     def _known_metric(cls, name: str) -> str:
-        parse_metric(name)
+        user_metric(name)
         return name
 
     def looks(self, rounds: int) -> frozenset[int]:

@@ -1,86 +1,109 @@
-"""Metrics from ranks: exact expectations when ties are broken at random.
+"""Metrics: one class each, found by name through the entry point group ``hushrec.metrics``.
 
-The names are a contract: ``hr@k``, ``ndcg@k``, ``recall@k``, ``precision@k``, ``mrr@k``, ``auc``,
-and ``hits@k`` and ``ndcg1@k``, which rank each target by itself.
-Every value is what uniformly random tie-breaking gives on average, computed, not drawn, so a model
-that scores everything alike gets exactly the value of chance.
+A `Metric` gives each user a value in [0, 1] from the ranks of the user's held-out items (the
+targets). The value is the exact expectation under uniformly random tie-breaking: a model that
+scores all items alike gets exactly the value of chance. Values of users add up exactly, so an
+evaluation can be federated. A `ListMetric` describes the lists of all users together.
+
+``hr@10`` is the metric that the entry point ``hr`` names, with the cut-off 10.
 """
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from hushrec.aggregation.statistics import PLACES, Tally, exact_sum
-from hushrec.errors import ConfigError, InputError, nearest
+from hushrec.config import find
+from hushrec.errors import ConfigError, InputError
 from hushrec.evaluation.ranking import Ranks
 
 Values = NDArray[np.float64]
+"""One number per user."""
 
-_AT_K = ("hr", "ndcg", "recall", "precision", "mrr", "hits", "ndcg1")
-OF_LISTS = ("coverage", "popularity_bias")
-"""Metrics of everybody's lists together; no user has a value of their own."""
-
-
-class Metric(NamedTuple):
-    """A metric name, taken apart."""
-
-    kind: str
-    k: int | None
-    """The cut-off; None for ``auc``, which looks at the whole ranking."""
+ROUNDING = 1e-9
+"""How far rounding may take a value out of [0, 1]."""
 
 
-def parse_metric(name: str, *, lists: bool = False) -> Metric:
-    """Take a metric name such as ``ndcg@10`` apart; with ``lists``, one of `OF_LISTS` too."""
-    if name == "auc":
-        return Metric("auc", None)
+@dataclass(frozen=True)
+class Metric(ABC):
+    """A value in [0, 1] for each user, computed from ranks."""
+
+    has_cutoff: ClassVar[bool] = True
+    """False for a metric of the whole ranking, which is written without ``@k``."""
+
+    k: int = 0
+    """The cut-off: the length of the list that counts."""
+
+    @abstractmethod
+    def values(self, ranks: Ranks) -> Values:
+        """Return the value for each of ``ranks.users``: the expectation under random ties."""
+
+    def cut(self, ranks: Ranks) -> int:
+        """Return the cut-off, or the length of the longest candidate list if that is less."""
+        return min(self.k, int(ranks.candidates.max(initial=1)))
+
+
+@dataclass(frozen=True)
+class ListMetric(ABC):
+    """A value for the lists of all users together; no single user has one."""
+
+    k: int
+    """The length of the lists."""
+
+    @abstractmethod
+    def value(self, top_items: NDArray[np.int32], item_counts: NDArray[np.integer]) -> float:
+        """Return the value of the lists ``top_items[user, rank]``, where -1 is an empty rank.
+
+        ``item_counts`` has the number of training interactions of each item of the catalogue.
+        """
+
+
+def parse_metric(name: str) -> Metric | ListMetric:
+    """Return the metric of a name such as ``ndcg@10``, ``auc`` or ``coverage@10``."""
     kind, _, cut = name.partition("@")
-    if kind == "auc":
-        raise ConfigError(f"metric '{name}': auc looks at the whole ranking, write 'auc'")
-    if kind in OF_LISTS and not lists:
-        raise ConfigError(f"metric '{name}' is one of lists, no user has a value of it")
-    if kind not in _AT_K + OF_LISTS:
-        known = [*_AT_K, "auc", *(OF_LISTS if lists else ())]
-        raise ConfigError(f"unknown metric '{name}'{nearest(kind, known)}")
+    metric = find("metrics", kind)
+    if not isinstance(metric, type) or not issubclass(metric, Metric | ListMetric):
+        raise ConfigError(f"entry point '{kind}' of hushrec.metrics: no class of a metric")
+    if issubclass(metric, Metric) and not metric.has_cutoff:
+        if name != kind:
+            raise ConfigError(f"metric '{name}': {kind} looks at the whole ranking, write '{kind}'")
+        return metric()
     if not re.fullmatch("[1-9][0-9]*", cut):
         raise ConfigError(
             f"metric '{name}': the cut-off must be a whole number from 1 on, as in '{kind}@10'"
         )
-    return Metric(kind, int(cut))
+    return metric(int(cut))
+
+
+def user_metric(name: str) -> Metric:
+    """Return the metric of a name; refuse metrics of lists, of which no user has a value."""
+    metric = parse_metric(name)
+    if isinstance(metric, ListMetric):
+        raise ConfigError(f"metric '{name}' is one of lists, no user has a value of it")
+    return metric
 
 
 def per_user(ranks: Ranks, name: str) -> Values:
     """Return the metric's value for each of ``ranks.users``."""
-    kind, k = parse_metric(name)
-    if k is None:
-        return _auc(ranks)
-    # Places beyond the longest candidate list are empty and would only need memory.
-    cut = min(k, int(ranks.candidates.max(initial=1)))
-    if kind in ("hr", "mrr"):
-        return _of_first_target(ranks, kind, cut)
-    n_targets = np.diff(ranks.indptr)
-    if kind in ("hits", "ndcg1"):
-        places = np.arange(2, cut + 2)
-        gain = _running_sum(np.ones(cut) if kind == "hits" else 1 / np.log2(places))
-        return _expected_total(gain, _alone(ranks)) / n_targets
-    if kind == "ndcg":
-        gain = _running_sum(1 / np.log2(np.arange(2, cut + 2)))
-        ideal = gain[np.minimum(n_targets, cut)]
-        return _expected_total(gain, ranks) / ideal
-    hits = _expected_total(_running_sum(np.ones(cut)), ranks)
-    return hits / n_targets if kind == "recall" else hits / k
+    values = user_metric(name).values(ranks)
+    in_range = (values >= -ROUNDING) & (values <= 1 + ROUNDING)
+    if values.shape != ranks.users.shape or not in_range.all():
+        raise ConfigError(f"metric '{name}' must give each user one value between 0 and 1")
+    return values
 
 
 def tally(ranks: Ranks, names: Iterable[str]) -> Tally:
-    """Sum each named metric up over users, and count users by the place of their best target."""
+    """Sum each named metric over users, and count users by the rank of their best target."""
     users = len(ranks.users)
-    # Rounding can take a metric past 1 by its last bit, and nobody counts for more than one.
+    # Rounding can take a metric past 1 by its last bit, and no user counts for more than one.
     sums = {name: exact_sum(per_user(ranks, name).clip(0, 1)) for name in names if users}
     places = np.zeros(PLACES, np.int64)
     if users:
@@ -96,47 +119,173 @@ def summarise(ranks: Ranks, names: Iterable[str]) -> dict[str, float]:
     return tally(ranks, names).means()
 
 
-def coverage(top_items: NDArray[np.int32], n_items: int) -> float:
-    """Return the share of the catalogue that appears in anybody's list.
+def expected_gain(ranks: Ranks, gains: Values) -> Values:
+    """Return each user's expected sum of gains over the targets, ties broken at random.
 
-    ``top_items[user, place]`` comes from `top_k`; -1 is an empty place.
+    ``gains[r]`` is the gain of a target at rank ``r + 1``; later ranks gain nothing.
     """
-    if n_items < 1:
-        raise InputError("coverage needs a catalogue of at least one item")
-    return len(np.unique(top_items[top_items >= 0])) / n_items
+    total, last = _cumulative(gains), len(gains)
+    size = ranks.tied + 1  # a target takes each rank of its tied group with equal probability
+    of_group = total[np.minimum(ranks.ahead + size, last)] - total[np.minimum(ranks.ahead, last)]
+    return _summed_over_targets(ranks, of_group / size)
 
 
-def popularity_bias(top_items: NDArray[np.int32], item_counts: NDArray[np.integer]) -> float:
-    """Return the mean popularity percentile of the recommended items, between 0 and 1.
+# ------------------------------------------------------------------------- metrics of ranks
+
+
+class HitRate(Metric):
+    """``hr@k``: 1 if any target is in the top k, else 0."""
+
+    def values(self, ranks: Ranks) -> Values:
+        """Place the targets of the best tied group one after the other.
+
+        If all targets before it missed the top k, the next one has one rank less to choose from.
+        """
+        _, size, n_targets, slots = _best_group(ranks, self.cut(ranks))
+        value = np.zeros(len(size))
+        for placed in range(n_targets.max(initial=0)):
+            chance = np.minimum(slots / np.maximum(size - placed, 1), 1)
+            value += np.where(placed < n_targets, (1 - value) * chance, 0)
+        return value
+
+
+class ReciprocalRank(Metric):
+    """``mrr@k``: 1 / rank of the first target, 0 beyond k."""
+
+    def values(self, ranks: Ranks) -> Values:
+        """Walk down the ranks of the best tied group that holds a target."""
+        ahead, size, n_targets, slots = _best_group(ranks, self.cut(ranks))
+        value = np.zeros(len(ahead))
+        missed = np.ones(len(ahead))  # probability that no target came up yet
+        for rank in range(slots.max(initial=0)):
+            chance = np.minimum(n_targets / np.maximum(size - rank, 1), 1)
+            value += np.where(rank < slots, missed * chance / (ahead + rank + 1), 0)
+            missed *= 1 - chance
+        return value
+
+
+class NDCG(Metric):
+    """``ndcg@k``: sum of 1 / log2(rank + 1) of targets in the top k, relative to the ideal list."""
+
+    def values(self, ranks: Ranks) -> Values:
+        """Divide the expected gain by the gain of the first ranks."""
+        cut = self.cut(ranks)
+        gains = _discounts(cut)
+        ideal = _cumulative(gains)[np.minimum(np.diff(ranks.indptr), cut)]
+        return expected_gain(ranks, gains) / ideal
+
+
+class Recall(Metric):
+    """``recall@k``: targets in the top k, over the number of targets."""
+
+    def values(self, ranks: Ranks) -> Values:
+        """Divide the expected number of hits."""
+        return expected_gain(ranks, np.ones(self.cut(ranks))) / np.diff(ranks.indptr)
+
+
+class Precision(Metric):
+    """``precision@k``: targets in the top k, over k, also where there are fewer candidates."""
+
+    def values(self, ranks: Ranks) -> Values:
+        """Divide the expected number of hits."""
+        return expected_gain(ranks, np.ones(self.cut(ranks))) / self.k
+
+
+class SingleTargetHits(Metric):
+    """``hits@k``: recall where each target is ranked among non-targets only, as in PrivRec."""
+
+    def values(self, ranks: Ranks) -> Values:
+        """Average over the targets."""
+        alone = _without_other_targets(ranks)
+        return expected_gain(alone, np.ones(self.cut(ranks))) / np.diff(ranks.indptr)
+
+
+class SingleTargetNDCG(Metric):
+    """``ndcg1@k``: mean of 1 / log2(rank + 1), each target ranked among non-targets only."""
+
+    def values(self, ranks: Ranks) -> Values:
+        """Average over the targets."""
+        alone = _without_other_targets(ranks)
+        return expected_gain(alone, _discounts(self.cut(ranks))) / np.diff(ranks.indptr)
+
+
+class AUC(Metric):
+    """``auc``: probability that a target outscores a non-target candidate, ties counted half."""
+
+    has_cutoff: ClassVar[bool] = False
+
+    def values(self, ranks: Ranks) -> Values:
+        """Count pairs of a target and a non-target; without non-targets the value is 0.5."""
+        n_targets = np.diff(ranks.indptr)
+        n_others = ranks.candidates - n_targets
+        beaten_by = _summed_over_targets(ranks, ranks.ahead + ranks.tied / 2)
+        # Every pair of targets was counted exactly once: by its lower member, or half by each.
+        beaten_by -= n_targets * (n_targets - 1) / 2
+        share = beaten_by / np.maximum(n_targets * n_others, 1)
+        return np.where(n_others > 0, 1 - share, 0.5)
+
+
+# ------------------------------------------------------------------------- metrics of lists
+
+
+class Coverage(ListMetric):
+    """``coverage@k``: share of the catalogue that is in the list of some user."""
+
+    def value(self, top_items: NDArray[np.int32], item_counts: NDArray[np.integer]) -> float:
+        """Count the distinct items."""
+        if len(item_counts) < 1:
+            raise InputError("coverage needs a catalogue of at least one item")
+        return len(np.unique(top_items[top_items >= 0])) / len(item_counts)
+
+
+class PopularityBias(ListMetric):
+    """``popularity_bias@k``: mean popularity percentile of the recommended items, in [0, 1].
 
     The percentile of an item is the share of the catalogue with fewer training interactions, where
     items with equally many (itself among them) count half. Recommending every item equally often
     gives 0.5; recommending only the most popular ones comes close to 1.
     """
-    recommended = top_items[top_items >= 0]
-    if len(recommended) == 0:
-        raise InputError("popularity bias needs at least one recommended item")
-    percentile = (rankdata(item_counts) - 0.5) / len(item_counts)
-    return float(percentile[recommended].mean())
+
+    def value(self, top_items: NDArray[np.int32], item_counts: NDArray[np.integer]) -> float:
+        """Average over the ranks of all lists."""
+        recommended = top_items[top_items >= 0]
+        if len(recommended) == 0:
+            raise InputError("popularity bias needs at least one recommended item")
+        percentile = (rankdata(item_counts) - 0.5) / len(item_counts)
+        return float(percentile[recommended].mean())
 
 
-def _running_sum(gain_at_place: Values) -> Values:
-    return np.concatenate([np.zeros(1), np.cumsum(gain_at_place)])
+# ------------------------------------------------------------------------- shared parts
 
 
-def _expected_total(gain: Values, ranks: Ranks) -> Values:
-    """Return each user's expected gain: a target gains the mean over its tied group's places.
+def _discounts(cut: int) -> Values:
+    return np.asarray(1 / np.log2(np.arange(2, cut + 2)))
 
-    ``gain[r]`` is the gain of the first ``r`` places together; places beyond its end gain nothing.
+
+def _cumulative(gains: Values) -> Values:
+    """Return the gain of the first r ranks together, for r = 0, 1, …"""
+    return np.concatenate([np.zeros(1), np.cumsum(gains)])
+
+
+def _summed_over_targets(ranks: Ranks, values: NDArray[np.generic]) -> Values:
+    return np.add.reduceat(values, ranks.indptr[:-1], dtype=np.float64)
+
+
+def _best_group(ranks: Ranks, k: int) -> tuple[NDArray[np.int_], ...]:
+    """Return, of the best tied group that holds a target, what the first target depends on.
+
+    These are the candidates ahead of it, its size, its targets, and its ranks within the top k.
     """
-    last = len(gain) - 1
-    size = ranks.tied + 1
-    of_group = gain[np.minimum(ranks.ahead + size, last)] - gain[np.minimum(ranks.ahead, last)]
-    return _summed_over_targets(ranks, of_group / size)
+    starts = ranks.indptr[:-1]
+    ahead = np.minimum.reduceat(ranks.ahead, starts)
+    in_best = ranks.ahead == np.repeat(ahead, np.diff(ranks.indptr))
+    size = np.maximum.reduceat(np.where(in_best, ranks.tied, 0), starts) + 1
+    n_targets = np.add.reduceat(in_best, starts, dtype=np.int64)
+    return ahead, size, n_targets, np.clip(k - ahead, 0, size)
 
 
-def _alone(ranks: Ranks) -> Ranks:
-    """Rank each target among the candidates that are no targets, as if it were the only one.
+def _without_other_targets(ranks: Ranks) -> Ranks:
+    """Rank each target among the non-target candidates, as if it were the only target.
 
     Of a user's targets, those with fewer candidates ahead score higher, and those with as many tie.
     """
@@ -149,47 +298,3 @@ def _alone(ranks: Ranks) -> Ranks:
     ahead[order] -= first.astype(np.int32)
     tied[order] -= (size - 1).astype(np.int32)
     return replace(ranks, ahead=ahead, tied=tied)
-
-
-def _summed_over_targets(ranks: Ranks, values: NDArray[np.generic]) -> Values:
-    return np.add.reduceat(values, ranks.indptr[:-1], dtype=np.float64)
-
-
-def _of_first_target(ranks: Ranks, kind: str, k: int) -> Values:
-    """Expected hit, or expected reciprocal rank, of the first target within the top k.
-
-    Only the best tied group that holds a target matters. It follows ``ahead`` other items and has
-    ``size`` members in random order, ``n_targets`` of them targets.
-    """
-    starts = ranks.indptr[:-1]
-    ahead = np.minimum.reduceat(ranks.ahead, starts)
-    in_best = ranks.ahead == np.repeat(ahead, np.diff(ranks.indptr))
-    size = np.maximum.reduceat(np.where(in_best, ranks.tied, 0), starts) + 1
-    n_targets = np.add.reduceat(in_best, starts, dtype=np.int64)
-    slots = np.clip(k - ahead, 0, size)
-    value = np.zeros(len(ahead))
-    if kind == "hr":
-        # Place one target after the other; if all before it missed the slots, the next one has
-        # the choice among one place less.
-        for placed in range(n_targets.max(initial=0)):
-            chance = np.minimum(slots / np.maximum(size - placed, 1), 1)
-            value += np.where(placed < n_targets, (1 - value) * chance, 0)
-        return value
-    # Walk down the places of the group; `missed` is the chance that no target came up yet.
-    missed = np.ones(len(ahead))
-    for place in range(slots.max(initial=0)):
-        chance = np.minimum(n_targets / np.maximum(size - place, 1), 1)
-        value += np.where(place < slots, missed * chance / (ahead + place + 1), 0)
-        missed *= 1 - chance
-    return value
-
-
-def _auc(ranks: Ranks) -> Values:
-    """Probability that a target beats a candidate that is no target; ties count half."""
-    n_targets = np.diff(ranks.indptr)
-    n_others = ranks.candidates - n_targets
-    beaten_by = _summed_over_targets(ranks, ranks.ahead + ranks.tied / 2)
-    # Every pair of targets was counted exactly once: by its lower member, or half by each.
-    beaten_by -= n_targets * (n_targets - 1) / 2
-    share = beaten_by / np.maximum(n_targets * n_others, 1)
-    return np.where(n_others > 0, 1 - share, 0.5)

@@ -19,7 +19,7 @@ from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.baselines import chance_ranks, popularity_ranks
 from hushrec.evaluation.evaluator import Evaluator, PartRanks
-from hushrec.evaluation.metrics import OF_LISTS, coverage, parse_metric, popularity_bias, summarise
+from hushrec.evaluation.metrics import ListMetric, parse_metric, summarise
 from hushrec.evaluation.ranking import top_k
 from hushrec.federation.backends.base import Backend
 from hushrec.federation.backends.simulation import usable_cores
@@ -214,9 +214,9 @@ class Run:
         Metrics of lists stand under full, and only the model has any.
         """
         evaluator = self.evaluator(threads)
-        named = {name: parse_metric(name, lists=True) for name in metrics}
-        of_lists = [name for name, metric in named.items() if metric.kind in OF_LISTS]
-        names = [n for n in named if n not in of_lists] or evaluator.config.metric_names()
+        parsed = {name: parse_metric(name) for name in metrics}
+        of_lists = {n: metric for n, metric in parsed.items() if isinstance(metric, ListMetric)}
+        names = [n for n in parsed if n not in of_lists] or evaluator.config.metric_names()
 
         def table(source: PartRanks) -> Measured:
             return {candidates: summarise(value, names) for candidates, value in source.items()}
@@ -224,16 +224,10 @@ class Run:
         popularity = popularity_ranks(evaluator, part)
         own = table(evaluator.rank(self.method, self.shared, self.store, part))
         counts = np.bincount(self.split.train.positives.values, minlength=self.data.n_items)
-        for name in of_lists:
-            kind, k = named[name]
-            given = self.method, self.shared, self.store, part, min(k or 1, self.data.n_items)
-            top = evaluator.top_items(*given)
-            value = (
-                coverage(top, self.data.n_items)
-                if kind == "coverage"
-                else popularity_bias(top, counts)
-            )
-            own["full"][name] = value
+        for name, metric in of_lists.items():
+            length = min(metric.k, self.data.n_items)
+            top = evaluator.top_items(self.method, self.shared, self.store, part, length)
+            own["full"][name] = metric.value(top, counts)
         ranked = {"popularity": popularity, "chance": chance_ranks(popularity)}
         return own, {name: table(ranks) for name, ranks in ranked.items()}
 

@@ -12,7 +12,7 @@ from hushrec.data import Interactions
 from hushrec.data import partition as silos
 from hushrec.data.splitting import Split
 from hushrec.evaluation.baselines import chance_ranks, popularity_ranks
-from hushrec.evaluation.metrics import coverage, popularity_bias
+from hushrec.evaluation.metrics import Coverage, PopularityBias
 from hushrec.federation.rounds import State
 from hushrec.federation.setup import Prepared
 from hushrec.io.memory import peak_rss_bytes
@@ -120,8 +120,8 @@ def summarise(server: Prepared, split: Split, state: State, data: Interactions) 
         },
         "model": dict(facts_of(method, shared)),
         "lists": {
-            "coverage@10": coverage(top, split.data.n_items),
-            "popularity_bias@10": popularity_bias(top, counts),
+            "coverage@10": Coverage(10).value(top, counts),
+            "popularity_bias@10": PopularityBias(10).value(top, counts),
         },
         "users": {**split.facts(), "looked_at": n_test},
         "silos": None if split.holders is None else silos.facts(split.train, split.holders),

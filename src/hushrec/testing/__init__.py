@@ -1,4 +1,4 @@
-"""Contracts: what every method, mechanism and backend must do, ours and yours, as tests to inherit.
+"""Contracts: tests to inherit, which every method, metric, mechanism and backend must pass.
 
 ::
 
@@ -14,6 +14,7 @@ each of which touches its own third of the items.
 from hushrec.testing.backend import BackendContract
 from hushrec.testing.mechanism import MechanismContract
 from hushrec.testing.method import MethodContract
+from hushrec.testing.metric import MetricContract
 from hushrec.testing.worlds import Federation, clients_of, taste_world
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Federation",
     "MechanismContract",
     "MethodContract",
+    "MetricContract",
     "clients_of",
     "taste_world",
 ]
