@@ -40,9 +40,9 @@ from hushrec.data.splitting import make_split
 from hushrec.data.synthetic import population
 from hushrec.data.views import CohortConfig, Ragged, TrainView
 from hushrec.errors import DataError
-from hushrec.federation.backends.simulation import Machine, usable_cores
+from hushrec.federation.backends.simulation import Machine
 from hushrec.federation.experiment import make_experiment
-from hushrec.io.memory import peak_rss_bytes
+from hushrec.io.memory import peak_rss_bytes, usable_cores
 from hushrec.kernels import draw
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.discrete import law

@@ -166,7 +166,7 @@ def machine() -> dict[str, str]:
 def digest(run: hushrec.Run) -> str:
     """Return one digest of the shared parameters and of everybody's ranks."""
     found = hashlib.sha256()
-    for name, array in sorted(run.shared.items()):
+    for name, array in sorted(run.model.shared.items()):
         found.update(f"{name}{array.dtype}{array.shape}".encode())
         found.update(np.ascontiguousarray(array).tobytes())
     for part, by_candidates in sorted(run.ranks.items()):

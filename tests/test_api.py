@@ -113,12 +113,12 @@ def test_threads_of_linear_algebra_do_not_change_a_bit():
     found = []
     for threads in (1, 2):
         with threadpool_limits(threads, user_api="blas"):
-            found.append(train("demo", "fedmix", settings=options).shared)
+            found.append(train("demo", "fedmix", settings=options).model.shared)
     check_same(*found, "shared parameters")
 
 
 def test_evaluation_chunks_do_not_change_a_bit(tiny, plain, tmp_path, monkeypatch):
-    monkeypatch.setattr("hushrec.evaluation.evaluator.SCORES_BYTES", 4 * 40 * 3)
+    monkeypatch.setattr("hushrec.serving.model.SCORES_BYTES", 4 * 40 * 3)
     go(tiny, tmp_path / "run", machine=Machine(threads=2))
     assert bits(tmp_path / "run") == plain("pfedrec")
 
@@ -332,7 +332,7 @@ def test_an_existing_run_is_not_overwritten_unless_asked(tiny, tmp_path):
         go(tiny, tmp_path / "run")
     assert (tmp_path / "run" / "config.toml").read_text() == before
     go(tiny, tmp_path / "run", overwrite=True)
-    assert Run.open(tmp_path / "run", tiny).method.name == "pfedrec"
+    assert Run.open(tmp_path / "run", tiny).model.method.name == "pfedrec"
 
 
 @pytest.mark.parametrize("file", ["thesis.tex", "config.toml"])
@@ -392,10 +392,10 @@ def test_two_readers_of_one_run_do_not_disturb_each_other(tiny, tmp_path):
     go(tiny, out, "fedmf", {"store.kind": "file"})
     first = Run.open(out, tiny)
     before = [r.item for r in first.recommend("u003")]
-    vectors = first.store.read(np.arange(30))["vector"].copy()
+    vectors = first.model.private.read(np.arange(30))["vector"].copy()
     second = Run.open(out, tiny)
-    np.testing.assert_array_equal(first.store.read(np.arange(30))["vector"], vectors)
-    np.testing.assert_array_equal(second.store.read(np.arange(30))["vector"], vectors)
+    np.testing.assert_array_equal(first.model.private.read(np.arange(30))["vector"], vectors)
+    np.testing.assert_array_equal(second.model.private.read(np.arange(30))["vector"], vectors)
     assert [r.item for r in first.recommend("u003")] == before
 
 
@@ -449,10 +449,10 @@ def test_a_folder_that_cannot_be_written(tiny, tmp_path):
 def test_the_test_items_are_ranked_once_after_training(tiny, monkeypatch):
     calls, original = [], Evaluator.rank
 
-    def spy(self, method, shared, store, part):
-        # Popularity is ranked beside every result, as its yardstick.
-        calls.append(part if method.name == "pfedrec" else "yardstick")
-        return original(self, method, shared, store, part)
+    def spy(self, model, part):
+        # Popularity is ranked beside every result, as its baseline.
+        calls.append(part if model.method.name == "pfedrec" else "baseline")
+        return original(self, model, part)
 
     monkeypatch.setattr(Evaluator, "rank", spy)
     go(tiny, None, on_round=lambda report: calls.append("round"))
@@ -466,15 +466,15 @@ def test_the_round_is_selected_by_validation_alone(tiny, monkeypatch):
     monkeypatch.setattr("hushrec.federation.rounds.selection_value", lambda *looked: next(values))
     original = Evaluator.rank
 
-    def spy(self, method, now, store, part):
-        shared.setdefault(len(shared) + 1, now)
-        return original(self, method, now, store, part)
+    def spy(self, model, part):
+        shared.setdefault(len(shared) + 1, model.shared)
+        return original(self, model, part)
 
     monkeypatch.setattr(Evaluator, "rank", spy)
     run = go(tiny, None, "fedmf")
     assert run.summary["selected_round"] == 2
     assert run.summary["rounds"] == 5
-    np.testing.assert_array_equal(run.shared["items"], shared[2]["items"])
+    np.testing.assert_array_equal(run.model.shared["items"], shared[2]["items"])
 
 
 def test_early_stopping(tiny, monkeypatch, tmp_path):
@@ -509,7 +509,7 @@ def test_stored_metrics_can_be_recomputed(method, tiny, tmp_path):
     assert run.summary == json.loads(json.dumps(made.summary))
     evaluator = run.evaluator(2)
     for part in ("valid", "test"):
-        ranks = evaluator.rank(run.method, run.shared, run.store, part)
+        ranks = evaluator.rank(run.model, part)
         assert evaluator.summarise(ranks) == run.summary[part]
         ours, stored = ranks_to_arrays({part: ranks}), ranks_to_arrays({part: run.ranks[part]})
         assert ours.keys() == stored.keys()
@@ -542,7 +542,7 @@ def test_every_split_with_kept_repeats_runs(kind, method, tiny):
 def test_unseen_users_are_folded_in_before_they_are_ranked(small):
     more = {"split.kind": "unseen-users", "evaluation.every": 100}
     run = train(small, "fedmf", rounds=100, settings=more)
-    assert not run.store.visited[run.ranks["test"]["full"].users].any()
+    assert not run.model.private.visited[run.ranks["test"]["full"].users].any()
     # The vector every device starts from knows no block; a folded-in one does.
     assert run.metrics["full"]["auc"] > 0.8
 
@@ -593,14 +593,14 @@ def test_recommend_known_and_new_users(tiny):
     scores = [r.score for r in run.recommend("u003", k=7)]
     assert scores == sorted(scores, reverse=True)
 
-    before = {k: v.tobytes() for k, v in run.shared.items()}, run.store.visited.copy()
+    before = {k: v.tobytes() for k, v in run.model.shared.items()}, run.model.private.visited.copy()
     history = [f"i{k:03d}" for k in range(8)] + ["no such item"]
     new = [r.item for r in run.recommend("somebody", k=5, history=history)]
     assert not set(history) & set(new)
     # Someone who liked the first block gets the first block.
     assert sum(int(item[1:]) < 20 for item in new) >= 4
-    assert {k: v.tobytes() for k, v in run.shared.items()} == before[0]
-    np.testing.assert_array_equal(run.store.visited, before[1])
+    assert {k: v.tobytes() for k, v in run.model.shared.items()} == before[0]
+    np.testing.assert_array_equal(run.model.private.visited, before[1])
     with pytest.raises(ConfigError, match="unknown to this run"):
         run.recommend("somebody")
     with pytest.raises(ConfigError, match="none of the items"):

@@ -90,7 +90,7 @@ except ConfigError as error:
     refused = str(error)
 sent = [run.summary["communication"]["up_bytes"] for run in (plain, half)]
 print(json.dumps({
-    "same": bool((plain.shared["items"] == backwards.shared["items"]).all()),
+    "same": bool((plain.model.shared["items"] == backwards.model.shared["items"]).all()),
     "half": sent[1] / sent[0],
     "epsilon": noisy.summary["privacy"]["epsilon"],
     "refused": refused,

@@ -77,14 +77,14 @@ def test_popularity_counts_users(tiny):
     run = hushrec.train(tiny, "popularity")
     positives = [run.split.train.positives[u] for u in range(tiny.n_users)]
     np.testing.assert_array_equal(
-        run.shared["counts"], reference.popularity(positives, tiny.n_items)
+        run.model.shared["counts"], reference.popularity(positives, tiny.n_items)
     )
     # And the ranks that follow, counted one by one.
     history = run.split.history("test")
     full = run.ranks["test"]["full"]
     for place, user in enumerate(full.users):
         candidates = np.setdiff1d(np.arange(tiny.n_items), history.positives[user])
-        ahead, tied = reference.rank(run.shared["counts"], full.targets[place], candidates)
+        ahead, tied = reference.rank(run.model.shared["counts"], full.targets[place], candidates)
         assert (full.ahead[place], full.tied[place]) == (ahead, tied)
         assert full.candidates[place] == len(candidates)
 

@@ -16,6 +16,7 @@ def test_the_public_names():
         "HushrecError",
         "Interactions",
         "Method",
+        "Model",
         "Recommendation",
         "Run",
         "TrainView",

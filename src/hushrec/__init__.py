@@ -3,7 +3,7 @@
 >>> data = hushrec.load(frame, user="customer", item="product", time="date")
 >>> run = hushrec.train(data)
 >>> run.evaluate("hr@10", "coverage@10").to_pandas()
->>> run.recommend_table(k=10).to_pandas()
+>>> run.recommend(k=10).to_pandas()
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hushrec.api import Recommendation, Run, train
+    from hushrec.api import Run, train
     from hushrec.data import Interactions, load
     from hushrec.data.views import TrainView
     from hushrec.errors import HushrecError
     from hushrec.methods.base import Method
+    from hushrec.serving.model import Model, Recommendation
 
 __all__ = [
     "HushrecError",
     "Interactions",
     "Method",
+    "Model",
     "Recommendation",
     "Run",
     "TrainView",
@@ -33,7 +35,8 @@ _HOMES = {
     "HushrecError": "hushrec.errors",
     "Interactions": "hushrec.data",
     "Method": "hushrec.methods.base",
-    "Recommendation": "hushrec.api",
+    "Model": "hushrec.serving.model",
+    "Recommendation": "hushrec.serving.model",
     "Run": "hushrec.api",
     "TrainView": "hushrec.data.views",
     "load": "hushrec.data",

@@ -20,13 +20,12 @@ from hushrec.io.files import checked_path
 from hushrec.runs.checkpoint import Diary, prolonged, restore, saved_key
 from hushrec.runs.folder import SEEDS, RunFolder, left_off, new_place, resumed_place
 from hushrec.runs.formats import Seeds
-from hushrec.runs.run import Recommendation, Run, Unsaved
+from hushrec.runs.run import Run, Unsaved
 from hushrec.runs.summary import mean_summary, summarise
 from hushrec.streams import Streams
 
 __all__ = [
     "Conduct",
-    "Recommendation",
     "Run",
     "TrainOptions",
     "train",

@@ -10,7 +10,7 @@ from hushrec.errors import ConfigError, RunError
 
 def scored(run, user, table):
     """Score by hand with a table."""
-    private = run.store.read(np.array([user]))
+    private = run.model.private.read(np.array([user]))
     bias = np.asarray(private["bias"]).ravel() if "bias" in private else 0
     return table @ np.asarray(private["vector"])[0] + bias
 
@@ -27,10 +27,10 @@ def scored(run, user, table):
 def test_the_tables_are_those_that_are_scored_with(tiny, method, settings, shown):
     run = hushrec.train(tiny, method, rounds=2, settings=settings)
     user = 7
-    private = run.store.read(np.array([user]))
-    tables = run.method.item_tables(run.shared, private)
+    private = run.model.private.read(np.array([user]))
+    tables = run.model.method.item_tables(run.model.shared, private)
     history = run.split.history("test").take(np.array([user]))
-    expected = run.method.score(run.shared, private, history)[0]
+    expected = run.model.method.score(run.model.shared, private, history)[0]
     np.testing.assert_allclose(scored(run, user, tables[shown]), expected, rtol=1e-4, atol=1e-5)
     if method == "fedrap":
         np.testing.assert_array_equal(tables["common"] + tables["personal"], tables["added"])

@@ -22,8 +22,8 @@ KINDS = {
 
 def tables_of(run):
     """Every user's own table, and the server's: plainly, one by one."""
-    name, users = run.method.name, np.arange(run.split.n_users)
-    private, shared = run.store.read(users), run.shared
+    name, users = run.model.method.name, np.arange(run.split.n_users)
+    private, shared = run.model.private.read(users), run.model.shared
     if name == "fedrkg":
         return np.array(private["table"]), shared["guidance"]
     if name == "fedrap":
@@ -57,7 +57,7 @@ def test_three_tables_the_slow_way(kind, small, tmp_path):
     hushrec.train(small, method, rounds=5, settings={"d": 5, **settings}, out=tmp_path / "run")
     run = hushrec.Run.open(tmp_path / "run", small)  # from what is stored
     own, shared = tables_of(run)
-    private = run.store.read(np.arange(run.split.n_users))
+    private = run.model.private.read(np.arange(run.split.n_users))
     lender = _lenders(run)
     view, targets = run.split.history("test"), run.split.test
     seen = view.positives
@@ -100,11 +100,11 @@ def test_a_share_of_the_own_step(tiny):
         for share in (0.0, 0.5, 1.0)
     }
     everybody = np.arange(tiny.n_users)
-    rows = {share: run.store.read(everybody)["rows"] for share, run in runs.items()}
-    received = runs[0.0].shared["received"]
+    rows = {share: run.model.private.read(everybody)["rows"] for share, run in runs.items()}
+    received = runs[0.0].model.shared["received"]
     np.testing.assert_array_equal(rows[0.0].rows, received[rows[0.0].ids])
     # What is shared does not depend on what a device scores with.
-    np.testing.assert_array_equal(runs[0.0].shared["items"], runs[1.0].shared["items"])
+    np.testing.assert_array_equal(runs[0.0].model.shared["items"], runs[1.0].model.shared["items"])
     np.testing.assert_allclose(
         rows[0.5].rows, (rows[0.0].rows + rows[1.0].rows) / 2, rtol=1e-4, atol=1e-5
     )

@@ -199,11 +199,11 @@ def test_a_dense_array_that_is_not_clipped(monkeypatch):
 @pytest.mark.parametrize("method", ["fednext", "fedease", "fedals"])
 def test_layouts_that_follow_from_what_was_released(method, small):
     run = train(small, method, settings=CENTRAL, seed=2)
-    plan, stages = staged(run.experiment, run.split, run.shared)
+    plan, stages = staged(run.experiment, run.split, run.model.shared)
     layouts = [stage.shape.whole for stage in stages]
     assert len(layouts) == plan.rounds
     assert layouts[0] == {"counts": (60, 1)}
-    head = int(run.shared["head"].sum())
+    head = int(run.model.shared["head"].sum())
     assert layouts[1] == ({"items": (60, 16)} if method == "fedals" else {"pairs": (head**2, 1)})
     (result,) = run_canaries(plan, stages, 0)
     assert not result["contradicted"]
@@ -250,7 +250,7 @@ def test_no_trial_proves_more_than_all_of_them_can():
 def test_rounds_of_unequal_shares(factor, false, small, monkeypatch):
     """FedNext under noise spends little on counts and the rest on pairs."""
     run = train(small, "fednext", settings=CENTRAL, seed=2)
-    plan, stages = staged(run.experiment, run.split, run.shared)
+    plan, stages = staged(run.experiment, run.split, run.model.shared)
     weaken(monkeypatch, factor)
     (found,) = run_canaries(plan, stages, 0)
     assert found["contradicted"] == false

@@ -52,10 +52,10 @@ def attack(data, method, settings=(), users=120):
     rounds = 1 if method in ("popularity", "fednext", "fedease") else 4
     options = {**OPTIONS.get(method, {}), "evaluation.every": rounds, **dict(settings)}
     run = train(data, method, rounds=rounds, seed=1, settings=options)
-    before = {name: array.copy() for name, array in run.shared.items()}
+    before = {name: array.copy() for name, array in run.model.shared.items()}
     plan = plan_privacy(run.experiment, run.split)
     found = item_inference(run, plan, users, Streams(0), lambda done, total: None)
-    assert all(np.array_equal(before[name], array) for name, array in run.shared.items())
+    assert all(np.array_equal(before[name], array) for name, array in run.model.shared.items())
     return found
 
 

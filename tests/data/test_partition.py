@@ -145,8 +145,8 @@ def test_a_run_on_silos_resumes_to_the_bit(tmp_path):
     other = hushrec.train(
         taste_world(), "lipm", out=tmp_path / "b", resume=True, machine=Machine(threads=2, chunk=2)
     )
-    for name, array in whole.shared.items():
-        np.testing.assert_array_equal(array, other.shared[name])
+    for name, array in whole.model.shared.items():
+        np.testing.assert_array_equal(array, other.model.shared[name])
     assert whole.metrics == other.metrics
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert summary["silos"]["count"] == 6
@@ -159,14 +159,16 @@ def test_a_run_on_silos_resumes_to_the_bit(tmp_path):
 
 def test_a_user_is_scored_with_its_own_silo():
     run = hushrec.train(taste_world(), "lipm", rounds=1, settings=SETTINGS)
-    evaluator, users = run.evaluator(1), np.array([41, 3, 22])
+    users = np.array([41, 3, 22])
     view = run.split.history("test").take(users)
-    together = evaluator.scores(run.method, run.shared, run.store, users, view)
+    together = run.model.scores(users, view)
     for k, user in enumerate(users):
         alone = run.split.history("test").take(np.array([user]))
         alone = replace(alone, holders=run.split.holders[[user]])
-        private = run.store.read(run.split.holders[[user]])
-        np.testing.assert_array_equal(run.method.score(run.shared, private, alone)[0], together[k])
+        private = run.model.private.read(run.split.holders[[user]])
+        np.testing.assert_array_equal(
+            run.model.method.score(run.model.shared, private, alone)[0], together[k]
+        )
 
 
 def test_the_guarantee_is_for_a_silo():

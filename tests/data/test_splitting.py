@@ -14,8 +14,7 @@ from hushrec.data.interactions import Categorical
 from hushrec.data.splitting import Split, SplitConfig, make_split
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError, DataError
-from hushrec.evaluation.baselines import popularity_ranks
-from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator
+from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator, popularity_ranks
 from hushrec.streams import Streams
 from hushrec.testing import taste_world
 

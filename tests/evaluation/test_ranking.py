@@ -13,7 +13,8 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from hushrec.errors import DivergedError, InputError, RunError
-from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled, top_k
+from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled
+from hushrec.kernels.top_k import top_k
 
 Lists = Sequence[Sequence[int]]
 

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,7 +29,9 @@ from hushrec.methods.statistics.experts.base import (
 )
 from hushrec.methods.statistics.experts.cooccurrence import leading_vectors
 from hushrec.methods.statistics.fedmix import QUESTIONS, FedMix
+from hushrec.private.store import PrivateStore
 from hushrec.serving.bundle import export
+from hushrec.serving.model import Model, ServingData
 from hushrec.serving.recommender import Recommender
 from hushrec.streams import Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
@@ -432,7 +433,8 @@ def test_other_peoples_experts_plug_in(monkeypatch, tmp_path):
     for _ in range(method.planned_rounds):
         federation.round()
     assert federation.shared["weights"].shape == (3,), "two of popularity, one of theirs"
-    trained = SimpleNamespace(method=method, shared=federation.shared, data=taste_world())
+    data = ServingData.of(make_split(taste_world(), SplitConfig(), Streams(0)))
+    trained = Model(method, federation.shared, PrivateStore({}, 0), data, Streams(0))
     with pytest.raises(ConfigError, match="'constant' has no form for devices"):
         export(trained, tmp_path / "bundle")
     with pytest.raises(ConfigError, match="unknown expert 'folowing'; did you mean 'following'"):
@@ -478,7 +480,7 @@ def test_under_noise_one_expert_is_left():
     mixed, alone = (
         hushrec.train(taste_world(), name, settings=settings) for name in ("fedmix", "fednext")
     )
-    check_same(mixed.shared, alone.shared, "a model under noise")
+    check_same(mixed.model.shared, alone.model.shared, "a model under noise")
     local = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
     with pytest.raises(ConfigError, match="open space"):
         hushrec.train(taste_world(), "fedmix", settings=local)
@@ -508,7 +510,7 @@ def test_accuracy_bytes_and_bundle_on_ml_1m(data_dir, tmp_path):
     assert found["ndcg@10"] >= 0.19
     assert run.summary["communication"]["up_bytes"] / 6040 < 200_000
 
-    place = export(run, tmp_path / "b")
+    place = run.export(tmp_path / "b")
     assert sum(file.stat().st_size for file in place.iterdir()) < 20e6
     same, spent, items = [], [], run.split.data.items
     past = run.split.history("test").positives

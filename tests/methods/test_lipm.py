@@ -331,14 +331,15 @@ def test_the_noise_that_is_taken_back_is_the_noise_that_was_added():
 def test_guidance_reaches_a_run_from_its_second_round_on():
     plain, guided = (
         [
-            hushrec.train(taste_world(), "lipm", rounds=r, settings={**DPPS, "guidance": g}).shared
+            hushrec.train(taste_world(), "lipm", rounds=r, settings={**DPPS, "guidance": g})
             for r in (1, 2)
         ]
         for g in (0.0, 0.5)
     )
     # The noise depends on how many rounds a budget is for, so runs of one length are compared.
-    np.testing.assert_array_equal(plain[0]["network"], guided[0]["network"])
-    assert not np.array_equal(plain[1]["network"], guided[1]["network"])
+    networks = [[run.model.shared["network"] for run in runs] for runs in (plain, guided)]
+    np.testing.assert_array_equal(networks[0][0], networks[1][0])
+    assert not np.array_equal(networks[0][1], networks[1][1])
 
 
 # ------------------------------------------------------------ an average of its own for each silo

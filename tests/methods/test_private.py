@@ -307,7 +307,7 @@ def test_keys_that_repeat_or_do_not_exist_are_refused(keys):
 @pytest.mark.parametrize("method", ["fednext", "fedease"])
 def test_uploads_are_as_long_as_the_head_is(method, small):
     run = train(small, method, settings=CENTRAL)
-    users, items, head = len(small.users), small.n_items, int(run.shared["head"].sum())
+    users, items, head = len(small.users), small.n_items, int(run.model.shared["head"].sum())
     assert 2 <= head <= items
     assert run.summary["communication"]["up_bytes"] == users * 4 * (items + head**2)
 
@@ -491,7 +491,7 @@ def test_many_users_are_served_well_under_noise():
 
 def test_the_taste_world_has_a_guarantee_and_finite_scores():
     run = train(taste_world(), "fedals", settings={**CENTRAL, "d": 4})
-    assert np.isfinite(run.shared["items"]).all()
+    assert np.isfinite(run.model.shared["items"]).all()
 
 
 @pytest.mark.slow

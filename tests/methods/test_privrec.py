@@ -163,7 +163,7 @@ def test_shares_are_part_of_the_clipped_and_noised_upload():
     settings = {**SMALL, "shares": True, "privacy.mode": "central", "privacy.epsilon": 8.0}
     more = {"privacy.clip": 1.0, "privacy.noise_seed": 0, "evaluation.every": 2}
     run = train(taste_world(), "privrec", rounds=2, settings={**settings, **more})
-    assert (run.shared["counts"] != 0).all()
+    assert (run.model.shared["counts"] != 0).all()
     assert run.summary["privacy"]["epsilon"] <= 8.0
 
 
@@ -420,14 +420,14 @@ def test_adaptation_never_sees_what_is_held_out(name, kind):
     users = split.evaluated("test")
     shared = method.init(split.train, STREAMS)
     store = PrivateStore(method.private_fields(split.train, shared, STREAMS), split.n_users)
-    before = evaluator.private_of(method, shared, store, users)
+    before = evaluator.model(method, shared, store).private_of(users)
     # Another future: every held-out item of everybody is another one now.
     others = {
         part: Ragged(heldout.indptr, ((heldout.values + 1) % 60).astype(np.int32))
         for part, heldout in (("valid", split.valid), ("test", split.test))
     }
     changed = unseen(replace(split, **others))
-    after = changed.private_of(method, shared, store, users)
+    after = changed.model(method, shared, store).private_of(users)
     history = split.train.take(users)
     np.testing.assert_array_equal(
         method.score(shared, before, history), method.score(shared, after, history)
@@ -438,7 +438,8 @@ def test_the_adaptation_curve_asks_the_same_question_with_more_and_more_known():
     method = small(PrivRec, adapt_epochs=10, lr=0.2)
     evaluator = unseen()
     shared = method.init(evaluator.split.train, STREAMS)
-    curve = adaptation_curve(evaluator, method, shared, "test", ["auc"], (0, 2, 4))
+    model = evaluator.model(method, shared, PrivateStore({}, evaluator.split.n_users))
+    curve = adaptation_curve(evaluator, model, "test", ["auc"], (0, 2, 4))
     assert [point["interactions"] for point in curve["points"]] == [0, 2, 4]
     assert curve["users"] == 12
     # Untrained, the network knows nothing; a user's own items name their third of the catalogue.
@@ -451,8 +452,9 @@ def test_a_curve_needs_unseen_users():
     evaluator = unseen(make_split(taste_world(), SplitConfig(), STREAMS))
     method = small(PrivRec)
     shared = method.init(evaluator.split.train, STREAMS)
+    model = evaluator.model(method, shared, PrivateStore({}, evaluator.split.n_users))
     with pytest.raises(ConfigError, match=r"split\.kind=unseen-users"):
-        adaptation_curve(evaluator, method, shared, "test", ["auc"])
+        adaptation_curve(evaluator, model, "test", ["auc"])
 
 
 def test_a_run_does_not_depend_on_threads_or_chunks():
@@ -470,7 +472,7 @@ def test_a_run_does_not_depend_on_threads_or_chunks():
         for machine in (Machine(1), Machine(2, chunk=2), Machine(1, chunk=5))
     ]
     for other in runs[1:]:
-        np.testing.assert_array_equal(runs[0].shared["theta"], other.shared["theta"])
+        np.testing.assert_array_equal(runs[0].model.shared["theta"], other.model.shared["theta"])
         assert runs[0].summary["test"] == other.summary["test"]
 
 

@@ -118,7 +118,7 @@ def test_it_costs_what_central_noise_costs(tiny):
 def test_methods_with_a_form_for_noise_have_it(tiny):
     run = train(tiny, "fednext", settings=DISTRIBUTED)
     assert run.summary["rounds"] == 2
-    assert "head" in run.shared
+    assert "head" in run.model.shared
 
 
 @pytest.mark.parametrize(

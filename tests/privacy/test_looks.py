@@ -168,7 +168,7 @@ def test_noised_values_select_and_nothing_else(tiny, tmp_path):
     raw = {n: valid["full"]["ndcg@10"] for n, valid in log(tmp_path / "run", "valid").items()}
     assert run.summary["selected_round"] == max(noised, key=noised.get)
     assert max(noised, key=noised.get) != max(raw, key=raw.get), "the noise decides here"
-    assert Run.open(tmp_path / "run", tiny).shared["items"].shape == (40, 4)
+    assert Run.open(tmp_path / "run", tiny).model.shared["items"].shape == (40, 4)
 
 
 def test_looks_that_a_method_marks_are_not_paid_for_and_select_nothing(tiny, tmp_path):

@@ -173,7 +173,7 @@ def test_what_is_released_is_the_same_whoever_came_first():
         found = replace(as_they_came(rows), time=time)
         for data, asked in ((found.with_public_items(world.items), {}), (found, ACCEPTED)):
             run = train(data, "popularity", settings={**CENTRAL, **asked})
-            released.append({name: array.tobytes() for name, array in run.shared.items()})
+            released.append({name: array.tobytes() for name, array in run.model.shared.items()})
     assert all(each == released[0] for each in released)
 
 
@@ -341,7 +341,9 @@ def test_a_bare_file_is_refused_and_a_list_makes_it_right(shop, tmp_path):
         assert json.loads(done.stdout)["privacy"]["public"][0] == "the list of 13 items"
         run = Run.open(out)  # finds the list again
         assert run.experiment.items == listed
-        catalogues.append((run.data.items.tolist(), {n: a.shape for n, a in run.shared.items()}))
+        catalogues.append(
+            (run.data.items.tolist(), {n: a.shape for n, a in run.model.shared.items()})
+        )
     assert catalogues[0] == catalogues[1], "nothing shows that u3 was there"
     # The control: a list found in the rows shows it, and the run says that this is not covered.
     seen = []

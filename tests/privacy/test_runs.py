@@ -156,7 +156,7 @@ def test_a_method_that_said_it_uploads_nothing_is_held_to_it(tiny):
 
 def test_private_popularity_counts(small):
     """Clipped, noised counts of everybody's items: with little noise, the same list."""
-    exact = train(small, "popularity").shared["counts"]
+    exact = train(small, "popularity").model.shared["counts"]
     settings = {
         "privacy.mode": "central",
         "privacy.noise_seed": 2,
@@ -164,8 +164,8 @@ def test_private_popularity_counts(small):
         "privacy.clip": 20.0,
     }
     noisy = train(small, "popularity", settings=settings)
-    np.testing.assert_allclose(noisy.shared["counts"], exact, atol=0.1)
-    assert (noisy.shared["counts"] != exact).all()
+    np.testing.assert_allclose(noisy.model.shared["counts"], exact, atol=0.1)
+    assert (noisy.model.shared["counts"] != exact).all()
     private = train(small, "popularity", settings={**CENTRAL, "privacy.epsilon": 1.0})
     assert 0.99 <= private.summary["privacy"]["epsilon"] <= 1
 

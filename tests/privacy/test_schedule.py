@@ -139,7 +139,7 @@ def test_fedrkg_runs_under_every_mode(mode, tiny, tmp_path):
     said = run.summary["privacy"]
     assert said["epsilon"] == pytest.approx(mode["privacy.epsilon"], rel=0.01)
     assert [entry["count"] for entry in said["account"]] == [3]
-    assert (run.shared["guidance"] != 0).all()
+    assert (run.model.shared["guidance"] != 0).all()
     stop = StopAfter(3)
     with pytest.raises(StoppedError):
         watched = {"on_round": stop.on_round, "should_stop": stop}

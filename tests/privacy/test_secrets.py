@@ -26,7 +26,7 @@ CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 1.0, "privacy.clip": 1.
 def counts(data, **settings):
     """What `popularity` releases, under noise unless told."""
     run = hushrec.train(data, "popularity", settings={**CENTRAL, **settings})
-    return run.shared["counts"].astype(np.float64)
+    return run.model.shared["counts"].astype(np.float64)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def world():
 
 def test_two_releases_share_no_noise(world):
     """Were the noise at two epsilons one draw, scaled, a weighted difference would cancel it."""
-    exact = hushrec.train(world, "popularity").shared["counts"]
+    exact = hushrec.train(world, "popularity").model.shared["counts"]
     clipped = exact * (counts(world, **{"privacy.epsilon": 1e6}) @ exact / (exact @ exact))
     noises = [counts(world, **{"privacy.epsilon": e}) - clipped for e in (1.0, 1.0, 2.0)]
     for one, other in ((0, 1), (0, 2), (1, 2)):
@@ -66,7 +66,7 @@ def test_who_left_cannot_be_read_from_two_releases(world):
 def test_a_seed_for_noise_repeats_it_and_is_confessed(world):
     seeded = {**CENTRAL, "privacy.noise_seed": 5}
     runs = [hushrec.train(world, "popularity", settings=seeded) for _ in range(2)]
-    np.testing.assert_array_equal(runs[0].shared["counts"], runs[1].shared["counts"])
+    np.testing.assert_array_equal(runs[0].model.shared["counts"], runs[1].model.shared["counts"])
     said = runs[0].summary["privacy"]["statement"]
     assert said.startswith("Simulated: noise from privacy.noise_seed = 5")
     secret = hushrec.train(world, "popularity", settings=CENTRAL).summary["privacy"]["statement"]
@@ -75,10 +75,10 @@ def test_a_seed_for_noise_repeats_it_and_is_confessed(world):
 
 def likeness(world, guess, **settings):
     """Correlate what a release holds beside the counts with the noise of a guessed seed."""
-    exact = hushrec.train(world, "popularity").shared["counts"]
+    exact = hushrec.train(world, "popularity").model.shared["counts"]
     clipped = exact * (counts(world, **{"privacy.epsilon": 1e6}) @ exact / (exact @ exact))
     run = hushrec.train(world, "popularity", settings={**CENTRAL, **settings})
-    residual = run.shared["counts"].astype(np.float64) - clipped
+    residual = run.model.shared["counts"].astype(np.float64) - clipped
     words = SecretStreams(guess).words("privacy/sum/counts", 1)
     scale = math.ceil(run.summary["privacy"]["account"][0]["multiplier"] * 2**32)  # of a clip of 1
     noise = law("gaussian", scale).draw(words, len(exact))
@@ -125,7 +125,7 @@ def test_the_key_is_in_the_checkpoint_alone_and_goes_with_it(world, monkeypatch,
     ]
     assert holding == ["checkpoint/round-000002/state.json"]
     resumed = go(tmp_path / "cut", KEYS[1], resume=True)
-    np.testing.assert_array_equal(whole.shared["items"], resumed.shared["items"])
+    np.testing.assert_array_equal(whole.model.shared["items"], resumed.model.shared["items"])
     for folder in ("whole", "cut"):
         for path in (tmp_path / folder).rglob("*"):
             assert not path.is_file() or not any(k.encode() in path.read_bytes() for k in KEYS)
@@ -158,7 +158,7 @@ def test_ratings_beyond_all_numbers_do_not_stop_a_run(mode, tmp_path):
     settings = {"privacy.mode": mode, "privacy.clip": 1.0, "privacy.epsilon": 8.0}
     wild = replace(world, value=value)
     run = hushrec.train(wild, "fedrec", rounds=3, settings=settings, out=tmp_path / "run")
-    assert np.isfinite(run.shared["items"]).all()
+    assert np.isfinite(run.model.shared["items"]).all()
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {line.get("emptied") for line in lines} == {1}
 

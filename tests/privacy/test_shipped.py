@@ -44,7 +44,7 @@ def a_neighbour_that_sways(data):
     for other in with_other_validation_items(data):
         swayed = go(other, {})
         if swayed.summary["selected_round"] != usual.summary["selected_round"]:
-            assert not np.array_equal(swayed.shared["items"], usual.shared["items"])
+            assert not np.array_equal(swayed.model.shared["items"], usual.model.shared["items"])
             return other
     raise AssertionError("the attack finds nobody: it proves nothing")
 
@@ -63,10 +63,10 @@ def test_one_validation_item_changes_nothing_that_is_shipped(mode, tiny, neighbo
     for run in runs:
         assert run.summary["selected_round"] == run.summary["rounds"] == ROUNDS
         assert run.summary["selected_by"] == "last round"
-    np.testing.assert_array_equal(runs[0].shared["items"], runs[1].shared["items"])
+    np.testing.assert_array_equal(runs[0].model.shared["items"], runs[1].model.shared["items"])
     np.testing.assert_array_equal(
-        np.asarray(runs[0].store.read(np.arange(30))["vector"]),
-        np.asarray(runs[1].store.read(np.arange(30))["vector"]),
+        np.asarray(runs[0].model.private.read(np.arange(30))["vector"]),
+        np.asarray(runs[1].model.private.read(np.arange(30))["vector"]),
     )
 
 
@@ -77,7 +77,7 @@ def test_the_last_round_ships_although_a_look_was_better(tiny, tmp_path):
     assert best_look(tmp_path / "run") < 21
     assert run.summary["selected_round"] == 21
     np.testing.assert_array_equal(
-        Run.open(tmp_path / "run", tiny).shared["items"], run.shared["items"]
+        Run.open(tmp_path / "run", tiny).model.shared["items"], run.model.shared["items"]
     )
 
 

@@ -70,8 +70,8 @@ def test_what_is_in_it(case, tmp_path):
             "sha256": hashlib.sha256(found[name]).hexdigest(),
         }
     model = load_file(tmp_path / "out" / "model.safetensors")
-    assert model.keys() == run.shared.keys()
-    for name, array in run.shared.items():
+    assert model.keys() == run.model.shared.keys()
+    for name, array in run.model.shared.items():
         np.testing.assert_array_equal(model[name], array)
     said = run.summary["privacy"]
     assert found["statement.txt"].decode().strip() == said["statement"]

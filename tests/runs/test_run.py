@@ -22,7 +22,7 @@ def test_a_notebook_in_ten_lines(small, tmp_path):
     data = hushrec.load(frame, user="who", item="film", value="stars", time="day")
     run = hushrec.train(data)
     metrics = run.evaluate("hr@10", "coverage@10").to_pandas()
-    lists = run.recommend_table([1, 2, 3], k=5).to_pandas()
+    lists = run.recommend([1, 2, 3], k=5).to_pandas()
     run.save(tmp_path / "run")
 
     assert lists.groupby("user").size().to_dict() == {"1": 5, "2": 5, "3": 5}
@@ -45,12 +45,12 @@ def runs(small):
 
 def test_a_table_has_everybodys_lists_as_they_are_one_by_one(runs, small):
     for run in (*runs, hushrec.train(small, "fednext")):
-        table = run.recommend_table(k=4)
+        table = run.recommend(k=4)
         assert table.columns["user"][::4] == small.users.tolist()
         for user in small.users[::7].tolist():
             alone = run.recommend(user, k=4)
             rows = table.where(user=user)
-            assert [row["place"] for row in rows] == [1, 2, 3, 4]
+            assert [row["rank"] for row in rows] == [1, 2, 3, 4]
             assert [(r["item"], r["score"]) for r in rows] == [(r.item, r.score) for r in alone]
 
 
@@ -60,7 +60,7 @@ def test_whole_numbers_are_ids_wherever_text_is(small):
     assert run.recommend(2) == run.recommend("2")
     assert run.recommend(0, history=[10, 11, 12]) == run.recommend("0", history=["10", "11", "12"])
     with pytest.raises(ConfigError, match="user '99999' is unknown"):
-        run.recommend_table([1, 99999])
+        run.recommend([1, 99999])
 
 
 def test_a_saved_run_is_the_run_that_was_trained_with_a_folder(small, tmp_path):

@@ -18,7 +18,6 @@ from safetensors.numpy import load, save
 import hushrec
 from hushrec.errors import ConfigError, RunError
 from hushrec.serving import recommender as device
-from hushrec.serving.bundle import export
 from hushrec.serving.recommender import BundleError, Recommender
 from hushrec.testing import taste_world
 
@@ -37,8 +36,8 @@ def run(request):
 
 @pytest.fixture(scope="module")
 def bundle(run, tmp_path_factory):
-    place = tmp_path_factory.mktemp("bundles") / run.method.name
-    return export(run, place, precision="single")
+    place = tmp_path_factory.mktemp("bundles") / run.model.method.name
+    return run.export(place, precision="single")
 
 
 def pairs(lines):
@@ -47,7 +46,7 @@ def pairs(lines):
 
 def check_same(run, found, expected):
     """The same list to the bit; of a mixture but for rounding, which may turn items that tie."""
-    if run.method.name != "fedmix":
+    if run.model.method.name != "fedmix":
         assert pairs(found) == pairs(expected)
         return
     assert len(found) == len(expected)
@@ -79,7 +78,7 @@ def test_a_known_user_gets_the_same_list(run, bundle):
 def test_a_mixture_speaks_before_its_network_has_learnt(tmp_path):
     settings = MIXTURE | {"network_rounds": 0}
     run = hushrec.train(taste_world(), "fedmix", settings=settings)
-    place = export(run, tmp_path / "b", precision="single")
+    place = run.export(tmp_path / "b", precision="single")
     assert json.loads((place / device.MANIFEST).read_text())["reranked"] == 0
     history = ["item-09", "item-02", "item-33"]
     expected = run.recommend("somebody", 10, history)
@@ -93,9 +92,9 @@ NOISE = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed"
 @pytest.mark.parametrize("method", ["fednext", "fedease"])
 def test_under_noise_it_counts_back_over_the_head(method, tmp_path):
     run = hushrec.train(taste_world(), method, settings=OPTIONS | NOISE)
-    head = run.shared["head"]
+    head = run.model.shared["head"]
     assert 2 < head.sum() < 60, "some items have no weights"
-    place = export(run, tmp_path / "b", precision="single")
+    place = run.export(tmp_path / "b", precision="single")
     rng, differ = np.random.default_rng(0), 0
     for _ in range(20):
         history = [f"item-{number:02d}" for number in rng.permutation(60)[:12]]
@@ -107,7 +106,7 @@ def test_under_noise_it_counts_back_over_the_head(method, tmp_path):
 
 
 def test_half_precision_and_few_neighbours_keep_the_list(run, tmp_path):
-    small = Recommender.load(export(run, tmp_path / "b", neighbours=40), ["item-03", "item-08"])
+    small = Recommender.load(run.export(tmp_path / "b", neighbours=40), ["item-03", "item-08"])
     whole = run.recommend("somebody", 10, ["item-03", "item-08"])
     common = {line.item for line in small.recommend(10)} & {line.item for line in whole}
     assert len(common) >= 8
@@ -149,12 +148,12 @@ def test_the_folder_works_without_hushrec(bundle, tmp_path):
 
 def test_export_refuses(run, bundle, tmp_path):
     with pytest.raises(RunError, match="holds a bundle: replace it with --overwrite"):
-        export(run, bundle)
+        run.export(bundle)
     with pytest.raises(ConfigError, match="at least 1"):
-        export(run, tmp_path / "b", neighbours=0)
+        run.export(tmp_path / "b", neighbours=0)
     other = hushrec.train(taste_world(), "popularity")
     with pytest.raises(ConfigError, match="fedmix, fednext or fedease"):
-        export(other, tmp_path / "b")
+        other.export(tmp_path / "b")
 
 
 # ------------------------------------------------------------------ damaged and hostile bundles
@@ -226,7 +225,7 @@ WRONG_MANIFESTS = {
 
 
 def of_model(cases, run):
-    return cases["any"] + cases["mixture" if run.method.name == "fedmix" else "pairs"]
+    return cases["any"] + cases["mixture" if run.model.method.name == "fedmix" else "pairs"]
 
 
 def test_a_wrong_manifest_is_refused(run, bundle, tmp_path):
@@ -304,7 +303,7 @@ def test_missing_files_are_refused(bundle, tmp_path):
 def test_ml_1m_fits_a_device(data_dir, tmp_path):
     """Less than 20 MB, less than 10 ms, and nearly the lists of the run."""
     run = hushrec.train("ml-1m", "fednext")
-    place = export(run, tmp_path / "b")
+    place = run.export(tmp_path / "b")
     assert sum(file.stat().st_size for file in place.iterdir()) < 20e6
     same, spent, one = [], [], Recommender.load(place)
     data, past = run.split.data, run.split.history("test").positives

@@ -139,8 +139,8 @@ def item_map(run: Run) -> dict[str, Any]:
     liked, ``together``. Beside them the user, the items ``liked`` in training and ``held_out``, and
     what ``together`` is by ``chance``.
     """
-    if not isinstance(run.method, ItemTables):
-        raise ConfigError(f"{run.method.name} has no item vectors to show on a map")
+    if not isinstance(run.model.method, ItemTables):
+        raise ConfigError(f"{run.model.method.name} has no item vectors to show on a map")
     user, train = shown_user(run), run.split.train
     liked = np.unique(train.positives[user])
     found: dict[str, Any] = {
@@ -149,7 +149,9 @@ def item_map(run: Run) -> dict[str, Any]:
         "held_out": np.unique(run.split.test[user]).tolist(),
         "chance": (len(liked) - 1) / (train.n_items - 1),
     }
-    tables = run.method.item_tables(run.shared, run.store.read(np.array([user])))
+    tables = run.model.method.item_tables(
+        run.model.shared, run.model.private.read(np.array([user]))
+    )
     for name, table in tables.items():
         together = liked_nearby(table, liked)
         places = on_grid(tsne(table, seed=run.experiment.seed)).tolist()

@@ -20,10 +20,10 @@ from hushrec.api import Run
 from hushrec.data.splitting import Part
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError, RunError
-from hushrec.evaluation.evaluator import Scorer
 from hushrec.evaluation.groups import WATCHED, Spread, spread
 from hushrec.evaluation.metrics import per_user, summarise
 from hushrec.methods.base import Guided, OwnTable, Private, Shared, no_own_table
+from hushrec.serving.model import Scorer
 from hushrec.streams import Streams
 
 TABLES = ("own", "global", "random")
@@ -35,28 +35,28 @@ def whose_table(run: Run, part: Part = "test", threads: int = 1) -> dict[str, di
     Only the table changes hands; everybody keeps their own vector or score function. Users that
     take part in training lend theirs, each to one other.
     """
-    method, evaluator = run.method, run.evaluator(threads)
+    evaluator = run.evaluator(threads)
     found = {}
     for name, score in table_scorers(run).items():
-        ranks = evaluator.rank(method, run.shared, run.store, part, score)
+        ranks = evaluator.rank(run.model, part, score)
         found[name] = {c: summarise(r, evaluator.config.metric_names()) for c, r in ranks.items()}
     return found
 
 
 def table_scorers(run: Run) -> dict[str, Scorer | None]:
     """Return how to score with each of `TABLES`; None is the method's own way."""
-    method = run.method
+    method = run.model.method
     if not isinstance(method, OwnTable) or not method.own_table:
         raise no_own_table(method.name)
     lender = _lenders(run)
 
     def with_global(shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        return run.method.score(*method.with_global_table(shared, private), history)
+        return run.model.method.score(*method.with_global_table(shared, private), history)
 
     def with_lent(shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        lent = run.store.read(lender[history.users])
+        lent = run.model.private.read(lender[history.users])
         swapped = {**private, **{name: lent[name] for name in method.own_table}}
-        return run.method.score(shared, swapped, history)
+        return run.model.method.score(shared, swapped, history)
 
     return dict(zip(TABLES, (None, with_global, with_lent), strict=True))
 
@@ -101,8 +101,9 @@ def guidance_effects(
     run: Run, metric: str = "ndcg@10", lines: Sequence[Mapping[str, Any]] | None = None
 ) -> list[GuidanceEffect]:
     """Return the effect of every guidance round of a run, oldest first."""
-    if not isinstance(run.method, Guided):
-        raise ConfigError(f"{run.method.name} has no guidance rounds")
+    method = run.model.method
+    if not isinstance(method, Guided):
+        raise ConfigError(f"{method.name} has no guidance rounds")
     if lines is None:
         lines = run.folder.read_metrics() if run.folder else []
     by_round = {line["round"]: line for line in lines}
@@ -116,7 +117,7 @@ def guidance_effects(
             line.get("moved"),
         )
         for number, line in sorted(by_round.items())
-        if run.method.marks(number) and _has_groups(line) and _has_groups(by_round.get(number - 1))
+        if method.marks(number) and _has_groups(line) and _has_groups(by_round.get(number - 1))
     ]
 
 

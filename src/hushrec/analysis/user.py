@@ -18,10 +18,10 @@ from hushrec.analysis.run import table_scorers
 from hushrec.api import Run
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError
-from hushrec.evaluation.evaluator import Scorer
-from hushrec.evaluation.ranking import top_k
-from hushrec.methods.base import Explains, ItemTables, OwnTable
+from hushrec.kernels.top_k import top_k
+from hushrec.methods.base import ItemTables, OwnTable
 from hushrec.methods.baselines import distinct_items
+from hushrec.serving.model import Scorer
 
 LEFT_OUT = 30
 """Latest items of a history that are tried out."""
@@ -65,10 +65,10 @@ class OneUser:
 
 def one_user(run: Run, user: str, count: int = 10) -> OneUser:
     """Return what a user of the run had and gets."""
-    data, split = run.split.data, run.split
-    number = data.user_index(user)
-    if number is None:
+    data, split, model = run.split.data, run.split, run.model
+    if user not in model.data.user_index:
         raise ConfigError(f"user '{user}' is unknown to this run")
+    number = model.data.user_index[user]
     view = split.history("test").take(np.array([number]))
     aim = set(split.test[number].tolist())
 
@@ -84,15 +84,14 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
     scores = _scores(run, number, view)
     best = listed(scores)
     own = lines(scores)
-    if isinstance(run.method, Explains):
-        (voices,) = run.method.voices(run.shared, view, best)
-        own = [replace(line, voice=voice) for line, voice in zip(own, voices, strict=True)]
+    experts = model.experts(view, best)[0]
+    own = [replace(line, voice=expert) for line, expert in zip(own, experts, strict=True)]
     because, asked = _because(run, number, view, scores, best[0])
     if because is not None:
         past = view.positives[0][because].tolist()
         own = [replace(a, because=data.title(b)) for a, b in zip(own, past, strict=True)]
     lists = {run.experiment.method: own}
-    if isinstance(run.method, OwnTable) and run.method.own_table:
+    if isinstance(model.method, OwnTable) and model.method.own_table:
         _, shared, lent = table_scorers(run).values()
         lists["with the server’s table"] = lines(_scores(run, number, view, shared))
         lists["with another user’s table"] = lines(_scores(run, number, view, lent))
@@ -112,8 +111,7 @@ def some_users(run: Run, count: int = 6) -> list[str]:
 def _scores(
     run: Run, number: int, view: TrainView, score: Scorer | None = None
 ) -> NDArray[np.float32]:
-    users = np.array([number])
-    return run.evaluator(1).scores(run.method, run.shared, run.store, users, view, score)
+    return run.model.scores(np.array([number]), view, score)
 
 
 def _popularity(run: Run) -> NDArray[np.float32]:
@@ -153,10 +151,10 @@ def _because(
         drops = scores[0, items] - np.array(without)
         if drops.any():
             return tried[drops.argmax(axis=0)], "its score falls most without it"
-    if len(tried) and isinstance(run.method, ItemTables):
-        evaluator = run.evaluator(1)
-        private = evaluator.private_of(run.method, run.shared, run.store, np.array([number]))
-        table = next(iter(run.method.item_tables(run.shared, private).values()))
+    model = run.model
+    if len(tried) and isinstance(model.method, ItemTables):
+        private = model.private_of(np.array([number]))
+        table = next(iter(model.method.item_tables(model.shared, private).values()))
         table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
         near = table[view.positives[0][tried]] @ table[items].T
         return tried[near.argmax(axis=0)], "nearest in the item table of this user"

@@ -91,7 +91,7 @@ def _mechanism(
     if isinstance(plan, NoPlan) or not claimed or not known:
         return {"canaries": [], "soundness": None}
     task = make_task(run.experiment, run.split, plan.protection)
-    stages = stages_of(task, plan, run.shared)
+    stages = stages_of(task, plan, run.model.shared)
     return {
         "canaries": canaries(
             plan,

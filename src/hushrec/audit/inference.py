@@ -78,7 +78,7 @@ def item_inference(
     on_client: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Name the items of about ``users`` clients from what a server sees of them."""
-    if run.method.traits.pooled:
+    if run.model.method.traits.pooled:
         return {"skipped": "a centralised yardstick: the server has everybody's items already"}
     number = attacked_round(run)
     if number is None:
@@ -96,7 +96,7 @@ def item_inference(
     # Other noise than the run's own, which nobody can draw again, and the same for every audit.
     task = make_task(run.experiment, run.split, plan.protection, f"audit {streams.seed}")
     state = plan.protection.state
-    protection = task.protection_of(task.download(number, run.shared, state=state))
+    protection = task.protection_of(task.download(number, run.model.shared, state=state))
     tallies = {RAW: Tally("the server, in privacy mode none")}
     if protection.noising.mechanisms:
         aggregator = plan.trust == "aggregator"
@@ -105,11 +105,11 @@ def item_inference(
     tallies[SUMMED] = Tally("whoever sees the model before and after")
     summed, chance, popular = ExactSum(view.n_items), [], []
     truths: list[NDArray[Any]] = []
-    done, most = 0, STACK_BYTES // (run.store.bytes_per_user + protection.client_bytes)
+    done, most = 0, STACK_BYTES // (run.model.private.bytes_per_user + protection.client_bytes)
     for part in chunks(cohort, max(1, min(most, STACK_CLIENTS))):
-        here, download = view.take(part), task.download(number, run.shared, part, state)
+        here, download = view.take(part), task.download(number, run.model.shared, part, state)
         raw, sent = (
-            take_part(task, side, download, here, run.store.read(part))[0].update
+            take_part(task, side, download, here, run.model.private.read(part))[0].update
             for side in (Protection(), protection)
         )
         summed.add(protection.receive(sent, here.clients, number))
@@ -119,7 +119,7 @@ def item_inference(
             truth = np.unique(here.positives[place])
             for name, update in ((RAW, raw), (SENT, sent)):
                 if name in tallies:
-                    table = by_item(update, place, run.shared, here)
+                    table = by_item(update, place, run.model.shared, here)
                     support = np.flatnonzero(np.abs(table).sum(1))
                     tallies[name].add(name_items(table, len(truth)), truth, support)
             truths.append(truth)
@@ -129,7 +129,7 @@ def item_inference(
         on_client(done, len(cohort))
     total = protection.finish(summed, SecretRound(number, task.secret))[0]
     pairs = {
-        name: _pair_items(rows, run.shared, view.n_items)
+        name: _pair_items(rows, run.model.shared, view.n_items)
         for name, rows in raw.rows.items()
         if rows.keyed
     }
@@ -156,7 +156,7 @@ def run_streams(run: Run) -> Streams:
 def attacked_round(run: Run) -> int | None:
     """Return the first round after the selected one that uploads, else the last one that does."""
     task, last = make_task(run.experiment, run.split), None
-    sent = task.download(1, run.shared)
+    sent = task.download(1, run.model.shared)
     for number in range(1, run.experiment.rounds + 1):
         if task.upload_shape(replace(sent, round=number)).entries:
             last = number

@@ -41,7 +41,7 @@ from hushrec.data.splitting import Split
 from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.privacy.accountant import Accountant
 from hushrec.private.store import store_bytes
-from hushrec.serving.fold_in import fold_in
+from hushrec.serving.model import fold_in
 from hushrec.streams import Streams
 
 RESAMPLES = 500
@@ -83,7 +83,7 @@ def membership(
     run: Run, users: int, streams: Streams, on_case: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Attack the released model; about ``users`` members and as many others."""
-    if not run.method.traits.pooled and not run.summary["communication"]["up_bytes"]:
+    if not run.model.method.traits.pooled and not run.summary["communication"]["up_bytes"]:
         return {"skipped": "nothing is uploaded, so nothing that was learnt is released"}
     people = run.experiment.split.kind == "unseen-users"
     generator = streams.generator("audit/membership")
@@ -275,7 +275,7 @@ def _scores(
     run: Run, cases: list[Case], streams: Streams, on_case: Callable[[int, int], None]
 ) -> tuple[Values, Values]:
     """Return, case by case, how high the model and popularity rank the targets."""
-    method, shared, split = run.method, run.shared, run.split
+    method, shared, split = run.model.method, run.model.shared, run.split
     counts = np.bincount(
         split.train.take(split.training_users).positives.values, minlength=split.data.n_items
     )

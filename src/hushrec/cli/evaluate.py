@@ -18,7 +18,7 @@ from hushrec.errors import ConfigError
 from hushrec.evaluation.adaptation import adaptation_curve
 from hushrec.evaluation.evaluator import Evaluator
 from hushrec.evaluation.metrics import parse_metric, user_metric
-from hushrec.federation.backends.simulation import usable_cores
+from hushrec.io.memory import usable_cores
 from hushrec.methods.base import facts_of
 from hushrec.reporting import tables
 from hushrec.reporting.curves import ADAPTATION
@@ -74,7 +74,7 @@ def _adapt(
 ) -> None:
     """Measure unseen users after so many interactions, keep the curve, and show it."""
     names = list(metrics) or ["hits@10", "hits@20", "ndcg@10"]
-    curve = adaptation_curve(evaluator, run.method, run.shared, part, names)
+    curve = adaptation_curve(evaluator, run.model, part, names)
     if run.folder is not None:
         run.folder.write_json(ADAPTATION, curve)
         write_report(run)
@@ -132,7 +132,7 @@ def analyse_command(
                 refused.append(f"{name}: {error}")
     heading = _heading(run)
     if as_json:
-        model = facts_of(run.method, run.shared)
+        model = facts_of(run.model.method, run.model.shared)
         print_json({**heading, "part": part, "model": model, **found})
         return
     console = Console()
@@ -147,7 +147,7 @@ def analyse_command(
         console.print(tables.guidance_table(found["guidance"]))
     elif "guidance" in found:
         refused.append("guidance: no guidance was committed in this run")
-    for line in [*tables.model_lines(facts_of(run.method, run.shared)), *refused]:
+    for line in [*tables.model_lines(facts_of(run.model.method, run.model.shared)), *refused]:
         console.print(line, style="dim")
 
 

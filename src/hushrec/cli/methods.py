@@ -27,7 +27,7 @@ from hushrec.cli.terminal import Console, print_json, say
 from hushrec.data.sources import cache_dir
 from hushrec.data.synthetic import demo
 from hushrec.errors import ConfigError, RunError, nearest
-from hushrec.federation.backends.simulation import usable_cores
+from hushrec.io.memory import usable_cores
 from hushrec.methods.base import method_names
 from hushrec.reporting.html import write_report
 from hushrec.reporting.tables import plain_table

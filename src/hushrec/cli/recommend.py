@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from hushrec.api import Recommendation, Run
+from hushrec.api import Run
 from hushrec.cli.options import COUNT, PLACE, json_option, run_argument, runs_like
 from hushrec.cli.terminal import Console, print_json, say
 from hushrec.data.reading import read_history
@@ -23,7 +23,8 @@ from hushrec.reporting.html import Shown, write_report
 from hushrec.reporting.tables import plain_table
 from hushrec.reporting.wording import human_size
 from hushrec.runs.release import release
-from hushrec.serving.bundle import BundleForm, export
+from hushrec.serving.bundle import BundleForm
+from hushrec.serving.model import Recommendation
 
 
 @click.command("recommend")
@@ -125,7 +126,7 @@ def export_command(
     The folder `hushrec/serve/recommender` stands alone: copy it to the device.
     """
     form: BundleForm = {"neighbours": neighbours, "precision": precision, "overwrite": overwrite}
-    path = export(Run.open(folder), bundle, **form)
+    path = Run.open(folder).export(bundle, **form)
     sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
     if as_json:
         print_json({"bundle": str(path), "bytes": sizes})

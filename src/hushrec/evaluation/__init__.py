@@ -1,7 +1,7 @@
 """Rank held-out items, turn ranks into metrics, and say which differences are real."""
 
 from hushrec.evaluation.metrics import ListMetric, Metric, parse_metric, per_user, summarise
-from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled, top_k
+from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled
 from hushrec.evaluation.significance import PairedTest, bootstrap_interval, holm, paired_test
 
 __all__ = [
@@ -17,5 +17,4 @@ __all__ = [
     "rank_full",
     "rank_sampled",
     "summarise",
-    "top_k",
 ]

@@ -19,16 +19,14 @@ from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import Evaluator
 from hushrec.evaluation.metrics import summarise
 from hushrec.evaluation.ranking import Ranks, rank_full
-from hushrec.methods.base import Method, Shared
-from hushrec.serving.fold_in import fold_in
+from hushrec.serving.model import Model
 
 COUNTS = (0, 1, 2, 5, 10, 20)
 
 
 def adaptation_curve(
     evaluator: Evaluator,
-    method: Method,
-    shared: Shared,
+    model: Model,
     part: Part,
     metrics: Sequence[str],
     counts: Sequence[int] = COUNTS,
@@ -40,7 +38,7 @@ def adaptation_curve(
     split = evaluator.split
     users = evaluator.evaluated_users(part)
     enough = split.train.positives.lengths[users] >= max(counts)
-    users = users[enough & ~evaluator.trains[users]]
+    users = users[enough & ~evaluator.data.trained[users]]
     if not len(users):
         raise ConfigError(
             f"nobody to adapt to: the curve needs users that training left out, with {max(counts)} "
@@ -49,7 +47,7 @@ def adaptation_curve(
     points = [
         {
             "interactions": count,
-            **summarise(_ranks_after(evaluator, method, shared, part, users, count), metrics),
+            **summarise(_ranks_after(evaluator, model, part, users, count), metrics),
         }
         for count in counts
     ]
@@ -58,18 +56,16 @@ def adaptation_curve(
 
 def _ranks_after(
     evaluator: Evaluator,
-    method: Method,
-    shared: Shared,
+    model: Model,
     part: Part,
     users: NDArray[np.int64],
     count: int,
 ) -> Ranks:
     parts = []
-    for mine in chunks(users, evaluator.chunk(method, shared)):
+    for mine in chunks(users, model.batch_size):
         whole = evaluator.split.train.take(mine)
         view = first_rows(whole, count)
-        private = fold_in(method, shared, view, evaluator.streams)
-        scores = method.score(shared, method.adapt(shared, private, view, evaluator.streams), view)
+        scores = model.scores_of_new(view)
         aim, seen = evaluator.split.heldout(part).take(mine), evaluator.seen(mine, whole)
         parts.append(
             rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -18,18 +18,16 @@ from hushrec.data.splitting import Part, Split
 from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.evaluation.groups import GateSums, Groups, group_means, popular_items, user_groups
 from hushrec.evaluation.metrics import summarise, tally, user_metric
-from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled, top_k
-from hushrec.methods.base import Guided, Method, Private, Shared
+from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled
+from hushrec.kernels.top_k import top_k
+from hushrec.methods.base import Guided, Method, Shared
+from hushrec.methods.baselines import Popularity, distinct_items
 from hushrec.private.store import PrivateStore
-from hushrec.serving.fold_in import fold_in
+from hushrec.serving.model import Model, Scorer, ServingData
 from hushrec.streams import Streams
 
-SCORES_BYTES = 32 * 2**20
-"""Scores held at once by one thread."""
 PATIENCE = 75
-"""Looks without improvement that are borne unless told."""
-COPIES_BYTES = 64 * 2**20
-"""Private parameters, and adapted copies of the shared ones, held at once by one thread."""
+"""Evaluations without improvement after which a run stops by default."""
 
 
 class EvaluationConfig(Settings):
@@ -92,11 +90,8 @@ PartRanks = Mapping[str, Ranks]
 """Ranks by candidate set: ``full`` and ``sampled99``."""
 
 
-Scorer = Callable[[Shared, Private, TrainView], NDArray[np.float32]]
-
-
 class Evaluator:
-    """Ranks held-out items for the users of a split."""
+    """Ranks the held-out items of the users of a split."""
 
     def __init__(
         self,
@@ -106,34 +101,26 @@ class Evaluator:
         threads: int,
         tolerant: bool = False,
     ) -> None:
-        """Where ``tolerant``, scores that are no numbers are the worst, and stop nobody else."""
+        """``tolerant`` is that of the models it makes (`Model.tolerant`)."""
         self.split = split
-        self.tolerant = tolerant
         self.config = config
         self.streams = streams
         self.threads = threads
-        self.trains = np.zeros(split.n_users, bool)
-        self.trains[split.training_users] = True
-        clients = np.arange(split.n_users)
-        if split.holders is not None:
-            clients = np.unique(split.holders, return_inverse=True)[1]
-        self._client = clients  # where each user's client lies in the store
+        self.tolerant = tolerant
+        self.data = ServingData.of(split)
         self._users = {part: self._choose_users(part) for part in ("valid", "test")}
         self._history = {part: split.history(part) for part in ("valid", "test")}
         self._samples: dict[Part, Ragged] = {}
         self._groups: dict[Part, Groups] = {}
 
-    def rank(
-        self,
-        method: Method,
-        shared: Shared,
-        store: PrivateStore,
-        part: Part,
-        score: Scorer | None = None,
-    ) -> PartRanks:
+    def model(self, method: Method, shared: Shared, private: PrivateStore) -> Model:
+        """Return the model of these parameters, for the users of the split."""
+        return Model(method, shared, private, self.data, self.streams, self.tolerant)
+
+    def rank(self, model: Model, part: Part, score: Scorer | None = None) -> PartRanks:
         """Rank the held-out items of a part among all items and among the sampled ones.
 
-        ``score`` stands in for the method's own way to score.
+        ``score`` replaces the method's own `Method.score`.
         """
         if part not in self._samples:
             self._samples[part] = self._draw_samples(part)
@@ -142,7 +129,7 @@ class Evaluator:
         def work(positions: NDArray[np.int64]) -> tuple[Ranks, Ranks]:
             users = self._users[part][positions]
             view = self._history[part].take(users)
-            scores = self.scores(method, shared, store, users, view, score)
+            scores = model.scores(users, view, score)
             aim, seen, drawn = targets.take(users), self.seen(users, view), samples.take(positions)
             return (
                 rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values),
@@ -151,11 +138,10 @@ class Evaluator:
                 ),
             )
 
-        chunk = self.chunk(method, shared, store.bytes_per_user)
-        stacks = chunks(np.arange(len(self._users[part])), chunk)
+        batches = chunks(np.arange(len(self._users[part])), model.batch_size)
         with ThreadPoolExecutor(self.threads) as pool:
-            parts = list(pool.map(work, stacks))
-        store.release()
+            parts = list(pool.map(work, batches))
+        model.private.release()
         return {
             "full": Ranks.concat([full for full, _ in parts]),
             self.config.sampled_name: Ranks.concat([sampled for _, sampled in parts]),
@@ -181,92 +167,31 @@ class Evaluator:
         """Return what full ranking gives each group of the users with validation items."""
         return group_means(ranks["full"], self.groups("valid"))
 
-    def watch_gates(
-        self, method: Method, shared: Shared, store: PrivateStore
-    ) -> dict[str, Any] | None:
-        """Return statistics of the gates as the clients hold them now; None without gates."""
-        if not isinstance(method, Guided):
+    def gate_statistics(self, model: Model) -> dict[str, Any] | None:
+        """Return statistics of the gates that clients hold now; None without gates or users."""
+        if not isinstance(model.method, Guided):
             return None
         popular, parts = popular_items(self.split.train), []
-        for users in chunks(self._users["valid"], self.chunk(method, shared, store.bytes_per_user)):
-            gates = method.gates(shared, self.private_of(method, shared, store, users))
+        for users in chunks(self._users["valid"], model.batch_size):
+            gates = model.method.gates(model.shared, model.private_of(users))
             parts.append(GateSums.of(gates, popular))
         return GateSums.concat(parts).statistics(self.groups("valid")) if parts else None
 
-    def top_items(
-        self, method: Method, shared: Shared, store: PrivateStore, part: Part, count: int
-    ) -> NDArray[np.int32]:
-        """Return everybody's best items as a device would show them at this point in time."""
+    def top_items(self, model: Model, part: Part, count: int) -> NDArray[np.int32]:
+        """Return the best items of every evaluated user, histories as at the time of the part."""
 
         def work(users: NDArray[np.int64]) -> NDArray[np.int32]:
             view = self._history[part].take(users)
-            scores = self.scores(method, shared, store, users, view)
-            return top_k(scores, view.positives.indptr, view.positives.values, count)[0]
+            seen = view.positives
+            return top_k(model.scores(users, view), seen.indptr, seen.values, count)[0]
 
-        chunk = self.chunk(method, shared, store.bytes_per_user)
         with ThreadPoolExecutor(self.threads) as pool:
-            lists = list(pool.map(work, chunks(self._users[part], chunk)))
+            lists = list(pool.map(work, chunks(self._users[part], model.batch_size)))
         return np.concatenate(lists)
 
     def evaluated_users(self, part: Part) -> NDArray[np.int64]:
-        """Return the users that are looked at in this part."""
+        """Return the users that are evaluated in this part."""
         return self._users[part]
-
-    def chunk(self, method: Method, shared: Shared, private_bytes: int = 1) -> int:
-        """Return how many users are scored at once."""
-        copies = private_bytes
-        if method.adapts:
-            copies += sum(array.nbytes for array in shared.values())
-        return max(1, min(SCORES_BYTES // (4 * self.split.train.n_items), COPIES_BYTES // copies))
-
-    def scores(
-        self,
-        method: Method,
-        shared: Shared,
-        store: PrivateStore,
-        users: NDArray[np.int64],
-        view: TrainView,
-        score: Scorer | None = None,
-    ) -> NDArray[np.float32]:
-        """Score every item for these users, whose histories are ``view``, as their clients do.
-
-        ``score`` stands in for the method's own way to score.
-        """
-        score, holders = score or method.score, self.split.holders
-        if holders is None or not method.traits.silos:
-            found = score(shared, self.private_of(method, shared, store, users), view)
-            return self._told(found)
-        order = np.argsort(holders[users], kind="stable")
-        together = replace(view.take(order), holders=holders[users[order]])
-        scores = np.empty((len(users), view.n_items), np.float32)
-        clients = self._client[users[order]][together.client_indptr[:-1]]
-        scores[order] = score(shared, store.read(clients), together)
-        return self._told(scores)
-
-    def _told(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        if not self.tolerant or np.isfinite(scores).all():
-            return scores
-        return np.where(np.isfinite(scores), scores, np.finfo(np.float32).min)
-
-    def private_of(
-        self, method: Method, shared: Shared, store: PrivateStore, users: NDArray[np.int64]
-    ) -> Private:
-        """Return the private parameters that these users are served with."""
-        private = self._kept_by(method, shared, store, users)
-        return method.adapt(shared, private, self.split.train.take(users), self.streams)
-
-    def _kept_by(
-        self, method: Method, shared: Shared, store: PrivateStore, users: NDArray[np.int64]
-    ) -> Private:
-        if self.trains[users].all():
-            return store.read(users)
-        # Users that training left out adapt on their own device first, from their past alone.
-        adapted = PrivateStore(store.fields, store.n_users)
-        known, new = users[self.trains[users]], users[~self.trains[users]]
-        adapted.write(known, store.read(known))
-        view: TrainView = self.split.train.take(new)
-        adapted.write(new, fold_in(method, shared, view, self.streams))
-        return adapted.read(users)
 
     def seen(self, users: NDArray[np.int64], view: TrainView) -> Ragged:
         """Return what is no candidate: the history, and held-out items that are not to be found."""
@@ -298,3 +223,21 @@ class Evaluator:
                 key, self.split.train.users[users], *touched, n_items, self.config.sampled
             )
         )
+
+
+def popularity_ranks(evaluator: Evaluator, part: Part) -> PartRanks:
+    """Rank by the number of training users of an item: a baseline."""
+    split = evaluator.split
+    touched = distinct_items(split.train.positives.take(split.training_users))
+    counts = np.bincount(touched.values, minlength=split.train.n_items).astype(np.float32)
+    model = evaluator.model(Popularity(), {"counts": counts}, PrivateStore({}, split.n_users))
+    return evaluator.rank(model, part)
+
+
+def chance_ranks(ranks: PartRanks) -> PartRanks:
+    """Return the ranks of constant scores, all candidates tied: a baseline."""
+    out = {}
+    for candidates, value in ranks.items():
+        others = np.repeat(value.candidates, np.diff(value.indptr)) - 1
+        out[candidates] = replace(value, ahead=np.zeros_like(value.ahead), tied=others)
+    return out

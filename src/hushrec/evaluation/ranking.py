@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hushrec.errors import DivergedError, InputError, RunError
 from hushrec.kernels.jit import njit
+from hushrec.kernels.top_k import checked_lists
 
 IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]
@@ -118,26 +119,6 @@ def rank_sampled(
     return _rank(scores, users, sample_indptr, sample_items, target_indptr, target_items, False)
 
 
-def top_k(
-    scores: FloatArray, seen_indptr: LongArray, seen_items: IntArray, count: int
-) -> tuple[IntArray, FloatArray]:
-    """Return each row's best unseen items and their scores, ties broken by lower item number.
-
-    Both results are ``[user, place]``. Where a row has fewer than ``count`` candidates, the rest
-    is item -1 with score -inf.
-    """
-    if count < 1:
-        raise InputError(f"a list needs at least 1 place, not {count}")
-    rows, n_items = scores.shape
-    seen_indptr, seen_items = _checked_lists("seen", seen_indptr, seen_items, rows, n_items)
-    items = np.full((rows, count), -1, np.int32)
-    best = np.full((rows, count), -np.inf, scores.dtype)
-    bad_row = _top_k_kernel(scores, seen_indptr, seen_items, items, best)
-    if bad_row >= 0:
-        raise DivergedError(f"row {bad_row} has a score that is not a finite number")
-    return items, best
-
-
 def _rank(
     scores: FloatArray,
     users: IntArray,
@@ -151,8 +132,8 @@ def _rank(
     if len(users) != rows:
         raise InputError(f"{len(users)} users for {rows} rows of scores")
     listed = "seen" if listed_are_seen else "sample"
-    listed_indptr, listed_items = _checked_lists(listed, listed_indptr, listed_items, rows, n_items)
-    target_indptr, targets = _checked_lists("target", target_indptr, target_items, rows, n_items)
+    listed_indptr, listed_items = checked_lists(listed, listed_indptr, listed_items, rows, n_items)
+    target_indptr, targets = checked_lists("target", target_indptr, target_items, rows, n_items)
     pairs = np.repeat(np.arange(rows), np.diff(target_indptr)) * n_items + targets
     if len(np.unique(pairs)) < len(pairs):
         raise InputError("a user's targets must differ from each other")
@@ -182,24 +163,6 @@ def _rank(
         tied=tied,
         candidates=candidates[evaluated],
     )
-
-
-def _checked_lists(
-    name: str, indptr: LongArray, items: IntArray, rows: int, n_items: int
-) -> tuple[LongArray, IntArray]:
-    """Fix the types for the kernels, which do not check bounds."""
-    indptr = np.ascontiguousarray(indptr, np.int64)
-    items = np.ascontiguousarray(items, np.int32)
-    if (
-        len(indptr) != rows + 1
-        or indptr[0] != 0
-        or indptr[-1] != len(items)
-        or np.any(np.diff(indptr) < 0)
-    ):
-        raise InputError(f"{name}_indptr does not divide {len(items)} items among {rows} rows")
-    if len(items) and not (items.min() >= 0 and items.max() < n_items):
-        raise InputError(f"{name}_items must be item numbers from 0 to {n_items - 1}")
-    return indptr, items
 
 
 @njit(cache=True, nogil=True)
@@ -256,39 +219,4 @@ def _rank_kernel(
                 equal += pool[place] == own
             ahead[index] = higher
             tied[index] = equal - 1
-    return -1
-
-
-@njit(cache=True, nogil=True)
-def _top_k_kernel(
-    scores: FloatArray,
-    seen_indptr: LongArray,
-    seen_items: IntArray,
-    items: IntArray,
-    best: FloatArray,
-) -> int:
-    """Fill the last two arrays; return the first row with a non-finite candidate, or -1."""
-    rows, n_items = scores.shape
-    last = items.shape[1] - 1
-    seen = np.full(n_items, -1, np.int64)
-    for row in range(rows):
-        for item in seen_items[seen_indptr[row] : seen_indptr[row + 1]]:
-            seen[item] = row
-        for item in range(n_items):
-            if seen[item] == row:
-                continue
-            score = scores[row, item]
-            if not np.isfinite(score):
-                return row
-            # Items come in ascending order, so letting only a strictly higher score pass
-            # another item is the tie rule.
-            if score <= best[row, last]:
-                continue
-            place = last
-            while place > 0 and best[row, place - 1] < score:
-                best[row, place] = best[row, place - 1]
-                items[row, place] = items[row, place - 1]
-                place -= 1
-            best[row, place] = score
-            items[row, place] = item
     return -1

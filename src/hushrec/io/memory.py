@@ -1,4 +1,4 @@
-"""Available memory and peak usage.
+"""Available memory and cores, and peak memory usage.
 
 Large allocations are checked first: Linux grants memory that it lacks and kills the process later.
 """
@@ -31,6 +31,11 @@ def peak_rss_bytes() -> int:
         return own
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _physical_memory() -> int:

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.api import Run
-from hushrec.evaluation.baselines import chance_ranks, popularity_ranks
+from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
 from hushrec.evaluation.metrics import per_user, summarise
 from hushrec.evaluation.ranking import Ranks
 from hushrec.evaluation.significance import bootstrap_interval
-from hushrec.federation.backends.simulation import usable_cores
+from hushrec.io.memory import usable_cores
 from hushrec.methods.baselines import Popularity
 from hushrec.reporting import plots
 from hushrec.reporting.plots import Bar, Dot
@@ -73,7 +73,7 @@ class Field:
     @cached_property
     def popularity(self) -> Contender | None:
         """The same list for everybody; None where that is what the run trained."""
-        if isinstance(self.run.method, Popularity):
+        if isinstance(self.run.model.method, Popularity):
             return None
         ranks = popularity_ranks(self.run.evaluator(usable_cores()), "test")
         return Contender("popularity", ranks)

@@ -93,7 +93,7 @@ def adaptation(run: Run, folder: RunFolder) -> dict[str, Any] | None:
 
 def guidance(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Show what guidance did to each group, and the gates; None for methods without guidance."""
-    if not isinstance(run.method, Guided):
+    if not isinstance(run.model.method, Guided):
         return None
     effects = guidance_effects(run, lines=lines)
     if not effects:
@@ -159,7 +159,7 @@ def costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ]
     return {
         "traffic": traffic,
-        "pooled": run.method.traits.pooled,
+        "pooled": run.model.method.traits.pooled,
         "travels": any(total for *_, total in traffic),
         "cohort": words[cohort.kind],
         "clients": n_clients,

@@ -16,7 +16,8 @@ from markupsafe import Markup
 from hushrec.analysis.item_map import GRID, item_map
 from hushrec.api import Run
 from hushrec.data.interactions import Interactions, MultiCategorical
-from hushrec.evaluation.ranking import Ranks, top_k
+from hushrec.evaluation.ranking import Ranks
+from hushrec.kernels.top_k import top_k
 from hushrec.reporting import plots, svg
 from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
@@ -130,7 +131,7 @@ def _sample(run: Run, ranks: Ranks, row: int) -> dict[str, Any]:
     user = int(ranks.users[row])
     alone = np.array([user])
     view = split.history("test").take(alone)
-    scores = run.evaluator(threads=1).scores(run.method, run.shared, run.store, alone, view)
+    scores = run.model.scores(alone, view)
     seen = view.positives
     best = top_k(scores, seen.indptr, seen.values, LIST_LENGTH)[0][0]
     rows = slice(int(ranks.indptr[row]), int(ranks.indptr[row + 1]))

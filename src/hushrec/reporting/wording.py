@@ -61,7 +61,7 @@ def marked(run: Run, label: str) -> str:
 
 def options(run: Run) -> list[tuple[str, Any, str]]:
     """Return each option of the method with its value and its meaning."""
-    described = type(run.method).Config.model_fields
+    described = type(run.model.method).Config.model_fields
     return [
         (name, value, (described[name].description or "") if name in described else "")
         for name, value in run.summary["options"].items()

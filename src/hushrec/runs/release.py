@@ -29,17 +29,16 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from hushrec.data.catalog import names
 from hushrec.errors import RunError
 from hushrec.federation.experiment import Experiment
 from hushrec.io.files import LOCK, atomic_folder, checked_path
-from hushrec.methods.base import Method, Shared
 from hushrec.privacy.guarantee import NO_GUARANTEE, Guarantee
 from hushrec.runs.run import Run
 from hushrec.serving.bundle import can_export, export
+from hushrec.serving.model import Model
 
 FORMAT = "hushrec-release-1"
 MANIFEST = "manifest.json"
@@ -56,29 +55,16 @@ LEFT_OUT = (
 
 
 @dataclass(frozen=True)
-class Items:
-    """The public list of items."""
-
-    items: NDArray[np.str_]
-    titles: tuple[str, ...]
-
-    def title(self, item: int) -> str:
-        """Return what to print for an item."""
-        return self.titles[item]
-
-
-@dataclass(frozen=True)
 class Covered:
     """All that a release is made of."""
 
-    method: Method
-    shared: Shared
+    model: Model
+    """The shared model, without users."""
     config: Mapping[str, Any]
     said: Mapping[str, Any]
     """The statement, as summary.json has it."""
     round: int
     """The round that is shipped, which was not chosen by anybody's data."""
-    data: Items
 
 
 def release(run: Run, path: str | Path) -> Path:
@@ -124,21 +110,17 @@ def refuse_uncovered(run: Run) -> None:
             f"{where} has silos that were made from the users' data, which nothing covers; train "
             "without them"
         )
-    if not run.shared:
+    if not run.model.shared:
         raise RunError(f"{where} has no shared model: everything stays with its users")
 
 
 def covered(run: Run) -> Covered:
     """Take from a run what its guarantee covers."""
-    data = run.data
-    titles = tuple(data.title(number) for number in range(data.n_items))
     return Covered(
-        run.method,
-        run.shared,
+        run.model.without_users(),
         public_config(run.experiment),
         run.summary["privacy"],
         run.summary["selected_round"],
-        Items(data.items, titles),
     )
 
 
@@ -153,7 +135,8 @@ def public_config(experiment: Experiment) -> dict[str, Any]:
 
 def write_release(what: Covered, folder: Path) -> None:
     """Write the files, the manifest last."""
-    said = what.said
+    said, data = what.said, what.model.data
+    titles = [data.title(item) for item in range(len(data.items))]
     guarantee = ("guarantee", *(f.name for f in fields(Guarantee)), "asked_epsilon", "statement")
     account = ("delta", "epsilon", "asked_epsilon", "spent_epsilon", "account")
     texts = {
@@ -162,14 +145,14 @@ def write_release(what: Covered, folder: Path) -> None:
         "statement.json": _json({key: said[key] for key in guarantee}),
         "account.json": _json({key: said[key] for key in account}),
         "config.toml": tomli_w.dumps(what.config),
-        "items.json": _json({"items": what.data.items.tolist(), "titles": what.data.titles}),
+        "items.json": _json({"items": data.items.tolist(), "titles": titles}),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, "utf-8")
-    arrays = {name: np.ascontiguousarray(array) for name, array in what.shared.items()}
+    arrays = {name: np.ascontiguousarray(array) for name, array in what.model.shared.items()}
     (folder / "model.safetensors").write_bytes(save(arrays))
-    if can_export(what.method):
-        export(what, folder / "bundle")
+    if can_export(what.model.method):
+        export(what.model, folder / "bundle")
     files = {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
@@ -180,7 +163,7 @@ def write_release(what: Covered, folder: Path) -> None:
     }
     manifest = {
         "format": FORMAT,
-        "method": what.method.name,
+        "method": what.model.method.name,
         "round": what.round,
         "epsilon": said["epsilon"],
         "delta": said["delta"],
@@ -192,14 +175,14 @@ def write_release(what: Covered, folder: Path) -> None:
 
 def _readme(what: Covered) -> str:
     device = "`bundle` is the same model for devices: `hushrec.serving.recommender` reads it.\n"
-    return f"""# A model of {what.method.name}, released under differential privacy
+    return f"""# A model of {what.model.method.name}, released under differential privacy
 
 {what.said["statement"]}
 
 The model is that of round {what.round}. `model.safetensors` holds it, `items.json` the items that
 its rows are of, `config.toml` how it was trained, `statement.json` the guarantee as fields,
 `account.json` what the rounds cost. `manifest.json` has the SHA-256 of every file.
-{device if can_export(what.method) else ""}
+{device if can_export(what.model.method) else ""}
 The guarantee covers all of this together. Not in it, because it is not covered:
 
 - {f"{chr(10)}- ".join(LEFT_OUT)}

@@ -4,52 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hushrec.data import Interactions, load
-from hushrec.data.features import of_newcomer
-from hushrec.data.splitting import Part, Split, join, make_split
-from hushrec.data.views import Ragged, TrainView, chunks
+from hushrec.data.splitting import Part, Split, make_split
 from hushrec.errors import ConfigError, RunError
-from hushrec.evaluation.baselines import chance_ranks, popularity_ranks
-from hushrec.evaluation.evaluator import Evaluator, PartRanks
+from hushrec.evaluation.evaluator import Evaluator, PartRanks, chance_ranks, popularity_ranks
 from hushrec.evaluation.metrics import ListMetric, parse_metric, summarise
-from hushrec.evaluation.ranking import top_k
 from hushrec.federation.backends.base import Backend
-from hushrec.federation.backends.simulation import usable_cores
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import State
 from hushrec.federation.setup import Prepared
 from hushrec.io.files import checked_path
+from hushrec.io.memory import usable_cores
 from hushrec.io.rows import Rows
-from hushrec.methods.base import Explains, Method, Shared
 from hushrec.private.store import PrivateStore
 from hushrec.runs.checkpoint import SELECTED, Diary, alike, load_model, restore_private
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import FINAL, RunFolder, new_place, read_ranks
 from hushrec.serving.bundle import BundleForm, export
-from hushrec.serving.fold_in import fold_in
+from hushrec.serving.model import Model, Recommendation, ServingData
 from hushrec.streams import Streams
 
 Measured = dict[str, dict[str, float]]
 """Metrics by candidates and name."""
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """One line of a list."""
-
-    item: str
-    title: str
-    score: float
-    because: str = ""
-    """Whose voice spoke for it most, where a method mixes several."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +55,17 @@ class Run:
         self,
         experiment: Experiment,
         split: Split,
-        method: Method,
-        shared: Shared,
-        store: PrivateStore,
+        model: Model,
         summary: Mapping[str, Any],
         ranks: Mapping[str, PartRanks],
         folder: RunFolder | None,
     ) -> None:
         self.experiment = experiment
         self.split = split
-        self.method = method
-        self.shared = shared
-        self.store = store
+        self.model = model
         self.summary = summary
         self.ranks = ranks
         self.folder = folder
-        self._streams = Streams(experiment.seed)
         self.unsaved: Unsaved | None = None
 
     @classmethod
@@ -102,9 +79,16 @@ class Run:
     ) -> Run:
         """Return the run that has just been trained."""
         store, ranks = server.backend.selected, server.backend.ranks
-        assert store is not None, "the last round is always looked at"
-        method, shared = server.task.method, state.selected_shared
-        return cls(server.experiment, split, method, shared, store, summary, ranks, folder)
+        assert store is not None, "the last round is always evaluated"
+        model = Model(
+            server.task.method,
+            state.selected_shared,
+            store,
+            ServingData.of(split),
+            server.task.streams,
+            server.experiment.privacy.promises,
+        )
+        return cls(server.experiment, split, model, summary, ranks, folder)
 
     @classmethod
     def open(cls, path: str | Path, data: Interactions | None = None) -> Run:
@@ -138,7 +122,9 @@ class Run:
                     f"{path}: the model does not fit the data '{experiment.data}' any more; "
                     "has the data changed since training?"
                 )
-        return cls(experiment, split, method, shared, store, summary, read_ranks(folder), folder)
+        tolerant = experiment.privacy.promises
+        model = Model(method, shared, store, ServingData.of(split), streams, tolerant)
+        return cls(experiment, split, model, summary, read_ranks(folder), folder)
 
     @property
     def data(self) -> Interactions:
@@ -186,9 +172,8 @@ class Run:
 
     def evaluator(self, threads: int) -> Evaluator:
         """Return the evaluation side of this run."""
-        experiment = self.experiment
-        tolerant = experiment.privacy.promises
-        return Evaluator(self.split, experiment.evaluation, self._streams, threads, tolerant)
+        model, config = self.model, self.experiment.evaluation
+        return Evaluator(self.split, config, model.streams, threads, model.tolerant)
 
     def evaluate(self, *metrics: str, part: Part = "test", threads: int | None = None) -> Rows:
         """Score the held-out items again: a row for each metric, of the model and its yardsticks.
@@ -200,7 +185,7 @@ class Run:
             ("scorer", "candidates", "metric", "value"),
             [
                 (scorer, candidates, name, value)
-                for scorer, by_candidates in (yardsticks | {self.method.name: own}).items()
+                for scorer, by_candidates in (yardsticks | {self.model.method.name: own}).items()
                 for candidates, values in by_candidates.items()
                 for name, value in values.items()
             ],
@@ -222,11 +207,11 @@ class Run:
             return {candidates: summarise(value, names) for candidates, value in source.items()}
 
         popularity = popularity_ranks(evaluator, part)
-        own = table(evaluator.rank(self.method, self.shared, self.store, part))
+        own = table(evaluator.rank(self.model, part))
         counts = np.bincount(self.split.train.positives.values, minlength=self.data.n_items)
         for name, metric in of_lists.items():
             length = min(metric.k, self.data.n_items)
-            top = evaluator.top_items(self.method, self.shared, self.store, part, length)
+            top = evaluator.top_items(self.model, part, length)
             own["full"][name] = metric.value(top, counts)
         ranked = {"popularity": popularity, "chance": chance_ranks(popularity)}
         return own, {name: table(ranks) for name, ranks in ranked.items()}
@@ -244,115 +229,45 @@ class Run:
 
     def export(self, path: str | Path, **form: Unpack[BundleForm]) -> Path:
         """Write the model for devices: a folder that numpy alone can serve."""
-        return export(self, path, **form)
+        return export(self.model, path, **form)
 
     # ------------------------------------------------------------ recommended
 
-    def recommend(
+    @overload
+    def recommend(  # type: ignore[overload-overlap]  # a string is one id, not a sequence of ids
         self,
-        user: str | int,
+        users: str | int,
         k: int = 10,
         history: Iterable[str | int] | None = None,
         features: Mapping[str, str] | None = None,
-    ) -> list[Recommendation]:
-        """Return the best k items that the user has not touched.
+        threads: int | None = None,
+    ) -> list[Recommendation]: ...
+    @overload
+    def recommend(
+        self,
+        users: Iterable[str | int] | None = None,
+        k: int = 10,
+        history: None = None,
+        features: None = None,
+        threads: int | None = None,
+    ) -> Rows: ...
+    def recommend(
+        self,
+        users: Any = None,
+        k: int = 10,
+        history: Any = None,
+        features: Any = None,
+        threads: int | None = None,
+    ) -> list[Recommendation] | Rows:
+        """Return the best k items that a user has not touched: `Model.recommend`.
 
-        A user unknown to the run is folded in from ``history``, item ids oldest first: the device
-        trains its private part, or its copy of the shared one, on it; the shared part and everybody
-        else stay as they are. ``features`` are what such a user says of themselves.
+        ``run.recommend("7")`` is a list; ``run.recommend(["7", "8"])``, and ``run.recommend()`` for
+        all users, are tables: ``run.recommend(k=5).to_pandas()``.
         """
-        if history is None:
-            if features:
-                raise ConfigError(f"the data has the features of user '{user}': leave them out")
-            (mine,) = self._lists(self._numbers([user]), k, threads=1)
-            return mine
-        view = self._from_history(history, features or {})
-        private = fold_in(self.method, self.shared, view, self._streams)
-        private = self.method.adapt(self.shared, private, view, self._streams)
-        (mine,) = self._best(view, self.method.score(self.shared, private, view), k)
-        return mine
-
-    def recommend_table(
-        self, users: Iterable[str | int] | None = None, k: int = 10, threads: int | None = None
-    ) -> Rows:
-        """Return the lists of many users, of everybody if none are named: a row for each place.
-
-        ``run.recommend_table(["1", "2"]).to_pandas()``, or ``polars.DataFrame(…)`` of it.
-        """
-        everybody = self.data.users.tolist()
-        named = everybody if users is None else [str(user) for user in users]
-        lists = self._lists(self._numbers(named), k, threads or usable_cores())
-        return Rows.of(
-            ("user", "place", *(field.name for field in fields(Recommendation))),
-            [
-                (user, place, *vars(line).values())
-                for user, lines in zip(named, lists, strict=True)
-                for place, line in enumerate(lines, 1)
-            ],
+        answer: list[Recommendation] | Rows = self.model.recommend(
+            users, k, history, features, threads
         )
-
-    def _numbers(self, users: Sequence[str | int]) -> NDArray[np.int64]:
-        position = {user: number for number, user in enumerate(self.data.users.tolist())}
-        for user in users:
-            if str(user) not in position:
-                raise ConfigError(
-                    f"user '{user}' is unknown to this run; give their items with --history FILE"
-                )
-        return np.array([position[str(user)] for user in users], np.int64)
-
-    def _lists(self, users: NDArray[np.int64], k: int, threads: int) -> list[list[Recommendation]]:
-        """Return the lists of users that the run knows, by what the evaluation looked at."""
-        evaluator, past = self.evaluator(threads), self.split.history("test")
-
-        def work(some: NDArray[np.int64]) -> list[list[Recommendation]]:
-            view = self._everything(past, some)
-            scores = evaluator.scores(self.method, self.shared, self.store, some, view)
-            return self._best(view, scores, k)
-
-        chunk = evaluator.chunk(self.method, self.shared, self.store.bytes_per_user)
-        with ThreadPoolExecutor(threads) as pool:
-            return [mine for some in pool.map(work, chunks(users, chunk)) for mine in some]
-
-    def _best(
-        self, view: TrainView, scores: NDArray[np.float32], k: int
-    ) -> list[list[Recommendation]]:
-        """Return each client's best items that are not in its history."""
-        data, seen = self.data, view.positives
-        items, values = top_k(scores, seen.indptr, seen.values, min(int(k), data.n_items))
-        voices = [[""] * items.shape[1]] * len(items)
-        if isinstance(self.method, Explains):
-            voices = self.method.voices(self.shared, view, items)
-        return [
-            [
-                Recommendation(str(data.items[item]), data.title(item), float(value), voice)
-                for item, value, voice in zip(*listed, strict=True)
-                if item >= 0
-            ]
-            for listed in zip(items, values, voices, strict=True)
-        ]
-
-    def _everything(self, past: TrainView, users: NDArray[np.int64]) -> TrainView:
-        """Return users' whole histories, held-out items included: nobody wants those again."""
-        mine, split = past.take(users), self.split
-        rest = join(split.test.take(users), split.disliked.take(users))
-        ones = Ragged(rest.indptr, np.ones(len(rest.values), np.float32))
-        return _with_history(mine, join(mine.positives, rest), join(mine.values, ones))
-
-    def _from_history(self, history: Iterable[str | int], features: Mapping[str, str]) -> TrainView:
-        position = {item: index for index, item in enumerate(self.data.items.tolist())}
-        known = [position[str(item)] for item in history if str(item) in position]
-        if not known:
-            raise ConfigError("none of the items in the history is in the catalogue of this run")
-        latest_first = list(dict.fromkeys(reversed(known)))
-        newcomer = replace(
-            self.split.train.take(np.zeros(1, np.int64)),
-            users=np.array([self.split.n_users], np.int32),
-            user_features=of_newcomer(self.split.train.user_features, features),
-        )
-        indptr, items = np.array([0, len(latest_first)]), np.array(latest_first[::-1], np.int32)
-        # Whoever names an item without a rating means that they like it.
-        liked = np.full(len(latest_first), self.data.value.max(), np.float32)
-        return _with_history(newcomer, Ragged(indptr, items), Ragged(indptr, liked))
+        return answer
 
 
 def _found_again(experiment: Experiment) -> Interactions:
@@ -362,15 +277,3 @@ def _found_again(experiment: Experiment) -> Interactions:
         raise ConfigError(
             f"{error}; in Python, give a run of data in memory its data again: Run.open(path, data)"
         ) from None
-
-
-def _with_history(client: TrainView, items: Ragged, values: Ragged) -> TrainView:
-    """Return clients with these histories, oldest first, in place of their own."""
-    since = np.arange(len(items.values)) - np.repeat(items.indptr[:-1], items.lengths)
-    return replace(
-        client,
-        positives=items,
-        times=Ragged(items.indptr, since),
-        values=values,
-        never_negative=None,
-    )

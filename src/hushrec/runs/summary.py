@@ -11,7 +11,7 @@ import numpy as np
 from hushrec.data import Interactions
 from hushrec.data import partition as silos
 from hushrec.data.splitting import Split
-from hushrec.evaluation.baselines import chance_ranks, popularity_ranks
+from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
 from hushrec.evaluation.metrics import Coverage, PopularityBias
 from hushrec.federation.rounds import State
 from hushrec.federation.setup import Prepared
@@ -95,7 +95,8 @@ def summarise(server: Prepared, split: Split, state: State, data: Interactions) 
     experiment, backend, method = server.experiment, server.backend, server.task.method
     evaluator, store, shared = backend.evaluator, backend.selected, state.selected_shared
     assert evaluator is not None and store is not None, "a round was selected"
-    top = evaluator.top_items(method, server.serving(shared), store, "test", 10)
+    model = evaluator.model(method, server.serving(shared), store)
+    top = evaluator.top_items(model, "test", 10)
     counts = np.bincount(split.train.positives.values, minlength=split.data.n_items)
     n_test = len(evaluator.evaluated_users("test"))
     popularity = popularity_ranks(evaluator, "test")

@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,43 +21,12 @@ from hushrec.io.files import atomic_folder, checked_path, remove, require_empty,
 from hushrec.methods.base import Method, Shared
 from hushrec.methods.statistics.fedmix import FedMix
 from hushrec.methods.statistics.pair_weights import ItemPairs
+from hushrec.serving.model import Model
 from hushrec.serving.recommender.reading import FORMAT, MANIFEST, MODEL
 
 Array = NDArray[Any]
 PAIRS_KEPT, MIXTURE_KEPT = 600, 300
 """Weights per item and table that keep ML-1M's bundle below 20 MB: of one table, of four."""
-
-
-class Catalogue(Protocol):
-    """The items that a model is of."""
-
-    @property
-    def items(self) -> NDArray[np.str_]:
-        """Their ids."""
-        ...
-
-    def title(self, item: int) -> str:
-        """Return what to print for an item."""
-        ...
-
-
-class Trained(Protocol):
-    """What is exported: a run, or anything that has its model and its catalogue."""
-
-    @property
-    def method(self) -> Method:
-        """How the model scores."""
-        ...
-
-    @property
-    def shared(self) -> Shared:
-        """The model."""
-        ...
-
-    @property
-    def data(self) -> Catalogue:
-        """The catalogue."""
-        ...
 
 
 def can_export(method: Method) -> bool:
@@ -74,8 +43,8 @@ class BundleForm(TypedDict, total=False):
     """Whether a bundle that is there already is replaced; anything else never is."""
 
 
-def export(run: Trained, path: str | Path, **asked: Unpack[BundleForm]) -> Path:
-    """Write a run's model as a bundle; each item keeps its ``neighbours`` largest weights.
+def export(model: Model, path: str | Path, **asked: Unpack[BundleForm]) -> Path:
+    """Write a model as a bundle; each item keeps its ``neighbours`` largest weights.
 
     By default these are all in single precision, which gives the scores of the run (to the bit, or
     of a mixture but for rounding), and in half precision as many as suit a device.
@@ -91,20 +60,20 @@ def export(run: Trained, path: str | Path, **asked: Unpack[BundleForm]) -> Path:
         )
     if not replaces:
         require_empty(folder)
-    method, form = run.method, _Form(neighbours, halved=precision == "half")
+    method, form = model.method, _Form(neighbours, halved=precision == "half")
     if neighbours is None and form.halved:
         form.neighbours = MIXTURE_KEPT if isinstance(method, FedMix) else PAIRS_KEPT
     if isinstance(method, FedMix):
-        told = _mixture(method, run.shared, form)
+        told = _mixture(method, model.shared, form)
     elif isinstance(method, ItemPairs):
-        told = _pairs(method, run.shared, form)
+        told = _pairs(method, model.shared, form)
     else:
         raise ConfigError(
             f"a bundle holds a mixture or item-to-item weights, which {method.name} does not have; "
             "use fedmix, fednext or fedease"
         )
     content = save(form.tensors)
-    data = run.data
+    data = model.data
     manifest = {
         "format": FORMAT,
         "method": method.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,7 +28,7 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.private.store import PrivateStore
-from hushrec.serving.fold_in import fold_in
+from hushrec.serving.model import fold_in
 from hushrec.streams import Round, Streams
 from hushrec.testing.checks import (
     check_numbers,
@@ -380,15 +380,16 @@ class MethodContract:
         federation = Federation(method, split.train_view("honest"), machine=Machine(threads=1))
         evaluator = Evaluator(split, EvaluationConfig(), Streams(0), 1)
         rounds = min(self.rounds, method.planned_rounds)
-        best, value = (federation.shared, federation.store), -np.inf
+        best = evaluator.model(method, federation.shared, federation.store)
+        value = -np.inf
         for number in range(1, rounds + 1):
             federation.round()
             if number % max(1, rounds // 10) == 0 or number == rounds:
-                now = federation.shared, federation.store
-                looked = evaluator.tally(evaluator.rank(method, *now, "valid"))
+                now = evaluator.model(method, federation.shared, federation.store)
+                looked = evaluator.tally(evaluator.rank(now, "valid"))
                 found = looked.tallies["full"].mean("ndcg@10")
                 if found > value:  # validation items select the round, as in a run
-                    best, value = (now[0], now[1].snapshot(None)), found
-        ranks = evaluator.rank(method, *best, "test")
+                    best, value = replace(now, private=now.private.snapshot()), found
+        ranks = evaluator.rank(best, "test")
         hits = evaluator.summarise(ranks)["full"]["hr@10"]
         return hits, float(np.mean(10 / ranks["full"].candidates))

@@ -1,22 +1,22 @@
-"""Recommending on a node: the model it received last, its users' own parameters and histories."""
+"""Recommendations on a node: the newest shared model, with its users' parameters and histories."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from hushrec.api import Recommendation, Run
 from hushrec.deployment.node.database import NodeStore
 from hushrec.deployment.node.runs import NodeRuns
-from hushrec.deployment.node.setup import Engines, split_of
+from hushrec.deployment.node.setup import Engines
 from hushrec.errors import ConfigError, RunError
 from hushrec.federation.backends.simulation import THIS_MACHINE
 from hushrec.federation.requests import LookRequest
+from hushrec.serving.model import Recommendation
 
 
 def recommend(store: NodeStore, user: str, k: int = 10) -> list[Recommendation]:
     """Return the best k items that a user of this node has not touched.
 
-    Interactions that came in since the run count at once. Who came to the node since is folded in.
+    Interactions since the run count immediately. Users that came to the node since are folded in.
     """
     runs, number = NodeRuns(store), store.number_of(user)
     if number is None:
@@ -28,15 +28,9 @@ def recommend(store: NodeStore, user: str, k: int = 10) -> list[Recommendation]:
     now = replace(run, upto=store.latest())
     engine = Engines(store, THIS_MACHINE).of(now, request.terms)
     runs.load(run, engine.kept, engine.backend.store, selected=True)
-    trained = Run(
-        experiment=store.agreement.experiment,
-        split=split_of(store, now, request.terms),
-        method=engine.backend.task.method,
-        shared=request.serving.common,
-        store=engine.backend.store,
-        summary={},
-        ranks={},
-        folder=None,
-    )
+    evaluator = engine.backend.evaluator
+    assert evaluator is not None, "a node's backend has an evaluator"
+    shared, private = request.serving.common, engine.backend.store
+    model = evaluator.model(engine.backend.task.method, shared, private)
     history = None if number in run.members else store.items_of(number)
-    return trained.recommend(user, k, history)
+    return model.recommend(user, k, history)

@@ -60,7 +60,7 @@ class Device:
         if selected:
             assert self.selected is not None, "a round was selected"
             store = self.selected
-        ranks = self.evaluator.rank(self.task.method, serving, store, part)
+        ranks = self.evaluator.rank(self.evaluator.model(self.task.method, serving, store), part)
         return self.evaluator.tally(ranks).to_bytes()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from hushrec.federation.backends.base import Collected
 from hushrec.federation.client import Task, take_part
 from hushrec.federation.messages import Download
 from hushrec.io.codec import Arrays
+from hushrec.io.memory import usable_cores
 from hushrec.methods.base import Shared, is_marked
 from hushrec.privacy.protection import Protection
 from hushrec.private.store import PrivateStore
@@ -135,7 +135,8 @@ class InProcess:
         assert self.evaluator is not None, "who evaluates has held-out items"
         store = self.selected if selected else self.store
         assert store is not None, "a round was selected"
-        self.ranks[part] = self.evaluator.rank(self.task.method, serving, store, part)
+        model = self.evaluator.model(self.task.method, serving, store)
+        self.ranks[part] = self.evaluator.rank(model, part)
         return self.evaluator.tally(self.ranks[part])
 
     def keep_selected(self) -> None:
@@ -148,7 +149,8 @@ class InProcess:
         method, ranks, before = self.task.method, self.ranks["valid"], self.looked_before
         seen: dict[str, Any] = {"groups": self.evaluator.group_means(ranks), "gates": None}
         if is_marked(method, number):
-            seen["gates"] = self.evaluator.watch_gates(method, shared, self.store)
+            model = self.evaluator.model(method, shared, self.store)
+            seen["gates"] = self.evaluator.gate_statistics(model)
             if before is not None and before[0] == number - 1:
                 seen["moved"] = moved(before[1]["full"], ranks["full"])
         self.looked_before = number, ranks
@@ -165,8 +167,3 @@ class InProcess:
             self.selected = PrivateStore.beside(self.store)
         for part in parts:
             (self.selected if selected and self.selected else self.store).restore(part)
-
-
-def usable_cores() -> int:
-    """Return the number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
