@@ -1,9 +1,9 @@
 """What makes one site of files that each have their place in the repository.
 
-README and its like are pages too, and are read where they are; of the README the tour is a page of
-its own. A link is written for the repository: here it leads to the page of the file it names, to
-the file itself if that is a drawing, and where there is neither, its words stay and say the path.
-A line that is nothing but a link to a Python file becomes that file.
+README and its like are pages too, and are read where they are. A link is written for the
+repository: here it leads to the page of the file it names, to the file itself if that is a drawing,
+and where there is neither, its words stay and say the path. A line that is nothing but a link to a
+Python file becomes that file.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent
 ELSEWHERE = {
     "index.md": "README.md",
-    "tour.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
     "benchmarks.md": "benchmarks/README.md",
 }
-"""Pages by the file that they are read from; of two, links lead to the first."""
+"""Pages by the file that they are read from."""
 DRAWN = (".svg", ".png")
-TOUR, AFTER_TOUR = "## The tour\n", "## Methods\n"
 SOURCE = re.compile(r"^\[[^\]]*\]\((?P<target>[^)\s]+\.py)\)$", re.M)
 LINK = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
@@ -36,7 +34,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are read from elsewhere, and the drawings that pages show."""
     for name, source in ELSEWHERE.items():
         text = (ROOT / source).read_text("utf-8")
-        files.append(File.generated(config, name, content=_part(name, text)))
+        files.append(File.generated(config, name, content=text))
     for drawing in sorted(ROOT.glob("experiments/**/*.svg")):
         name = drawing.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(drawing)))
@@ -56,7 +54,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         named = posixpath.normpath(posixpath.join(folder, path))
         if not (ROOT / named).exists():
             return found[0]  # a strict build names it
-        page_of = {file: name for name, file in reversed(ELSEWHERE.items())}
+        page_of = {file: name for name, file in ELSEWHERE.items()}
         name = page_of.get(named, named.removeprefix("docs/"))
         if named in page_of or named.startswith("docs/") or named.endswith(DRAWN):
             return f"[{words}]({name}{mark}{anchor})"
@@ -67,13 +65,3 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         return f'```python title="{path}"\n{(ROOT / path).read_text("utf-8")}```'
 
     return LINK.sub(led, SOURCE.sub(quoted, markdown))
-
-
-def _part(name: str, text: str) -> str:
-    before, rest = text.split(TOUR, 1) if TOUR in text else (text, "")
-    tour, after = rest.split(AFTER_TOUR, 1) if AFTER_TOUR in rest else (rest, "")
-    if name == "tour.md":
-        return f"# The tour\n{tour}"
-    if name == "index.md":
-        return f"{before}\n[The tour](tour.md) shows it all.\n\n{AFTER_TOUR}{after}"
-    return text

@@ -35,7 +35,7 @@ def site(tmp_path_factory):
 
 def test_every_document_is_a_page_and_nothing_comes_from_elsewhere(site):
     wanted = {path.stem for path in (REPO / "docs").glob("*.md")}
-    wanted |= {"index", "tour", "contributing", "security", "changelog"}
+    wanted |= {"index", "contributing", "security", "changelog"}
     assert wanted <= {path.stem for path in site.glob("*.html")}
     for page in site.glob("*.html"):
         assert LOADED.search(page.read_text("utf-8")) is None, page.name

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
+import hushrec
 from hushrec.errors import MissingExtraError
 from hushrec.federation.experiment import SECTIONS, Experiment, preset_names
 from hushrec.methods.base import Method, Tunable, method_class, method_names
@@ -158,3 +161,15 @@ def _words(schema: dict[str, Any]) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def package_table() -> str:
+    """Return the table of packages in docs/architecture.md, from the packages' own docstrings."""
+    lines = ["| package | role |", "|---|---|"]
+    root = Path(hushrec.__file__).parent
+    for file in sorted(root.rglob("__init__.py")):
+        name = file.parent.relative_to(root).as_posix()
+        if name != ".":
+            text = ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
+            lines.append(f"| `{name}/` | {_one_line(text.partition(chr(10) * 2)[0])} |")
+    return "\n".join(lines) + "\n"
