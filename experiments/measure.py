@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import hushrec
+from experiments.epsilon_tables import ROUNDS, cells
 from experiments.plan import Task
 from experiments.results import Record
 from hushrec.analysis.item_map import item_map
@@ -22,7 +23,6 @@ from hushrec.data import Interactions
 from hushrec.errors import DivergedError
 from hushrec.evaluation.metrics import summarise, user_metric
 from hushrec.federation.experiment import make_experiment
-from hushrec.privacy.published_tables import ROUNDS, cells
 from hushrec.runs.folder import RunFolder, read_ranks
 
 ALWAYS = ("hr@5", "hr@10", "ndcg@5", "ndcg@10")

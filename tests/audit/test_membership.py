@@ -128,8 +128,8 @@ def test_what_guesses_contradict():
     bold = guesses(few, claim)
     assert bold["contradicted"]
     assert bold["guesses"] < 100
-    emptied = guesses(few, {**claim, "neighbours": "zero-out-one"})
-    assert emptied["certain_lower_bound"] < 0.6 * bold["certain_lower_bound"]
+    zeroed_out = guesses(few, {**claim, "neighbours": "zero-out-one"})
+    assert zeroed_out["certain_lower_bound"] < 0.6 * bold["certain_lower_bound"]
 
 
 def test_known_answers():

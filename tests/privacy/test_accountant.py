@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from experiments.epsilon_tables import DELTAS, cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from hushrec.privacy.accountant import (
     renyi_curve,
     sensitivity,
 )
-from hushrec.privacy.published_tables import DELTAS, cells
 
 ADD, REPLACE = "zero-out-one", "replace-one"
 

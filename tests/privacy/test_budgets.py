@@ -21,7 +21,14 @@ from hushrec.errors import ConfigError, StoppedError
 from hushrec.federation.backends.simulation import Machine
 from hushrec.federation.experiment import Experiment, make_experiment
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of, sensitivity
-from hushrec.privacy.budgets import LEVELS, WEIGHT, Budgets, Ledger, PersonalNoise, by_activity
+from hushrec.privacy.budgets import (
+    LEVELS,
+    WEIGHT,
+    Ledger,
+    PersonalBudgets,
+    PersonalNoise,
+    by_activity,
+)
 from hushrec.privacy.protection import UploadShape
 from hushrec.runs.folder import FINAL, RunFolder
 from hushrec.streams import SecretRound, SecretStreams
@@ -140,7 +147,9 @@ def test_budgets_follow_the_rank_of_activity():
 )
 def test_no_client_ever_exceeds_its_budget(epsilon, uploads, seed):
     """Whoever is drawn, however often: accounts stay within budgets, and come close to them."""
-    budgets = Budgets.of(epsilon, 1e-5, uploads, lambda z: Gaussian(z, Everybody(), "replace-one"))
+    budgets = PersonalBudgets.of(
+        epsilon, 1e-5, uploads, lambda z: Gaussian(z, Everybody(), "replace-one")
+    )
     assert len(budgets.levels) <= LEVELS
     assert (budgets.levels[budgets.level] <= epsilon).all(), "rounded down"
     ledger, generator = Ledger.empty(len(epsilon)), np.random.default_rng(seed)

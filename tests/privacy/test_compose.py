@@ -198,7 +198,7 @@ def test_of_personal_budgets_the_largest_count(small, tmp_path):
     assert together["epsilon"] == Accountant([entry, entry]).epsilon(said["delta"])
     assert 4 < together["epsilon"] < 8
     assert together["same_budgets"]
-    for part in ("the largest count", "that leaves everybody's budget as it is"):
+    for part in ("count with the largest", "that leaves everybody's budget as it is"):
         assert part in said["statement"]
 
 
@@ -231,23 +231,23 @@ def an_event(summary, **changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: {**s, "data": "ml-1m", "data_digest": "0"}, r"'ml-1m'\)\. For people who are"),
+        (lambda s: {**s, "data": "ml-1m", "data_digest": "0"}, r"'ml-1m'\)\. The statement of a run"),
         (lambda s: {**s, "data_digest": "0"}, "which changed"),
         (lambda s: {**s, "data": "ml-1m", "data_digest": None}, "different data"),
         (lambda s: other(s, neighbours="replace-one"), "same privacy.neighbours"),
         (lambda s: other(s, unit="client (silo)"), "each user and run-1 each client"),
-        (lambda s: other(s, guarantee="none", epsilon=None), "run-1 guarantees nothing"),
-        (lambda s: other(s, epsilon=math.inf), "run-1 guarantees nothing"),
+        (lambda s: other(s, guarantee="none", epsilon=None), "run-1 has no guarantee"),
+        (lambda s: other(s, epsilon=math.inf), "run-1 has no guarantee"),
         (lambda s: other(s, neighbours="add-or-remove-one"), "run-1 was made by an earlier"),
         (lambda s: an_event(s, neighbours="add-or-remove-one"), "under 'add-or-remove-one'"),
         (lambda s: an_event(s, event="gaussian"), "an event 'gaussian'"),
         (lambda s: an_event(s, multiplier="x"), "run-1 was made by an earlier .* or is damaged"),
         (lambda s: an_event(s, sampling={"kind": "coins"}), "cannot be read"),
-        (lambda s: an_event(s, count=0), "comes to epsilon 0 and its statement says 1; .* damaged"),
+        (lambda s: an_event(s, count=0), "gives epsilon 0 and the statement says 1; .* damaged"),
         (lambda s: other(s, delta=0.0), "cannot be read"),
-        (lambda s: {**s, "selected_by": "validation"}, "validation items chose its model"),
+        (lambda s: {**s, "selected_by": "validation"}, "selected by validation items"),
         (lambda s: {**s, "privacy": []}, "cannot be read"),
-        (lambda s: other(s, delta=1e-6, epsilon=0.5), "say at which one .* --delta"),
+        (lambda s: other(s, delta=1e-6, epsilon=0.5), "choose the delta .* --delta"),
     ],
 )
 def test_what_has_no_sum_is_refused(change, message, summary):
@@ -335,7 +335,7 @@ def test_a_folder_of_seeds_is_all_of_them(folders):
         (["one", "one"], "named twice"),
         (["one", "seeds/../one"], "named twice"),
         (["seeds", "seeds/seed-1"], "named twice"),
-        (["one", "open"], "open guarantees nothing"),
+        (["one", "open"], "open has no guarantee"),
         (["one", "nowhere"], "no such run folder"),
         ([], "Missing argument"),
     ],

@@ -130,7 +130,7 @@ def test_methods_with_a_form_for_noise_have_it(tiny):
         ({**DISTRIBUTED, "privacy.scale": 1.0}, "--scale is for local noise"),
         (
             {**DISTRIBUTED, "cohort.kind": "poisson", "cohort.probability": 0.5},
-            "sampling amplifies nothing against it",
+            "sampling amplifies nothing",
         ),
         (
             {**DISTRIBUTED, "cohort.kind": "fixed", "cohort.size": 20},
@@ -138,7 +138,7 @@ def test_methods_with_a_form_for_noise_have_it(tiny):
         ),
         (
             {**DISTRIBUTED, "privacy.selection_share": 0.2},
-            "would see everybody's scores",
+            "would see all validation scores",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.federation.backends.simulation import Machine
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.privacy.guarantee import unprotected
+from hushrec.privacy.plan import unprotected
 from hushrec.privacy.protection import Mechanism, Protection
 from hushrec.streams import SecretRound, SecretStreams, Streams
 from hushrec.testing import Federation

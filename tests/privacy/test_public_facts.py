@@ -270,7 +270,7 @@ def test_the_statement_names_dates_and_what_describes_items():
     settings = {**CENTRAL, "split.kind": "time", "split.valid_from": 6, "split.test_from": 8}
     said = train(taste_world(), "popularity", settings=settings).summary["privacy"]
     assert said["public"] == [
-        "the list of 60 items and what describes them",
+        "the list of 60 items and their features",
         "the categories of taste",
         "the number of clients, 60",
         "the dates of the split",

@@ -416,7 +416,7 @@ def test_pooled_and_weighted_methods_are_refused(tiny, monkeypatch):
     with pytest.raises(ConfigError, match="pools everybody's data"):
         train(tiny, "central-mf", rounds=2, settings=CENTRAL)
     monkeypatch.setattr("hushrec.federation.experiment.method_class", lambda name: Weighted)
-    with pytest.raises(ConfigError, match="weighs clients by their data"):
+    with pytest.raises(ConfigError, match="weights clients by their data"):
         train(tiny, "weighted", rounds=2, settings=CENTRAL)
 
 

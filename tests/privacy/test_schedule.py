@@ -125,7 +125,7 @@ def test_a_method_that_changes_its_shape_is_refused(tiny, monkeypatch):
 
 def test_a_method_is_held_to_its_silence(tiny, monkeypatch):
     use(monkeypatch, SpeaksOut)
-    with pytest.raises(ConfigError, match="said it would not"):
+    with pytest.raises(ConfigError, match="declared to be without uploads"):
         go(tiny, CENTRAL, "speaks-out")
 
 

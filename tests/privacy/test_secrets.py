@@ -140,7 +140,7 @@ def test_what_is_no_number_counts_as_zero():
     stack = ClientRows(np.array([0, 2, 3]), np.array([1, 4, 1], np.int32), rows)
     update = Update(2, {"items": stack}, {"head": np.array([[1.0, 2.0], [3.0, 4.0]])})
     found = finite_or_zero(update)
-    assert found.emptied == 1
+    assert found.zeroed_out == 1
     assert found.rows["items"].rows.tolist() == [[1, 1], [1, 1], [0, 0]]
     assert found.dense["head"].tolist() == [[1, 2], [0, 0]]
     nan = replace(update, rows={}, dense={"head": np.array([[np.nan, 2.0], [3.0, 4.0]])})
@@ -160,7 +160,7 @@ def test_ratings_beyond_all_numbers_do_not_stop_a_run(mode, tmp_path):
     run = hushrec.train(wild, "fedrec", rounds=3, settings=settings, out=tmp_path / "run")
     assert np.isfinite(run.model.shared["items"]).all()
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert {line.get("emptied") for line in lines} == {1}
+    assert {line.get("zeroed_out") for line in lines} == {1}
 
 
 # ------------------------------------------------------------ public facts are not read from data

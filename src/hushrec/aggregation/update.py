@@ -136,7 +136,7 @@ class Update:
     """Where given, each upload travels whole, in this shape, though only its rows that are not zero
     are written out here: a sum of whole numbers is the same, and what is sent tells nothing by its
     size."""
-    emptied: int = 0
+    zeroed_out: int = 0
     """Uploads that held a number which is none, and count as zero."""
 
     @property

@@ -97,7 +97,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 """Where each command is, and what it is for in its own words: help does not wait for all."""
 
 
-def _home(module: str) -> ModuleType:
+def module_of(module: str) -> ModuleType:
     """Import the module of a command; `experiments` is a package of the checkout, not installed."""
     if not module.startswith("experiments."):
         return import_module(f"hushrec.cli.{module}")
@@ -122,7 +122,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        found: click.Command = getattr(_home(module), name)
+        found: click.Command = getattr(module_of(module), name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -11,6 +11,7 @@ import click
 import numpy as np
 from rich.table import Table
 
+from hushrec.cli import module_of
 from hushrec.cli.options import PLACE, Number, gather, json_option
 from hushrec.cli.terminal import Console, print_json, say
 from hushrec.errors import ConfigError
@@ -25,8 +26,7 @@ from hushrec.privacy.accountant import (
     epsilon_of,
     noise_for,
 )
-from hushrec.privacy.composition import Claim, Together, compose
-from hushrec.privacy.published_tables import DELTAS, ROUNDS, cells
+from hushrec.privacy.composition import Claim, ComposedGuarantee, compose
 from hushrec.reporting.plots import line
 from hushrec.reporting.standalone import standalone
 from hushrec.reporting.tables import add_figures, plain_table
@@ -188,7 +188,7 @@ def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, dict[str, Any]]]:
     return list(found.values())
 
 
-def _together_table(together: Together) -> Table:
+def _together_table(together: ComposedGuarantee) -> Table:
     table = plain_table()
     table.add_column("RUN", overflow="fold")
     table.add_column("method", no_wrap=True)
@@ -211,37 +211,7 @@ def tables_command(as_json: bool) -> None:
     hushrec privacy tables
     hushrec privacy tables --json
     """
-    found = cells()
-    if as_json:
-        print_json(found)
-        return
-    console = Console()
-    for name in dict.fromkeys(cell.table for cell in found):
-        table = plain_table(f"{name}: epsilon")
-        table.add_column("M / N", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        add_figures(table, (f"delta {delta:.0e}" for delta in DELTAS))
-        here = [cell for cell in found if cell.table == name]
-        for cohort in dict.fromkeys(cell.cohort for cell in here):
-            row = [cell for cell in here if cell.cohort == cohort]
-            label = f"{cohort} / {row[0].population}"
-            for text, field in (
-                ("printed", "printed"),
-                (f"{ROUNDS} M compositions", "paper_tables"),
-                (f"{ROUNDS} rounds", "rounds"),
-                ("… noise over 2 S", "rounds_replace_one"),
-            ):
-                table.add_row(label, text, *(f"{getattr(cell, field):.4f}" for cell in row))
-                label = ""
-            table.add_section()
-        console.print(table)
-    console.print(
-        f"The paper counted a composition for each of the M users of a round. Noise is added once "
-        f"a round: {ROUNDS} compositions. Under replace-one, noise of standard deviation S on a "
-        "sum clipped to S is a multiplier of 1/2: the last line.",
-        style="dim",
-        highlight=False,
-    )
+    module_of("experiments.epsilon_tables").show_tables(as_json=as_json)
 
 
 @privacy_commands.command("plot")

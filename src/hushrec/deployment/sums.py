@@ -48,7 +48,7 @@ from hushrec.io.codec import (
 from hushrec.privacy.protection import Protection
 from hushrec.secagg import Layout, Stage
 
-COUNTS = ("clients", "trained", "lost", "up_bytes", "emptied")
+COUNTS = ("clients", "trained", "lost", "up_bytes", "zeroed_out")
 """What a sum counts beside its arrays."""
 
 
@@ -91,13 +91,13 @@ class NodeSum:
     loss: LossSum
     up_bytes: int
     """Of the uploads that were summed, as if each had travelled."""
-    emptied: int
+    zeroed_out: int
 
     def to_bytes(self) -> bytes:
         """Write the message."""
         facts = {"run": self.run, "round": self.round, "clients": self.summed.clients}
         facts |= {"loss": self.loss.steps, "trained": self.loss.clients, "lost": self.loss.lost}
-        facts |= {"up_bytes": self.up_bytes, "emptied": self.emptied}
+        facts |= {"up_bytes": self.up_bytes, "zeroed_out": self.zeroed_out}
         return pack("sum", facts, self.summed.to_arrays())
 
     @classmethod
@@ -136,12 +136,12 @@ class NodeSum:
             raise MessageError("the sum counts more losses than clients")
         if abs(loss.steps) > clients * STEPS * int(LARGEST_LOSS):
             raise MessageError("the sum of losses is larger than losses can be")
-        emptied, up_bytes = facts["emptied"], facts["up_bytes"]
-        if not (0 <= emptied <= clients and 0 <= up_bytes < 2**60):
+        zeroed_out, up_bytes = facts["zeroed_out"], facts["up_bytes"]
+        if not (0 <= zeroed_out <= clients and 0 <= up_bytes < 2**60):
             raise MessageError("the sum counts what cannot be")
         _check_sum(arrays, clients, expected, noised)
         summed = ExactSum.from_arrays(expected.shape, clients, arrays)
-        return cls(expected.run, expected.round, summed, loss, up_bytes, emptied)
+        return cls(expected.run, expected.round, summed, loss, up_bytes, zeroed_out)
 
 
 def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool) -> None:
@@ -214,7 +214,7 @@ class RoundForm:
     def pack(self, found: NodeSum, nodes: int) -> Vector:
         """Return the vector of a node, which so many like it can be added to."""
         loss, sparse = found.loss, found.summed.to_arrays()
-        counts = found.summed.clients, loss.clients, loss.lost, found.up_bytes, found.emptied
+        counts = found.summed.clients, loss.clients, loss.lost, found.up_bytes, found.zeroed_out
         arrays = {"counts": np.array(counts, np.int64)}
         for name, shape in _arrays(self.shape).items():
             arrays[name] = np.zeros(shape, np.int64)

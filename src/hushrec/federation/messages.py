@@ -129,7 +129,7 @@ class Upload:
                 arrays[f"indptr/{name}"] = sent.indptr
         facts = {"round": self.round, "clients": update.clients, "loss": self.loss.steps}
         facts |= {"trained": self.loss.clients, "lost": self.loss.lost}
-        facts["emptied"] = update.emptied
+        facts["zeroed_out"] = update.zeroed_out
         return pack("upload", facts, arrays)
 
     @classmethod
@@ -144,8 +144,8 @@ class Upload:
         loss = LossSum(whole_in(facts, "loss"), count_in(facts, "trained"), count_in(facts, "lost"))
         if loss.clients > clients or loss.lost > loss.clients:
             raise MessageError("the upload counts more losses than clients")
-        update = replace(_read_update(arrays, expected), emptied=count_in(facts, "emptied"))
-        if update.emptied > clients:
+        update = replace(_read_update(arrays, expected), zeroed_out=count_in(facts, "zeroed_out"))
+        if update.zeroed_out > clients:
             raise MessageError("the upload counts more empty uploads than clients")
         if expected.norm is not None:
             for norm in _norms(update):
@@ -172,7 +172,7 @@ def _written_out(update: Update) -> Update:
         table[owner, rows.ids] = rows.differences().rows
         dense[name] = table
     dense |= {name: array.astype(np.float32) for name, array in update.dense.items()}
-    return Update(update.clients, dense=dense, emptied=update.emptied)
+    return Update(update.clients, dense=dense, zeroed_out=update.zeroed_out)
 
 
 def _read_update(arrays: Arrays, expected: Expected) -> Update:

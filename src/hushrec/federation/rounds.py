@@ -100,7 +100,7 @@ class Server:
         """What decides which round is shipped."""
         if not self.protects:
             return "validation"
-        return "last round" if self.plan.looks is None else "noised validation"
+        return "last round" if self.plan.validation_queries is None else "noised validation"
 
     @property
     def coins(self) -> Streams | SecretStreams:
@@ -205,8 +205,8 @@ def run_rounds(
         if stage:
             line["stage"] = stage
         sent = {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes, "seconds": seconds}
-        if collected.emptied:
-            line["emptied"] = collected.emptied
+        if collected.zeroed_out:
+            line["zeroed_out"] = collected.zeroed_out
         if collected.lost:
             line["lost"] = True
         journal.record({**line, **sent})
@@ -226,7 +226,7 @@ def _look(server: Server, state: State) -> dict[str, Any]:
     last round is shipped, and looks are for the log.
     """
     experiment, method, backend = server.experiment, server.task.method, server.backend
-    config, number, paid = experiment.evaluation, state.round, server.plan.looks
+    config, number, paid = experiment.evaluation, state.round, server.plan.validation_queries
     regular = number in config.looks(experiment.rounds)
     if not (regular or is_marked(method, number) or is_marked(method, number + 1)):
         return {"valid": None}

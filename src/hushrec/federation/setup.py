@@ -19,13 +19,10 @@ from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import Server, State
 from hushrec.methods.base import Method, SharesBudget
-from hushrec.privacy.calibration import Schedule, make_plan, personal_budgets
-from hushrec.privacy.config import check_privacy
-from hushrec.privacy.gradient_noise import guarded_plan
-from hushrec.privacy.guarantee import SILO
-from hushrec.privacy.plan import NoPlan, Plan
+from hushrec.privacy.calibration import Schedule, gradient_noise_plan, make_plan, personal_budgets
+from hushrec.privacy.config import check_declared, check_privacy, public_facts
+from hushrec.privacy.plan import SILO, NoPlan, Plan
 from hushrec.privacy.protection import Mechanism, Protection
-from hushrec.privacy.public_data import check_declared, public_facts
 from hushrec.private.store import PrivateStore
 from hushrec.streams import SecretStreams, Streams, new_key
 
@@ -166,13 +163,13 @@ def agreed_plan(
             "cohort.kind = poisson"
         )
     if config.mode == "local-gradients":
-        plan = guarded_plan(
+        plan = gradient_noise_plan(
             config, experiment.cohort, method, task.nobody, experiment.rounds, population
         )
     else:
         schedule = replace(
             upload_schedule(method, task, experiment.rounds),
-            looks=experiment.evaluation.looks(experiment.rounds),
+            validation_rounds=experiment.evaluation.looks(experiment.rounds),
         )
         plan = make_plan(config, experiment.cohort, schedule, population, own)
     plan = replace(

@@ -1,25 +1,24 @@
-"""`Accountant`: what a history of noisy sums adds up to, by dp-accounting.
+"""`Accountant`: epsilon of a history of noisy sums, computed by dp-accounting.
 
-The conventions that change epsilon by a factor of several are types here. An event knows its
-neighbour relation, its sampling, and its noise multiplier, which is always the standard deviation
-of the noise over the L2 sensitivity *under that relation*. An event that no theorem covers cannot
-be made.
+An event has a neighbour relation, a sampling scheme and a noise multiplier: the standard deviation
+of the noise divided by the L2 sensitivity *under that relation*. Combinations without a composition
+theorem are refused.
 
 =============  ===================  ==============================================================
 sampling       neighbours           analysis
 =============  ===================  ==============================================================
-`Poisson`      zero-out-one    privacy loss distributions
+`Poisson`      zero-out-one         privacy loss distributions
 `FixedSize`    replace-one          Rényi DP (Wang, Balle, Kasiviswanathan 2019)
 `Everybody`    either               T Gaussians of multiplier z are one of z / sqrt(T), exactly
 =============  ===================  ==============================================================
 
-Zero-out-one: one user's data is emptied, and everybody knows how many users there are. What the
-analyses of add-or-remove-one compare, a sum with a user's upload and the same sum without, is what
-zero-out-one compares too, since an emptied upload is zero (docs/guarantees.md).
+Zero-out-one: the data of one user is zeroed out, and the number of users is public. Analyses of
+add-or-remove-one apply, because the upload of a user without data is zero: both compare a sum with
+a user's upload and the same sum without it (docs/guarantees.md).
 
-Noise on a `Grid` is discrete. What that adds to epsilon is worked out by `discreteness`.
+Noise on a `Grid` is discrete; `discreteness` computes what that adds to epsilon.
 
-The accountant draws no noise and holds nothing but its history.
+The accountant draws no noise and holds only its history.
 """
 
 from __future__ import annotations
@@ -37,28 +36,26 @@ from scipy.optimize import brentq
 from hushrec.errors import ConfigError
 
 Neighbours = Literal["zero-out-one", "replace-one"]
-"""What differs between neighbours: one user's data is emptied, or replaced by any other."""
+"""Neighbouring data sets: one user's data is zeroed out, or replaced by any other."""
 
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256)
-"""Rényi orders; every one gives a bound, and the smallest bound counts."""
-
-
+"""Rényi orders; each gives a bound on epsilon, of which the smallest is used."""
 WIDEST_LOSS, WIDEST_SUM = 150.0, 50_000.0
-"""Privacy loss of one event, and of all, whose distribution can be worked out in seconds."""
+"""Largest privacy loss of one event, and of all, whose distribution is computed in seconds."""
 LEAST_NOISE = 1e-9
-"""A smaller multiplier than this is as good as none, and its square is none to a computer."""
+"""Smallest positive noise multiplier; squares of smaller ones underflow."""
 KEPT_BACK = 1e-3
-"""Share of delta that pays for what is discrete; and the most that it may add to epsilon."""
+"""Share of delta reserved for discrete noise, and largest relative increase of epsilon by it."""
 
 
 def sensitivity(clip: float, neighbours: Neighbours) -> float:
-    """Return how far a sum of uploads of norm <= clip can move between neighbours."""
+    """Return the L2 sensitivity of a sum of uploads of norm <= clip."""
     return clip if neighbours == "zero-out-one" else 2 * clip
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Every client takes part with this probability, on its own."""
+    """Every client takes part independently with this probability."""
 
     probability: float
 
@@ -88,7 +85,7 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class Everybody:
-    """All clients, every time: nothing is amplified."""
+    """All clients take part in every round: no amplification by sampling."""
 
     def __str__(self) -> str:
         return "none, every client may take part in every round"
@@ -100,30 +97,30 @@ SAMPLING = {"poisson": Poisson, "fixed": FixedSize, "none": Everybody}
 
 @dataclass(frozen=True)
 class Grid:
-    """What makes Gaussian noise discrete: whole steps, on so many entries at once."""
+    """The grid of discrete Gaussian noise."""
 
     deviation: float
-    """Of the noise, in steps; or less."""
+    """Standard deviation of the noise in grid steps, or a lower bound of it."""
     entries: int
-    """That carry noise of their own in one event; or more."""
+    """Number of noised entries in one event, or an upper bound of it."""
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A sum over a sample of the clients, with Gaussian noise."""
+    """A sum over sampled clients with Gaussian noise."""
 
     multiplier: float
     """Standard deviation of the noise over the L2 sensitivity under `neighbours`."""
     sampling: Sampling
     neighbours: Neighbours
     grid: Grid | None = None
-    """None for noise of real numbers, which no computer adds."""
+    """The grid of discrete noise; None for continuous noise."""
 
     def __post_init__(self) -> None:
         _require(self.multiplier >= 0, "a noise multiplier is not negative")
         tiny = 0 < self.multiplier < LEAST_NOISE
         _require(
-            not tiny, f"a noise multiplier of {self.multiplier:g} hides nothing: use 0, or more"
+            not tiny, f"a noise multiplier of {self.multiplier:g} is too small: use 0, or more"
         )
         if isinstance(self.sampling, Poisson) and self.neighbours != "zero-out-one":
             raise ConfigError(
@@ -140,11 +137,11 @@ class Gaussian:
     def of_sum(
         cls, noise_std: float, clip: float, sampling: Sampling, neighbours: Neighbours
     ) -> Gaussian:
-        """Describe noise of this standard deviation on a sum of uploads of norm <= clip."""
+        """Return the event of noise of this deviation on a sum of uploads of norm <= clip."""
         return cls(noise_std / sensitivity(clip, neighbours), sampling, neighbours)
 
     def at(self, multiplier: float) -> Gaussian:
-        """Return the same event with another noise."""
+        """Return the same event with another noise multiplier."""
         if self.grid is None or self.multiplier == 0:
             return replace(self, multiplier=multiplier)
         deviation = self.grid.deviation * multiplier / self.multiplier
@@ -153,7 +150,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Pure:
-    """Anything that is (epsilon, 0)-DP by itself, such as Laplace noise."""
+    """An (epsilon, 0)-DP event, such as Laplace noise."""
 
     epsilon: float
 
@@ -165,7 +162,7 @@ Event = Gaussian | Pure
 
 
 class Accountant:
-    """A history of events; equal ones are counted, not repeated, for their order adds nothing."""
+    """A history of events; equal events are counted, because their order does not matter."""
 
     def __init__(self, history: Iterable[Mapping[str, Any]] = ()) -> None:
         self._entries: dict[Event, int] = {}
@@ -173,22 +170,22 @@ class Accountant:
             self.record(_event(entry), entry["count"])
 
     def record(self, event: Event, count: int = 1) -> None:
-        """Add an event that happened ``count`` times."""
+        """Add ``count`` equal events."""
         _require(count >= 0, "an event cannot happen a negative number of times")
         if count:
             self._entries[event] = self._entries.get(event, 0) + count
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the history as plain values; `Accountant(history)` is the same accountant."""
+        """Return the history as JSON values; `Accountant(history)` restores the accountant."""
         return [{**_plain(event), "count": count} for event, count in self._entries.items()]
 
     def epsilon(self, delta: float) -> float:
-        """Return an upper bound of epsilon at this delta for all events together."""
+        """Return an upper bound of the epsilon of all events together at this delta."""
         _require(0 < delta < 1, f"delta = {delta}: must lie between 0 and 1")
         pure = sum(event.epsilon * count for event, count in self._pures())
         gaussians = list(self._gaussians())
         if len({event.neighbours for event, _ in gaussians}) > 1:
-            raise ConfigError("one account cannot hold two neighbour relations")
+            raise ConfigError("one accountant cannot hold two neighbour relations")
         if not gaussians:
             return pure
         grids = [(event.grid, count) for event, count in gaussians if event.grid is not None]
@@ -208,11 +205,11 @@ class Accountant:
 
 
 def discreteness(grids: list[tuple[Grid, int]], epsilon: float, delta: float) -> float:
-    """Return what whole steps add to the epsilon of continuous noise; docs/guarantees.md, lemma 4.
+    """Return what discrete noise adds to the epsilon of continuous noise (guarantees.md, lemma 4).
 
-    Rounding continuous noise to whole steps costs nothing, for what it is added to is whole steps.
-    Within R deviations, rounded and discrete noise of s steps are as likely up to a factor
-    exp(R² / 8 s²), for each entry; R is such that what lies beyond costs a millionth of delta.
+    Rounding continuous noise to whole steps costs nothing, because the data are whole steps. Within
+    R deviations, the probabilities of rounded and of discrete noise of s steps differ by a factor
+    of at most exp(R² / 8 s²) per entry; R is chosen so that the tails cost a millionth of delta.
     """
     draws = sum(count * grid.entries for grid, count in grids)
     if not draws or math.isinf(epsilon):
@@ -224,7 +221,7 @@ def discreteness(grids: list[tuple[Grid, int]], epsilon: float, delta: float) ->
 
 
 def epsilon_of(event: Event, rounds: int, delta: float) -> float:
-    """Return epsilon after ``rounds`` times the same event."""
+    """Return the epsilon of ``rounds`` equal events."""
     accountant = Accountant()
     accountant.record(event, rounds)
     return accountant.epsilon(delta)
@@ -239,8 +236,8 @@ def noise_for(
 ) -> float:
     """Return the smallest noise multiplier, within 0.1 %, that keeps ``rounds`` below epsilon.
 
-    ``event_at`` says what a round with a multiplier is; ``beside`` is a history of what else is to
-    be paid for from the same epsilon.
+    ``event_at`` returns the event of a round for a multiplier; ``beside`` is a history that is
+    charged to the same epsilon.
     """
     _require(0 < epsilon < math.inf, f"epsilon = {epsilon}: must be positive")
     _require(rounds >= 1, f"rounds = {rounds}: must be at least 1")
@@ -248,7 +245,7 @@ def noise_for(
     def spent(multiplier: float) -> float:
         accountant = Accountant(beside)
         accountant.record(event_at(multiplier), rounds)
-        # What has no bound is too much; the search wants to know on which side of it it is.
+        # The search needs a finite value where epsilon has no bound.
         return min(accountant.epsilon(delta), 1e12)
 
     enough = 1.0
@@ -263,9 +260,9 @@ def noise_for(
     while spent(short) <= epsilon:
         enough, short = short, short / 2
     if isinstance(event_at(short).sampling, Poisson) and _too_wide(short, rounds):
-        return enough  # less can keep it too, but that cannot be worked out
-    # Between the two, on logarithmic scales, epsilon is nearly a straight line in the noise.
-    found = math.exp(
+        return enough  # a smaller one may suffice, but its epsilon cannot be computed
+    # On logarithmic scales epsilon is nearly linear in the noise.
+    multiplier = math.exp(
         brentq(
             lambda z: math.log(max(spent(math.exp(z)), 1e-12) / epsilon),
             math.log(short),
@@ -273,15 +270,15 @@ def noise_for(
             xtol=5e-4,
         )
     )
-    while spent(found) > epsilon:
-        found *= 1.0005
-    return found
+    while spent(multiplier) > epsilon:
+        multiplier *= 1.0005
+    return multiplier
 
 
 @lru_cache(maxsize=256)
 def renyi_curve(multiplier: float, sampling: FixedSize) -> NDArray[np.float64]:
     """Return the Rényi DP of one noisy sum over a fixed-size sample, replace-one, at `ORDERS`."""
-    # dp-accounting takes a second to load, and most commands do not need it.
+    # Importing dp-accounting takes a second, and most commands do not need it.
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
@@ -318,14 +315,14 @@ def _by_renyi(events: list[tuple[Gaussian, int]], delta: float) -> float:
 def _by_privacy_loss(events: list[tuple[Gaussian, int]], delta: float) -> float:
     if any(_too_wide(event.multiplier, count) for event, count in events):
         return math.inf
-    # Every grid gives an upper bound. The coarse one is ten times as fast and within 0.3 %, save
-    # for a small epsilon, where the fine one is fast enough.
+    # Every grid gives an upper bound. The coarse one is ten times as fast and within 0.3 % unless
+    # epsilon is small, where the fine one is fast enough.
     coarse = _on_grid(events, delta, 1e-3)
     return coarse if coarse > 1 else _on_grid(events, delta, 1e-4)
 
 
 def _too_wide(multiplier: float, count: int) -> bool:
-    """Say whether so little noise makes losses too wide to work out, epsilon in hundreds."""
+    """Return whether the privacy loss distribution is too wide to compute (epsilon in hundreds)."""
     reach = 0.5 / multiplier**2 + 10 / multiplier
     return reach > WIDEST_LOSS or reach * math.sqrt(count) > WIDEST_SUM
 
@@ -334,7 +331,7 @@ def _on_grid(events: list[tuple[Gaussian, int]], delta: float, step: float) -> f
     import dp_accounting as dp
     from dp_accounting.pld import PLDAccountant
 
-    # Under REPLACE_ONE this class doubles the sensitivity itself; multipliers here already hold it.
+    # REPLACE_ONE would double the sensitivity, which our multipliers already contain.
     analysis = PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, step)
     for event, count in events:
         noisy: Any = dp.GaussianDpEvent(event.multiplier)

@@ -1,18 +1,17 @@
-"""Personal budgets: each client has its own epsilon, its own noise, and its own account.
+"""Personal privacy budgets: each client has its own epsilon, noise and ledger entry.
 
-The mechanism is that of DPPS (Zhu et al., section 3.2), calibrated so that its claim is true.
-Client i clips its upload to C and adds Gaussian noise of deviation sigma_i on the device, before
-anybody sees it. Replacing its data moves the upload by 2 C at most, so one upload has the
-multiplier sigma_i / 2 C, and K of them are one of multiplier sigma_i / (2 C sqrt(K)), exactly.
-sigma_i is what keeps K uploads within the client's own epsilon. (The paper's sigma_i =
-C / epsilon_i is no (epsilon, delta) bound, and is not composed over rounds.)
+The mechanism is DPPS (Zhu et al., section 3.2) with calibrated noise. Client i clips its upload to
+C and adds Gaussian noise of deviation sigma_i on the device. Replacing its data changes the upload
+by at most 2 C, so one upload has the noise multiplier sigma_i / 2 C, and K uploads compose exactly
+to one of multiplier sigma_i / (2 C sqrt(K)). sigma_i is calibrated to keep K uploads within the
+client's epsilon. Deviation from the paper: its sigma_i = C / epsilon_i gives no (epsilon, delta)
+bound and is not composed over rounds (`PersonalBudgets.as_published`).
 
-The server weighs uploads by w_i = 1 / sigma_i² over their sum: of all weights that add up to one,
-these give the mean the least noise. Weighting comes after the noise, so it is post-processing: it
-needs no bound and changes no client's epsilon. Weights follow from the budgets alone, which the
-server knows. What the method sees is the number of uploads times the weighted mean.
+The server weights uploads by w_i ~ 1 / sigma_i², which minimises the noise of the weighted mean.
+Weighting is post-processing: it depends on the budgets only, which the server knows, and does not
+change epsilon. The method receives the number of uploads times the weighted mean.
 
-More than `LEVELS` different budgets are rounded down to so many, the noises that are worked out.
+More than `LEVELS` different budgets are rounded down to `LEVELS` values, for calibration.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from hushrec.streams import SecretRound
 
 LEVELS = 64
 WEIGHT = "privacy/weight"
-"""Name under which the simulation sums the weights; they do not travel, the server knows them."""
+"""Name of the sum of weights in a simulation; they are not sent, because the server knows them."""
 MARGIN = 1e-6
-"""So much more noise than a budget needs keeps rounding from ever overdrawing it."""
+"""Relative extra noise, so that rounding never exceeds a budget."""
 BINS = 8
-"""Groups of clients in the distribution that a summary shows."""
+"""Bins of the histogram of budgets in a summary."""
 
 Values = NDArray[np.float64]
 PUBLIC_BUDGETS = (
@@ -52,7 +51,7 @@ PUBLIC_BUDGETS = (
 
 @dataclass(frozen=True, eq=False)
 class Ledger:
-    """What every user spent so far, and who was turned away; saved with each checkpoint."""
+    """Spent budget of every user, and who was turned away; saved with each checkpoint."""
 
     spent: Values
     """Sum over a user's uploads of 1 / multiplier²."""
@@ -65,29 +64,29 @@ class Ledger:
 
 
 @dataclass(frozen=True, eq=False)
-class Budgets:
-    """Who may spend how much, and what one upload costs."""
+class PersonalBudgets:
+    """Each user's epsilon, and the cost of one upload."""
 
     epsilon: Values
-    """Each user's own budget; of users that do not train, 0."""
+    """Each user's budget; 0 for users that do not train."""
     level: NDArray[np.int64]
-    """Position of each user's budget, rounded down, in `levels`."""
+    """Index of each user's budget, rounded down, in `levels`."""
     levels: Values
     limit: Values
-    """Of each level: the most a client may spend, as 1 / multiplier², which adds up exactly."""
+    """Largest spending of each level, as a sum of 1 / multiplier² over uploads."""
     uploads: int
-    """Uploads that a budget pays for."""
+    """Number of uploads that a budget allows."""
     delta: float
     event_at: Callable[[float], Gaussian]
-    """What one upload with a noise multiplier adds to an account."""
+    """Privacy cost of one upload as a function of the noise multiplier."""
     keeps: bool = True
-    """False for the paper's noise, which keeps no budget."""
+    """Whether uploads stay within the budgets; False for the paper's noise."""
 
     @classmethod
     def of(
         cls, epsilon: Values, delta: float, uploads: int, event_at: Callable[[float], Gaussian]
-    ) -> Budgets:
-        """Find the levels, and what they allow to spend."""
+    ) -> PersonalBudgets:
+        """Calibrate the noise of each level to its budget."""
         levels, level = levels_of(epsilon)
         noises = [noise_for(e, delta, 1, event_at) for e in levels]
         limit = (np.array(noises) * (1 + MARGIN)) ** -2.0
@@ -96,27 +95,27 @@ class Budgets:
     @classmethod
     def as_published(
         cls, epsilon: Values, delta: float, uploads: int, event_at: Callable[[float], Gaussian]
-    ) -> Budgets:
-        """Take the paper's sigma_i = C / epsilon_i: what ``uploads`` cost is the limit, and true.
+    ) -> PersonalBudgets:
+        """Use the paper's sigma_i = C / epsilon_i, and report the true cost of ``uploads``.
 
-        C / epsilon_i is 1 / (2 epsilon_i) of the 2 C that two uploads can be apart.
+        C / epsilon_i is a noise multiplier of 1 / (2 epsilon_i) for the sensitivity 2 C.
         """
-        found = cls.of(epsilon, delta, uploads, event_at)
-        return replace(found, limit=uploads * (2 * found.levels) ** 2, keeps=False)
+        calibrated = cls.of(epsilon, delta, uploads, event_at)
+        return replace(calibrated, limit=uploads * (2 * calibrated.levels) ** 2, keeps=False)
 
     @property
     def multiplier(self) -> Values:
-        """Noise of one upload over its sensitivity, for each level."""
+        """Noise multiplier of one upload, for each level."""
         return np.sqrt(self.uploads / self.limit)
 
     def deviations(self, apart: float) -> Values:
-        """Return each user's noise, where two uploads are at most ``apart``."""
+        """Return the noise deviation of each user for uploads of sensitivity ``apart``."""
         return np.asarray(apart * self.multiplier[self.level])
 
     def admitted(
         self, ledger: Ledger, cohort: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], Ledger]:
-        """Return who of a cohort can pay for an upload, and the ledger once they have."""
+        """Return the clients that can afford an upload, and the ledger after it is charged."""
         limit = self.limit[self.level[cohort]]
         can_pay = ledger.spent[cohort] + limit / self.uploads <= limit * (1 + MARGIN / 10)
         spent, turned_away = ledger.spent.copy(), ledger.turned_away.copy()
@@ -125,29 +124,29 @@ class Budgets:
         return cohort[can_pay], Ledger(spent, turned_away)
 
     def epsilons(self, spent: Values) -> Values:
-        """Return the epsilon that was spent, client by client."""
-        distinct, place = np.unique(spent, return_inverse=True)
-        return np.array([self._epsilon(value) for value in distinct])[place]
+        """Return the spent epsilon of each client."""
+        distinct, index = np.unique(spent, return_inverse=True)
+        return np.array([self._epsilon(value) for value in distinct])[index]
 
     def _epsilon(self, spent: float) -> float:
         if spent == 0:
             return 0.0
-        # Several uploads of some noise are one of less, on a grid that is as much coarser.
+        # Several uploads compose to one with less noise, on a correspondingly coarser grid.
         return epsilon_of(self.event_at(spent**-0.5), 1, self.delta)
 
     def claims(self) -> Values:
-        """Return the epsilon of each level once all its uploads are made."""
+        """Return the epsilon of each level after all its uploads."""
         return np.array([self._epsilon(limit) for limit in self.limit])
 
     def largest_account(self) -> list[dict[str, Any]]:
-        """Return the account of a client with the largest budget once all its uploads are made."""
+        """Return the accountant's history of a client with the largest budget, all uploads made."""
         accountant = Accountant()
         most = self.multiplier[self.claims().argmax()]
         accountant.record(self.event_at(float(most)), self.uploads)
         return accountant.history()
 
     def summary(self, spent: Values, turned_away: NDArray[np.bool_]) -> dict[str, Any]:
-        """Return what summary.json says of the clients' budgets and of what they spent."""
+        """Return the clients' budgets and spending for summary.json."""
         trains = self.epsilon > 0
         own, paid = self.epsilon[trains], self.epsilons(spent[trains])
         edges = np.linspace(own.min(), own.max(), BINS + 1)
@@ -177,19 +176,19 @@ class Budgets:
 
 @dataclass(frozen=True, eq=False)
 class PersonalNoise(LocalNoise):
-    """Local Gaussian noise with a deviation for each client, and the weights that follow.
+    """Local Gaussian noise with a deviation for each client, and inverse-variance weights.
 
-    A client finds its own deviation in its view; the server knows everybody's.
+    A client has its own deviation in its view; the server knows all of them.
     """
 
     deviations: Values
 
     def on_device(self) -> PersonalNoise:
-        """Leave the others' deviations out."""
+        """Return the mechanism without the deviations of other clients."""
         return replace(self, deviations=np.zeros(0))
 
     def receive(self, update: Update, clients: NDArray[np.int32]) -> Update:
-        """Weigh uploads as they arrive, by the budgets, which the server knows."""
+        """Weight arriving uploads by the inverse variance of their noise."""
         weights = _weights(self.deviations)[clients]
         dense = {
             name: array * weights.astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
@@ -206,13 +205,13 @@ class PersonalNoise(LocalNoise):
         return super().finish(replace(total, dense=dense), secret)[0], self
 
     def scales(self, view: TrainView) -> Values:
-        """Return the clients' own deviations."""
-        assert view.noise is not None, "a client knows the deviation of its own noise"
+        """Return the deviations of these clients."""
+        assert view.noise is not None, "the view has the deviation of a client's noise"
         return view.noise
 
 
 def levels_of(epsilon: Values) -> tuple[Values, NDArray[np.int64]]:
-    """Return the budgets that noise is worked out for, and which of them each user's comes to."""
+    """Return the distinct budgets, rounded down to at most `LEVELS`, and each user's index."""
     levels = np.unique(epsilon[epsilon > 0])
     if len(levels) > LEVELS:
         levels = np.geomspace(levels[0], levels[-1], LEVELS).clip(levels[0], levels[-1])
@@ -222,20 +221,20 @@ def levels_of(epsilon: Values) -> tuple[Values, NDArray[np.int64]]:
 def by_activity(
     counts: NDArray[np.int64], users: NDArray[np.int64], low: float, high: float
 ) -> Values:
-    """Give ``users`` budgets from low to high, by the rank of their interaction counts."""
+    """Return budgets of ``users`` from low to high, by the rank of their interaction counts."""
     epsilon = np.zeros(len(counts))
-    rank = rankdata(counts[users], "min")  # of equals, all get the smaller budget
+    rank = rankdata(counts[users], "min")  # ties get the smaller budget
     share = (rank - 1) / max(1, rank.max() - 1)
-    # No more different ones than there are levels: nobody's is rounded down later.
+    # At most `LEVELS` different budgets, so that none is rounded down later.
     epsilon[users] = np.linspace(low, high, LEVELS)[np.floor(share * (LEVELS - 1)).astype(int)]
     return epsilon
 
 
 def by_feature(features: Features, name: str, names: Any, users: NDArray[np.int64]) -> Values:
-    """Read budgets that ``users`` declared in a numeric feature."""
+    """Return the budgets that ``users`` declared in a numeric feature."""
     column = features.get(name)
     if not isinstance(column, Numeric):
-        numeric = [key for key, found in features.items() if isinstance(found, Numeric)]
+        numeric = [key for key, values in features.items() if isinstance(values, Numeric)]
         hint = nearest(name, numeric) if numeric else "; this data has none"
         raise ConfigError(f"privacy.budget_feature = '{name}' is no numeric user feature{hint}")
     declared = column.values.astype(np.float64)
@@ -249,8 +248,8 @@ def by_feature(features: Features, name: str, names: Any, users: NDArray[np.int6
     return epsilon
 
 
-def words(budgets: Budgets, apart: float) -> str:
-    """Say what is done, for the guarantee."""
+def describe(budgets: PersonalBudgets, apart: float) -> str:
+    """Return a description of the mechanism for the guarantee."""
     own = budgets.epsilon[budgets.epsilon > 0]
     noise = apart * budgets.multiplier
     why = "that keeps" if budgets.keeps else "of the paper's clip / epsilon, which does not keep"
@@ -258,13 +257,13 @@ def words(budgets: Budgets, apart: float) -> str:
         "discrete Gaussian noise on every entry of every upload, of a deviation "
         f"({noise.min():.4g} to {noise.max():.4g}) {why} the client's own budget, epsilon "
         f"{own.min():.4g} to {own.max():.4g} with median {np.median(own):.4g}, over "
-        f"{budgets.uploads} uploads; a client that cannot pay for another one stops; uploads weigh "
+        f"{budgets.uploads} uploads; a client whose budget is used up stops; uploads are weighted "
         "by the inverse of their noise variance"
     )
 
 
 def _weights(deviations: Values) -> Values:
-    """Return inverse variances, the largest 1: bounded, and what they are relative to cancels."""
+    """Return inverse variances, scaled to a maximum of 1; the scale cancels in the mean."""
     real = deviations[deviations > 0]
     return np.where(deviations > 0, (real.min(initial=math.inf) / deviations) ** 2, 0.0)
 

@@ -1,6 +1,6 @@
-"""`make_plan`: the mechanisms and the noise that give what is asked for, or why it is refused.
+"""`make_plan`: mechanisms and noise calibrated to the requested guarantee, or a refusal.
 
-What can be refused without knowing the uploads is refused in `config`, the rest here.
+Requests that are invalid for any uploads are refused in `config`, the others here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hushrec.aggregation import Update, UploadShape
 from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
 from hushrec.data.views import CohortConfig, TrainView
 from hushrec.errors import ConfigError
+from hushrec.methods.base import Method, NoisesGradients
 from hushrec.privacy.accountant import (
     Event,
     Everybody,
@@ -30,67 +31,78 @@ from hushrec.privacy.accountant import (
     noise_for,
     sensitivity,
 )
-from hushrec.privacy.budgets import Budgets, PersonalNoise, by_activity, by_feature, words
+from hushrec.privacy.budgets import (
+    PersonalBudgets,
+    PersonalNoise,
+    by_activity,
+    by_feature,
+    describe,
+)
 from hushrec.privacy.clipping import AdaptiveClip, Clip, FlatClip, RowClip
 from hushrec.privacy.config import PrivacyConfig, clipping_of
 from hushrec.privacy.discrete import Kind
-from hushrec.privacy.noise import CentralGaussian, DistributedGaussian, LocalNoise, round_multiplier
+from hushrec.privacy.noise import (
+    CentralGaussian,
+    DistributedGaussian,
+    LocalNoise,
+    ValidationQueries,
+    round_multiplier,
+)
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Mechanism, Protection, Silence, check_shape
-from hushrec.privacy.validation_queries import Looks
 from hushrec.streams import SecretRound
 
 FIRST_BOUND = 1.0
-"""Where adaptive clipping starts unless told."""
+"""Default initial bound of adaptive clipping."""
 COARSEST = 1e-6
-"""The most that entries with noise, over all rounds, over the square of its deviation in steps of
-the sums' grid may come to: then whole steps cost nothing that shows (`accountant.discreteness`)."""
+"""Largest ratio of noised entries, over all rounds, to the squared noise deviation in steps of the
+exact sums; the cost of discrete noise is then negligible (`accountant.discreteness`)."""
 LARGEST_SUM = 2.0**29
-"""What clients can add up to without leaving the grid."""
+"""Largest sum of clipped uploads that the exact sums can hold."""
 SUM_COPIES = 7
-"""Memory of a whole upload, in float32 copies of it, while the exact sum takes it in."""
+"""Memory of a dense upload, in float32 copies of it, while it is added to the exact sum."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is public of a method's uploads before the first round."""
+    """Public facts about a method's uploads, known before the first round."""
 
     shape: UploadShape
     rounds: int
     silent: frozenset[int] = frozenset()
-    """Rounds in which nothing is uploaded, and nothing spent."""
+    """Rounds without uploads, which cost nothing."""
     shares: tuple[float, ...] = ()
-    """Share of the budget that each round spends, where they differ."""
+    """Share of the budget of each round, if rounds differ."""
     upload_norm: float | None = None
-    """The norm that the method itself keeps its uploads to, if it does."""
+    """Bound of the norm of uploads, if the method itself keeps one."""
     entries: int = 0
-    """The most numbers that an upload can have in any round, where shapes differ."""
-    looks: frozenset[int] = frozenset()
-    """Rounds after which validation items are looked at."""
+    """Largest number of entries of an upload in any round, if shapes differ."""
+    validation_rounds: frozenset[int] = frozenset()
+    """Rounds after which the validation metric is evaluated."""
 
     @property
     def uploading(self) -> int:
-        """Rounds in which something is uploaded."""
+        """Number of rounds with uploads."""
         return self.rounds - len(self.silent)
 
     @property
-    def alike(self) -> int:
-        """Rounds of the same cost; those that share a budget out are one together."""
+    def compositions(self) -> int:
+        """Number of compositions of the event; rounds with shares are one event together."""
         return 1 if self.shares else self.uploading
 
     @property
     def noised(self) -> int:
-        """The most numbers that can get noise in a round, adaptive clipping's bit among them."""
+        """Largest number of noised entries in a round, including the bit of adaptive clipping."""
         return max(self.entries, self.shape.entries) + 1
 
     @property
     def least_deviation(self) -> float:
-        """The least noise, in steps, for which the sums' grid is fine enough."""
+        """Smallest noise deviation, in steps, for which the grid of the sums is fine enough."""
         return math.sqrt(self.noised * self.uploading / COARSEST)
 
 
 def default_delta(population: int) -> float:
-    """Return a delta that is small by itself, and over the whole population together."""
+    """Return 1e-5, or a tenth of 1 / population if that is less."""
     return min(1e-5, 1 / (10 * population))
 
 
@@ -101,9 +113,9 @@ def make_plan(
     population: int,
     own: NDArray[np.float64] | None = None,
 ) -> Plan:
-    """Find the mechanisms and their noise for a configuration that was checked.
+    """Return the plan of a configuration that `check_privacy` accepted.
 
-    ``own`` are the users' personal budgets, from `personal_budgets`.
+    ``own`` are the users' personal budgets (`personal_budgets`).
     """
     shape, rounds, silent = schedule.shape, schedule.rounds, schedule.silent
     shares, upload_norm = schedule.shares, schedule.upload_norm
@@ -114,7 +126,7 @@ def make_plan(
     plan = Plan(
         Protection(),
         delta=config.delta or default_delta(population),
-        asked=config.epsilon,
+        requested_epsilon=config.epsilon,
         noise_seed=config.noise_seed,
         rounds=rounds,
         silent=silent,
@@ -159,11 +171,11 @@ def make_plan(
 def _check_shares(
     config: PrivacyConfig, cohort: CohortConfig, rounds: int, shares: tuple[float, ...]
 ) -> None:
-    """Refuse what would break the way a method shares its budget out over its rounds."""
+    """Refuse settings under which rounds cannot have different shares of the budget."""
     if rounds != len(shares):
         raise ConfigError(
-            f"rounds = {rounds}: under noise this method takes {len(shares)} rounds, which share "
-            f"its budget: leave out --rounds, or use {len(shares)}"
+            f"rounds = {rounds}: under noise this method has {len(shares)} rounds, which share its "
+            f"budget: leave out --rounds, or use {len(shares)}"
         )
     if not math.isclose(sum(shares), 1.0) or min(shares) <= 0:
         raise ConfigError(f"shares of the budget must be positive and add up to 1, not {shares}")
@@ -180,7 +192,7 @@ def _check_shares(
 
 @dataclass(frozen=True)
 class NothingUploaded(Mechanism):
-    """Holds a method that uploads nothing to it."""
+    """Refuses uploads of a method that declared none."""
 
     shape: UploadShape
 
@@ -203,21 +215,23 @@ def _central(
     adaptive = clipping_of(config) == "adaptive"
     unit = 1.0 if adaptive else _fixed_clip(config).whole_bound(schedule.shape)
     apart = sensitivity(unit, neighbours)
-    # An adaptive bound stops where the grid is as coarse as it may be.
+    # An adaptive bound falls at most to where the grid of the sums is just fine enough.
     coarsest = schedule.least_deviation
 
     def event_at(multiplier: float) -> Gaussian:
         deviation = coarsest if adaptive else multiplier * apart * STEPS_PER_UNIT
         return Gaussian(multiplier, sampling, neighbours, Grid(deviation, schedule.noised))
 
-    looks, multiplier = None, config.noise
+    queries, multiplier = None, config.noise
     if multiplier is None:
         assert config.epsilon is not None, "checked"
         if config.selection_share is not None:
             part = config.selection_share * config.epsilon
-            looks = Looks.within(part, plan.delta, schedule.looks, neighbours, population)
-        beside = () if looks is None else looks.history()
-        multiplier = noise_for(config.epsilon, plan.delta, schedule.alike, event_at, beside)
+            queries = ValidationQueries.within(
+                part, plan.delta, schedule.validation_rounds, neighbours, population
+            )
+        beside = () if queries is None else queries.history()
+        multiplier = noise_for(config.epsilon, plan.delta, schedule.compositions, event_at, beside)
     event = event_at(multiplier)
     clip: Clip
     if adaptive:
@@ -239,7 +253,7 @@ def _central(
         )
         shared = (
             f", a share from each of {noise.nodes} nodes, of which {noise.tolerated} may drop out "
-            "or tell others theirs"
+            "or reveal theirs"
         )
     each = "".join(
         f"{', ' if number > 1 else ' ('}{round_multiplier(multiplier, plan.shares, number):.4g} in "
@@ -254,21 +268,21 @@ def _central(
         neighbours=neighbours,
         sampling=sampling,
         trust="aggregator" if config.nodes is None else "nodes",
-        looks=looks,
+        validation_queries=queries,
         mechanism=(
             f"{clip}; discrete Gaussian noise on every entry of the sum, multiplier "
             f"{event.multiplier:.4g}{together} of the sensitivity under {neighbours}{shared}; mean "
-            f"over {expected:g} expected clients" + ("" if looks is None else f"; {looks}")
+            f"over {expected:g} expected clients" + ("" if queries is None else f"; {queries}")
         ),
     )
 
 
 def _check_grid(deviation: float, bound: float, schedule: Schedule) -> None:
-    """Refuse noise for which the steps of the sums are too coarse."""
+    """Refuse noise for which the grid of the exact sums is too coarse."""
     least = schedule.least_deviation / STEPS_PER_UNIT
     if deviation < least:
         raise ConfigError(
-            f"privacy.clip = {bound:g} calls for noise of deviation {deviation:.3g}, for which the "
+            f"privacy.clip = {bound:g} needs noise of deviation {deviation:.3g}, for which the "
             f"sums' grid of 2^-32 is too coarse: use a clip of {bound * least / deviation:.2g} or "
             "more, with a learning rate to match"
         )
@@ -277,10 +291,9 @@ def _check_grid(deviation: float, bound: float, schedule: Schedule) -> None:
 def _adaptive(
     config: PrivacyConfig, multiplier: float, neighbours: Neighbours, expected: float
 ) -> tuple[AdaptiveClip, float]:
-    """Split the noise: two sums, of updates and of bits, that cost as much as one at multiplier."""
-    # A bit is plus or minus a half, so a client moves their sum by a half, or by one if replaced.
-    bit_sensitivity = sensitivity(0.5, neighbours)
-    # By default at least so much noise that the count costs at most a quarter of the budget.
+    """Split the noise over the sums of updates and of bits, at the cost of one sum."""
+    bit_sensitivity = sensitivity(0.5, neighbours)  # a bit is +1/2 or -1/2
+    # By default the bits cost at most a quarter of the budget.
     bit_noise = config.bit_noise or max(expected / 20, 2 * multiplier * bit_sensitivity)
     if config.bit_share is not None:
         bit_noise = multiplier * bit_sensitivity / math.sqrt(config.bit_share)
@@ -318,7 +331,7 @@ def _local(config: PrivacyConfig, schedule: Schedule, plan: Plan) -> Plan:
             _check_grid(scale, config.clip or 0.0, schedule)
             event = event_at(scale / apart)
     noise = LocalNoise(kind, scale, schedule.shape)
-    words = (
+    description = (
         f"discrete {kind.capitalize()} noise of scale {scale:.4g} on every entry of every upload"
     )
     return replace(
@@ -327,18 +340,18 @@ def _local(config: PrivacyConfig, schedule: Schedule, plan: Plan) -> Plan:
             (noise,) if clip is None else (clip, noise), SUM_COPIES * schedule.shape.nbytes
         ),
         event=event,
-        mechanism=f"{clip}; {words}",
+        mechanism=f"{clip}; {description}",
         why_none=None
         if clip is not None
         else (
-            f"No guarantee: {words}, but uploads are not clipped, so one user's data can outweigh "
-            "any noise. Give a bound with --clip for a guarantee."
+            f"No guarantee: {description}, but uploads are not clipped, so one user's data can "
+            "outweigh any noise. Give a bound with --clip for a guarantee."
         ),
     )
 
 
 def _local_gaussian(apart: float, schedule: Schedule) -> Callable[[float], Gaussian]:
-    """Return what an upload with noise is, where two of them are at most ``apart``."""
+    """Return the privacy cost of an upload of sensitivity ``apart`` as a function of the noise."""
     return lambda multiplier: Gaussian(
         multiplier,
         Everybody(),
@@ -350,11 +363,11 @@ def _local_gaussian(apart: float, schedule: Schedule) -> Callable[[float], Gauss
 def personal_budgets(
     config: PrivacyConfig, view: TrainView, names: NDArray[Any], clients: NDArray[np.int64]
 ) -> NDArray[np.float64] | None:
-    """Return the budgets of the clients that train, by the configured rule; None without one."""
+    """Return the budgets of the clients that train, as configured; None without any."""
     if config.budgets == "declared":
         if view.holders is not None:
             raise ConfigError(
-                "a silo declares no budget, its users do: use privacy.budgets = activity"
+                "budgets are declared by users, not by silos: use privacy.budgets = activity"
             )
         assert config.budget_feature is not None, "checked"
         return by_feature(view.user_features, config.budget_feature, names, clients)
@@ -372,7 +385,7 @@ def _personal(
     clip = _fixed_clip(config)
     apart = sensitivity(clip.whole_bound(schedule.shape), "replace-one")
     uploads = config.budget_uploads or schedule.uploading
-    make = Budgets.as_published if config.sigma == "paper" else Budgets.of
+    make = PersonalBudgets.as_published if config.sigma == "paper" else PersonalBudgets.of
     budgets = make(own, plan.delta, uploads, _local_gaussian(apart, schedule))
     deviations = budgets.deviations(apart)
     _check_grid(float(deviations.min()), config.clip or 0.0, schedule)
@@ -382,7 +395,7 @@ def _personal(
         protection=Protection((clip, noise), SUM_COPIES * schedule.shape.nbytes),
         deviations=deviations,
         budgets=budgets,
-        mechanism=f"{clip}; {words(budgets, apart)}",
+        mechanism=f"{clip}; {describe(budgets, apart)}",
     )
 
 
@@ -398,3 +411,50 @@ def _fixed_clip(config: PrivacyConfig) -> FlatClip | RowClip:
     assert config.clip is not None, "checked"
     kind = RowClip if clipping_of(config) == "row" else FlatClip
     return kind(config.clip, 1 if config.mode == "local-laplace" else 2)
+
+
+def gradient_noise_plan(
+    config: PrivacyConfig,
+    cohort: CohortConfig,
+    method: Method,
+    public: TrainView,
+    rounds: int,
+    population: int,
+) -> Plan:
+    """Return a plan with noise on the gradient of each round's one step, not on the upload.
+
+    A client's upload is computed from its noised gradients and from what the server sent, so the
+    gradients are charged to the privacy budget, whether they are uploaded or not.
+    """
+    if not isinstance(method, NoisesGradients):
+        raise ConfigError(
+            f"{method.name} does not support noise on gradients: use --privacy local-gaussian, "
+            "which adds noise to its uploads"
+        )
+    leak = method.uncovered()
+    if leak is not None and config.epsilon is not None:
+        raise ConfigError(f"{leak}; or use --scale for noise without a guarantee")
+    schedule = Schedule(method.gradient_shape(public), rounds)
+    if leak is not None:
+        return _without_guarantee(config, cohort, schedule, population, leak)
+    plan = make_plan(config, cohort, schedule, population)
+    mechanism = (
+        "noise on the gradient of each round's one step on the item table, from which uploaded "
+        f"tables are computed: {plan.mechanism.replace('upload', 'gradient')}"
+    )
+    return replace(plan, protection=_on_steps(plan.protection), mechanism=mechanism)
+
+
+def _without_guarantee(
+    config: PrivacyConfig, cohort: CohortConfig, schedule: Schedule, population: int, leak: str
+) -> Plan:
+    """Return a plan that clips and noises gradients as configured, without a guarantee."""
+    free = config.model_copy(update={"clip": None, "clipping": None})
+    plan = make_plan(free, cohort, schedule, population)
+    clip = () if config.clip is None else (FlatClip(config.clip),)
+    noised = replace(plan.protection, mechanisms=(*clip, *plan.protection.mechanisms))
+    return replace(plan, protection=_on_steps(noised), why_none=f"No guarantee: {leak}.")
+
+
+def _on_steps(protection: Protection) -> Protection:
+    return Protection(client_bytes=protection.client_bytes, steps=protection)

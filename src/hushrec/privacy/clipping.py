@@ -1,13 +1,12 @@
-"""Clipping: the bound that turns noise into a guarantee.
+"""Clipping of uploads, which bounds the sensitivity of their sum.
 
-`FlatClip` bounds one norm over everything that a client uploads. `RowClip` bounds every row by
-itself, so the whole by the square root of their number. `AdaptiveClip` is flat with a bound that
-follows a quantile of the clients' norms (Andrew et al. 2021).
+`FlatClip` bounds the norm of a client's whole upload. `RowClip` bounds every row separately, so the
+whole upload by the square root of the number of rows. `AdaptiveClip` is flat clipping with a bound
+that follows a quantile of the clients' norms (Andrew et al. 2021).
 
-An upload that says how much its client counts (`OWN_WEIGHT`) is clipped as it was before it was
-multiplied by that weight, which is at most 1: so of two clients with the same update, clipped or
-not, one comes out as many times the other as their weights say. The weight itself gets `ROOM` of
-the bound.
+An upload may hold a client weight of at most 1 (`OWN_WEIGHT`) that its update was multiplied by.
+The clipping bound is then multiplied by the weight too, so that clipping keeps the ratio of two
+clients with the same update. The weight itself uses the fraction `ROOM` of the bound.
 """
 
 from __future__ import annotations
@@ -34,35 +33,33 @@ BIT = "privacy/within-bound"
 BOUND = "clip_bound"
 """Name of the bound in the state."""
 ROUNDING = 1 - 2.0**-22
-"""Norms are added up, and values rounded, in floating point: so much less than the bound is kept to
-before, and nothing is above it after."""
+"""Safety factor on the bound against floating-point rounding of norms and values."""
 ROOM = 0.2
-"""Part of a flat bound that is kept for the client's weight, where uploads have one: of an L2 bound
-0.98 is left for the rest."""
+"""Fraction of a flat bound that the client weight uses; the rest of an L2 bound is then 0.98."""
 
 
 @dataclass(frozen=True)
 class FlatClip(Mechanism):
-    """Scale a client's whole upload down to ``bound`` where its norm is larger."""
+    """Scale a client's whole upload down to norm ``bound`` if it is larger."""
 
     bound: float
     power: Power = 2
-    """The norm: 1 for Laplace noise, 2 for Gaussian."""
+    """Order of the norm: 1 for Laplace noise, 2 for Gaussian noise."""
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Clip each client's upload."""
         return _flat_clipped(update, self.bound, self.power)[0]
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, FlatClip]:
-        """Take the sum of weights, if there is one, back to its scale."""
+        """Scale the sum of client weights, if any, back."""
         return _with_weights(total, ROOM * self.bound), self
 
     def whole_bound(self, shape: UploadShape) -> float:
-        """Return what the norm of a whole upload cannot exceed."""
+        """Return the bound of the norm of a whole upload."""
         return self.bound
 
     def bound_of(self, norm: float | None) -> float | None:
-        """Keep to the bound; an L1 bound is one of the L2 norm too."""
+        """Return the bound; an L1 bound also bounds the L2 norm."""
         return self.bound
 
     def __str__(self) -> str:
@@ -71,7 +68,7 @@ class FlatClip(Mechanism):
 
 @dataclass(frozen=True)
 class RowClip(Mechanism):
-    """Scale every row, and every dense array, of a client down to ``bound``."""
+    """Scale every row and every dense array of a client down to norm ``bound``."""
 
     bound: float
     power: Power = 2
@@ -93,11 +90,11 @@ class RowClip(Mechanism):
         return replace(rest, rows=rows, dense={**dense, **_sent_weights(update, self.bound)})
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, RowClip]:
-        """Take the sum of weights, if there is one, back to its scale."""
+        """Scale the sum of client weights, if any, back."""
         return _with_weights(total, self.bound), self
 
     def whole_bound(self, shape: UploadShape) -> float:
-        """Return what the norm of a whole upload cannot exceed: all rows may be at the bound."""
+        """Return the bound of the norm of a whole upload, all of whose rows may be at the bound."""
         return float(self.bound * shape.parts ** (1 / self.power))
 
     def __str__(self) -> str:
@@ -106,13 +103,13 @@ class RowClip(Mechanism):
 
 @dataclass(frozen=True)
 class AdaptiveClip(Mechanism):
-    """Flat clipping whose bound moves towards a quantile of the clients' norms.
+    """Flat clipping with a bound that follows a quantile of the clients' norms.
 
-    A device adds one bit to its upload, as plus or minus a half: whether its norm was within the
-    bound *before* clipping; an upload of zeros adds none. Noise and clipping of a round use the
-    bound of that round; then it moves: ``bound *= exp(-rate * (share - quantile))``, which keeps it
-    positive; or, as in DP-PrivRec (Wang et al. 2021, equation 9), ``bound -= rate * (share -
-    quantile)``, where no step takes away more than half.
+    A device adds one bit to its upload, +1/2 or -1/2: whether its norm was within the bound
+    *before* clipping; 0 for an upload of zeros. Clipping and noise of a round use the bound of that
+    round. Then ``bound *= exp(-rate * (share - quantile))``, where ``share`` is the noisy share of
+    norms within the bound; or, as in DP-PrivRec (Wang et al. 2021, equation 9), ``bound -= rate *
+    (share - quantile)``, but not below half the bound.
     """
 
     bound: float
@@ -122,24 +119,24 @@ class AdaptiveClip(Mechanism):
     """Standard deviation of the noise on the sum of the bits."""
     power: Literal[2] = 2
     arithmetic: bool = False
-    """Whether the bound moves by differences, not by factors."""
+    """Whether the bound is updated by differences (DP-PrivRec), not by factors."""
     least: float = 0.0
-    """Where the bound stops falling: below, the grid of the sums would be too coarse for it."""
+    """Smallest bound; below it the grid of the exact sums is too coarse for the noise."""
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
-        """Clip each client's upload, and add its bit."""
+        """Clip each client's upload and add its bit."""
         clipped, norms, bounds = _flat_clipped(update, self.bound, self.power)
-        # Who has nothing to say counts neither way, so that an emptied upload is all zeros.
+        # A zero upload has bit 0, so that an upload that is zeroed out is all zeros.
         bits = np.where(norms > 0, np.where(norms <= bounds, 0.5, -0.5), 0).astype(np.float32)
         return replace(clipped, dense={**clipped.dense, BIT: bits})
 
     def noise(self, secret: SecretRound, part: float = 1.0) -> Steps:
-        """Noise the sum of the bits."""
+        """Draw the noise on the sum of the bits."""
         drawn = law("gaussian", math.ceil(part * self.bit_noise * STEPS_PER_UNIT))
         return Steps(dense={BIT: drawn.draw(secret.words("privacy/bits"), 1).reshape(())})
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, AdaptiveClip]:
-        """Take the bits out of the sum and move the bound."""
+        """Remove the bits from the sum and update the bound."""
         dense = dict(_with_weights(total, ROOM * self.bound).dense)
         share = 0.5 + float(dense.pop(BIT)) / total.clients
         step = self.rate * (share - self.quantile)
@@ -151,23 +148,23 @@ class AdaptiveClip(Mechanism):
 
     @property
     def state(self) -> Mapping[str, float]:
-        """The bound that it has come to."""
+        """The current bound."""
         return {BOUND: self.bound}
 
     def with_state(self, state: Mapping[str, float]) -> AdaptiveClip:
-        """Go on from a bound."""
+        """Return the mechanism with this bound."""
         return replace(self, bound=state.get(BOUND, self.bound))
 
     def whole_bound(self, shape: UploadShape) -> float:
-        """Return what the norm of a whole upload cannot exceed in this round."""
+        """Return this round's bound of the norm of a whole upload."""
         return self.bound
 
     def bound_of(self, norm: float | None) -> float | None:
-        """Keep to this round's bound."""
+        """Return this round's bound."""
         return self.bound
 
     def sent_shape(self, shape: UploadShape) -> UploadShape:
-        """Add the bit."""
+        """Return the shape with the bit added."""
         return replace(shape, dense={**shape.dense, BIT: ()})
 
     def __str__(self) -> str:
@@ -202,7 +199,7 @@ def _norms(
 def _flat_clipped(
     update: Update, bound: float, power: Power
 ) -> tuple[Update, NDArray[np.float64], NDArray[np.float64]]:
-    """Return uploads of a norm up to ``bound``, the norms before, and what those were held to."""
+    """Return the clipped uploads, their norms before clipping, and each client's bound."""
     rest, weights = _weights_apart(update)
     room = ROOM * bound if OWN_WEIGHT in update.dense else 0.0
     left = bound - room if power == 1 else math.sqrt(bound**2 - room**2)
@@ -216,7 +213,7 @@ def _flat_clipped(
 
 
 def _weights_apart(update: Update) -> tuple[Update, NDArray[np.float64]]:
-    """Return the upload without the clients' weights, and these, or ones."""
+    """Return the upload without client weights, and the weights, or ones."""
     if OWN_WEIGHT not in update.dense:
         return update, np.ones(update.clients)
     dense = dict(update.dense)
@@ -224,7 +221,7 @@ def _weights_apart(update: Update) -> tuple[Update, NDArray[np.float64]]:
 
 
 def _sent_weights(update: Update, room: float) -> dict[str, NDArray[Any]]:
-    """Return the clients' weights as they are sent, between plus and minus ``room``."""
+    """Return the client weights as they are sent, scaled to [-``room``, ``room``]."""
     if OWN_WEIGHT not in update.dense:
         return {}
     own = np.clip(update.dense[OWN_WEIGHT], -0.5, 0.5).astype(np.float32)
@@ -233,7 +230,7 @@ def _sent_weights(update: Update, room: float) -> dict[str, NDArray[Any]]:
 
 
 def _with_weights(total: Total, room: float) -> Total:
-    """Return the sum with its weights, if it has any, on the scale that the method gave them."""
+    """Return the sum with client weights, if any, on their original scale."""
     if OWN_WEIGHT not in total.dense:
         return total
     own = total.dense[OWN_WEIGHT] / (2 * room * ROUNDING)
@@ -262,5 +259,5 @@ def _scaled(update: Update, factors: NDArray[np.float64]) -> Update:
 
 
 def _flat(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a row for each client, of whom there may be none."""
+    """Return the array with one row per client, also for no clients."""
     return array.reshape(len(array), int(np.prod(array.shape[1:])))

@@ -1,41 +1,47 @@
-"""`PrivacyConfig`: what is asked for, and `check_privacy`: what cannot be given.
+"""`PrivacyConfig`, and checks that refuse a configuration whose guarantee would be false.
 
-Everything that would make a guarantee false is an error here, before the first round, that says
-what to change. Nothing is a warning.
+The checks run before the first round; each error says what to change. There are no warnings.
+`check_privacy` checks the options. `check_declared` checks the data: noise covers only what the
+rounds release, so data that a run is built from, such as the list of items, must be declared public
+and must not be derived from the users' rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from hushrec.config import Seed, Settings
-from hushrec.data.views import CohortConfig
+from hushrec.data.interactions import Features, Interactions, Numeric
+from hushrec.data.views import CohortConfig, TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Method
 from hushrec.privacy.accountant import Neighbours
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Epsilon = Annotated[float, Field(ge=1e-6, le=1e6)]
-"""Outside of this nothing is hidden, or everything."""
+"""Range of useful epsilons."""
+NO_LIST = "the list of items is not covered: it was taken from the users' rows"
+NO_CATEGORIES = "the categories of '{}' are not covered: they were taken from the users' rows"
+ACCEPT = "or accept that they are not covered with privacy.undeclared = true"
 
 
 class PrivacyConfig(Settings):
-    """What protects the uploads."""
+    """Differential privacy of a run."""
 
     mode: Literal[
         "none", "central", "distributed", "local-laplace", "local-gaussian", "local-gradients"
     ] = "none"
-    """Nothing; Gaussian noise on the sum; a share of it from every node; noise on every upload; or
-    on the gradient of every step that uploads are made of (FedRKG, section 5.2)."""
+    """No noise; Gaussian noise on the sum; a share of it from every node; noise on every upload; or
+    noise on the gradient of every step (FedRKG, section 5.2)."""
     nodes: Annotated[int, Field(ge=2)] | None = None
-    """Nodes that add noise, for `distributed`."""
+    """Number of nodes that add noise, for `distributed`."""
     tolerated: Annotated[int, Field(ge=0)] | None = None
-    """Nodes that may drop out of a round, or tell others their noise.  [a third of them, less one]
-    """
+    """Nodes that may drop out of a round, or reveal their noise.  [(nodes - 1) // 3]"""
     epsilon: Epsilon | None = None
-    """The guarantee to keep over all rounds; the noise follows from it."""
+    """Epsilon of the whole run; the noise is calibrated to it."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Probability with which the guarantee may fail; below 1 / clients.  [1e-5, or a tenth of
     1 / clients if that is less]"""
@@ -44,28 +50,29 @@ class PrivacyConfig(Settings):
     scale: Positive | None = None
     """Scale of local noise, in place of epsilon: b of Laplace, deviation of Gaussian noise."""
     clipping: Literal["none", "flat", "row", "adaptive"] | None = None
-    """What is bounded.  [flat where `clip` is given; else adaptive for `central`, none for local]
-    """
+    """Kind of clipping.  [flat if `clip` is given; else adaptive for `central`, none for local]"""
     clip: Positive | None = None
-    """The bound of a norm (L1 for Laplace noise, else L2); for `adaptive`, the first one."""
+    """Bound of the norm of an upload (L1 for Laplace noise, else L2); initial bound of `adaptive`.
+    """
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of norms that adaptive clipping leaves alone.  [0.5]"""
+    """Quantile of the clients' norms that an adaptive bound follows.  [0.5]"""
     clip_rate: Positive | None = None
-    """How fast an adaptive bound moves.  [0.2]"""
+    """Learning rate of an adaptive bound.  [0.2]"""
     bit_noise: Positive | None = None
-    """Noise on the count behind an adaptive bound.  [a twentieth of the cohort, or more]"""
+    """Noise on the count of norms within an adaptive bound.  [a twentieth of the cohort, or more]
+    """
     bit_share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of a round's budget that this count takes, in place of bit_noise: the h of DP-PrivRec,
-    where the noises z / sqrt(1 - h) and z / sqrt(h) together cost what one of z does."""
+    """Share of a round's budget for this count, in place of bit_noise: h of DP-PrivRec, where noise
+    of z / sqrt(1 - h) and z / sqrt(h) together cost what noise of z does."""
     clip_steps: Literal["geometric", "arithmetic"] | None = None
-    """Whether an adaptive bound moves by factors, or by differences as in DP-PrivRec.  [factors]"""
+    """Update of an adaptive bound: by factors, or by differences as in DP-PrivRec.  [geometric]"""
     neighbours: Neighbours | None = None
-    """What changes between neighbours.  [what the cohort's analysis is valid for]"""
+    """Neighbour relation.  [the one for which the cohort's analysis is valid]"""
     sampling: Literal["poisson", "fixed", "none"] | None = None
-    """The sampling to be analysed, if it is to be checked against the cohort's."""
+    """Expected sampling; an error if it is not the sampling of the cohort."""
     budgets: Literal["activity", "declared"] | None = None
-    """Whose epsilon counts: everybody's is the same; by the rank of a client's interaction count;
-    or as its user declared it (`local-gaussian` only)."""
+    """Personal budgets, by the rank of a client's interaction count or as users declare them
+    (`local-gaussian` only).  [the same epsilon for all]"""
     epsilon_min: Epsilon | None = None
     """Budget of the least active client, for budgets by activity."""
     epsilon_max: Epsilon | None = None
@@ -73,42 +80,42 @@ class PrivacyConfig(Settings):
     budget_feature: str | None = None
     """Numeric user feature that holds the declared budgets."""
     sigma: Literal["calibrated", "paper"] | None = None
-    """Noise that keeps a budget over the run; or DPPS's own clip / epsilon, which keeps none, and
-    of which the true epsilon is said.  [calibrated]"""
+    """Noise calibrated to the budgets, or DPPS's own clip / epsilon, which exceeds them; the
+    statement then gives the true epsilon.  [calibrated]"""
     noise_seed: Seed | None = None
-    """Makes noise and hidden coins repeatable, for experiments: whoever knows the seed can remove
-    the noise, and the statement says so.  [a secret key, drawn for each run]"""
+    """Seed of reproducible noise and secret cohorts, for experiments: anyone who knows it can
+    remove the noise, and the statement says so.  [a secret key, drawn for each run]"""
     undeclared: bool = False
-    """Accept a list of items, or categories of users, that was taken from the users' rows: it is
-    not covered then, and the statement says so first."""
+    """Accept a list of items, or categories of users, that was taken from the users' rows; the
+    statement then says that it is not covered."""
     selection_share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of epsilon that noised looks at validation items take, one every `evaluation.every`
-    rounds: the best one selects the round.  [no such look: the last round is shipped]"""
+    """Share of epsilon for noisy validation queries, one every `evaluation.every` rounds, of which
+    the best selects the round.  [no queries: the last round is released]"""
     layers: tuple[str, ...] = ()
-    """Mechanisms of other packages, by entry point, that act on an upload before it is clipped and
-    noised: whatever they make of it, the guarantee is that of the mode."""
+    """Mechanisms of other packages, by entry point, applied to an upload before it is clipped and
+    noised; they do not change the guarantee."""
     budget_uploads: Annotated[int, Field(ge=1)] | None = None
-    """Uploads that a budget pays for; whoever made them stops.  [all that are planned]"""
+    """Number of uploads that a personal budget allows; a client then stops.  [all planned ones]"""
 
     @property
     def promises(self) -> bool:
-        """Whether anything is asked of privacy: then nobody's data may stop a run."""
+        """Whether a privacy mode is set; then no client's data may stop a run."""
         return self.mode != "none"
 
     @property
     def on_sums(self) -> bool:
-        """Whether noise is on sums, and not on every upload."""
+        """Whether noise is added to sums, and not to every upload."""
         return self.mode in ("central", "distributed")
 
     @property
     def most_tolerated(self) -> int:
-        """Nodes that the noise of a round can do without."""
+        """Number of nodes without whose noise a round is still private."""
         assert self.nodes is not None, "checked"
         return (self.nodes - 1) // 3 if self.tolerated is None else self.tolerated
 
 
 def clipping_of(config: PrivacyConfig) -> str:
-    """Return the kind of clipping, which follows from the rest where it is not said."""
+    """Return the kind of clipping, or its default."""
     if config.clipping is not None:
         return config.clipping
     if config.clip is not None:
@@ -119,7 +126,7 @@ def clipping_of(config: PrivacyConfig) -> str:
 def check_privacy(
     config: PrivacyConfig, cohort: CohortConfig, method: type[Method], population: int
 ) -> None:
-    """Refuse what cannot be given, whatever the method uploads."""
+    """Refuse options that are invalid whatever the method uploads."""
     given = config.model_dump(exclude_defaults=True, exclude={"mode", "layers"})
     if config.mode == "none":
         for name in given:
@@ -130,17 +137,17 @@ def check_privacy(
         return
     if method.traits.pooled:
         raise ConfigError(
-            f"{method.name} pools everybody's data: nothing protects it; use a federated method"
+            f"{method.name} pools everybody's data, which no noise protects; use a federated method"
         )
     if method.traits.data_weighted:
         raise ConfigError(
-            f"{method.name} weighs clients by their data, outside the clipped upload: their "
-            "influence has no bound; use a method that weighs clients alike, or uploads its weights"
+            f"{method.name} weights clients by their data, outside the clipped upload: their "
+            "influence has no bound; use a method that weights clients equally, or uploads weights"
         )
     if config.delta is not None and config.delta >= 1 / population:
         raise ConfigError(
-            f"privacy.delta = {config.delta:g} would allow giving one of {population} users away "
-            f"entirely: use a delta below {1 / population:.3g}"
+            f"privacy.delta = {config.delta:g} would allow publishing all data of one of "
+            f"{population} users: use a delta below {1 / population:.3g}"
         )
     _check_clipping(config)
     _check_budgets(config)
@@ -161,8 +168,8 @@ def _check_nodes(config: PrivacyConfig) -> None:
         raise ConfigError("distributed noise comes from nodes: say how many with privacy.nodes = N")
     elif config.most_tolerated >= config.nodes - 1:
         raise ConfigError(
-            f"privacy.tolerated = {config.tolerated} of {config.nodes} nodes leaves one to add all "
-            f"the noise, which can tell it: use at most {config.nodes - 2}"
+            f"privacy.tolerated = {config.tolerated} of {config.nodes} nodes leaves one node that "
+            f"knows all the noise: use at most {config.nodes - 2}"
         )
 
 
@@ -243,19 +250,19 @@ def _check_central(config: PrivacyConfig, cohort: CohortConfig) -> None:
 
 
 def _check_distributed(config: PrivacyConfig, cohort: CohortConfig) -> None:
-    """Refuse what holds against everybody but the server, where it is to hold against it too."""
+    """Refuse settings whose guarantee does not hold against the server."""
     if config.mode != "distributed":
         return
     if cohort.kind != "all":
         raise ConfigError(
-            "the server draws the cohorts and knows who takes part, so sampling amplifies nothing "
-            "against it, and distributed noise is a promise against it: use cohort.kind = all"
+            "distributed noise protects against the server, which draws the cohorts and knows who "
+            "takes part, so sampling amplifies nothing: use cohort.kind = all"
         )
     if config.selection_share is not None:
         raise ConfigError(
-            "the server would see everybody's scores before it adds noise to them, and distributed "
-            "noise is a promise against it: leave out privacy.selection_share, and the last round "
-            "is shipped"
+            "distributed noise protects against the server, which would see all validation scores "
+            "before it adds noise to them: leave out privacy.selection_share, and the last round "
+            "is released"
         )
 
 
@@ -263,8 +270,9 @@ def _check_local(config: PrivacyConfig) -> None:
     clipping = clipping_of(config)
     if config.selection_share is not None:
         raise ConfigError(
-            "a noised look needs somebody who is trusted with everybody's scores: use --privacy "
-            "central for privacy.selection_share, or leave it out and ship the last round"
+            "a validation query needs a server that is trusted with all users' scores: use "
+            "--privacy central for privacy.selection_share, or leave it out to release the last "
+            "round"
         )
     if config.noise is not None:
         raise ConfigError(
@@ -274,8 +282,8 @@ def _check_local(config: PrivacyConfig) -> None:
         raise ConfigError("local noise needs --scale, or --epsilon with --clip: use one of the two")
     if config.epsilon is not None and clipping == "none":
         raise ConfigError(
-            "without clipping no local noise gives an epsilon: add --clip 1.0, or use --scale to "
-            "have the noise without a guarantee"
+            "without clipping no local noise gives an epsilon: add --clip 1.0, or use --scale for "
+            "noise without a guarantee"
         )
     if config.mode == "local-gradients" and clipping == "row":
         raise ConfigError("gradients are clipped whole: use privacy.clipping = flat")
@@ -286,11 +294,59 @@ def _check_local(config: PrivacyConfig) -> None:
         )
     if config.neighbours == "zero-out-one":
         raise ConfigError(
-            "the server sees who uploads, so local noise hides what is uploaded and not that it "
-            "is: use privacy.neighbours = replace-one"
+            "the server sees who uploads, so local noise does not hide who takes part: use "
+            "privacy.neighbours = replace-one"
         )
     if config.sampling not in (None, "none"):
         raise ConfigError(
             "the server sees who uploads, so sampling amplifies nothing under local noise: use "
             "privacy.sampling = none"
         )
+
+
+def check_declared(config: PrivacyConfig, data: Interactions, people: Features) -> tuple[str, ...]:
+    """Refuse undeclared data taken from users' rows, or return what is not covered if accepted.
+
+    ``people`` are the users' features in training, including their usual context.
+    """
+    undeclared = [
+        name
+        for name, column in people.items()
+        if not isinstance(column, Numeric) and not column.declared
+    ]
+    if config.undeclared:
+        if data.items_declared and not undeclared:
+            raise ConfigError(
+                "privacy.undeclared does nothing: the list of items and all categories are "
+                "declared; leave it out"
+            )
+        items = () if data.items_declared else (NO_LIST,)
+        return (*items, *(NO_CATEGORIES.format(name) for name in undeclared))
+    if not data.items_declared:
+        raise ConfigError(
+            f"{data.name}: the items were taken from the users' rows, and an item of a single user "
+            "reveals that this user took part, whatever the noise: give a public list with "
+            "--items FILE where the file is read (in Python, data.with_public_items(ids)), "
+            f"{ACCEPT}"
+        )
+    if undeclared:
+        raise ConfigError(
+            f"{data.name}: the categories of '{undeclared[0]}' were taken from the users' rows, "
+            "and a category of a single user reveals that this user took part, whatever the noise: "
+            f"declare them, as in --user-feature '{undeclared[0]}:category:A|B|C' (in Python, "
+            f"Categorical.of(entries, names)), {ACCEPT}"
+        )
+    return ()
+
+
+def public_facts(public: TrainView, undeclared: Collection[str] = ()) -> tuple[str, ...]:
+    """Return descriptions of the public data of a public view."""
+    people, described = public.user_features, " and their features"
+    items = f"the list of {public.n_items:,} items{described if public.item_features else ''}"
+    facts = [] if NO_LIST in undeclared else [items]
+    ranges = [name for name, c in people.items() if isinstance(c, Numeric) and c.low is not None]
+    named = [name for name, c in people.items() if not isinstance(c, Numeric) and c.declared]
+    for what, names in (("categories", named), ("range", ranges)):
+        if names:
+            facts.append(f"the {what} of {', '.join(names)}")
+    return tuple(facts)

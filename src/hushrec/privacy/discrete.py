@@ -1,22 +1,22 @@
-"""Whole numbers with the discrete Gaussian or Laplace law, drawn exactly from random bits.
+"""Exact samples of the discrete Gaussian and the discrete Laplace distribution.
 
     P(k) ~ exp(-k² / 2 s²)        or        P(k) ~ exp(-|k| / s)        (Canonne et al. 2020)
 
-Floating-point noise is no whole number of anything, and which low bits it can have depends on what
-it is added to: they give away uploads that much noise seems to cover (Mironov 2012). Here noise,
-like everything that it is added to, is a whole number of the steps of the exact sums.
+The low bits of floating-point noise depend on the number it is added to, and can reveal uploads
+that the noise seems to hide (Mironov 2012). Here noise and data are whole numbers of steps of the
+exact sums.
 
-How a number is drawn. Magnitudes are cut into blocks of t = 2^b, about a fiftieth of the scale:
+Sampling. Magnitudes are divided into blocks of t = 2^b, about a fiftieth of the scale:
 
-1. A uniform number from [0, 1) chooses block j with probability ~ exp(-E(j t)), E being the
-   exponent of the law: by comparison with the blocks' cumulative probabilities.
-2. b random bits choose k = j t + u, one more the sign; "minus zero" starts anew.
-3. A second uniform number accepts k if it is below exp(-(E(k) - E(j t))), or starts anew.
+1. A uniform number from [0, 1) selects block j with probability ~ exp(-E(j t)), where E is the
+   exponent of the distribution, by comparison with cumulative probabilities.
+2. b random bits select k = j t + u, one more the sign; minus zero is rejected.
+3. A second uniform number accepts k if it is below exp(-(E(k) - E(j t))).
 
-So k has probability ~ exp(-E(k)), with no error at all: of a uniform number as many bits are read
-as a comparison takes, and what it is compared with is worked out to as many digits. That is what
-`Law.exactly` does. The kernel makes the same comparisons in 64-bit arithmetic with a margin for its
-rounding; where the margin does not decide, about once in 10^14 draws, it asks `exactly`.
+So k has probability ~ exp(-E(k)) without any error: a comparison reads as many bits of the uniform
+number, and computes as many digits of the bound, as it needs (`Law.exactly`). The kernel does the
+same comparisons in 64-bit arithmetic with a margin for rounding, and falls back to `exactly` where
+the margin does not decide, about once in 10^14 samples.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ Kind = Literal["gaussian", "laplace"]
 LEAST_SCALE, LARGEST_SCALE = 2**6, 2**56
 WORD = 2**64
 BATCH = 2**15
-"""Numbers that are drawn at once: their words stay in the cache."""
+"""Samples per kernel call, few enough for the processor cache."""
 DIGITS = 60
-"""Decimal digits of the table; thresholds need 20."""
+"""Decimal digits of the table of probabilities; thresholds need 20."""
 REACH: dict[Kind, int] = {"gaussian": 10, "laplace": 45}
-"""Multiples of the scale that the table covers; what lies beyond is drawn exactly."""
+"""Multiples of the scale that the table covers; `exactly` draws larger magnitudes."""
 GUIDE_BITS = 10
 
 
 @dataclass(frozen=True)
 class Law:
-    """A distribution of whole numbers."""
+    """A discrete Gaussian or Laplace distribution on the integers."""
 
     kind: Kind
     scale: int
-    """s: of the Gaussian law nearly the standard deviation, of Laplace's b."""
+    """s: nearly the standard deviation of a Gaussian, b of a Laplace distribution."""
 
     def __post_init__(self) -> None:
         if not LEAST_SCALE <= self.scale < LARGEST_SCALE:
@@ -65,16 +65,16 @@ class Law:
 
     @property
     def block_bits(self) -> int:
-        """Logarithm of the size t of a block."""
+        """Binary logarithm of the block size t."""
         return self.scale.bit_length() - 6
 
     def draw(self, words: Words, size: int) -> NDArray[np.int64]:
-        """Draw so many numbers from a stream; the same for one stream, however it is cut."""
+        """Draw ``size`` samples; they depend on the stream only, not on how draws are batched."""
         out, done = np.empty(size, np.int64), 0
         left = np.empty(0, np.uint64)
         while done < size:
             wanted = min(size - done, BATCH)
-            # Two words a number, and one number in twenty or so is drawn anew.
+            # Two words per sample, and about one sample in twenty is rejected.
             more = words.take(max(2 * wanted + wanted // 8 + 32 - len(left), 0))
             left = np.concatenate([left, more])
             gaussian = self.kind == "gaussian"
@@ -103,7 +103,7 @@ class Law:
         return self.exactly(following), left[taken:]
 
     def exactly(self, word: Callable[[], int]) -> int:
-        """Draw one number from a source of 64-bit words, without any error."""
+        """Draw one sample from a source of 64-bit words, without any error."""
         bits = self.block_bits
         while True:
             block = self._block(_Uniform(word(), 64, word))
@@ -126,15 +126,15 @@ class Law:
         return next(block for block in count() if uniform.is_below(partial(self._share, block)))
 
     def _share(self, block: int, digits: int) -> tuple[Fraction, Fraction]:
-        """Return bounds of the probability of all blocks up to this one."""
+        """Return bounds of the cumulative probability up to this block."""
         shares = _shares(self, digits)
-        if block >= len(shares):  # what is left out is less than the error
+        if block >= len(shares):  # the rest is less than the error
             return 1 - Fraction(1, 10**digits), Fraction(1)
         return _around(Fraction(shares[block]), digits)
 
     @cached_property
     def _table(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Thresholds, as the floors of 2^64 times the blocks' cumulative shares, and a guide."""
+        """Floors of 2^64 times the cumulative probabilities, and an index for their search."""
         blocks = (REACH[self.kind] * self.scale >> self.block_bits) + 1
         with localcontext(prec=2 * DIGITS):
             scaled = [share * WORD for share in _shares(self, DIGITS)[:blocks]]
@@ -148,10 +148,10 @@ class Law:
 
 @lru_cache(maxsize=64)
 def _shares(of: Law, digits: int) -> list[Decimal]:
-    """Return the cumulative probabilities of the blocks, to so many digits."""
+    """Return the cumulative probabilities of the blocks to this number of digits."""
     with localcontext(prec=digits + 20):
         width = Decimal(1 << of.block_bits) / of.scale
-        # From one block to the next the weight falls by a factor; Gaussian factors fall as well.
+        # The weight falls by a factor from block to block; a Gaussian's factor falls as well.
         factor = (-width if of.kind == "laplace" else -width * width / 2).exp()
         falls = Decimal(1) if of.kind == "laplace" else factor * factor
         weights, weight = [], Decimal(1)
@@ -164,18 +164,18 @@ def _shares(of: Law, digits: int) -> list[Decimal]:
 
 @lru_cache(maxsize=256)
 def law(kind: Kind, scale: int) -> Law:
-    """Return a law; its table is made once."""
+    """Return a cached distribution, whose table is computed once."""
     return Law(kind, scale)
 
 
 class _Uniform:
-    """A uniform number from [0, 1), known to so many bits; more of them are read when asked for."""
+    """A uniform number from [0, 1) with lazily read bits."""
 
     def __init__(self, leading: int, bits: int, word: Callable[[], int]) -> None:
         self.leading, self.bits, self.word = leading, bits, word
 
     def is_below(self, bounds: Callable[[int], tuple[Fraction, Fraction]]) -> bool:
-        """Compare with a number that can be bounded to any number of digits."""
+        """Return whether it is below a number given by bounds of any precision."""
         digits = 40
         while True:
             low, high = bounds(digits)
@@ -186,14 +186,14 @@ class _Uniform:
             if Fraction(self.leading, 2**self.bits) > low or (
                 Fraction(self.leading + 1, 2**self.bits) < high
             ):
-                digits *= 2  # an end of what is known of it lies between the bounds
+                digits *= 2  # the bounds are too wide to decide
             else:
                 self.leading, self.bits = self.leading * WORD + self.word(), self.bits + 64
 
 
 def _exp_of_minus(exponent: Fraction, digits: int) -> tuple[Fraction, Fraction]:
     """Return bounds of exp(-exponent) for an exponent below 100."""
-    if exponent == 0:  # the only rational value it has: no digits would tell it from its bounds
+    if exponent == 0:  # the only rational value, which no number of digits would separate
         return Fraction(1), Fraction(1)
     with localcontext(prec=digits + 10):
         value = (-Decimal(exponent.numerator) / Decimal(exponent.denominator)).exp()

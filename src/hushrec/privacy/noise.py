@@ -1,8 +1,19 @@
-"""Noise: once on the sum (`CentralGaussian`), or on every upload (`LocalNoise`).
+"""Noise mechanisms: on the sum (`CentralGaussian`, `DistributedGaussian`) or on every upload.
 
-Both cover every entry of every table, touched or not, so that neither what is uploaded nor what is
-released shows by its support which items anybody touched. Noise is a whole number of the steps of
-the exact sums (`discrete`), as is what it is added to: nothing is rounded before it is covered.
+All entries of all tables get noise, whether clients touched them or not, so that the support of an
+upload or a release reveals no items. Noise and data are whole numbers of steps of the exact sums
+(`discrete`): nothing is rounded after the noise is added.
+
+`ValidationQueries` are noisy means of a validation metric, charged to the privacy budget, that
+select a round. Every user's score on its own validation items, between 0 and 1, enters the sum
+
+    sum over users of (score - 1/2),        users without validation items adding 0,
+
+which gets discrete Gaussian noise. One user changes it by at most 1/2 under zero-out-one and by at
+most 1 under replace-one. The rounds of the queries are fixed in advance and all users take part in
+each, so sampling amplifies nothing. Selection and early stopping use noisy values only. The queries
+take ``privacy.selection_share`` of epsilon; the noise on the rounds' sums is then calibrated so
+that queries and rounds together stay within epsilon.
 """
 
 from __future__ import annotations
@@ -18,24 +29,36 @@ from numpy.typing import NDArray
 
 from hushrec.aggregation import Steps, Total, Update, UploadShape
 from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
+from hushrec.aggregation.statistics import STEPS, Tally
 from hushrec.data.views import TrainView
 from hushrec.kernels import add_scattered
 from hushrec.kernels.clipping import add_steps
-from hushrec.privacy.accountant import Neighbours, sensitivity
+from hushrec.privacy.accountant import (
+    Accountant,
+    Everybody,
+    Gaussian,
+    Grid,
+    Neighbours,
+    noise_for,
+    sensitivity,
+)
 from hushrec.privacy.clipping import Clip
 from hushrec.privacy.discrete import Kind, law
 from hushrec.privacy.protection import Mechanism, check_shape
 from hushrec.streams import PastNoise, SecretRound, SecretStreams
 
+HALF = 0.5
+"""Largest distance of a user's score from 1/2."""
+
 
 def steps_of(scale: float) -> int:
-    """Return a scale of noise in whole steps, never less of it than asked for."""
+    """Return a noise scale in steps of the exact sums, rounded up."""
     return math.ceil(scale * STEPS_PER_UNIT)
 
 
 @dataclass(frozen=True)
 class CentralGaussian(Mechanism):
-    """Clip on the devices; add Gaussian noise to the sum, once, on the server."""
+    """Clip on the devices; add Gaussian noise to the sum on the server."""
 
     whole: ClassVar[bool] = True
 
@@ -45,40 +68,36 @@ class CentralGaussian(Mechanism):
     neighbours: Neighbours
     shape: UploadShape
     clients: float
-    """Expected size of a cohort. It takes the place of the real one, which would tell whether
-    somebody was there."""
+    """Expected cohort size, used in place of the real one, which is not public."""
     shares: tuple[float, ...] = ()
-    """Share of the budget that each round spends, of a multiplier for all rounds together; with
-    none, the multiplier is that of every round."""
+    """Share of the budget of each round, if `multiplier` is that of all rounds together; if empty,
+    `multiplier` is that of every round."""
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
-        """Clip; the upload travels whole, with every row of every table.
-
-        Here only its rows that are not zero are written out: a sum of whole numbers is the same.
-        """
+        """Clip; an upload is sent with all rows, of which a simulation keeps the nonzero ones."""
         check_shape(update, self.shape)
         clipped = self.clip.protect(update, view, secret)
         return replace(clipped, whole=self.sent_shape(self.shape))
 
     def sent_shape(self, shape: UploadShape) -> UploadShape:
-        """Send what clipping leaves."""
+        """Return the shape of clipped uploads."""
         return self.clip.sent_shape(shape)
 
     def bound_of(self, norm: float | None) -> float | None:
-        """Keep to the bound of the clipping."""
+        """Return the clipping bound."""
         return self.clip.whole_bound(self.shape)
 
     def for_shape(self, shape: UploadShape) -> CentralGaussian:
-        """Cover another shape."""
+        """Return the mechanism for another shape."""
         return replace(self, shape=shape)
 
     @property
     def state(self) -> Mapping[str, float]:
-        """That of the clipping."""
+        """State of the clipping."""
         return self.clip.state
 
     def with_state(self, state: Mapping[str, float]) -> CentralGaussian:
-        """Clip as in this state."""
+        """Return the mechanism with this state of the clipping."""
         return replace(self, clip=self.clip.with_state(state))
 
     def noise_std(self, round_number: int = 1) -> float:
@@ -87,7 +106,7 @@ class CentralGaussian(Mechanism):
         return round_multiplier(self.multiplier, self.shares, round_number) * apart
 
     def noise(self, secret: SecretRound, part: float = 1.0) -> Steps:
-        """Draw noise for every entry of the sum, with this round's bound."""
+        """Draw noise for every entry of the sum."""
         drawn = law("gaussian", steps_of(part * self.noise_std(secret.number)))
         added = {
             name: drawn.draw(secret.words(f"privacy/sum/{name}"), math.prod(shape)).reshape(shape)
@@ -101,59 +120,59 @@ class CentralGaussian(Mechanism):
         )
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Self]:
-        """Say what noise there is; only now may the bound move."""
+        """Add the noise deviation to the sum, and update the clipping bound for the next round."""
         total, clip = self.clip.finish(replace(total, clients=self.clients), secret)
         return replace(total, noise_std=self.noise_std(secret.number)), replace(self, clip=clip)
 
 
 @dataclass(frozen=True)
 class DistributedGaussian(CentralGaussian):
-    """Clip on the devices; every node adds its share of the noise to the sum of its own clients.
+    """Clip on the devices; every node adds a share of the noise to the sum of its own clients.
 
-    The server sees what all nodes' sums add up to and nothing else (`hushrec.secagg`). A share has
-    the variance of the whole noise over the number of nodes that are counted on: so many may drop
-    out, or tell others their noise, and what is left is still enough. Sums of discrete Gaussians
-    are as good as discrete Gaussian (Kairouz, Liu, Steinke 2021).
+    The server sees only the total of all nodes (`hushrec.secagg`). A share has the variance of the
+    whole noise divided by ``nodes - tolerated``, so that the noise suffices if ``tolerated`` nodes
+    drop out or reveal theirs. A sum of discrete Gaussians is nearly discrete Gaussian (Kairouz,
+    Liu, Steinke 2021).
     """
 
     in_shares: ClassVar[bool] = True
 
     nodes: int = 1
     tolerated: int = 0
-    """Nodes that may drop out, or tell others their noise."""
+    """Nodes that may drop out, or reveal their noise."""
 
     def share(self, secret: SecretRound) -> Steps:
-        """Draw a node's share, from its own streams."""
+        """Draw a node's share from its own streams."""
         return super().noise(secret, 1 / math.sqrt(self.nodes - self.tolerated))
 
     def noise(self, secret: SecretRound, part: float = 1.0) -> Steps:
-        """Draw all nodes' shares, where one process plays them all."""
+        """Draw the shares of all nodes, in a simulation."""
         shares = [self.share(secret.of(f"node {node}")) for node in range(self.nodes)]
         return reduce(Steps.plus, shares)
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Self]:
-        """Count on the noise of all nodes: where some dropped out there is less, and enough."""
-        total, following = super().finish(total, secret)
+        """Add the noise deviation of all nodes to the sum."""
+        total, next_round = super().finish(total, secret)
         whole = math.sqrt(self.nodes / (self.nodes - self.tolerated))
-        return replace(total, noise_std=whole * total.noise_std), following
+        return replace(total, noise_std=whole * total.noise_std), next_round
 
 
 def round_multiplier(multiplier: float, shares: tuple[float, ...], round_number: int) -> float:
-    """Return a round's own multiplier: Gaussians compose by adding up multiplier^-2."""
+    """Return the multiplier of one round; Gaussians compose by adding up multiplier^-2."""
     return multiplier / math.sqrt(shares[round_number - 1]) if shares else multiplier
 
 
 @dataclass(frozen=True)
 class LocalNoise(Mechanism):
-    """Add noise to every entry of every client's upload, on the device."""
+    """Add noise to every entry of a client's upload, on the device."""
 
     kind: Kind
     scale: float
-    """Standard deviation of Gaussian noise; b of Laplace noise, whose deviation is sqrt(2) b."""
+    """Standard deviation of Gaussian noise, or b of Laplace noise."""
     shape: UploadShape
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
-        """Write the upload out whole and add noise to it."""
+        """Make the upload dense and add noise to it."""
         check_shape(update, self.shape)
         dense: dict[str, NDArray[Any]] = {}
         for name, shape in self.shape.whole.items():
@@ -164,27 +183,27 @@ class LocalNoise(Mechanism):
             else:
                 out += update.dense[name]
             size = math.prod(shape)
-            flat = out.reshape(update.clients, size)  # of a scalar too, a view and no copy
+            flat = out.reshape(update.clients, size)  # a view, also of a scalar
             for client, steps in self._steps(name, size, view, secret):
                 add_steps(flat[client], steps)
             dense[name] = out
-        return Update(update.clients, dense=dense, emptied=update.emptied)
+        return Update(update.clients, dense=dense, zeroed_out=update.zeroed_out)
 
     def sent_shape(self, shape: UploadShape) -> UploadShape:
-        """Send whole tables as dense arrays."""
+        """Return the shape with tables as dense arrays."""
         tables = {name: (shape.n_rows, width) for name, width in shape.tables.items()}
         return UploadShape(shape.n_rows, {}, {**tables, **shape.dense})
 
     def bound_of(self, norm: float | None) -> float | None:
-        """Keep to nothing: noise has no bound."""
+        """Return None: noise has no bound."""
         return None
 
     def for_shape(self, shape: UploadShape) -> Self:
-        """Cover another shape."""
+        """Return the mechanism for another shape."""
         return replace(self, shape=shape)
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, LocalNoise]:
-        """Hand the whole tables to the method as rows, which it expects."""
+        """Return dense tables as rows, as the method expects them."""
         every_row = np.arange(self.shape.n_rows)
         rows = {
             name: (every_row, summed)
@@ -195,7 +214,7 @@ class LocalNoise(Mechanism):
         return Total(total.clients, rows, dense), self
 
     def past_noise(self, streams: SecretStreams) -> PastNoise | None:
-        """Draw the noise of a past round again: a device that keeps its key need not keep more."""
+        """Return a function that draws the noise of an earlier round again from its key."""
         return lambda name, shape, view, number: self.drawn(
             name, shape, view, SecretRound(number, streams)
         )
@@ -207,20 +226,83 @@ class LocalNoise(Mechanism):
         view: TrainView,
         secret: SecretRound,
     ) -> NDArray[np.float32]:
-        """Return the noise that these clients add to an array of their upload in a round."""
+        """Return the noise that these clients add to one array of their uploads in a round."""
         out = np.empty((len(view.clients), *shape), np.float32)
         for client, steps in self._steps(name, math.prod(shape), view, secret):
             out[client] = (steps / STEPS_PER_UNIT).reshape(shape)
         return out
 
     def scales(self, view: TrainView) -> NDArray[np.float64]:
-        """Return the scale of each client's noise."""
+        """Return the noise scale of each client."""
         return np.full(len(view.clients), self.scale)
 
     def _steps(
         self, name: str, size: int, view: TrainView, secret: SecretRound
     ) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield each client's noise, in whole steps."""
+        """Yield each client's noise in steps of the exact sums."""
         for client, (number, scale) in enumerate(zip(view.clients, self.scales(view), strict=True)):
             words = secret.words(f"privacy/upload/{name}", int(number))
             yield client, law(self.kind, steps_of(scale)).draw(words, size)
+
+
+@dataclass(frozen=True)
+class ValidationQueries:
+    """The validation queries of a run."""
+
+    rounds: frozenset[int]
+    """Rounds after which there is a query, fixed in advance."""
+    event: Gaussian
+    """Privacy cost of one query."""
+    clients: float
+    """The population, which divides the sum; the number of users with validation items is private.
+    """
+
+    @classmethod
+    def within(
+        cls,
+        epsilon: float,
+        delta: float,
+        rounds: frozenset[int],
+        neighbours: Neighbours,
+        clients: float,
+    ) -> ValidationQueries:
+        """Return queries that by themselves stay within epsilon."""
+
+        def event_at(multiplier: float) -> Gaussian:
+            deviation = multiplier * sensitivity(HALF, neighbours) * STEPS_PER_UNIT
+            return Gaussian(multiplier, Everybody(), neighbours, Grid(deviation, 1))
+
+        return cls(rounds, event_at(noise_for(epsilon, delta, len(rounds), event_at)), clients)
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on the sum of scores."""
+        return self.event.multiplier * sensitivity(HALF, self.event.neighbours)
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the accountant's history of all queries."""
+        accountant = Accountant()
+        accountant.record(self.event, len(self.rounds))
+        return accountant.history()
+
+    def value(self, tally: Tally, metric: str, secret: SecretRound) -> float:
+        """Return the noisy mean of a metric; users without validation items count as 1/2."""
+        drawn = law("gaussian", steps_of(self.noise_std)).draw(secret.words("privacy/look"), 1)
+        noised = centred_sum(tally, metric) + int(drawn[0])
+        return HALF + noised / STEPS_PER_UNIT / self.clients
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.rounds)} validation queries, each a sum over all users of a number between "
+            f"0 and 1 with discrete Gaussian noise of deviation {self.noise_std:.4g}, select the "
+            "round"
+        )
+
+
+def centred_sum(tally: Tally, metric: str) -> int:
+    """Return the sum over users of (score - 1/2) in steps of the noise, rounded down.
+
+    Rounding keeps the sensitivity, which is a whole number of steps.
+    """
+    doubled = 2 * tally.sums.get(metric, 0) - STEPS * tally.users
+    return doubled * int(STEPS_PER_UNIT) // (2 * STEPS)

@@ -1,89 +1,188 @@
-"""`Plan`: how a run gives the privacy that is asked for, round by round, and what is said of it."""
+"""`Plan`: mechanisms and privacy accounting of a run; `Guarantee`: the resulting statement."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.privacy.accountant import Accountant, Event, Everybody, Gaussian, Neighbours, Sampling
-from hushrec.privacy.budgets import PUBLIC_BUDGETS, Budgets, Ledger
-from hushrec.privacy.guarantee import (
-    NOT_COVERED,
-    SILO,
-    SILOS_NOT_COVERED,
-    Guarantee,
-    Trust,
-    no_guarantee,
-    unprotected,
-)
-from hushrec.privacy.noise import round_multiplier
+from hushrec.privacy.budgets import PUBLIC_BUDGETS, Ledger, PersonalBudgets
+from hushrec.privacy.noise import ValidationQueries, round_multiplier
 from hushrec.privacy.protection import Protection
-from hushrec.privacy.validation_queries import Looks
+
+NO_GUARANTEE = "none"
+
+OTHER_RUNS = (
+    "options tuned on the same data, and other runs or seeds on it, of which `hushrec privacy "
+    "compose` states the sum"
+)
+NOT_COVERED = (
+    "losses and scores on held-out items that clients report beside their uploads, and metrics, "
+    "ranks, cohort sizes and byte counts in the run folder, of which `hushrec release` writes the "
+    "part that is covered",
+    OTHER_RUNS,
+    "private parameters, which stay on the device and are not noised",
+)
+
+SILO = "client (silo)"
+SILOS_NOT_COVERED = "which users a silo holds: silos are made for the simulation, from the data"
+
+Trust = Literal["nobody", "nodes", "aggregator"]
+TRUSTED: dict[Trust, str] = {
+    "nobody": "nobody but the device is trusted: the server may see every upload",
+    "nodes": (
+        "each node with its own users' uploads, and no party with those of others: nodes add the "
+        "noise, and the server sees what all of them add up to (a run in one process plays the "
+        "nodes)"
+    ),
+    "aggregator": (
+        "the party that sums is trusted with the uploads, or sums them under encryption; "
+        "the guarantee is for whoever sees the models it releases"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta)-DP of everything that the training rounds release."""
+
+    epsilon: float
+    delta: float
+    neighbours: Neighbours
+    sampling: str
+    trust: Trust
+    mechanism: str
+    """How uploads are clipped and noised, and how their sum is."""
+    rounds: int
+    """Largest number of rounds, decided before the first."""
+    unit: str = "user"
+    """Protected unit: all interactions of one user, or of all users of one silo."""
+    public: tuple[str, ...] = ()
+    """Declared public data, which the guarantee does not protect."""
+    not_covered: tuple[str, ...] = NOT_COVERED
+    noise_seed: int | None = None
+    """Seed of reproducible noise, which anyone who knows the seed can remove."""
+    same_budgets: bool = False
+    """Whether neighbours have the same personal budgets, which noise and weights reveal."""
+
+    @property
+    def statement(self) -> str:
+        """The guarantee as a paragraph of text."""
+        change = changed(self.unit, self.neighbours, same_budgets=self.same_budgets)
+        simulated = (
+            f"Simulated: noise from privacy.noise_seed = {self.noise_seed}, which whoever knows it "
+            "can remove. "
+            if self.noise_seed is not None
+            else ""
+        )
+        return (
+            f"{simulated}{self.unit.capitalize()}-level ({self.epsilon:.4g}, {self.delta:.3g})-"
+            f"differential privacy: what up to {self.rounds} rounds release is as likely, up to a "
+            f"factor e^{self.epsilon:.4g} and a probability {self.delta:.3g}, {change}. "
+            f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. "
+            f"Trust: {TRUSTED[self.trust]}. Public: {'; '.join(self.public)}. "
+            f"Not covered: {'; '.join(self.not_covered)}."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the ``privacy`` entry of summary.json."""
+        return {
+            "guarantee": f"{self.unit}-level (epsilon, delta)-DP",
+            **asdict(self),
+            "public": list(self.public),
+            "not_covered": list(self.not_covered),
+            "statement": self.statement,
+        }
+
+
+def changed(unit: str, neighbours: Neighbours, *, same_budgets: bool) -> str:
+    """Return the difference between neighbouring data sets, for a statement."""
+    how = {"zero-out-one": "zeroed out", "replace-one": "replaced by any other"}[neighbours]
+    kept = " that leaves everybody's budget as it is" if same_budgets else ""
+    return f"with the data of any one {unit} {how}{kept}"
+
+
+def unprotected(*, pooled: bool, up_bytes: int, reveals: Collection[str] = ()) -> dict[str, Any]:
+    """Return the ``privacy`` entry of summary.json for a run without a privacy mode."""
+    if pooled:
+        return no_guarantee("No guarantee: a centralised baseline, everybody's data is pooled.")
+    if up_bytes == 0:
+        return no_guarantee(
+            "No formal guarantee was asked for; this method uploads nothing at all."
+        )
+    return no_guarantee(
+        "No formal guarantee: interactions stay on the clients, but raw updates reach the "
+        "server, and the rows a client uploads name the items it drew and touched."
+        + (f" This method uploads its clients' {' and '.join(sorted(reveals))}." if reveals else "")
+    )
+
+
+def no_guarantee(why: str) -> dict[str, Any]:
+    """Return the ``privacy`` entry of summary.json for a run without a guarantee."""
+    return {"guarantee": NO_GUARANTEE, "epsilon": None, "statement": why}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The protection of a run, what each round adds to the account, and what is said of it."""
+    """The protection of a run, the privacy cost of each round, and the resulting statement."""
 
     protection: Protection
     event: Event | None = None
-    """None where nothing is promised, or nothing uploaded."""
+    """Privacy cost of one round; None without a guarantee or without uploads."""
     delta: float = 0.0
     neighbours: Neighbours = "replace-one"
     sampling: Sampling = Everybody()  # noqa: RUF009 - a frozen value
     trust: Trust = "nobody"
     mechanism: str = ""
     why_none: str | None = None
-    """Why there is no guarantee, in a sentence; None if there is one."""
-    asked: float | None = None
-    """Epsilon that was asked for."""
+    """Reason why there is no guarantee; None if there is one."""
+    requested_epsilon: float | None = None
     rounds: int = 0
-    """Rounds that were planned."""
+    """Planned number of rounds."""
     silent: frozenset[int] = frozenset()
-    """Those of them in which nothing is uploaded; they cost nothing."""
+    """Rounds without uploads, which cost nothing."""
     deviations: NDArray[np.float64] | None = None
-    """Of the noise that each client adds to its uploads, where they differ."""
+    """Standard deviation of each client's noise, where they differ."""
     noise_seed: int | None = None
-    """Where noise can be repeated."""
+    """Seed of reproducible noise."""
     unit: str = "user"
-    """Whose data a client holds: a user's, or a silo's."""
+    """Protected unit: the data of a user or of a silo."""
     public: tuple[str, ...] = ()
-    """What is taken as known to everybody."""
+    """Declared public data."""
     undeclared: tuple[str, ...] = ()
-    """What should have been declared public and was not, where that is accepted."""
-    budgets: Budgets | None = None
-    """Each client's own epsilon, where they have one: they are charged instead of the event."""
+    """Undeclared data that is released without protection (`privacy.undeclared`)."""
+    budgets: PersonalBudgets | None = None
+    """Personal budgets; clients are then charged individually, and `event` is not used."""
     shares: tuple[float, ...] = ()
-    """Share of the budget that each round spends, where rounds differ; then `event` is that of all
-    rounds together."""
-    looks: Looks | None = None
-    """What selects the round, where it is paid for; else the last one is shipped."""
+    """Share of the budget of each round, where rounds differ; `event` then covers all rounds."""
+    validation_queries: ValidationQueries | None = None
+    """Noisy validation queries that select the round; without them the last round is released."""
 
     def event_of(self, round_number: int) -> Event:
-        """Return what one round adds to the account."""
-        assert self.event is not None, "nothing is promised, so nothing is accounted for"
+        """Return the privacy cost of one round."""
+        assert self.event is not None, "a plan without a guarantee has no event"
         if not self.shares:
             return self.event
-        assert isinstance(self.event, Gaussian), "only Gaussian noise is shared out"
+        assert isinstance(self.event, Gaussian), "only Gaussian noise has shares"
         own = round_multiplier(self.event.multiplier, self.shares, round_number)
         return self.event.at(own)
 
     def uploads(self, rounds: Iterable[int]) -> list[int]:
-        """Return those of these rounds that cost something."""
+        """Return the rounds with uploads among these."""
         return [number for number in rounds if number not in self.silent]
 
     def first_ledger(self, clients: int) -> Ledger | None:
-        """Return the ledger before the first round, where clients have budgets of their own."""
+        """Return the ledger before the first round; None without personal budgets."""
         return None if self.budgets is None else Ledger.empty(clients)
 
     def admit(
         self, cohort: NDArray[np.int64], ledger: Ledger | None, number: int
     ) -> tuple[NDArray[np.int64], Ledger | None]:
-        """Return who of a cohort may take part in a round, and the ledger once they have paid."""
+        """Return the clients that can afford the round, and the ledger after it is charged."""
         if self.budgets is None or ledger is None or number in self.silent:
             return cohort, ledger
         return self.budgets.admitted(ledger, cohort)
@@ -91,7 +190,7 @@ class Plan:
     def charge(
         self, history: Sequence[Mapping[str, Any]], number: int
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the account after a round, and after the look at its end if there is one."""
+        """Return the accountant's history after a round and its validation query, if any."""
         accountant = Accountant(history)
         self._record(accountant, [number])
         return accountant.history()
@@ -100,8 +199,8 @@ class Plan:
         for number in rounds:
             if self.event is not None and number not in self.silent:
                 accountant.record(self.event_of(number))
-            if self.looks is not None and number in self.looks.rounds:
-                accountant.record(self.looks.event)
+            if self.validation_queries is not None and number in self.validation_queries.rounds:
+                accountant.record(self.validation_queries.event)
 
     def statement(
         self,
@@ -110,22 +209,22 @@ class Plan:
         ledger: Ledger | None = None,
         up_bytes: int = 0,
     ) -> dict[str, Any]:
-        """Return what summary.json says about privacy after this many rounds were run."""
+        """Return the ``privacy`` entry of summary.json after ``run`` rounds."""
         if self.why_none is not None:
             return no_guarantee(self.why_none)
         if self.budgets is not None:
-            assert ledger is not None, "who has budgets keeps a ledger"
+            assert ledger is not None, "personal budgets need a ledger"
             return self._personal_statement(self.budgets, ledger, run)
         accountant = Accountant(history)
         spent = accountant.epsilon(self.delta)
-        # Whoever may stop at any round, having seen the models, claims for all of them.
+        # A run may stop at any round, depending on its models: the claim covers all planned rounds.
         self._record(accountant, range(run + 1, self.rounds + 1))
-        # Laplace noise, and saying nothing, never fail.
+        # Laplace noise, and no uploads, are pure DP.
         delta = self.delta if isinstance(self.event, Gaussian) else 0.0
         guarantee = self._guarantee(accountant.epsilon(self.delta), delta, run)
         return {
             **guarantee.as_dict(),
-            "asked_epsilon": self.asked,
+            "asked_epsilon": self.requested_epsilon,
             "spent_epsilon": spent,
             "account": list(history),
             "claimed": accountant.history(),
@@ -150,23 +249,25 @@ class Plan:
             same_budgets=self.budgets is not None,
         )
 
-    def _personal_statement(self, budgets: Budgets, ledger: Ledger, run: int) -> dict[str, Any]:
+    def _personal_statement(
+        self, budgets: PersonalBudgets, ledger: Ledger, run: int
+    ) -> dict[str, Any]:
         largest = float(budgets.claims().max())
         guarantee = self._guarantee(largest, self.delta, run, PUBLIC_BUDGETS)
-        said = budgets.summary(ledger.spent, ledger.turned_away)
+        spent = budgets.summary(ledger.spent, ledger.turned_away)
         return {
             **guarantee.as_dict(),
             "asked_epsilon": None,
-            "spent_epsilon": said["spent"]["max"],
+            "spent_epsilon": spent["spent"]["max"],
             "account": [],
             "claimed": budgets.largest_account(),
-            "budgets": said,
+            "budgets": spent,
         }
 
 
 @dataclass(frozen=True)
 class NoPlan(Plan):
-    """What is said of a run that asks for nothing."""
+    """The plan of a run without a privacy mode."""
 
     pooled: bool = False
     reveals: frozenset[str] = frozenset()
@@ -178,5 +279,5 @@ class NoPlan(Plan):
         ledger: Ledger | None = None,
         up_bytes: int = 0,
     ) -> dict[str, Any]:
-        """Say that nothing is guaranteed, and what that means."""
+        """Return a statement that nothing is guaranteed."""
         return unprotected(pooled=self.pooled, up_bytes=up_bytes, reveals=self.reveals)

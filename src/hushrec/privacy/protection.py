@@ -1,7 +1,8 @@
-"""Privacy as two-sided layers around the update, independent of the method.
+"""`Mechanism` and `Protection`: clipping and noise around uploads, independent of the method.
 
-Mechanisms act on the devices in order, each on its own client's upload, and on the server in
-reverse order, on the sum. `Protection(())` changes nothing and claims nothing.
+A mechanism has a device side, which transforms each client's upload, and a server side, which
+transforms the sum. A protection applies the device sides in order and the server sides in reverse
+order. `Protection(())` changes nothing.
 """
 
 from __future__ import annotations
@@ -21,148 +22,145 @@ from hushrec.streams import GradientNoise, PastNoise, SecretRound, SecretStreams
 
 
 class Mechanism:
-    """One layer of the protection: a value, never changed in place. By default it does nothing."""
+    """One layer of a protection, immutable; the base class does nothing."""
 
     whole: ClassVar[bool] = False
-    """Whether uploads travel with every row of every table, so that their size tells nothing."""
+    """Whether uploads are sent with all rows of all tables, so that their size reveals nothing."""
     in_shares: ClassVar[bool] = False
-    """Whether nodes add the noise, each its share of it, where there are nodes."""
+    """Whether each node of a deployment adds a share of the noise."""
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
-        """Act on the devices: transform each client's upload, from that client's data alone."""
+        """Device side: transform each client's upload, using that client's data only."""
         return update
 
     def receive(self, update: Update, clients: NDArray[np.int32]) -> Update:
-        """Act on the server as uploads arrive: it may weigh them by what it knows of a client."""
+        """Server side, on arrival: weight uploads by what the server knows about a client."""
         return update
 
     def noise(self, secret: SecretRound, part: float = 1.0) -> Steps:
-        """Return what is added to the sum before anybody sees it, in its whole steps.
-
-        Or noise of a part of its deviation.
-        """
+        """Return noise for the sum, of ``part`` times its deviation, in steps of the exact sums."""
         return Steps()
 
     def share(self, secret: SecretRound) -> Steps:
-        """Return what a node adds to the sum of its own clients, where nodes do so themselves."""
+        """Return the noise that one node adds to the sum of its clients, if `in_shares`."""
         return Steps()
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Self]:
-        """Act on the server: transform the sum, and return the mechanism of the next round."""
+        """Server side: transform the sum, and return the mechanism of the next round."""
         return total, self
 
     def for_shape(self, shape: UploadShape) -> Self:
-        """Return the mechanism for uploads of this shape, which follows from public things."""
+        """Return the mechanism for uploads of this shape, which depends on public data only."""
         return self
 
     @property
     def state(self) -> Mapping[str, float]:
-        """What changes from round to round; it is saved, and sent to the clients."""
+        """State that changes between rounds; it is saved and sent to the clients."""
         return {}
 
     def with_state(self, state: Mapping[str, float]) -> Self:
-        """Return the mechanism as it was in this state."""
+        """Return the mechanism with this state."""
         return self
 
     def past_noise(self, streams: SecretStreams) -> PastNoise | None:
-        """Return what clients remember of the noise they added, if they do."""
+        """Return a function for the noise on clients' earlier uploads, under local noise."""
         return None
 
     def on_device(self) -> Self:
-        """Return the mechanism as a device has it, without what only the server knows."""
+        """Return the mechanism without state that only the server may know."""
         return self
 
     def sent_shape(self, shape: UploadShape) -> UploadShape:
-        """Return the shape of what `protect` makes of uploads of a shape."""
+        """Return the shape of protected uploads."""
         return shape
 
     def bound_of(self, norm: float | None) -> float | None:
-        """Return the L2 norm that `protect` keeps to, where its input kept to ``norm``."""
+        """Return the L2 bound of protected uploads, if uploads are bounded by ``norm``."""
         return norm
 
 
 @dataclass(frozen=True)
 class Silence:
-    """Rounds in which a method uploads nothing, known before the first: they cost nothing."""
+    """Rounds without uploads, known before the first round; they cost nothing."""
 
     rounds: frozenset[int]
     clients: float | None = None
-    """What a mean divides by, where the real number could tell that somebody was there."""
+    """Expected cohort size, used for means in place of the real one, which is not public."""
 
     def check(self, update: Update) -> None:
-        """Hold the method to it."""
+        """Refuse an upload in such a round."""
         if update.rows or update.dense:
             raise ConfigError(
-                "the method uploads in a round in which it said it would not, so no guarantee can "
-                "be given: whether it uploads must depend on the number of the round alone"
+                "the method uploads in a round that it declared to be without uploads, so no "
+                "guarantee can be given: uploads must depend on the number of the round alone"
             )
 
     def finish(self, total: Total) -> Total:
-        """Say nothing about who was there."""
+        """Replace the cohort size by its expectation."""
         return total if self.clients is None else replace(total, clients=self.clients)
 
 
 @dataclass(frozen=True)
 class Protection:
-    """Mechanisms, outermost on the device last."""
+    """The mechanisms of a run, in the order in which devices apply them."""
 
     mechanisms: tuple[Mechanism, ...] = ()
     client_bytes: int = 0
-    """Memory that one client's upload takes here, where a mechanism writes it out whole."""
+    """Memory of one client's dense upload, if a mechanism makes it dense."""
     silence: Silence | None = None
-    """The rounds in which nothing is uploaded, if there are any: no mechanism acts in them."""
+    """Rounds without uploads, if there are any; no mechanism acts in them."""
     reshapes: bool = False
-    """Whether the shape of an upload differs from round to round, by what was released before."""
+    """Whether the shape of uploads depends on the round and on earlier releases."""
     steps: Protection | None = None
-    """What protects the gradient of each step while a client trains, in place of its uploads."""
+    """Protection of the gradient of each training step, in place of the uploads."""
 
     @property
     def noising(self) -> Protection:
-        """What clips and noises: the steps of training, or the uploads."""
+        """The protection that clips and noises: of the gradients, or of the uploads."""
         return self if self.steps is None else self.steps
 
     def acts(self, number: int) -> bool:
-        """Say whether the mechanisms act in a round."""
+        """Return whether the mechanisms act in a round."""
         return self.silence is None or number not in self.silence.rounds
 
     def sends_whole(self, number: int) -> bool:
-        """Say whether uploads of a round travel with every row of every table."""
+        """Return whether uploads of a round are sent with all rows of all tables."""
         return self.acts(number) and any(mechanism.whole for mechanism in self.mechanisms)
 
     def on_device(self) -> Protection:
-        """Return what a device has of it."""
+        """Return the protection without state that only the server may know."""
         return replace(self, mechanisms=tuple(m.on_device() for m in self.mechanisms))
 
     def sent_shape(self, shape: UploadShape, number: int) -> UploadShape:
-        """Return the shape of what is sent in a round."""
+        """Return the shape of the protected uploads of a round."""
         for mechanism in self.mechanisms if self.acts(number) else ():
             shape = mechanism.sent_shape(shape)
         return shape
 
     def norm_of(self, number: int) -> float | None:
-        """Return the L2 norm that uploads of a round keep to, where they keep to one."""
+        """Return the L2 bound of the uploads of a round; None if there is none."""
         norm = None
         for mechanism in self.mechanisms if self.acts(number) else ():
             norm = mechanism.bound_of(norm)
         return norm
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
-        """Apply the device sides in order, to the numbers that will travel."""
+        """Apply the device sides in order."""
         if self.silence is not None and not self.acts(secret.number):
             self.silence.check(update)
             return update
         if self.mechanisms:
             written = {name: rows.differences() for name, rows in update.rows.items()}
             update = finite_or_zero(replace(update, rows=written))
-            # Whoever has no data adds nothing, whatever the method makes of it: that is what the
-            # guarantee calls emptied.
+            # A client without data uploads zeros, whatever the method computes: this defines
+            # zero-out-one neighbours.
             update = with_zeros(update, np.diff(view.positives.indptr[view.client_indptr]) == 0)
         for mechanism in self.mechanisms:
             update = mechanism.protect(update, view, secret)
         return update
 
     def receive(self, update: Update, clients: NDArray[np.int32], number: int) -> Update:
-        """Take in the uploads of these clients as they arrive."""
+        """Apply the server side for arriving uploads, in reverse order."""
         for mechanism in reversed(self.mechanisms) if self.acts(number) else ():
             update = mechanism.receive(update, clients)
         return update
@@ -172,42 +170,42 @@ class Protection:
         return replace(self, mechanisms=tuple(m.for_shape(shape) for m in self.mechanisms))
 
     def after(self, layers: Sequence[Mechanism]) -> Protection:
-        """Return the protection with these layers before its own."""
+        """Return the protection with these mechanisms before its own."""
         return replace(self, mechanisms=(*layers, *self.mechanisms))
 
     @property
     def state(self) -> Mapping[str, float]:
-        """What changes from round to round."""
+        """State of all mechanisms."""
         return {name: v for mechanism in self.mechanisms for name, v in mechanism.state.items()}
 
     def with_state(self, state: Mapping[str, float]) -> Protection:
-        """Return the protection as it was in this state."""
+        """Return the protection with this state."""
         return replace(self, mechanisms=tuple(m.with_state(state) for m in self.mechanisms))
 
     def past_noise(self, streams: SecretStreams) -> PastNoise | None:
-        """Return what clients remember of the noise they added, if they do."""
+        """Return a function for the noise on clients' earlier uploads, under local noise."""
         remembered = (mechanism.past_noise(streams) for mechanism in self.mechanisms)
         return next((noise for noise in remembered if noise is not None), None)
 
     def gradient_noise(self, secret: SecretRound) -> GradientNoise | None:
-        """Return what makes a step's gradient safe to build on, where steps are protected."""
+        """Return a function that clips and noises a step's gradient, under gradient noise."""
         if self.steps is None:
             return None
         protect = self.steps.protect
         return lambda gradient, view: protect(gradient, view, secret)
 
     def shares(self, secret: SecretRound) -> list[Steps]:
-        """Return what a node adds to the sum of its own clients, with streams of its own."""
+        """Return the noise that one node adds to the sum of its clients."""
         acting = self.mechanisms if self.acts(secret.number) else ()
         return [mechanism.share(secret) for mechanism in acting if mechanism.in_shares]
 
     def finish(
         self, summed: Aggregate, secret: SecretRound, *, shared: bool = False
     ) -> tuple[Total, Protection]:
-        """Add the noise and apply the server sides in reverse order, to what is then released.
+        """Add the noise and apply the server sides in reverse order; the result is released.
 
-        ``shared`` says that nodes added what comes in shares. Returns the next round's protection
-        too. The sum is used up.
+        ``shared``: nodes have added their shares already. Also returns the next round's protection.
+        ``summed`` is consumed.
         """
         if self.silence is not None and not self.acts(secret.number):
             return self.silence.finish(summed.total()), self
@@ -215,19 +213,19 @@ class Protection:
             if not (shared and mechanism.in_shares):
                 summed.add_steps(mechanism.noise(secret))
         total = summed.total()
-        following: list[Mechanism] = []
+        next_round: list[Mechanism] = []
         for mechanism in reversed(self.mechanisms):
             total, after = mechanism.finish(total, secret)
-            following.insert(0, after)
-        return total, replace(self, mechanisms=tuple(following))
+            next_round.insert(0, after)
+        return total, replace(self, mechanisms=tuple(next_round))
 
 
 def check_shape(update: Update, shape: UploadShape) -> None:
-    """Refuse an upload of another shape: nothing else is clipped, noised and counted."""
+    """Refuse an upload of another shape: only the declared shape is clipped and noised."""
     if UploadShape.of(update, shape.n_rows).require_closed() != shape:
         raise ConfigError(
             "the method's upload changes its shape with the data, so no guarantee can be given: it "
-            "must upload the same names and widths as for a stack of no clients"
+            "must upload the same names and widths as for a batch of no clients"
         )
     for name, rows in update.rows.items():
         once = (
@@ -244,10 +242,7 @@ def check_shape(update: Update, shape: UploadShape) -> None:
 
 
 def finite_or_zero(update: Update) -> Update:
-    """Empty the uploads that hold a number which is none: nobody's data may stop a run.
-
-    Their rows and arrays stay, as zeros, so nothing else of them changes.
-    """
+    """Zero out uploads with NaN or infinite values; one client's data must not stop a run."""
     broken = np.zeros(update.clients, np.bool_)
     for rows in update.rows.values():
         bad = ~np.isfinite(rows.rows).all(1)
@@ -257,11 +252,11 @@ def finite_or_zero(update: Update) -> Update:
         broken |= ~np.isfinite(array).all(tuple(range(1, array.ndim)))
     if not broken.any():
         return update
-    return replace(with_zeros(update, broken), emptied=int(broken.sum()))
+    return replace(with_zeros(update, broken), zeroed_out=int(broken.sum()))
 
 
 def with_zeros(update: Update, who: NDArray[np.bool_]) -> Update:
-    """Return the update with these clients' uploads zero, in the same rows and arrays."""
+    """Return the update with the uploads of these clients zeroed out, in the same rows."""
     if not who.any():
         return update
     rows = {

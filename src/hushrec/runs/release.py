@@ -35,7 +35,7 @@ from hushrec.data.catalog import names
 from hushrec.errors import RunError
 from hushrec.federation.experiment import Experiment
 from hushrec.io.files import LOCK, atomic_folder, checked_path
-from hushrec.privacy.guarantee import NO_GUARANTEE, Guarantee
+from hushrec.privacy.plan import NO_GUARANTEE, Guarantee
 from hushrec.runs.run import Run
 from hushrec.serving.bundle import can_export, export
 from hushrec.serving.model import Model

@@ -165,4 +165,8 @@ def same(one, other):
     for name in mine:
         np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
     assert one.summed.clients == other.summed.clients
-    assert (one.loss, one.up_bytes, one.emptied) == (other.loss, other.up_bytes, other.emptied)
+    assert (one.loss, one.up_bytes, one.zeroed_out) == (
+        other.loss,
+        other.up_bytes,
+        other.zeroed_out,
+    )

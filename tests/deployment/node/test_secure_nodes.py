@@ -179,7 +179,7 @@ def exact_vector(world):
     found, download = world.exact(), world.download()
     protection = world.task.protection_of(download.to(world.cohort[:0]))
     form = vectors.RoundForm(vectors.round_shape(world.task, protection, download))
-    total = vectors.NodeSum("run", 1, found.summed, found.loss, found.up_bytes, found.emptied)
+    total = vectors.NodeSum("run", 1, found.summed, found.loss, found.up_bytes, found.zeroed_out)
     return form.pack(total, 1)
 
 

@@ -72,7 +72,7 @@ class Nodes:
             found.loss,
             found.up_bytes,
             down_bytes,
-            found.emptied,
+            found.zeroed_out,
             gathered.noised,
             gathered.lost,
         )

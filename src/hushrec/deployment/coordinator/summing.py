@@ -87,7 +87,7 @@ class InTheClear:
                 total,
                 loss=total.loss.merge(found.loss),
                 up_bytes=total.up_bytes + found.up_bytes,
-                emptied=total.emptied + found.emptied,
+                zeroed_out=total.zeroed_out + found.zeroed_out,
             )
             names.append(name)
         return Gathered(total, tuple(names))

@@ -71,7 +71,12 @@ class Work:
         collected = backend.train(download, protection, places[order])
         assert isinstance(collected.summed, ExactSum), "a node sums exactly"
         found = NodeSum(
-            run.id, number, collected.summed, collected.loss, collected.up_bytes, collected.emptied
+            run.id,
+            number,
+            collected.summed,
+            collected.loss,
+            collected.up_bytes,
+            collected.zeroed_out,
         )
         charged = _costs(engine.plan, number)
         return Trained(found, backend.store, clients, charged, protection, task.secret)

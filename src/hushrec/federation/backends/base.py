@@ -34,7 +34,7 @@ class Collected:
     loss: LossSum
     up_bytes: int
     down_bytes: int
-    emptied: int = 0
+    zeroed_out: int = 0
     """Uploads that held a number which is none, and counted as zero."""
     noised: bool = False
     """Whether nodes added their shares of the noise before anybody summed."""

@@ -91,7 +91,7 @@ class OneByOne:
     ) -> Collected:
         """Let the clients take part one after the other."""
         summed, loss = ExactSum(self.task.nobody.n_items), LossSum()
-        up_bytes = down_bytes = emptied = 0
+        up_bytes = down_bytes = zeroed_out = 0
         expected = Expected(
             download.round,
             protection.sent_shape(self.task.upload_shape(download.to(ALONE[:0])), download.round),
@@ -106,8 +106,8 @@ class OneByOne:
             summed.add(protection.receive(upload.update, number, download.round))
             loss = loss.merge(upload.loss)
             up_bytes, down_bytes = up_bytes + payload(answer), down_bytes + payload(message)
-            emptied += upload.update.emptied
-        return Collected(summed, loss, up_bytes, down_bytes, emptied)
+            zeroed_out += upload.update.zeroed_out
+        return Collected(summed, loss, up_bytes, down_bytes, zeroed_out)
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
         """Merge what the clients say of their own held-out items."""

@@ -92,7 +92,7 @@ class InProcess:
 
         def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, LossSum, int, int]:
             summed, loss = ExactSum(self.view.n_items), LossSum()
-            sent = emptied = 0
+            sent = zeroed_out = 0
             for clients in mine:
                 view = self.view.take_clients(clients)
                 own = download.to(np.searchsorted(cohort, clients))
@@ -100,8 +100,8 @@ class InProcess:
                 summed.add(protection.receive(upload.update, view.clients, number))
                 self.store.write(clients, kept)
                 loss, sent = loss.merge(upload.loss), sent + upload.update.nbytes
-                emptied += upload.update.emptied
-            return summed, loss, sent, emptied
+                zeroed_out += upload.update.zeroed_out
+            return summed, loss, sent, zeroed_out
 
         with ThreadPoolExecutor(threads) as pool:
             results = list(pool.map(work, [stacks[t::threads] for t in range(threads)]))
@@ -111,8 +111,8 @@ class InProcess:
             total.merge(summed)
             loss = loss.merge(more)
         up_bytes = sum(sent for _, _, sent, _ in results)
-        emptied = sum(count for *_, count in results)
-        return Collected(total, loss, up_bytes, download.nbytes(len(cohort)), emptied)
+        zeroed_out = sum(count for *_, count in results)
+        return Collected(total, loss, up_bytes, download.nbytes(len(cohort)), zeroed_out)
 
     def stacks(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Cut a cohort into stacks that are trained at once."""

@@ -1,4 +1,4 @@
-"""Looks that are paid for: what they cost, what they hide, and that they alone select."""
+"""Noisy validation queries: what they cost, what they hide, and that they alone select."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from hushrec.errors import ConfigError, StoppedError
 from hushrec.federation.experiment import make_experiment
 from hushrec.federation.setup import plan_privacy
 from hushrec.privacy.accountant import Accountant
-from hushrec.privacy.validation_queries import Looks, summed
+from hushrec.privacy.noise import ValidationQueries, centred_sum
 from hushrec.runs.folder import RunFolder
 from hushrec.streams import SecretRound, SecretStreams, Streams
 from test_api import StopAfter, bits
@@ -67,8 +67,12 @@ def test_rounds_and_looks_together_cost_what_was_asked_for(method, settings, rou
     said = made.statement(history, made.rounds)
     assert 0.99 * 4 <= said["epsilon"] <= 4
     assert said["spent_epsilon"] == said["epsilon"]
-    looks = [e for e in history if math.isclose(e["multiplier"], made.looks.event.multiplier)]
-    assert [entry["count"] for entry in looks] == [len(made.looks.rounds)]
+    looks = [
+        e
+        for e in history
+        if math.isclose(e["multiplier"], made.validation_queries.event.multiplier)
+    ]
+    assert [entry["count"] for entry in looks] == [len(made.validation_queries.rounds)]
     assert looks[0]["sampling"] == {"kind": "none"}, "everybody is asked, nothing is amplified"
     by_themselves = Accountant(looks).epsilon(1e-3)
     assert 0.99 <= by_themselves <= 1, "a quarter of epsilon"
@@ -77,7 +81,7 @@ def test_rounds_and_looks_together_cost_what_was_asked_for(method, settings, rou
     assert by_themselves < Accountant(rest).epsilon(1e-3) < said["epsilon"]
     without = plan(tiny, {**CENTRAL, **SEEDED, **settings}, method, rounds)
     assert made.event.multiplier > 1.01 * without.event.multiplier
-    assert str(made.looks) in said["statement"]
+    assert str(made.validation_queries) in said["statement"]
 
 
 def test_where_everybody_takes_part_gaussians_add_up(tiny):
@@ -88,7 +92,10 @@ def test_where_everybody_takes_part_gaussians_add_up(tiny):
     made = plan(tiny, PAID)
     information = sum(
         count / multiplier**2
-        for multiplier, count in ((made.event.multiplier, 6), (made.looks.event.multiplier, 6))
+        for multiplier, count in (
+            (made.event.multiplier, 6),
+            (made.validation_queries.event.multiplier, 6),
+        )
     )
     mu = math.sqrt(information)
 
@@ -114,16 +121,16 @@ score = st.floats(0, 1)
 
 @given(st.lists(score, max_size=20), score, score)
 def test_nobody_moves_the_sum_by_more_than_is_claimed(others, mine, another):
-    whole = summed(tally_of([*others, mine]), "ndcg@10")
-    emptied = summed(tally_of(others), "ndcg@10")
-    replaced = summed(tally_of([*others, another]), "ndcg@10")
+    whole = centred_sum(tally_of([*others, mine]), "ndcg@10")
+    emptied = centred_sum(tally_of(others), "ndcg@10")
+    replaced = centred_sum(tally_of([*others, another]), "ndcg@10")
     assert abs(whole - emptied) <= 2**31, "a half, in whole steps of 2^-32"
     assert abs(whole - replaced) <= 2**32
 
 
 @pytest.mark.parametrize("neighbours", ["zero-out-one", "replace-one"])
 def test_the_noise_has_the_variance_that_is_accounted_for(neighbours):
-    looks = Looks.within(1.0, 1e-5, frozenset({2, 4, 5}), neighbours, 100.0)
+    looks = ValidationQueries.within(1.0, 1e-5, frozenset({2, 4, 5}), neighbours, 100.0)
     claimed = looks.event.multiplier * (0.5 if neighbours == "zero-out-one" else 1.0)
     assert looks.noise_std == claimed
     tally, streams = tally_of(np.linspace(0, 1, 80) ** 2), SecretStreams("a key")
@@ -216,7 +223,7 @@ LOCAL = {"privacy.mode": "local-gaussian", "privacy.clip": 1.0, "privacy.epsilon
     ("settings", "message"),
     [
         ({"privacy.selection_share": 0.1}, "does nothing without a mode"),
-        ({**LOCAL, "privacy.selection_share": 0.1}, "trusted with everybody's scores"),
+        ({**LOCAL, "privacy.selection_share": 0.1}, "trusted with all users' scores"),
         (
             {"privacy.mode": "central", "privacy.noise": 1.0, "privacy.selection_share": 0.1},
             "share",
