@@ -231,7 +231,10 @@ def an_event(summary, **changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: {**s, "data": "ml-1m", "data_digest": "0"}, r"'ml-1m'\)\. The statement of a run"),
+        (
+            lambda s: {**s, "data": "ml-1m", "data_digest": "0"},
+            r"'ml-1m'\)\. The statement of a run",
+        ),
         (lambda s: {**s, "data_digest": "0"}, "which changed"),
         (lambda s: {**s, "data": "ml-1m", "data_digest": None}, "different data"),
         (lambda s: other(s, neighbours="replace-one"), "same privacy.neighbours"),

@@ -19,7 +19,7 @@ private parameters, which it does not. Where chance alone decided what trained, 
 often a guess can be right: members and others are paired at random, and the attacker says of each
 pair which one trained, or says nothing. Which one it is was a fair coin, whatever the other pairs
 are, and the two outcomes differ by one user's data for another's: one step between neighbours that
-replace one another, two where they are emptied. So right guesses prove an epsilon
+replace one another, two where one is zeroed out. So right guesses prove an epsilon
 (`trials.guessing_bound`), and if that exceeds the claim, the claim is false. That is so for people,
 and for pairs that a split in random order chose; in the order of time it was no coin.
 """
