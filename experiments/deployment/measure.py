@@ -26,7 +26,7 @@ from hushrec.cli.federated import train_on
 from hushrec.deployment.coordinator.run import newest_run
 from hushrec.deployment.coordinator.status import status_of
 from hushrec.deployment.flower.processes import Processes
-from hushrec.deployment.flower.rehearsal import federation_running, start_node
+from hushrec.deployment.flower.programs import federation_running, start_node
 from hushrec.federation.experiment import parse_settings
 
 RESULTS = Path(__file__).parent / "results.json"

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from safetensors.numpy import load_file
 
 from dealing import SUFFIX, deal
 from hushrec.api import train
 from hushrec.deployment.coordinator.policy import Rules
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run
-from hushrec.deployment.coordinator.status import prometheus, status_of
+from hushrec.deployment.coordinator.status import status_of
+from hushrec.deployment.flower.prometheus import StatusCollector
 from hushrec.deployment.node.database import NodeStore
 from hushrec.deployment.node.recommend import recommend
 from hushrec.deployment.node.runs import NodeRuns
@@ -228,7 +230,9 @@ def test_a_node_that_says_what_cannot_be_is_named_and_left_out(tmp_path):
     assert status.nodes["node-2"].excluded and status.nodes["node-2"].refused == 3
     assert not status.nodes["node-1"].excluded
     assert result["rounds"] == 4
-    text = prometheus(status)
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(lambda: status))
+    text = generate_latest(registry).decode()
     assert 'hushrec_federation_node_refused_total{node="node-2"} 3' in text
     assert 'hushrec_federation_node_excluded{node="node-2"} 1' in text
     assert "hushrec_federation_round 4" in text

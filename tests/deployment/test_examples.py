@@ -2,6 +2,8 @@
 
 import configparser
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,26 @@ def test_without_flower_commands_say_what_to_install(tmp_path, monkeypatch, comm
     done = CliRunner().invoke(main, ["federate", command, str(tmp_path / "f" / folder)])
     assert done.exit_code == 2
     assert "pip install 'hushrec[flower]'" in done.output
+
+
+def test_folders_are_made_without_flower(tmp_path):
+    """What the extra installs is needed where a server or node runs, and nowhere else."""
+    blocked = ("flwr", "h11", "prometheus_client", "psutil")
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
+        "from hushrec.cli import main; main(sys.argv[1:])"
+    )
+    folder = str(tmp_path / "f")
+
+    def run(*words):
+        return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+
+    done = run("federate", "init", folder, "--data", "demo", "--node", "a")
+    assert done.returncode == 0, done.stderr
+    for words in (("server", f"{folder}/server"), ("node", f"{folder}/nodes/a"), ("rehearse",)):
+        done = run("federate", *words)
+        assert done.returncode == 2, done.stderr
+        assert "pip install 'hushrec[flower]'" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["server", "node"])

@@ -5,33 +5,28 @@ import os
 import subprocess
 import sys
 import threading
-import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from evil_node import KINDS
 from safetensors.numpy import load_file
+from unreliable_node import POINTS
+from unreliable_server import POINTS as SERVER_POINTS
 
 from hushrec import train
 from hushrec.cli.federate import Trained, make_rehearsal
 from hushrec.deployment.coordinator.run import newest_run
-from hushrec.deployment.coordinator.status import status_of
-from hushrec.deployment.flower.monitor import serving_counters
+from hushrec.deployment.coordinator.status import Status, status_of
 from hushrec.deployment.flower.processes import Processes, free_port
-from hushrec.deployment.flower.programs import begin_run, server_running
-from hushrec.deployment.flower.rehearsal import start_node
+from hushrec.deployment.flower.programs import begin_run, server_running, start_node
+from hushrec.deployment.flower.prometheus import metrics_served
 from hushrec.deployment.node.database import NodeStore
 from hushrec.deployment.node.runs import NodeRuns
 from hushrec.deployment.provisioning.folders import ServerConfig, ServerFolder
 from hushrec.errors import RunError
-
-pytest.importorskip("flwr", reason="needs the extra 'flower': pip install 'hushrec[flower]'")
-
-from evil_node import KINDS
-from unreliable_node import POINTS
-from unreliable_server import POINTS as SERVER_POINTS
 
 HERE = Path(__file__).parent
 FINAL = "checkpoint/final/selected-shared.safetensors"
@@ -231,17 +226,19 @@ def test_a_run_needs_a_server_that_runs(tmp_path):
 
 def test_counters_are_served_to_this_machine():
     port = free_port()
-    with serving_counters(port, lambda: "hushrec_federation_round 3\n"):
+    status = Status("first", "training", rounds=5, round=3)
+    with metrics_served(port, lambda: status):
         url = f"http://127.0.0.1:{port}"
         with urllib.request.urlopen(f"{url}/metrics") as answer:
-            assert answer.read() == b"hushrec_federation_round 3\n"
+            text = answer.read()
+            assert b"\nhushrec_federation_round 3.0\n" in text
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/run/secret")
+        with urllib.request.urlopen(f"{url}/run/secret") as answer:
+            assert answer.read() == text, "whatever the path, it serves the counters alone"
         with (
             pytest.raises(RunError, match="choose another metrics_port"),
-            serving_counters(port, str),
+            metrics_served(port, lambda: None),
         ):
             pass
-    with serving_counters(None, str):
+    with metrics_served(None, lambda: None):
         pass

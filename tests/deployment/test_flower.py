@@ -23,10 +23,14 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_ssh_private_key,
 )
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from hushrec.deployment.flower.processes import Processes, free_port
 from hushrec.deployment.flower.programs import (
-    Server,
+    RunningServer,
     _environment,
     _supernode,
     node_running,
@@ -40,13 +44,6 @@ from hushrec.errors import RunError
 from hushrec.federation.contract import Agreement, Catalogue
 from hushrec.federation.experiment import make_experiment
 from hushrec.testing import taste_world
-
-pytest.importorskip("flwr", reason="needs the extra 'flower': pip install 'hushrec[flower]'")
-
-from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 pytestmark = pytest.mark.slow
 
@@ -168,7 +165,7 @@ def server_of(made):
     numbers = re.findall(r"Created node_id=(\d+)", (work / "superlink.log").read_text())
     environment = {**os.environ, **_environment(work)}
     folder = ServerFolder.open(made / "server")
-    return Server(folder, None, environment, {number: number for number in numbers}, None)
+    return RunningServer(folder, None, environment, {number: number for number in numbers}, None)
 
 
 def online(made, wanted, seconds=60):
@@ -223,10 +220,10 @@ def test_registered_nodes_connect(made, running):
 def test_a_plaintext_node_is_refused(running):
     """It never gives up, so it has to fail several times."""
     stranger, deadline = running.plaintext, time.monotonic() + 60
-    while stranger.said().count("Connection attempt failed") < 3:
+    while stranger.output().count("Connection attempt failed") < 3:
         assert time.monotonic() < deadline, stranger.tail()
         time.sleep(0.2)
-    assert "SuperNode ID:" not in stranger.said()
+    assert "SuperNode ID:" not in stranger.output()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +236,7 @@ def test_a_plaintext_node_is_refused(running):
 def test_a_node_is_refused_and_told_why(running, who, why):
     said = running.refused[who].communicate(timeout=60)[1]
     assert running.refused[who].returncode == 2
-    assert f"did not let this node in: {why}" in said
+    assert f"did not accept this node: {why}" in said
     assert "Traceback" not in said
 
 

@@ -1,14 +1,17 @@
-"""The door: requests of nodes pass, byte for byte; whatever else is asked for does not."""
+"""The TLS reverse proxy forwards requests of nodes, body unchanged, and refuses all others."""
 
+import re
 import socket
 import ssl
 import threading
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hushrec.deployment.flower import gateway
-from hushrec.deployment.flower.gateway import Door, open_gateway
+from hushrec.deployment.flower.gateway import ProxySettings, forwarded_head, reverse_proxy
 from hushrec.deployment.flower.processes import free_port
 from hushrec.deployment.provisioning.keys import Authority
 from hushrec.errors import RunError
@@ -53,7 +56,7 @@ class Inside(threading.Thread):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("door")
+    folder = tmp_path_factory.mktemp("proxy")
     authority = Authority.generate("test")
     certificate, key = authority.server(["localhost"])
     (folder / "ca.crt").write_bytes(authority.pem)
@@ -63,9 +66,9 @@ def world(tmp_path_factory):
     shown.load_cert_chain(folder / "server.crt", folder / "server.key")
     trusting = ssl.create_default_context(cafile=folder / "ca.crt")
     inside = Inside(shown)
-    door = Door("127.0.0.1", free_port(), inside.port, shown, trusting)
-    with open_gateway(door):
-        yield door, inside, trusting
+    proxy = ProxySettings("127.0.0.1", free_port(), inside.port, shown, trusting)
+    with reverse_proxy(proxy):
+        yield proxy, inside, trusting
 
 
 def send(port, context, text, seconds=5):
@@ -88,11 +91,11 @@ def post(path, body=b"", *headers):
 
 
 def test_a_request_of_a_node_passes(world):
-    door, inside, context = world
+    proxy, inside, context = world
     inside.asked.clear()
     body = bytes(range(256)) * 2_000
     headers = (b"Signature: abc", b"Connection: keep-alive", b"Content-Type: application/protobuf")
-    assert send(door.port, context, post(b"/v1/fleet/push-object", body, *headers)) == OK
+    assert send(proxy.port, context, post(b"/v1/fleet/push-object", body, *headers)) == OK
     [(head, arrived)] = inside.asked
     assert arrived == body
     assert b"Signature: abc" in head
@@ -122,6 +125,20 @@ ATTACKS = {
         post(b"/v1/fleet/get-run", b"0\r\n\r\n" + NEXT, b"Transfer-Encoding: chunked"),
         b"411",
     ),
+    "the same length twice": (
+        post(b"/v1/fleet/get-run", BODY, b"Content-Length: 10", b"Content-Length: 10"),
+        b"400",
+    ),
+    "lengths in a list": (post(b"/v1/fleet/get-run", BODY, b"Content-Length: 10, 10"), b"400"),
+    "length of 5,000 digits": (
+        post(b"/v1/fleet/get-run", b"", b"Content-Length: " + b"1" * 5_000),
+        b"400",
+    ),
+    "underscore for a hyphen": (post(b"/v1/fleet/get-run", BODY, b"Content_Length: 0"), b"400"),
+    "two hosts": (post(b"/v1/fleet/get-run", BODY, b"Host: y"), b"400"),
+    "no host": (post(b"/v1/fleet/get-run", BODY).replace(b"Host: x\r\n", b""), b"400"),
+    "empty first line": (b"\r\n" + post(b"/v1/fleet/get-run", BODY), b"400"),
+    "control character": (post(b"/v1/fleet/get-run", BODY, b"A: b\x00c"), b"400"),
     "folded header": (post(b"/v1/fleet/get-run", BODY, b"A: b", b" Content-Length: 0"), b"400"),
     "bare line end": (post(b"/v1/fleet/get-run", BODY, b"A: b\nContent-Length: 0"), b"400"),
     "space before colon": (post(b"/v1/fleet/get-run", BODY, b"Content-Length : 0"), b"400"),
@@ -133,11 +150,11 @@ ATTACKS = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_whatever_else_is_asked_for_is_refused(world, name):
-    door, inside, context = world
+    proxy, inside, context = world
     text, status = ATTACKS[name]
     inside.asked.clear()
     try:
-        answer = send(door.port, context, text)
+        answer = send(proxy.port, context, text)
     except (ConnectionError, ssl.SSLError) as error:
         # Closed while we were still writing: the answer may be lost, the refusal is not.
         assert name == "endless head", error
@@ -146,25 +163,54 @@ def test_whatever_else_is_asked_for_is_refused(world, name):
     assert not inside.asked
 
 
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *(b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b",", b"0", b"\x0b", b"\x00"),
+                *(b"Content-Length: 3", b"content-length:3", b"Transfer-Encoding: chunked"),
+                *(b"A: b", b"Host: x", b"_", b"."),
+            ]
+        ),
+        max_size=8,
+    ).map(b"".join)
+)
+def test_what_is_forwarded_has_one_reading(noise):
+    """Whatever stands between the headers: it is refused, or forwarded in the strictest form."""
+    text = b"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n" + noise
+    head = (text + b"\r\n\r\n").partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    try:
+        written, length = forwarded_head(head)
+    except gateway._RefusedError:
+        return
+    first, *lines = written.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    assert first == b"POST /v1/fleet/get-run HTTP/1.1"
+    assert all(re.fullmatch(rb"[A-Za-z0-9-]+: [\t -~]*", line) for line in lines)
+    names = [line.split(b":")[0].lower() for line in lines]
+    assert names.count(b"content-length") == names.count(b"host") == names.count(b"connection") == 1
+    assert b"transfer-encoding" not in names and length == 7
+
+
 @pytest.mark.parametrize("name", ["register a key", "start a run", "read results"])
 def test_within_the_same_is_answered(world, name):
-    """The control: without the door, whoever asks is served."""
+    """The control: without the proxy, whoever asks is served."""
     _, inside, context = world
     assert send(inside.port, context, ATTACKS[name][0]) == OK
 
 
 def test_nothing_hides_behind_a_request(world):
-    door, inside, context = world
+    proxy, inside, context = world
     inside.asked.clear()
-    answer = send(door.port, context, post(b"/v1/fleet/get-run", BODY) + NEXT)
+    answer = send(proxy.port, context, post(b"/v1/fleet/get-run", BODY) + NEXT)
     assert answer == OK
     assert [body for _, body in inside.asked] == [BODY]
 
 
 def test_plain_text_is_not_heard(world):
-    door, inside, _ = world
+    proxy, inside, _ = world
     inside.asked.clear()
-    with socket.create_connection(("127.0.0.1", door.port), timeout=5) as plain:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as plain:
         plain.sendall(post(b"/v1/fleet/get-run"))
         try:
             answer = plain.recv(100)
@@ -175,36 +221,36 @@ def test_plain_text_is_not_heard(world):
 
 
 def test_who_believes_another_authority_does_not_connect(world, tmp_path):
-    door, _, _ = world
+    proxy, _, _ = world
     (tmp_path / "ca.crt").write_bytes(Authority.generate("other").pem)
     other = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     with pytest.raises(ssl.SSLCertVerificationError):
-        send(door.port, other, post(b"/v1/fleet/get-run"))
+        send(proxy.port, other, post(b"/v1/fleet/get-run"))
 
 
 def test_a_body_that_ends_early_is_dropped(world, monkeypatch):
-    door, inside, context = world
+    proxy, inside, context = world
     inside.asked.clear()
     with (
-        socket.create_connection(("127.0.0.1", door.port), timeout=5) as plain,
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as connection,
     ):
         connection.sendall(post(b"/v1/fleet/get-run", b"half", b"Content-Length: 100"))
     time.sleep(0.3)
     assert not inside.asked
-    assert send(door.port, context, post(b"/v1/fleet/get-run", BODY)) == OK
+    assert send(proxy.port, context, post(b"/v1/fleet/get-run", BODY)) == OK
 
 
 def test_who_says_nothing_is_sent_away(world, monkeypatch):
-    door, _, context = world
+    proxy, _, context = world
     monkeypatch.setattr(gateway, "HEAD_SECONDS", 0.2)
     begun = time.monotonic()
-    assert send(door.port, context, b"POST /v1/fl") == b""
+    assert send(proxy.port, context, b"POST /v1/fl") == b""
     assert time.monotonic() - begun < 4
 
 
 def test_a_port_that_is_taken_is_a_sentence(world):
-    door, _, _ = world
-    match = f"cannot listen at 127.0.0.1:{door.port}.*another port"
-    with pytest.raises(RunError, match=match), open_gateway(door):
+    proxy, _, _ = world
+    match = f"cannot listen at 127.0.0.1:{proxy.port}.*another port"
+    with pytest.raises(RunError, match=match), reverse_proxy(proxy):
         pass

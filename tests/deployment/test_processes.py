@@ -25,7 +25,7 @@ time.sleep(600)
 SUPERVISOR = f"""
 import sys, time
 from pathlib import Path
-from hushrec.deployment import processes
+from hushrec.deployment.flower import processes
 from hushrec.deployment.flower.processes import Processes, stopped_by_signals
 processes.END_SECONDS = 1.0
 with stopped_by_signals(), Processes(Path(sys.argv[1]), {{}}) as processes:
@@ -70,7 +70,7 @@ def start_family(processes, tmp_path):
     parent = processes.start("parent", [sys.executable, "-c", PARENT])
     family = [parent.process.pid, *children(tmp_path / "parent.log")]
     assert all(map(runs, family))
-    assert processes.left() == set(family)
+    assert processes.remaining() == set(family)
     return family
 
 
@@ -145,7 +145,7 @@ def test_an_error_has_the_end_of_the_log(tmp_path):
             slow.wait_until(lambda: False, 0.2)
         again = processes.start("brief", [sys.executable, "-c", "print('once more')"])
         again.process.wait()
-        assert again.said() == "once more\n", "what was said before is another program's"
+        assert again.output() == "once more\n", "what was said before is another program's"
 
 
 def test_programs_get_their_environment_and_a_private_log(tmp_path):

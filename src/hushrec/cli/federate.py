@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import click
 
@@ -16,10 +13,7 @@ from hushrec.data import Interactions, load
 from hushrec.data.partition import Deal
 from hushrec.data.reading import read_items
 from hushrec.deployment.coordinator.run import newest_run
-from hushrec.deployment.coordinator.status import prometheus, status_of
-from hushrec.deployment.flower.monitor import serving_counters
-from hushrec.deployment.flower.processes import free_port, stopped_by_signals
-from hushrec.deployment.flower.programs import Tasks, keep_node, server_running
+from hushrec.deployment.coordinator.status import Status, status_of
 from hushrec.deployment.node.database import NodeStore
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
@@ -30,7 +24,7 @@ from hushrec.deployment.provisioning.make import (
     make_federation,
     renew_server,
 )
-from hushrec.errors import ConfigError, DataError, MissingExtraError
+from hushrec.errors import ConfigError, DataError
 from hushrec.federation.contract import Agreement, Catalogue, SecureSums
 from hushrec.federation.experiment import make_experiment, parse_settings
 
@@ -127,6 +121,8 @@ trained_options = gather(
 
 def make_rehearsal(folder: Path, data: str, count: int, trained: Trained) -> Made:
     """Make a federation of one data set's users, on a free port of this machine."""
+    from hushrec.deployment.flower.processes import free_port
+
     name, catalogue, rows = Brought(data, "random", None, ()).read()
     agreement, place = trained.agreement(name, catalogue, count), Place(port=free_port())
     federation = Federation(folder.name, agreement, _names(count, ()), place, rows)
@@ -247,15 +243,19 @@ def server_command(folder: Path) -> None:
     \b
     hushrec federate server films/server
     """
+    from hushrec.deployment.flower.processes import stopped_by_signals
+    from hushrec.deployment.flower.programs import server_running
+    from hushrec.deployment.flower.prometheus import metrics_served
+
     opened = ServerFolder.open(folder)
 
-    def counters() -> str:
+    def newest_status() -> Status | None:
         newest = newest_run(opened.runs)
-        return prometheus(None if newest is None else status_of(newest))
+        return None if newest is None else status_of(newest)
 
     with (
         stopped_by_signals(),
-        serving_counters(opened.config.metrics_port, counters),
+        metrics_served(opened.config.metrics_port, newest_status),
         server_running(opened) as server,
     ):
         at = f"{server.folder.config.listen}:{server.folder.config.port}"
@@ -275,24 +275,14 @@ def node_command(folder: Path) -> None:
     \b
     hushrec federate node films/nodes/node-1
     """
-    opened, flower = NodeFolder.open(folder), transport()
+    from hushrec.deployment.flower.processes import stopped_by_signals
+    from hushrec.deployment.flower.programs import run_node
+
+    opened = NodeFolder.open(folder)
     _say(f"{opened.config.name} connects to {opened.config.server}; Ctrl-C stops")
     with stopped_by_signals(), NodeStore.open(opened.store) as store:
-        answer = Worker(store, tell=_say, member=opened.member).answer
-
-        def serve(tasks: Tasks, goes_on: Callable[[], bool]) -> None:
-            flower.answer_messages(flower.Runtime(tasks.address, tasks.secret), answer, goes_on)
-
-        keep_node(opened, serve, _say)
+        run_node(opened, Worker(store, tell=_say, member=opened.member).answer, _say)
     _say("stopped")
-
-
-def transport() -> ModuleType:
-    """Import what needs Flower: it takes a second, and may not be installed."""
-    try:
-        return importlib.import_module("hushrec.deployment.flower.transport")
-    except ModuleNotFoundError:
-        raise MissingExtraError("a federation on several machines", "flower") from None
 
 
 def _say(words: str) -> None:

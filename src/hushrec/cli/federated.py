@@ -20,7 +20,6 @@ from hushrec.cli.federate import (
     federate_commands,
     make_rehearsal,
     trained_options,
-    transport,
 )
 from hushrec.cli.options import PLACE, data_option, json_option
 from hushrec.cli.recommend import show_recommendations
@@ -28,9 +27,6 @@ from hushrec.cli.terminal import Console, print_json, say
 from hushrec.deployment.coordinator.events import Event, EventLog
 from hushrec.deployment.coordinator.run import EVENTS, FederatedRun, newest_run
 from hushrec.deployment.coordinator.status import Status, status_of
-from hushrec.deployment.flower.processes import stopped_by_signals
-from hushrec.deployment.flower.programs import begin_run
-from hushrec.deployment.flower.rehearsal import federation_running
 from hushrec.deployment.node.database import NodeStore
 from hushrec.deployment.node.recommend import recommend
 from hushrec.deployment.provisioning.folders import ServerConfig, ServerFolder
@@ -67,7 +63,10 @@ def run_command(folder: Path, resume: bool, as_json: bool) -> None:
 
 def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[dict[str, Any], Path]:
     """Train with the nodes of a server that runs; return the result, and where it is."""
-    flower, rules = transport(), server.config.rules
+    from hushrec.deployment.flower.programs import begin_run
+    from hushrec.deployment.flower.transport import run_on_grid
+
+    rules = server.config.rules
     run = FederatedRun.open(
         server.runs, server.agreement, rules, server.dealt, server.registered, resume=resume
     )
@@ -76,13 +75,11 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[dict[s
     if not quiet:
         run = replace(run, events=EventLog(run.folder.path / EVENTS, _say_event))
     _say(f"waiting for {rules.nodes} nodes", quiet=quiet)
-    tasks, authority = begun.tasks, server.authority.read_bytes()
-    runtime = flower.Runtime(tasks.address, tasks.secret, authority)
     found: list[dict[str, Any]] = []
     try:
         with training_display(quiet) as on_round, polite_stop() as should_stop:
-            flower.run_on_grid(
-                runtime,
+            run_on_grid(
+                begun.endpoint,
                 begun.number,
                 TASK_SECONDS,
                 lambda link: found.append(run.train(link, on_round, should_stop)),
@@ -195,6 +192,9 @@ def rehearse_command(
     hushrec federate rehearse films --nodes 5 --data ml-100k --method pfedrec --rounds 10
     hushrec federate rehearse --nodes 4 --set privacy.mode=distributed --set privacy.epsilon=8
     """
+    from hushrec.deployment.flower.processes import stopped_by_signals
+    from hushrec.deployment.flower.programs import federation_running
+
     with stopped_by_signals(), ExitStack() as stack:
         top = folder or Path(stack.enter_context(TemporaryDirectory(prefix="hushrec-"))) / "demo"
         made = make_rehearsal(top, data, count, trained)

@@ -1,4 +1,4 @@
-"""How a run of a federation stands, read off its log: for people, for programs, for Prometheus."""
+"""How a run of a federation stands, read from its event log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hushrec.deployment.coordinator.run import EVENTS, is_finished
 from hushrec.runs.folder import RunFolder
 
 Stage = Literal["training", "interrupted", "finished"]
-PREFIX = "hushrec_federation"
 
 
 @dataclass
@@ -102,34 +101,3 @@ def _count(status: Status, node: NodeStatus, event: Mapping[str, Any]) -> None:
         node.excluded = True
     if what in ("enrolled", "answered", "declined", "refused"):
         node.last_seen = event["time"]
-
-
-def prometheus(status: Status | None) -> str:
-    """Write a status as Prometheus reads one; before the first run there is nothing to say."""
-    if status is None:
-        return ""
-    gauges: dict[str, float | None] = {
-        "round": status.round,
-        "rounds": status.rounds,
-        "training": status.stage == "training",
-        "epsilon_spent": status.epsilon,
-        "lost_rounds": status.lost_rounds,
-    }
-    lines = []
-    for name, value in gauges.items():
-        if value is not None:
-            lines += _metric(name, "gauge", [("", value)])
-    sent = [('direction="up"', status.up_bytes), ('direction="down"', status.down_bytes)]
-    lines += _metric("message_bytes_total", "counter", sent)
-    for name in ("answered", "lost", "sat_out", "declined", "refused"):
-        counted = [(f'node="{node}"', getattr(of, name)) for node, of in status.nodes.items()]
-        lines += _metric(f"node_{name}_total", "counter", counted)
-    excluded = [(f'node="{node}"', of.excluded) for node, of in status.nodes.items()]
-    lines += _metric("node_excluded", "gauge", excluded)
-    return "\n".join(lines) + "\n"
-
-
-def _metric(name: str, kind: str, values: Iterable[tuple[str, float]]) -> list[str]:
-    full = f"{PREFIX}_{name}"
-    said = ((f"{{{labels}}}" if labels else "", value) for labels, value in values)
-    return [f"# TYPE {full} {kind}", *(f"{full}{labels} {value:.12g}" for labels, value in said)]

@@ -1,10 +1,13 @@
-"""The only door to the server that the network sees.
+"""TLS reverse proxy in front of the SuperLink.
 
-Flower's SuperLink answers everybody at one port: nodes, who show a registered key, and whoever
-registers keys, starts runs and reads results, who has to show nothing. So it listens to its own
-machine only, and this stands before it: it speaks TLS, lets requests of nodes through and nothing
-else. A connection carries one request, whose length is known and bounded, so that nothing can hide
-behind it.
+Flower's SuperLink serves two interfaces at one port: the Fleet API, for nodes with a registered
+key, and the Control and Runtime APIs, with which anybody may register keys, start runs and read
+results. The SuperLink therefore listens on the loopback address only. This proxy terminates TLS for
+the network and forwards requests to the Fleet API alone.
+
+`h11` parses each request and writes the one that is forwarded. A connection carries one request
+with a known, bounded length. A request that h11 would not write with the same lines is refused, so
+that no header is read differently on the two sides.
 """
 
 from __future__ import annotations
@@ -16,57 +19,64 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
+
+import h11
 
 from hushrec.errors import RunError
 
-ALLOWED = re.compile(rb"POST (/v1/fleet/[a-z-]+) HTTP/1\.1")
-LONGEST_HEAD = 2**15
-LARGEST_BODY = 2**26
+FLEET_API = re.compile(rb"/v1/fleet/[a-z-]+")
+HEADER_NAME = re.compile(rb"[A-Za-z0-9-]+")
+MAX_HEAD_BYTES = 2**15
+MAX_BODY_BYTES = 2**26
 """Flower sends arrays in pieces of 5 MB."""
 HEAD_SECONDS = 20.0
 REQUEST_SECONDS = 300.0
-MOST_CONNECTIONS = 1_000
-PIECE = 2**16
-_HOP_BY_HOP = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"upgrade", b"expect"}
+MAX_CONNECTIONS = 1_000
+CHUNK_BYTES = 2**16
+_NOT_FORWARDED = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"upgrade", b"expect"}
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where the gateway listens, and to whom it passes on."""
+class ProxySettings:
+    """Where the proxy listens, and which SuperLink it forwards to."""
 
     host: str
     port: int
-    inside: int
-    """Port of the SuperLink on this machine."""
-    outer: ssl.SSLContext
-    """Shows the server's certificate."""
-    inner: ssl.SSLContext
-    """Believes in nobody but the federation's authority."""
+    upstream_port: int
+    """Port of the SuperLink on the loopback address."""
+    server_tls: ssl.SSLContext
+    """Presents the server's certificate to nodes."""
+    upstream_tls: ssl.SSLContext
+    """Trusts the federation's certificate authority only."""
 
 
 @dataclass
 class Traffic:
-    """Bytes of requests and answers that were let through, TLS left out."""
+    """Bytes of forwarded requests and responses, without TLS."""
 
     up: int = 0
     down: int = 0
 
 
 class _RefusedError(Exception):
-    """A request that is not let through; the status says why."""
+    """A request that is not forwarded, and the status that is sent back."""
+
+    def __init__(self, status: int) -> None:
+        self.status = HTTPStatus(status)
 
 
 @contextmanager
-def open_gateway(door: Door) -> Iterator[Traffic]:
-    """Let nodes through, from a thread of its own, until the context is left."""
+def reverse_proxy(settings: ProxySettings) -> Iterator[Traffic]:
+    """Forward requests of nodes, in a thread, until the context is left."""
     loop, traffic = asyncio.new_event_loop(), Traffic()
     try:
-        server = loop.run_until_complete(_listen(door, traffic))
+        server = loop.run_until_complete(_listen(settings, traffic))
     except OSError as error:
         loop.close()
         raise RunError(
-            f"cannot listen at {door.host}:{door.port}: {error.strerror}; choose another port or "
-            "address in config.toml"
+            f"cannot listen at {settings.host}:{settings.port}: {error.strerror}; choose another "
+            "port or address in config.toml"
         ) from None
     thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
     thread.start()
@@ -79,23 +89,28 @@ def open_gateway(door: Door) -> Iterator[Traffic]:
         loop.close()
 
 
-async def _listen(door: Door, traffic: Traffic) -> asyncio.Server:
-    places = asyncio.Semaphore(MOST_CONNECTIONS)
+async def _listen(settings: ProxySettings, traffic: Traffic) -> asyncio.Server:
+    slots = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with places:
-                passed = await asyncio.wait_for(_answer(door, reader, writer), REQUEST_SECONDS)
-                traffic.up, traffic.down = traffic.up + passed[0], traffic.down + passed[1]
-        except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-            pass  # whoever was there is gone, or too slow
+            async with slots, asyncio.timeout(REQUEST_SECONDS):
+                up, down = await _serve_one(settings, reader, writer)
+                traffic.up, traffic.down = traffic.up + up, traffic.down + down
+        except (OSError, EOFError, TimeoutError):
+            pass  # the client or the SuperLink went away, or was too slow
         finally:
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
 
     return await asyncio.start_server(
-        serve, door.host, door.port, ssl=door.outer, limit=LONGEST_HEAD, ssl_handshake_timeout=20
+        serve,
+        settings.host,
+        settings.port,
+        ssl=settings.server_tls,
+        limit=MAX_HEAD_BYTES,
+        ssl_handshake_timeout=20,
     )
 
 
@@ -107,76 +122,91 @@ async def _close(server: asyncio.Server) -> None:
     await asyncio.gather(*rest, return_exceptions=True)
 
 
-async def _answer(
-    door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+async def _serve_one(
+    settings: ProxySettings, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> tuple[int, int]:
-    """Answer one request; return how many bytes went in and out."""
+    """Forward one request or refuse it; return the bytes forwarded each way."""
     try:
-        head, length = await asyncio.wait_for(_read_head(reader), HEAD_SECONDS)
+        async with asyncio.timeout(HEAD_SECONDS):
+            head, length = forwarded_head(await _read_head(reader))
     except _RefusedError as refused:
-        writer.write(
-            f"HTTP/1.1 {refused}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
-        )
+        status = f"{refused.status.value} {refused.status.phrase}"
+        response = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        writer.write(response.encode())
         await writer.drain()
         return 0, 0
-    from_inside, to_inside = await asyncio.open_connection(
-        "127.0.0.1", door.inside, ssl=door.inner, server_hostname="127.0.0.1"
+    upstream_reader, upstream_writer = await asyncio.open_connection(
+        "127.0.0.1",
+        settings.upstream_port,
+        ssl=settings.upstream_tls,
+        server_hostname="127.0.0.1",
     )
     try:
-        to_inside.write(head)
-        up = await _pass_on(reader, to_inside, length)
-        return len(head) + up, await _pass_on(from_inside, writer, None)
+        upstream_writer.write(head)
+        up = await _copy(reader, upstream_writer, length)
+        return len(head) + up, await _copy(upstream_reader, writer, None)
     finally:
-        to_inside.close()
+        upstream_writer.close()
         with suppress(OSError):
-            await to_inside.wait_closed()
+            await upstream_writer.wait_closed()
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[bytes, int]:
-    """Return the head to pass on and the length of the body that follows."""
+async def _read_head(reader: asyncio.StreamReader) -> bytes:
     try:
-        text = await reader.readuntil(b"\r\n\r\n")
+        return await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise _RefusedError("431 Request Header Fields Too Large") from None
-    first, *lines = text[:-4].split(b"\r\n")
-    asked = ALLOWED.fullmatch(first)
-    if asked is None:
-        raise _RefusedError("403 Forbidden")
-    kept, length = [b"POST " + asked[1] + b" HTTP/1.1"], None
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        lower = name.lower()
-        if not colon or not re.fullmatch(rb"[a-z0-9-]+", lower) or b"\n" in value or b"\r" in value:
-            raise _RefusedError("400 Bad Request")
-        if lower == b"content-length":
-            # Twice, or anything but digits, and the two sides might count differently.
-            if length is not None or not re.fullmatch(rb" *[0-9]{1,12}", value):
-                raise _RefusedError("400 Bad Request")
-            length = int(value)
-        elif lower == b"transfer-encoding":
-            raise _RefusedError("411 Length Required")
-        elif lower not in _HOP_BY_HOP:
-            kept.append(line)
-    if length is None:
-        raise _RefusedError("411 Length Required")
-    if length > LARGEST_BODY:
-        raise _RefusedError("413 Content Too Large")
-    kept += [b"Content-Length: %d" % length, b"Connection: close"]
-    return b"\r\n".join(kept) + b"\r\n\r\n", length
+        raise _RefusedError(431) from None
 
 
-async def _pass_on(
+def forwarded_head(head: bytes) -> tuple[bytes, int]:
+    """Return the head of the forwarded request and the length of the body that follows."""
+    parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+    try:
+        parser.receive_data(head)
+        request = parser.next_event()
+    except h11.RemoteProtocolError as error:
+        raise _RefusedError(error.error_status_hint) from None
+    if (
+        not isinstance(request, h11.Request)
+        or (request.method, request.http_version) != (b"POST", b"1.1")
+        or not FLEET_API.fullmatch(request.target)
+    ):
+        raise _RefusedError(403)
+    headers = request.headers.raw_items()
+    # Folded lines, bare line ends, repeated or listed lengths: h11 reads them, others differently.
+    # The same holds for names with an underscore, which some servers take for a hyphen.
+    as_written = sorted(_written(request, headers).split(b"\r\n")) == sorted(head.split(b"\r\n"))
+    if not as_written or not all(HEADER_NAME.fullmatch(name) for name, _ in headers):
+        raise _RefusedError(400)
+    values = dict(request.headers)
+    if b"transfer-encoding" in values or b"content-length" not in values:
+        raise _RefusedError(411)
+    length = int(values[b"content-length"])
+    if length > MAX_BODY_BYTES:
+        raise _RefusedError(413)
+    kept = [(name, value) for name, value in headers if name.lower() not in _NOT_FORWARDED]
+    return _written(request, [*kept, (b"Connection", b"close")]), length
+
+
+def _written(request: h11.Request, headers: list[tuple[bytes, bytes]]) -> bytes:
+    message = h11.Request(method=request.method, target=request.target, headers=headers)
+    return h11.Connection(h11.CLIENT).send(message) or b""
+
+
+async def _copy(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, length: int | None
 ) -> int:
-    """Copy so many bytes, or all there are; in pieces, so that little is in memory."""
+    """Copy ``length`` bytes, or all until the end, in chunks; return how many were copied."""
     copied = 0
     while copied != length:
-        piece = await reader.read(PIECE if length is None else min(PIECE, length - copied))
-        if not piece and length is None:
+        chunk = await reader.read(
+            CHUNK_BYTES if length is None else min(CHUNK_BYTES, length - copied)
+        )
+        if not chunk and length is None:
             break
-        if not piece:
+        if not chunk:
             raise EOFError
-        writer.write(piece)
+        writer.write(chunk)
         await writer.drain()
-        copied += len(piece)
+        copied += len(chunk)
     return copied

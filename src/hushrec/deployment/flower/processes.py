@@ -1,9 +1,9 @@
-"""Programs that are started, watched, and surely ended.
+"""Child processes that are started, watched and ended together.
 
-Programs start programs of their own, some in sessions of their own, so a process group is not all
-of them. Everything that is started here carries a mark in its environment, which children inherit:
-the folder it works in. Whatever still carries it at the end is ended, by its id and no other way;
-so is, at the beginning, what a supervisor left behind that was killed itself.
+Flower's programs start further processes, some in sessions of their own, which a signal to the
+process group does not reach. Every process started here therefore inherits an environment variable,
+`MARK`, that holds its working folder. Stopping ends all processes with that mark. Starting does so
+too: a supervisor that was killed may have left some behind.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 from hushrec.errors import RunError
 
 MARK = "HUSHREC_WORKS_IN"
 END_SECONDS = 10.0
-"""How long a program may take to end when it is asked to, before it is made to."""
+"""Seconds between a TERM and a KILL."""
 POLL_SECONDS = 0.1
 TAIL_LINES = 15
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -38,23 +40,23 @@ class Program:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
-    begun: int
-    """Where in the log its words begin: those before are of programs before it."""
+    log_offset: int
+    """Where its output begins in the log, which earlier programs of that name share."""
 
     @property
     def alive(self) -> bool:
         """Whether it still runs."""
         return self.process.poll() is None
 
-    def said(self) -> str:
-        """Return everything it said."""
+    def output(self) -> str:
+        """Return its whole output."""
         with self.log.open("rb") as file:
-            file.seek(self.begun)
+            file.seek(self.log_offset)
             return _COLOURS.sub("", file.read().decode("utf-8", "replace"))
 
     def tail(self) -> str:
-        """Return the end of what it said."""
-        return "\n".join(self.said().splitlines()[-TAIL_LINES:])
+        """Return the last lines of its output."""
+        return "\n".join(self.output().splitlines()[-TAIL_LINES:])
 
     def require_alive(self) -> None:
         """Raise if it ended, with the end of its log."""
@@ -81,7 +83,10 @@ class Processes:
     """Programs that end together, when the context is left, however it is left."""
 
     def __init__(self, work: Path, environment: Mapping[str, str]) -> None:
-        """``work`` is theirs alone; ``environment`` is what they get beside this process's own."""
+        """Set up a supervisor; nobody else uses the folder ``work``, which gets the logs.
+
+        ``environment`` is added to this process's own.
+        """
         self.work = work.resolve()
         self.environment = {**os.environ, **environment, MARK: str(self.work)}
         self.programs: list[Program] = []
@@ -94,10 +99,10 @@ class Processes:
         self.stop()
 
     def start(self, name: str, command: Sequence[str]) -> Program:
-        """Start a program, in a session of its own so that Ctrl-C reaches it through us alone."""
+        """Start a program, in its own session so that Ctrl-C reaches this process only."""
         log = self.work / f"{name}.log"
         with os.fdopen(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as out:
-            begun = out.tell()
+            offset = out.tell()
             process = subprocess.Popen(  # noqa: S603 - a list of words, the program's path first
                 list(command),
                 stdin=subprocess.DEVNULL,
@@ -106,35 +111,43 @@ class Processes:
                 env=self.environment,
                 start_new_session=True,
             )
-        program = Program(name, process, log, begun)
+        program = Program(name, process, log, offset)
         self.programs.append(program)
         return program
 
     def stop(self) -> None:
-        """Ask all programs to end, then make them; a second Ctrl-C does not interrupt this."""
-        with _deaf():
+        """Send TERM to all processes, then KILL to those that are left; signals are ignored."""
+        with _signals_ignored():
             self._signal(signal.SIGTERM)
             if not self._wait(END_SECONDS):
                 self._signal(signal.SIGKILL)
                 self._wait(END_SECONDS)
             self.programs.clear()
 
-    def left(self) -> set[int]:
-        """Return the ids of all processes that were started here, by us or by our programs."""
-        return _marked(self.work) | {p.process.pid for p in self.programs if p.alive}
+    def remaining(self) -> set[int]:
+        """Return the ids of all running processes that were started here, descendants included."""
+        marked = {process.pid for process in self._marked()}
+        return marked | {each.process.pid for each in self.programs if each.alive}
+
+    def _marked(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            # Other users' processes, and those that end meanwhile, do not show their environment.
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(MARK) == str(self.work):
+                    yield process
 
     def _signal(self, number: int) -> None:
         for program in self.programs:
             if program.alive:
                 with suppress(ProcessLookupError):
                     os.killpg(program.process.pid, number)
-        for process in _marked(self.work):
-            with suppress(ProcessLookupError):
-                os.kill(process, number)
+        for process in self._marked():
+            with suppress(psutil.Error):
+                process.send_signal(number)
 
     def _wait(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while self.left():
+        while self.remaining():
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_SECONDS)
@@ -142,7 +155,7 @@ class Processes:
 
 
 def free_port() -> int:
-    """Return a port of this machine's own address that nobody listens at."""
+    """Return a free port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -150,42 +163,32 @@ def free_port() -> int:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let a TERM, or the end of the terminal, end what is inside as Ctrl-C does, quietly."""
+    """End the context quietly on Ctrl-C, on TERM, and when the terminal is closed."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with suppress(KeyboardInterrupt), _handling((signal.SIGTERM, signal.SIGHUP), stop):
         yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Hear no signal meanwhile that would end us."""
+def _signals_ignored() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    with _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handling(
+    numbers: Sequence[signal.Signals],
+    handler: Callable[[int, object], None] | signal.Handlers,
+) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _marked(work: Path) -> set[int]:
-    """Find processes that carry a mark, where the system shows it (Linux)."""
-    words = os.fsencode(f"{MARK}={work}")
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if words in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
-    return found
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -1,9 +1,10 @@
-"""Flower's programs as a federation needs them: TLS and authentication on, telemetry off.
+"""Flower's SuperLink and SuperNode as a federation runs them.
 
-A server is a SuperLink behind a gateway; it keeps its messages in memory, so that no upload rests
-on a disk. A node is a SuperNode. Neither starts any app: they hand tasks to whoever knows the
-secret of their folder, which is our own process (`backends.flower`), so that no code a server sends
-is ever run. Whatever they write goes to the folder ``run`` beside their keys.
+TLS and node authentication are on, telemetry is off. A server is a SuperLink behind the TLS reverse
+proxy (`gateway`); the SuperLink keeps messages in memory, so that no upload is written to a disk. A
+node is a SuperNode. Neither starts a Flower app: each hands its tasks to the process that knows the
+secret of its folder, which is hushrec's own (`transport`), so no code that a server sends is
+executed. Logs and the secret are in the folder ``run`` beside the keys.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import tomli_w
 
-from hushrec.deployment.flower.gateway import Door, Traffic, open_gateway
+from hushrec.deployment.flower.gateway import ProxySettings, Traffic, reverse_proxy
 from hushrec.deployment.flower.processes import Processes, Program, free_port
+from hushrec.deployment.flower.transport import RuntimeEndpoint, answer_messages
 from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
 from hushrec.deployment.provisioning.keys import read_secret
 from hushrec.errors import MissingExtraError, RunError
@@ -38,14 +40,14 @@ from hushrec.runs.folder import is_held
 START_SECONDS = 90.0
 COMMAND_SECONDS = 90.0
 CONNECTION = "hushrec"
-"""What Flower's own commands call the server."""
+"""Name of the server in the configuration of Flower's commands."""
 WATCH_SECONDS = 2.0
 REASONS = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not signed by the federation's authority, or "
     "is not for this name",
     "Failed to activate SuperNode": "the server does not know this node's key",
 }
-"""What Flower says, and what it means."""
+"""Messages in Flower's log, and the reasons they stand for."""
 APP = {
     "project": {"name": "hushrec", "version": "1.0.0", "dependencies": []},
     "tool": {
@@ -57,63 +59,55 @@ APP = {
         }
     },
 }
-"""What Flower is told that a run executes: nothing, for nobody executes it."""
+"""The app that Flower wants with every run; no process executes it."""
 NODE_IDS = "node-ids.json"
-"""File with what the transport calls each node."""
-AT_ONCE = 4
-"""Nodes that are registered at the same time; each is a command that takes seconds."""
+"""File with Flower's id of each node, by the node's name."""
+PARALLEL_COMMANDS = 4
+"""Nodes that are registered at the same time; each registration is a command that takes seconds."""
 
 
 @dataclass(frozen=True)
-class Tasks:
-    """Where a SuperLink or SuperNode hands out what is to be done."""
-
-    address: str
-    secret: bytes = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server that runs."""
+class RunningServer:
+    """A SuperLink that runs behind its proxy."""
 
     folder: ServerFolder
     superlink: Program
     environment: Mapping[str, str]
     node_ids: Mapping[str, str]
-    """What the transport calls each node, by our name for it."""
+    """Flower's id of each node, by the node's name."""
     traffic: Traffic
 
     def watch(self) -> NoReturn:
-        """Wait for good; that the SuperLink ends by itself is an error."""
+        """Wait forever; raise if the SuperLink ends."""
         while True:
             self.superlink.require_alive()
             time.sleep(WATCH_SECONDS)
 
     def flwr(self, *words: str) -> dict[str, Any]:
-        """Run one of Flower's own commands that answers in JSON."""
+        """Run one of Flower's commands and return its JSON output."""
         return _flwr(self.environment, *words)
 
     def connected(self) -> dict[str, bool]:
-        """Say of each node whether it is there now."""
+        """Return for each node whether it is connected now."""
         listed = self.flwr("supernode", "list", CONNECTION)["nodes"]
         online = {each["node-id"] for each in listed if each["status"] == "online"}
         return {name: number in online for name, number in self.node_ids.items()}
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A run of Flower's that was begun."""
+class FlowerRun:
+    """A run that was started on the SuperLink."""
 
     number: int
-    tasks: Tasks
+    endpoint: RuntimeEndpoint
     node_ids: Mapping[str, str]
-    """What the transport calls each node, by our name for it."""
+    """Flower's id of each node, by the node's name."""
 
 
-def begin_run(folder: ServerFolder) -> Begun:
-    """Begin a run of Flower's on the server that runs in this folder.
+def begin_run(folder: ServerFolder) -> FlowerRun:
+    """Start a Flower run on the server that runs in this folder.
 
-    Flower wants an app with every run. Ours is a name and nothing else: no node looks at it.
+    Flower wants an app with every run. This one is a name without code: no node reads it.
     """
     work = folder.path / "run"
     if not is_held(work / "lock"):
@@ -121,8 +115,8 @@ def begin_run(folder: ServerFolder) -> Begun:
             f"{folder.path} is not running: start it with 'hushrec federate server {folder.path}'"
         )
     try:
-        said = tomllib.loads((work / "flwr" / "config.toml").read_text("utf-8"))
-        address = str(said["superlink"][CONNECTION]["address"])
+        config = tomllib.loads((work / "flwr" / "config.toml").read_text("utf-8"))
+        address = str(config["superlink"][CONNECTION]["address"])
         secret = read_secret(_secret_in(work))
         node_ids = json.loads((work / NODE_IDS).read_text("utf-8"))
     except (OSError, KeyError, TypeError, ValueError):
@@ -131,85 +125,106 @@ def begin_run(folder: ServerFolder) -> Begun:
     app.mkdir(exist_ok=True)
     write_text(app / "pyproject.toml", tomli_w.dumps(APP))
     write_text(app / "nothing.py", "app = None\n")
-    begun = _flwr({**os.environ, **_environment(work)}, "run", str(app.resolve()), CONNECTION)
-    return Begun(int(begun["run-id"]), Tasks(address, secret), node_ids)
+    started = _flwr({**os.environ, **_environment(work)}, "run", str(app.resolve()), CONNECTION)
+    endpoint = RuntimeEndpoint(address, secret, folder.authority.read_bytes())
+    return FlowerRun(int(started["run-id"]), endpoint, node_ids)
 
 
 @contextmanager
-def server_running(folder: ServerFolder) -> Iterator[Server]:
-    """Run the server, every node of its folder registered, until the context is left."""
+def server_running(folder: ServerFolder) -> Iterator[RunningServer]:
+    """Run the server, with all nodes of its folder registered, until the context is left."""
     work = folder.path / "run"
     with _only_one(work), Processes(work, _environment(work)) as processes:
-        inside = free_port()
+        port = free_port()
         _new_secret(work)
-        superlink = processes.start("superlink", _superlink(folder, inside))
-        inner = ssl.create_default_context(cafile=folder.authority)
-        superlink.wait_until(lambda: _answers(inside, inner), START_SECONDS)
-        _write_connection(work, folder, inside)
+        superlink = processes.start("superlink", _superlink(folder, port))
+        tls = ssl.create_default_context(cafile=folder.authority)
+        superlink.wait_until(lambda: _is_healthy(port, tls), START_SECONDS)
+        _write_connection(work, folder, port)
         node_ids = _register(folder, processes.environment)
         write_text(work / NODE_IDS, json.dumps(node_ids))
-        with open_gateway(_door(folder, inside, inner)) as traffic:
-            yield Server(folder, superlink, processes.environment, node_ids, traffic)
+        with reverse_proxy(_proxy(folder, port, tls)) as traffic:
+            yield RunningServer(folder, superlink, processes.environment, node_ids, traffic)
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node that runs."""
+class RunningNode:
+    """A SuperNode that runs."""
 
     supernode: Program
     port: int
-    """Where the SuperNode listens to its own machine as long as it is well."""
-    tasks: Tasks
+    """Port of the loopback address at which the SuperNode listens until it gives up."""
+    endpoint: RuntimeEndpoint
 
     @property
     def was_connected(self) -> bool:
-        """Whether the server has let it in."""
-        return "SuperNode ID:" in self.supernode.said()
+        """Whether the server has accepted it."""
+        return "SuperNode ID:" in self.supernode.output()
 
     @property
     def ended(self) -> bool:
-        """Whether it gave up; its process may linger even then."""
+        """Whether it gave up; its process may still exist then."""
         return not self.supernode.alive or not _listens(self.port)
 
-    def why(self) -> str:
-        """Say why it gave up."""
-        said = self.supernode.said()
-        known = [sentence for words, sentence in REASONS.items() if words in said]
-        return known[0] if known else f"the end of {self.supernode.log}:\n{self.supernode.tail()}"
+    def failure(self) -> str:
+        """Return why it gave up."""
+        output = self.supernode.output()
+        reasons = (reason for message, reason in REASONS.items() if message in output)
+        return next(reasons, f"the end of {self.supernode.log}:\n{self.supernode.tail()}")
 
 
 @contextmanager
-def node_running(folder: NodeFolder) -> Iterator[Node]:
-    """Run a node until the context is left; it looks for the server as long as it takes."""
+def node_running(folder: NodeFolder) -> Iterator[RunningNode]:
+    """Run a node until the context is left; it tries to reach the server as long as it takes."""
     work = folder.path / "run"
     with _only_one(work), Processes(work, _environment(work)) as processes:
         port, secret = free_port(), _new_secret(work)
         supernode = processes.start("supernode", _supernode(folder, port))
         supernode.wait_until(lambda: _listens(port), START_SECONDS)
-        yield Node(supernode, port, Tasks(f"127.0.0.1:{port}", secret))
+        yield RunningNode(supernode, port, RuntimeEndpoint(f"127.0.0.1:{port}", secret))
 
 
-def keep_node(
-    folder: NodeFolder,
-    serve: Callable[[Tasks, Callable[[], bool]], None],
-    tell: Callable[[str], None],
+def run_node(
+    folder: NodeFolder, answer: Callable[[bytes], bytes], tell: Callable[[str], None]
 ) -> NoReturn:
-    """Run a node for good: whenever the server was away, connect again.
+    """Run a node forever, and connect again whenever the connection was lost.
 
-    ``serve`` does the tasks as long as it is told to go on. A node that the server never let in is
-    an error.
+    ``answer`` maps a request to a reply. A node that the server never accepted is an error.
     """
     while True:
         with node_running(folder) as node:
-            serve(node.tasks, _every(WATCH_SECONDS, lambda: not node.ended))
+            answer_messages(node.endpoint, answer, _polled(WATCH_SECONDS, lambda: not node.ended))
             if not node.was_connected:
-                raise RunError(f"{folder.config.server} did not let this node in: {node.why()}")
+                reason = node.failure()
+                raise RunError(f"{folder.config.server} did not accept this node: {reason}")
         tell(f"lost {folder.config.server}; connecting again")
         time.sleep(WATCH_SECONDS)
 
 
+@contextmanager
+def federation_running(folder: Path) -> Iterator[tuple[RunningServer, dict[str, Program]]]:
+    """Run the server and all nodes of a federation on this machine, each in its own process."""
+    work = folder / "run"
+    work.mkdir(mode=0o700, exist_ok=True)
+    nodes = sorted(path for path in (folder / "nodes").iterdir() if path.is_dir())
+    with ExitStack() as stack:
+        server = stack.enter_context(server_running(ServerFolder.open(folder / "server")))
+        # A node ends its own child processes; if it is killed first, this context ends them.
+        for node in nodes:
+            (node / "run").mkdir(mode=0o700, exist_ok=True)
+            stack.enter_context(Processes(node / "run", {}))
+        programs = stack.enter_context(Processes(work, {}))
+        yield server, {node.name: start_node(programs, node) for node in nodes}
+
+
+def start_node(programs: Processes, node: Path) -> Program:
+    """Start a node by its command, ``hushrec federate node``."""
+    command = [sys.executable, "-m", "hushrec", "federate", "node", str(node)]
+    return programs.start(node.name, command)
+
+
 def program(name: str) -> str:
-    """Return the path of one of Flower's programs, beside the Python that runs us."""
+    """Return the path of one of Flower's programs, which are beside the Python interpreter."""
     path = Path(sys.executable).parent / name
     if not path.is_file():
         raise MissingExtraError("a federation on several machines", "flower")
@@ -225,7 +240,7 @@ def _superlink(folder: ServerFolder, port: int) -> list[str]:
         *("--ssl-keyfile", str(folder.key.resolve())),
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
-        *_handing_out(folder.path / "run"),
+        *_task_options(folder.path / "run"),
     ]
 
 
@@ -236,12 +251,12 @@ def _supernode(folder: NodeFolder, port: int) -> list[str]:
         *("--root-certificates", str(folder.authority.resolve())),
         *("--auth-supernode-private-key", str(folder.key.resolve())),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *_handing_out(folder.path / "run"),
+        *_task_options(folder.path / "run"),
     ]
 
 
-def _handing_out(work: Path) -> list[str]:
-    """Start no app; hand tasks to whoever knows the secret."""
+def _task_options(work: Path) -> list[str]:
+    """Start no app; hand tasks to the process that knows the secret."""
     return ["--isolation", "process", "--superexec-auth-secret-file", str(_secret_in(work))]
 
 
@@ -250,7 +265,7 @@ def _secret_in(work: Path) -> Path:
 
 
 def _new_secret(work: Path) -> bytes:
-    """Draw the secret of whoever may do tasks, new at every start."""
+    """Draw the secret that gives access to tasks, anew at every start."""
     secret, path = secrets.token_bytes(32), _secret_in(work)
     write_bytes(path, secret, secret=True)
     return secret
@@ -258,34 +273,34 @@ def _new_secret(work: Path) -> bytes:
 
 def _environment(work: Path) -> dict[str, str]:
     home = work / "flwr"
-    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    excepted = [os.environ.get("NO_PROXY", ""), "localhost,127.0.0.1"]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    no_proxy = [os.environ.get("NO_PROXY", ""), "localhost,127.0.0.1"]
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_HOME": str(home.resolve()),
         # Flower's programs find each other by name.
-        "PATH": beside,
-        "NO_PROXY": ",".join(filter(None, excepted)),
+        "PATH": path,
+        "NO_PROXY": ",".join(filter(None, no_proxy)),
     }
 
 
-def _every(seconds: float, holds: Callable[[], bool]) -> Callable[[], bool]:
-    """Ask something that is not free to ask once in so many seconds."""
-    asked, answer = time.monotonic(), True
+def _polled(seconds: float, condition: Callable[[], bool]) -> Callable[[], bool]:
+    """Return the condition, evaluated at most once in so many seconds; True before the first."""
+    checked, value = time.monotonic(), True
 
-    def said() -> bool:
-        nonlocal asked, answer
-        if time.monotonic() - asked >= seconds:
-            asked, answer = time.monotonic(), holds()
-        return answer
+    def latest() -> bool:
+        nonlocal checked, value
+        if time.monotonic() - checked >= seconds:
+            checked, value = time.monotonic(), condition()
+        return value
 
-    return said
+    return latest
 
 
 @contextmanager
 def _only_one(work: Path) -> Iterator[None]:
-    """Refuse to run the same folder twice at a time."""
+    """Hold the folder's lock; raise if another process runs it."""
     (work / "flwr").mkdir(parents=True, exist_ok=True, mode=0o700)
     work.chmod(0o700)
     with (work / "lock").open("w") as lock:
@@ -296,7 +311,7 @@ def _only_one(work: Path) -> Iterator[None]:
         yield
 
 
-def _answers(port: int, context: ssl.SSLContext) -> bool:
+def _is_healthy(port: int, context: ssl.SSLContext) -> bool:
     connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=context)
     try:
         connection.request("GET", "/health")
@@ -318,11 +333,11 @@ def _listens(port: int) -> bool:
     return True
 
 
-def _door(folder: ServerFolder, inside: int, inner: ssl.SSLContext) -> Door:
+def _proxy(folder: ServerFolder, port: int, upstream: ssl.SSLContext) -> ProxySettings:
     outer = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     outer.minimum_version = ssl.TLSVersion.TLSv1_2
     outer.load_cert_chain(folder.certificate, folder.key)
-    return Door(folder.config.listen, folder.config.port, inside, outer, inner)
+    return ProxySettings(folder.config.listen, folder.config.port, port, outer, upstream)
 
 
 def _write_connection(work: Path, folder: ServerFolder, port: int) -> None:
@@ -330,8 +345,8 @@ def _write_connection(work: Path, folder: ServerFolder, port: int) -> None:
         "address": f"127.0.0.1:{port}",
         "root-certificates": str(folder.authority.resolve()),
     }
-    said = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-    write_text(work / "flwr" / "config.toml", tomli_w.dumps(said))
+    config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+    write_text(work / "flwr" / "config.toml", tomli_w.dumps(config))
 
 
 def _register(folder: ServerFolder, environment: Mapping[str, str]) -> dict[str, str]:
@@ -340,12 +355,13 @@ def _register(folder: ServerFolder, environment: Mapping[str, str]) -> dict[str,
         words = ("supernode", "register", str(key.resolve()), CONNECTION, "--name", name)
         return name, str(_flwr(environment, *words)["node-id"])
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(PARALLEL_COMMANDS) as pool:
         return dict(pool.map(register, folder.public_keys.items()))
 
 
 def _flwr(environment: Mapping[str, str], *words: str) -> dict[str, Any]:
     command = [program("flwr"), *words, "--format", "json"]
+    shown = f"'flwr {words[0]} {words[1]}'"
     try:
         done = subprocess.run(  # noqa: S603 - a list of words, the program's path first
             command,
@@ -356,13 +372,11 @@ def _flwr(environment: Mapping[str, str], *words: str) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
             timeout=COMMAND_SECONDS,
         )
-        said: dict[str, Any] = json.loads(done.stdout)
+        result: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        raise RunError(f"'flwr {words[0]} {words[1]}' took more than {COMMAND_SECONDS:g} s") from (
-            None
-        )
+        raise RunError(f"{shown} took more than {COMMAND_SECONDS:g} s") from None
     except ValueError:
-        raise RunError(f"'flwr {words[0]} {words[1]}' failed: {done.stderr.strip()}") from None
-    if not said.get("success"):
-        raise RunError(f"'flwr {words[0]} {words[1]}' failed: {said.get('error-message')}")
-    return said
+        raise RunError(f"{shown} failed: {done.stderr.strip()}") from None
+    if not result.get("success"):
+        raise RunError(f"{shown} failed: {result.get('error-message')}")
+    return result

@@ -1,10 +1,9 @@
-"""Flower as the transport of a federation: the only module that imports it.
+"""Messages over Flower: the only module that imports it.
 
-Flower's SuperLink and SuperNodes carry messages, over TLS and between parties that know each other
-(`hushrec.deployment` starts them). What runs is a ServerApp and a ClientApp of ours. Flower would
-start a process for each message, and on a node one with code that the server sent. Here the process
-that starts a SuperNode, or begins a run, executes the app itself (isolation "process"): nodes run
-their own hushrec and nothing else, and stay warm between rounds.
+SuperLink and SuperNodes carry the messages (`programs` starts them). Flower's own way is to start a
+process for each message, on a node with the code that the server sent. Here hushrec's process
+executes a ServerApp or ClientApp of its own (isolation "process"): a node runs its installed
+hushrec and no other code, and its process stays warm between rounds.
 """
 
 from __future__ import annotations
@@ -43,21 +42,20 @@ from hushrec.deployment.transport import Failure, NodeId
 from hushrec.errors import FederationError
 
 RECORD, ARRAY = "hushrec", "message"
-"""Where in a message of Flower's ours is."""
+"""Names under which a Flower message carries the bytes of ours."""
 POLL_SECONDS = 0.2
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-Answer = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """Where a SuperLink or a SuperNode hands out its tasks."""
+class RuntimeEndpoint:
+    """The Runtime API of a SuperLink or SuperNode, which hands out tasks."""
 
     address: str
     secret: bytes = field(repr=False)
-    """Who does not know it is given no task."""
+    """Proves that a process may take tasks."""
     authority: bytes | None = None
-    """Certificate to believe in; None for a SuperNode, which listens to its own machine only."""
+    """Certificate authority of a SuperLink; None for a SuperNode, which listens on loopback."""
 
     def client(self, *interceptors: ProtobufClientInterceptor) -> RuntimeHttpClient:
         """Connect."""
@@ -70,14 +68,14 @@ class Runtime:
 
     @contextmanager
     def tasks(self, kind: TaskType) -> Iterator[Callable[[], tuple[str, int] | None]]:
-        """Give a function that returns the token and the run of a task to be done, if any waits."""
+        """Give a function that returns token and run of a waiting task, or None."""
         sign = SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods={ACQUIRE})
-        # One connection for all times that it is asked: making one costs more than asking.
+        # One connection for all polls: opening one costs more than a poll.
         client = self.client(sign)
 
         def acquire() -> tuple[str, int] | None:
-            found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
-            return (found.token, found.task.run_id) if found.token else None
+            reply = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+            return (reply.token, reply.task.run_id) if reply.token else None
 
         try:
             yield acquire
@@ -85,7 +83,7 @@ class Runtime:
             client.close()
 
 
-# ------------------------------------------------------------ the server's side
+# ------------------------------------------------------------ coordinator
 
 
 class GridLink:
@@ -102,8 +100,8 @@ class GridLink:
     def ask(
         self, requests: Mapping[NodeId, bytes], seconds: float
     ) -> Iterator[tuple[NodeId, bytes | Failure]]:
-        """Send each node its request; after so many seconds none is waited for."""
-        until, sent = time.monotonic() + seconds, {}
+        """Send each node its request; yield a reply or, after ``seconds``, a failure for each."""
+        deadline, sent = time.monotonic() + seconds, {}
         for node, request in requests.items():
             message = Message(_wrap(request), int(node), MessageType.QUERY, ttl=max(1.0, seconds))
             with _reached():
@@ -112,140 +110,146 @@ class GridLink:
                 sent[numbers[0]] = node
             else:
                 yield node, Failure("not connected")
-        while sent and time.monotonic() < until:
+        while sent and time.monotonic() < deadline:
             with _reached():
                 replies = list(self.grid.pull_messages(list(sent)))
             for reply in replies:
-                node_asked = sent.pop(reply.metadata.reply_to_message_id, None)
-                if node_asked is not None:
-                    yield node_asked, _answer_in(reply)
+                sender = sent.pop(reply.metadata.reply_to_message_id, None)
+                if sender is not None:
+                    yield sender, _unwrap(reply)
             if sent and not replies:
                 time.sleep(POLL_SECONDS)
         for node in sent.values():
             yield node, Failure("no answer in time")
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep."""
         time.sleep(seconds)
 
 
 def run_on_grid(
-    runtime: Runtime, run_id: int, seconds: float, work: Callable[[GridLink], None]
+    endpoint: RuntimeEndpoint, run_id: int, seconds: float, work: Callable[[GridLink], None]
 ) -> None:
-    """Do the server's work of a Flower run that was begun: as its ServerApp, in this process."""
+    """Execute ``work`` in this process as the ServerApp of a Flower run.
+
+    ``seconds`` is how long the SuperLink may take to hand out the run's task.
+    """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         work(GridLink(grid))
 
-    with _task_of(runtime, run_id, seconds) as (grid, context):
+    with _server_task(endpoint, run_id, seconds) as (grid, context):
         app(grid, context)
 
 
 @contextmanager
-def _task_of(runtime: Runtime, run_id: int, seconds: float) -> Iterator[tuple[HttpGrid, Context]]:
-    """Take the run's task, keep it alive meanwhile, and say how it ended."""
-    grid = HttpGrid(
-        runtime.address, root_certificates=runtime.authority, token=_token(runtime, run_id, seconds)
-    )
+def _server_task(
+    endpoint: RuntimeEndpoint, run_id: int, seconds: float
+) -> Iterator[tuple[HttpGrid, Context]]:
+    """Take the run's task, send heartbeats for it, and report how it ended."""
+    token = _token(endpoint, run_id, seconds)
+    grid = HttpGrid(endpoint.address, root_certificates=endpoint.authority, token=token)
     client, ended = grid._runtime_client, SubStatus.FAILED
-    beating = HeartbeatSender(_heartbeat(client))
-    beating.start()
+    heartbeats = HeartbeatSender(_heartbeat(client))
+    heartbeats.start()
     try:
-        found = client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id = found.task_id, found.run.run_id
-        TaskIdentity.node_id = found.context.node_id
-        grid.set_run(run_from_proto(found.run))
-        yield grid, context_from_proto(found.context)
+        task = client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
+        TaskIdentity.node_id = task.context.node_id
+        grid.set_run(run_from_proto(task.run))
+        yield grid, context_from_proto(task.context)
         ended = SubStatus.COMPLETED
     finally:
-        beating.stop()
+        heartbeats.stop()
         grid._retry_invoker.max_tries = 1
         with _reached():
             client.PushTaskOutput(PushTaskOutputRequest(sub_status=ended, details=""))
         grid.close()
 
 
-def _token(runtime: Runtime, run_id: int, seconds: float) -> str:
-    """Wait for the task of a run; those of runs that nobody works on any more are passed over."""
-    until = time.monotonic() + seconds
-    with runtime.tasks(TaskType.SERVER_APP) as acquire:
-        while time.monotonic() < until:
+def _token(endpoint: RuntimeEndpoint, run_id: int, seconds: float) -> str:
+    """Wait for the task of a run; tasks of abandoned runs are skipped."""
+    deadline = time.monotonic() + seconds
+    with endpoint.tasks(TaskType.SERVER_APP) as acquire:
+        while time.monotonic() < deadline:
             with _reached():
-                found = acquire()
-            if found is not None and found[1] == run_id:
-                return found[0]
+                task = acquire()
+            if task is not None and task[1] == run_id:
+                return task[0]
             time.sleep(POLL_SECONDS)
     raise FederationError(
-        f"the server did not hand out its run within {seconds:g} s: start it anew"
+        f"the SuperLink did not hand out the task of its run within {seconds:g} s: start the "
+        "server again"
     )
 
 
-# ------------------------------------------------------------ a node's side
+# ------------------------------------------------------------ node
 
 
-def answer_messages(runtime: Runtime, answer: Answer, goes_on: Callable[[], bool]) -> None:
-    """Answer what a SuperNode receives, one message after the other, as long as it goes on.
+def answer_messages(
+    endpoint: RuntimeEndpoint, answer: Callable[[bytes], bytes], goes_on: Callable[[], bool]
+) -> None:
+    """Answer the messages that a SuperNode receives, one by one, while ``goes_on()`` holds.
 
-    What is asked for by another name than ours, or breaks us, is answered with an error that tells
-    its kind and nothing else.
+    A message of another type than ``query``, and one for which ``answer`` raises, gets an error
+    that names its kind and nothing else.
     """
     app = ClientApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        received = _answer_in(message)
-        # What is no message of ours is answered like any other that cannot be read.
-        return Message(
-            _wrap(answer(received if isinstance(received, bytes) else b"")), reply_to=message
-        )
+        received = _unwrap(message)
+        # A message in another format is answered like any other that cannot be decoded.
+        reply = answer(received if isinstance(received, bytes) else b"")
+        return Message(_wrap(reply), reply_to=message)
 
-    with runtime.tasks(TaskType.CLIENT_APP) as acquire:
+    with endpoint.tasks(TaskType.CLIENT_APP) as acquire:
         while goes_on():
             try:
-                found = acquire()
-                if found is None:
+                task = acquire()
+                if task is None:
                     time.sleep(POLL_SECONDS)
                 else:
-                    _answer_one(runtime, found[0], app)
+                    _answer_one(endpoint, task[0], app)
             except httpx.HTTPError:
-                time.sleep(POLL_SECONDS)  # the SuperNode ended, or its run did
+                time.sleep(POLL_SECONDS)  # the SuperNode or the run ended
 
 
-def _answer_one(runtime: Runtime, token: str, app: ClientApp) -> None:
-    client = runtime.client(RuntimeTokenHttpInterceptor(token))
-    beating = HeartbeatSender(_heartbeat(client))
-    beating.start()
+def _answer_one(endpoint: RuntimeEndpoint, token: str, app: ClientApp) -> None:
+    client = endpoint.client(RuntimeTokenHttpInterceptor(token))
+    heartbeats = HeartbeatSender(_heartbeat(client))
+    heartbeats.start()
     context, ended = None, SubStatus.FAILED
     try:
-        # The code that came with the run is not looked at.
+        # The app's code, which comes with the task, is dropped unread.
         message, context, _, _ = pull_task_input(client)
         try:
             reply = app(message, context)
-        except Exception as error:  # a node outlives whatever it is sent
+        except Exception as error:  # no message may end a node
             reply = Message(
                 Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, type(error).__name__), reply_to=message
             )
         push_message(client, reply, context)
         ended = SubStatus.COMPLETED
     finally:
-        beating.stop()
+        heartbeats.stop()
         push_task_output(client, context, ended, "")
         client.close()
 
 
-# ------------------------------------------------------------ what both sides need
+# ------------------------------------------------------------ both
 
 
 def _wrap(data: bytes) -> RecordDict:
-    """Put our bytes into a message of Flower's, which sends arrays in pieces."""
+    """Put bytes into the content of a Flower message, as an array, which Flower sends in pieces."""
     array = Array(dtype="uint8", shape=(len(data),), stype=RECORD, data=data)
     return RecordDict({RECORD: ArrayRecord({ARRAY: array})})
 
 
-def _answer_in(reply: Message) -> bytes | Failure:
-    """Return our bytes of a message; of one that is not ours, none, which nobody can read."""
+def _unwrap(reply: Message) -> bytes | Failure:
+    """Return the bytes in a Flower message; empty bytes, which do not decode, if it has none."""
     if reply.has_error():
         return Failure(f"Flower says: {reply.error.reason}"[:200])
     record = reply.content.get(RECORD) if len(reply.content) == 1 else None
@@ -269,11 +273,11 @@ def _heartbeat(client: RuntimeHttpClient) -> Callable[[], bool]:
 
 @contextmanager
 def _reached() -> Iterator[None]:
-    """Turn a SuperLink that is gone into a sentence."""
+    """Raise a `FederationError` if the SuperLink cannot be reached."""
     try:
         yield
     except httpx.HTTPError as error:
         raise FederationError(
-            f"the server's programs do not answer ({type(error).__name__}): what is done is saved; "
-            "start 'hushrec federate server' again, and go on with --resume"
+            f"the SuperLink does not answer ({type(error).__name__}): completed rounds are saved; "
+            "start 'hushrec federate server' again, and continue with --resume"
         ) from None
