@@ -104,4 +104,4 @@ def runs_folder(tmp_path_factory):
 def studio(runs_folder):
     """The address of a studio over these runs, without the slash at its end."""
     with answering(runs_folder) as place:
-        yield place.address.rstrip("/")
+        yield place.url.rstrip("/")

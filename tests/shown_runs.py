@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from hushrec.api import train
 from hushrec.reporting.html import write_report
-from hushrec.studio.server import serving
+from hushrec.studio.server import studio_server
 
 HOSTILE = "<script>alert(1)<"
 """The name of a run."""
@@ -16,11 +16,12 @@ HOSTILE = "<script>alert(1)<"
 def answering(folder, host="127.0.0.1"):
     """Give where a studio over the folder answers."""
     kept = []
-    with serving(folder, host, 0, lambda error: kept.append(error) or "the log") as (server, place):
+    with studio_server(folder, host, 0, lambda error: kept.append(error) or "the log") as opened:
+        server, address = opened
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
-            yield place
+            yield address
         finally:
             server.shutdown()
             thread.join(10)

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from hushrec.cli import main
 from hushrec.runs.folder import RunFolder
-from hushrec.studio import leak, sliders
+from hushrec.studio import demos
 from hushrec.studio.runs import find_runs
 from shown_runs import HOSTILE, answering
 
@@ -104,8 +104,8 @@ def test_words_of_others_are_shown_and_not_obeyed(studio):
         ("/frame.html.j2", 404, "no such page"),
         ("/privacy?noise=99", 400, "from 0 to"),
         ("/privacy?noise=-1", 400, "from 0 to"),
-        ("/?" + "a=1&" * 50, 400, "no good"),
-        ("/?a=%ff", 400, "no good"),
+        ("/?" + "a=1&" * 50, 400, "not valid"),
+        ("/?a=%ff", 400, "not valid"),
         ("/?a=" + "x" * 5_000, 414, "too long"),
     ],
 )
@@ -188,14 +188,14 @@ def test_two_runs_are_compared_as_the_command_does(studio, runs_folder):
 def test_sliders_say_what_the_command_says(studio):
     words = ["--noise", "1", "--population", "10000", "--cohort", "100", "--rounds", "100"]
     said = CliRunner().invoke(main, ["privacy", "epsilon", *words, "--delta", "1e-5", "--json"])
-    found = sliders.answer(**sliders.places({}))
+    found = demos.slider_guarantee(**demos.slider_positions({}))
     assert found.epsilon == json.loads(said.stdout)["epsilon"]
     assert f"{found.epsilon:.3g}" in ask(studio, "/privacy")[2]
     # More noise, fewer rounds and fewer at a time never cost more.
     for name, worse in (("noise", -1), ("share", 1), ("rounds", 1)):
-        moved = sliders.places({})
+        moved = demos.slider_positions({})
         moved[name] += worse
-        assert sliders.answer(**moved).epsilon > found.epsilon
+        assert demos.slider_guarantee(**moved).epsilon > found.epsilon
     assert found.unsampled > found.epsilon
 
 
@@ -211,7 +211,9 @@ def test_the_leak_is_played(studio):
     assert published.split('leaking">')[1].startswith("1.000")
     chance = float(honest.split('class="big">')[1][:5])
     assert chance == pytest.approx(0.1, abs=4 * (0.1 * 0.9 / 1000) ** 0.5)
-    assert leak.NEGATIVES * leak.ROUNDS == 2 * 4 * 100, "what the docstring says of published code"
+    assert demos.NEGATIVES * demos.ROUNDS == 2 * 4 * 100, (
+        "what the docstring says of published code"
+    )
 
 
 def test_the_command_serves_until_it_is_stopped(runs_folder):

@@ -74,7 +74,7 @@ def test_a_running_one_moves_and_ends(driver, runs_folder, tmp_path):
             return page.execute_script("return document.querySelector('main').innerText")
 
         with run.locked():
-            page = look(driver, f"{place.address}run?run=going")
+            page = look(driver, f"{place.url}run?run=going")
             assert "round 1 of 3" in words()
             (run.path / "metrics.jsonl").write_text("".join(lines[:2]))
             wait_for(lambda: "round 2 of 3" in words(), "the page did not follow")
@@ -87,8 +87,9 @@ def test_a_running_one_moves_and_ends(driver, runs_folder, tmp_path):
 def test_the_leak_at_the_press_of_a_button(driver, studio):
     page = look(driver, studio + "/leak")
     page.find_element("css selector", "main button").click()
+    button = "return document.querySelector('main button').disabled"
+    wait_for(lambda: page.execute_script(button) is True, "it did not begin")
     big = "const b = document.querySelector('.leaking'); return b && b.textContent"
     wait_for(lambda: page.execute_script(big) == "1.000", "the counter did not find the items")
-    button = "return document.querySelector('main button').disabled"
     wait_for(lambda: page.execute_script(button) is False, "it did not end")
     assert "Chance is 0.100" in page.find_element("css selector", "main").text

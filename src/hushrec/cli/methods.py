@@ -193,14 +193,14 @@ def studio_command(folder: Path, host: str, port: int, open_it: bool) -> None:
 
     It reads and changes nothing. Ctrl-C ends it.
     """
-    from hushrec.studio.server import serving
+    from hushrec.studio.server import studio_server
 
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; train something first: hushrec train")
-    with serving(folder, host, port, keep) as (server, place):
-        say(f"{folder} is shown at {place.address}")
-        if place.token:
+    with studio_server(folder, host, port, keep) as (server, address):
+        say(f"{folder} is shown at {address.url}")
+        if address.token:
             say("others can listen on the way: prefer a tunnel, ssh -L", err=True)
         if open_it:
-            webbrowser.open(place.address)
+            webbrowser.open(address.url)
         server.serve_forever()

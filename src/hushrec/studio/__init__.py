@@ -1,6 +1,6 @@
-"""`hushrec studio`: a folder of runs as a page of this machine's browser.
+"""`hushrec studio`: a folder of runs as web pages on this machine.
 
-Pages are rendered here, whole or in parts (`pages`); a script of a few lines fetches a part again
-while something is going on, or when a slider was moved. Nothing is written, nothing comes from
-elsewhere, and whoever asks is checked (`server`).
+Pages are rendered on the server (`pages`); a short script fetches a part of a page again while a
+run is trained or a slider is moved. The studio writes nothing and loads nothing from other hosts;
+`server` checks every request.
 """

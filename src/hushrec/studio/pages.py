@@ -1,4 +1,4 @@
-"""What the studio's pages show: each is worked out here, and named for its template."""
+"""The studio's pages: one method computes the context of each template."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hushrec.reporting.html import REPORT, environment
 from hushrec.reporting.wording import metric_name, signed
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.summary import PUBLISHED_MARK
-from hushrec.studio import leak, sliders
+from hushrec.studio import demos
 from hushrec.studio.runs import FoundRun, find_runs, require
 
-KEPT = 3
-"""Runs that stay open, for the next question about them."""
+OPEN_RUNS = 3
+"""Runs that are kept in memory, the most recently shown."""
 METRICS = ("hr@10", "ndcg@10")
-OFFERED = 300
-"""User ids that the field for one proposes."""
+SUGGESTED_USERS = 300
+"""User ids that the input field suggests."""
 
-Given = Mapping[str, str]
+Query = Mapping[str, str]
 Context = dict[str, Any]
 
 
@@ -35,11 +35,11 @@ class Studio:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._working = threading.Lock()  # compiled kernels and stores serve one at a time
-        self._demonstration = leak.Demonstration(self._working)
+        self._working = threading.Lock()  # kernels and stores serve one thread at a time
+        self.leak = demos.LeakDemo(self._working)
         self._opened: OrderedDict[tuple[str, int], Run] = OrderedDict()
         self._templates = environment("hushrec.studio", "hushrec.reporting")
-        self._shown: dict[str, Callable[[Given], Context]] = {
+        self._pages: dict[str, Callable[[Query], Context]] = {
             "runs": self._runs,
             "run": self._run,
             "user": self._user,
@@ -48,72 +48,68 @@ class Studio:
             "leak": self._leak,
         }
 
-    def page(self, name: str, given: Given) -> str | None:
-        """Return a page, or the part of it that changes; None where there is none of that name."""
-        if name not in self._shown:
+    def page(self, name: str, query: Query) -> str | None:
+        """Return a page, or its live block if the query has ``part``; None for an unknown name."""
+        if name not in self._pages:
             return None
         template = self._templates.get_template(f"{name}.html.j2")
-        context = {"page": name, "folder": self.folder.name, **self._shown[name](given)}
-        if "part" in given and "live" in template.blocks:
+        context = {"page": name, "folder": self.folder.name, **self._pages[name](query)}
+        if "part" in query and "live" in template.blocks:
             return "".join(template.blocks["live"](template.new_context(context)))
         return template.render(context)
 
-    def refusal(self, status: int, words: str) -> str:
-        """Return the page that says why there is none."""
+    def error_page(self, status: int, message: str) -> str:
+        """Return the page of an error."""
         template = self._templates.get_template("refused.html.j2")
-        return template.render(page="", folder=self.folder.name, status=status, words=words)
+        return template.render(page="", folder=self.folder.name, status=status, message=message)
 
     def style(self) -> str:
         """Return the style sheet of all pages."""
         template = self._templates.get_template("studio.css.j2")
         return template.render(curve_style=plots.CURVE_STYLE)
 
-    def report(self, given: Given) -> str:
-        """Return a run's report as it was written."""
-        found = require(find_runs(self.folder), _said(given, "run"))
-        if not (found.path / REPORT).exists():
-            raise RunError(f"{found.name} has no report yet: hushrec report {found.path}")
-        return read_text(found.path / REPORT)
-
-    def start_leak(self) -> None:
-        """Begin the demonstration, unless it is going on."""
-        self._demonstration.start()
+    def report(self, query: Query) -> str:
+        """Return the stored report of a run."""
+        run = require(find_runs(self.folder), _required(query, "run"))
+        if not (run.path / REPORT).exists():
+            raise RunError(f"{run.name} has no report yet: hushrec report {run.path}")
+        return read_text(run.path / REPORT)
 
     # ------------------------------------------------------------ pages
 
-    def _runs(self, given: Given) -> Context:
+    def _runs(self, query: Query) -> Context:
         runs = list(find_runs(self.folder).values())
         return {"runs": runs, "going_on": any(run.state == "training" for run in runs)}
 
-    def _run(self, given: Given) -> Context:
-        found = require(find_runs(self.folder), _said(given, "run"))
-        return {"run": found, "course": _course(found), "metric_name": metric_name}
+    def _run(self, query: Query) -> Context:
+        run = require(find_runs(self.folder), _required(query, "run"))
+        return {"run": run, "curves": _run_curves(run), "metric_name": metric_name}
 
-    def _user(self, given: Given) -> Context:
+    def _user(self, query: Query) -> Context:
         runs = find_runs(self.folder)
         choices = [run.name for run in runs.values() if run.single]
-        name = given.get("run") or next(iter(choices), "")
+        name = query.get("run") or next(iter(choices), "")
         context: Context = {"choices": choices, "name": name, "shown": None, "problem": ""}
-        context |= {"some": [], "offered": [], "asked_for": given.get("user", ""), "mark": None}
+        context |= {"some": [], "suggested": [], "user": query.get("user", ""), "mark": None}
         if not name:
             return context
         with self._working:
             run = self._open(require(runs, name))
             context |= {"some": some_users(run), "mark": run.summary["protocol_mark"]}
-            context["offered"] = run.split.data.users[:OFFERED].tolist()
-            user = given.get("user") or context["some"][len(context["some"]) // 2]
-            context["asked_for"] = user
+            context["suggested"] = run.split.data.users[:SUGGESTED_USERS].tolist()
+            user = query.get("user") or context["some"][len(context["some"]) // 2]
+            context["user"] = user
             try:
                 context["shown"] = one_user(run, user)
             except ConfigError as error:
                 context["problem"] = str(error)
         return context
 
-    def _compare(self, given: Given) -> Context:
+    def _compare(self, query: Query) -> Context:
         runs = find_runs(self.folder)
         choices = [run for run in runs.values() if run.state == "finished"]
         names = [run.name for run in choices]
-        chosen = [given.get(key) or "" for key in ("first", "second")]
+        chosen = [query.get(key) or "" for key in ("first", "second")]
         context: Context = {"names": names, "chosen": chosen, "metrics": [], "costs": []}
         context |= {"drawing": None, "mark": None, "problem": ""}
         if not all(chosen):
@@ -133,53 +129,50 @@ class Studio:
                 for metric in METRICS
             ],
             "costs": [(by_path[row.run], row) for row in rows if row.metric == METRICS[0]],
-            "drawing": _curves(pair),
+            "drawing": _validation_curves(pair),
             "mark": f"{', '.join(leaks)}: {PUBLISHED_MARK}" if leaks else None,
         }
 
-    def _privacy(self, given: Given) -> Context:
-        where = sliders.places(given)
-        return {"scales": sliders.SCALES, "where": where, "answer": sliders.answer(**where)}
+    def _privacy(self, query: Query) -> Context:
+        positions = demos.slider_positions(query)
+        guarantee = demos.slider_guarantee(**positions)
+        return {"sliders": demos.SLIDERS, "positions": positions, "guarantee": guarantee}
 
-    def _leak(self, given: Given) -> Context:
-        scene = self._demonstration.scene
-        rows = [
-            plots.Curve(protocol, played.points)
-            for protocol, played in scene.played.items()
-            if played.points
+    def _leak(self, query: Query) -> Context:
+        state = self.leak.state
+        curves = [
+            plots.Curve(protocol, result.points)
+            for protocol, result in state.results.items()
+            if result.points
         ]
-        several = len({number for row in rows for number, _ in row.points}) > 1
-        drawing = plots.curves(rows, "Validation HR@10 by round") if several else None
-        done = max((row.points[-1][0] for row in rows), default=0)
+        several = len({number for curve in curves for number, _ in curve.points}) > 1
         return {
-            "scene": scene,
-            "drawing": drawing,
-            "rounds": leak.ROUNDS,
-            "negatives": leak.NEGATIVES,
-            "done": done,
-            "protocols": leak.PROTOCOLS,
-            "mark": PUBLISHED_MARK,
+            "state": state,
+            "drawing": plots.curves(curves, "Validation HR@10 by round") if several else None,
+            "rounds": demos.ROUNDS,
+            "negatives": demos.NEGATIVES,
+            "protocols": demos.PROTOCOLS,
         }
 
-    def _open(self, found: FoundRun) -> Run:
-        """Return a finished run, opened before or now."""
-        key = (found.name, (found.path / "config.toml").stat().st_mtime_ns)
+    def _open(self, listed: FoundRun) -> Run:
+        """Return a finished run, from memory or from its folder."""
+        key = (listed.name, (listed.path / "config.toml").stat().st_mtime_ns)
         if key not in self._opened:
-            self._opened[key] = Run.open(found.path)
+            self._opened[key] = Run.open(listed.path)
         self._opened.move_to_end(key)
-        while len(self._opened) > KEPT:
+        while len(self._opened) > OPEN_RUNS:
             self._opened.popitem(last=False)
         return self._opened[key]
 
 
-def _said(given: Given, key: str) -> str:
-    if not given.get(key):
+def _required(query: Query, key: str) -> str:
+    if not query.get(key):
         raise ConfigError(f"the address lacks '{key}='")
-    return given[key]
+    return query[key]
 
 
 def _compared(rows: Sequence[ComparedRun], names: Mapping[str, str]) -> Context:
-    """Show one metric of two runs, and say which is ahead."""
+    """Compare two runs by one metric."""
     first, second = rows
     dots = [
         plots.Dot(names[row.run], row.mean, (row.low, row.high), strong=row is second)
@@ -200,24 +193,24 @@ def _compared(rows: Sequence[ComparedRun], names: Mapping[str, str]) -> Context:
     }
 
 
-def _course(run: FoundRun) -> list[Context]:
-    """Return the curves of a run as far as it is: what selects the round, and the loss."""
+def _run_curves(run: FoundRun) -> list[Context]:
+    """Return the validation and the loss curve of a run, as far as it was trained."""
     assert run.experiment is not None
-    config = run.experiment.evaluation
-    looks = _looks(run)
+    select = run.experiment.evaluation.select
     losses = [(line["round"], line["loss"]) for line in run.lines if line["loss"] is not None]
-    found = []
+    curves = []
     for name, points, from_zero in (
-        (f"Validation {metric_name(config.select)}", looks, True),
+        (f"Validation {metric_name(select)}", _evaluations(run), True),
         ("Training loss", losses, False),
     ):
         if points:
-            drawn = plots.line(points, name, from_zero=from_zero) if len(points) > 1 else None
-            found.append({"name": name, "last": points[-1], "drawing": drawn})
-    return found
+            drawing = plots.line(points, name, from_zero=from_zero) if len(points) > 1 else None
+            curves.append({"name": name, "last": points[-1], "drawing": drawing})
+    return curves
 
 
-def _looks(run: FoundRun) -> list[tuple[int, float]]:
+def _evaluations(run: FoundRun) -> list[tuple[int, float]]:
+    """Return the round and the value of each validation."""
     assert run.experiment is not None
     config = run.experiment.evaluation
     return [
@@ -227,9 +220,9 @@ def _looks(run: FoundRun) -> list[tuple[int, float]]:
     ]
 
 
-def _curves(runs: list[FoundRun]) -> Any:
-    """Draw how the runs went, where there is something to draw."""
-    rows = [plots.Curve(run.name, points) for run in runs if len(points := _looks(run)) > 1]
+def _validation_curves(runs: list[FoundRun]) -> Any:
+    """Draw the validation curves of runs that are selected by the same metric."""
+    rows = [plots.Curve(run.name, points) for run in runs if len(points := _evaluations(run)) > 1]
     selects = {run.experiment.evaluation.select for run in runs if run.experiment}
     if len(selects) > 1 or not rows:
         return None

@@ -1,4 +1,4 @@
-"""Which runs lie in a folder, and how far each of them is: read from its files, nothing is kept."""
+"""The runs in a folder, and how far each of them was trained, read from their files."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from hushrec.federation.experiment import Experiment
 from hushrec.runs.folder import NEW, SEEDS, RunFolder, is_run
 from hushrec.runs.formats import Seeds
 
-DEEPEST = 3
-"""Folders below the one that is looked at: a grid of runs with several seeds each."""
-MOST = 1_000
-"""Runs that are listed; whoever has more looks at one of their folders."""
+MAX_DEPTH = 3
+"""Levels of folders that are searched: a grid of runs with several seeds each."""
+MAX_RUNS = 1_000
+"""Runs that are listed at most."""
 
 State = Literal["training", "finished", "stopped", "unreadable"]
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run as far as its files tell."""
+    """A run as its files describe it."""
 
     name: str
-    """Its path below the folder that is looked at; by it, it is asked for."""
+    """Its path below the studio's folder, which identifies it in URLs."""
     path: Path
     state: State
     experiment: Experiment | None = None
     lines: tuple[dict[str, Any], ...] = ()
-    """A line a round."""
+    """One line of metrics per round."""
     summary: dict[str, Any] | None = None
-    """Of a finished one."""
+    """Of a finished run."""
     seeds: tuple[str, ...] = ()
-    """Names of the runs it consists of, where it is several seeds."""
+    """Names of the runs of its seeds, if it has several."""
     problem: str = ""
     """Why it cannot be read."""
 
     @property
     def single(self) -> bool:
-        """Whether there is a model to ask: one seed, finished."""
+        """Whether it has one trained model: finished, one seed."""
         return self.state == "finished" and not self.seeds
 
     @property
     def rounds(self) -> int:
-        """Rounds that are done."""
+        """Completed rounds."""
         return self.lines[-1]["round"] if self.lines else 0
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it takes if rounds go on as they did; None before there was one."""
+        """Estimated remaining time, from the mean of past rounds; None before the first."""
         if self.experiment is None or not self.lines:
             return None
         spent = float(sum(line["seconds"] for line in self.lines))
@@ -60,19 +60,19 @@ class FoundRun:
 
 
 def find_runs(folder: Path) -> dict[str, FoundRun]:
-    """Return the runs below a folder by name, those that are trained now first."""
-    found = [_read(path, folder) for path in _places(folder)]
+    """Return the runs below a folder by name, those in training first."""
+    found = [_read(path, folder) for path in _run_paths(folder)]
     found.sort(key=lambda run: (run.state != "training", run.name))
-    return {run.name: run for run in found[:MOST]}
+    return {run.name: run for run in found[:MAX_RUNS]}
 
 
-def _places(folder: Path) -> Iterator[Path]:
-    """Walk down; links are not followed, what is hidden is not looked at but for replacements."""
+def _run_paths(folder: Path) -> Iterator[Path]:
+    """Walk down the folder, without links and hidden folders, but with unfinished replacements."""
     if is_run(folder):
         yield folder
     for here, below, _ in os.walk(folder):
         deep = len(Path(here).relative_to(folder).parts)
-        below[:] = sorted(name for name in below if _may_be_run(name)) if deep < DEEPEST else []
+        below[:] = sorted(name for name in below if _may_be_run(name)) if deep < MAX_DEPTH else []
         yield from (Path(here, name) for name in below if is_run(Path(here, name)))
 
 
@@ -92,23 +92,23 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _stamp(path: Path) -> tuple[tuple[int, int], ...]:
-    """Return what changes when a run's files do."""
-    said = []
+    """Return modification times and sizes of a run's files."""
+    stamps = []
     for file in ("config.toml", "metrics.jsonl", "summary.json", SEEDS):
         try:
             state = (path / file).stat()
         except OSError:
-            said.append((0, 0))
+            stamps.append((0, 0))
         else:
-            said.append((state.st_mtime_ns, state.st_size))
-    return tuple(said)
+            stamps.append((state.st_mtime_ns, state.st_size))
+    return tuple(stamps)
 
 
-@lru_cache(MOST)
+@lru_cache(MAX_RUNS)
 def _read_files(
     path: Path, folder: Path, locked: bool, stamp: tuple[tuple[int, int], ...]
 ) -> FoundRun:
-    """Read a run; as long as its stamp stays there is nothing new to read."""
+    """Read a run; the stamp makes the cache read changed files again."""
     name, files = _name(path, folder), RunFolder(path)
     try:
         experiment, lines = files.experiment(), tuple(files.read_metrics())
@@ -124,7 +124,7 @@ def _read_files(
 
 
 def require(runs: dict[str, FoundRun], name: str) -> FoundRun:
-    """Return the run of this name that can be read, or say what there is instead."""
+    """Return the readable run of this name, or raise."""
     if name not in runs:
         raise RunError(f"there is no run '{name}' in this folder (any more)")
     if runs[name].state == "unreadable":

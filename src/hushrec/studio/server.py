@@ -1,9 +1,9 @@
-"""The studio's server: who may ask, what may be asked, and what a browser may do with the answer.
+"""HTTP server of the studio: access checks, routing, and security headers.
 
-It answers this machine. A page from elsewhere that a browser here shows cannot make it answer
-either: names other than this machine's are refused (so that nobody's domain can come to lead
-here), and so are orders that another page sent. Told to listen elsewhere, it asks for a token that
-only its address carries; the browser keeps it as a cookie that scripts cannot read.
+By default the server listens on the loopback address and needs no login. Requests whose ``Host`` is
+another name are refused (DNS rebinding), and so are posts from pages of another origin (CSRF). On
+another address every request needs a token: the printed URL carries it, and the browser keeps it in
+an HttpOnly cookie.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,10 +27,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from hushrec.errors import HushrecError, RunError
 from hushrec.studio.pages import Studio
 
-LONGEST_ADDRESS = 4_000
-MOST_FIELDS = 20
-LARGEST_ORDER = 1_000
-"""Bytes that come with an order; nothing is read from them."""
+MAX_URL_LENGTH = 4_000
+MAX_QUERY_FIELDS = 20
+MAX_BODY_BYTES = 1_000
+"""Bytes of a posted body, which is dropped."""
 TOKEN = "token"  # noqa: S105 - the name of it
 COOKIE = "hushrec_studio"
 POLICY = (
@@ -41,7 +41,7 @@ REPORT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-"""A report is a file that anybody may have written: it may look as it likes, and do nothing."""
+"""A report is a file of unknown origin: it may style itself, and run nothing."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -49,49 +49,49 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - only compared with
+ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - only compared with
 HTML, CSS, SCRIPT = "text/html", "text/css", "text/javascript"
 
 
 class _RefusedError(Exception):
-    """A request that gets no answer but why."""
+    """A request that gets an error page: its status and message."""
 
-    def __init__(self, status: HTTPStatus, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What is sent back."""
+class Response:
+    """A response, before it is written."""
 
     body: str = ""
     kind: str = HTML
     status: HTTPStatus = HTTPStatus.OK
     policy: str = POLICY
-    more: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where it listens."""
+class StudioAddress:
+    """Where the studio listens, and the token that requests need."""
 
     host: str
     port: int
     token: str | None
-    """None on this machine alone."""
+    """None on a loopback address."""
 
     @property
-    def address(self) -> str:
-        """What a browser is told; with the token, where there is one."""
-        host = gethostname() if self.host in EVERYWHERE else self.host
+    def url(self) -> str:
+        """The URL to open in a browser, with the token if there is one."""
+        host = gethostname() if self.host in ANY_ADDRESS else self.host
         host = f"[{host}]" if ":" in host else host
-        ask = f"?{urlencode({TOKEN: self.token})}" if self.token else ""
-        return f"http://{host}:{self.port}/{ask}"
+        query = f"?{urlencode({TOKEN: self.token})}" if self.token else ""
+        return f"http://{host}:{self.port}/{query}"
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether an address is this machine's alone."""
+    """Return whether a name or an address is the loopback one."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -99,108 +99,114 @@ def is_loopback(host: str) -> bool:
 
 
 @contextmanager
-def serving(
-    folder: Path, host: str, port: int, keep: Callable[[Exception], str]
-) -> Iterator[tuple[ThreadingHTTPServer, Place]]:
-    """Open the studio over a folder; ``keep`` writes a fault of ours down and says where.
+def studio_server(
+    folder: Path, host: str, port: int, log_fault: Callable[[Exception], str]
+) -> Iterator[tuple[ThreadingHTTPServer, StudioAddress]]:
+    """Open the studio over a folder of runs; call ``serve_forever`` of the server to answer.
 
-    It answers once ``serve_forever`` of what is given is called.
+    ``log_fault`` writes the traceback of an unexpected error to a log and returns where it is.
     """
+
     studio = Studio(folder)
 
-    class Handler(_Handler):
-        pass
+    def handler(*request: Any) -> _Handler:
+        return _Handler(studio, address, log_fault, *request)
 
-    class Server(ThreadingHTTPServer):
+    class _Server(ThreadingHTTPServer):
         address_family = AF_INET6 if ":" in host else ThreadingHTTPServer.address_family
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Say nothing of a browser that went away before it had its answer."""
             error = sys.exception()
+            # An OSError is a browser that closed the connection.
             if isinstance(error, Exception) and not isinstance(error, OSError):
-                keep(error)
+                log_fault(error)
 
     try:
-        server = Server((host, port), Handler)
+        server = _Server((host, port), handler)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunError(
             f"cannot listen at {host}:{port}: {reason}; choose another --port or --host"
         ) from None
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
-    Handler.studio, Handler.keep = studio, staticmethod(keep)
-    Handler.place = Place(host, server.server_address[1], token)
+    address = StudioAddress(host, server.server_address[1], token)
     try:
-        yield server, Handler.place
+        yield server, address
     finally:
         server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Checks who asks, finds the page, sends it."""
+    """Checks a request, finds the page and sends it."""
 
-    studio: Studio
-    place: Place
-    keep: Callable[[Exception], str]
     timeout = 20
     server_version, sys_version = "hushrec", ""
 
+    def __init__(
+        self,
+        studio: Studio,
+        address: StudioAddress,
+        log_fault: Callable[[Exception], str],
+        *request: Any,
+    ) -> None:
+        self.studio, self.address, self.log_fault = studio, address, log_fault
+        super().__init__(*request)  # which answers the request
+
     def do_GET(self) -> None:
-        """Show a page."""
-        self._send(self._tried(self._shown))
+        """Send a page."""
+        self._send(self._respond(self._get))
 
     def do_HEAD(self) -> None:
-        """Say that there is a page."""
-        self._send(self._tried(self._shown))
+        """Send the headers of a page."""
+        self.do_GET()
 
     def do_POST(self) -> None:
-        """Take an order, and show the page that it changes."""
-        self._send(self._tried(self._ordered))
+        """Start something, and redirect to the page that shows it."""
+        self._send(self._respond(self._post))
 
     def log_message(self, format: str, *words: object) -> None:
-        """Say nothing: addresses carry names of users, and the token."""
+        """Log nothing: URLs carry ids of users, and the token."""
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ requests
 
-    def _tried(self, act: Callable[[str, Mapping[str, str]], Answer]) -> Answer:
+    def _respond(self, act: Callable[[str, Mapping[str, str]], Response]) -> Response:
         try:
-            if len(self.path) > LONGEST_ADDRESS:
+            if len(self.path) > MAX_URL_LENGTH:
                 raise _RefusedError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
-            asked = urlsplit(self.path)
+            url = urlsplit(self.path)
             try:
-                pairs = parse_qsl(asked.query, max_num_fields=MOST_FIELDS, errors="strict")
+                fields = parse_qsl(url.query, max_num_fields=MAX_QUERY_FIELDS, errors="strict")
             except ValueError:
-                raise _RefusedError(HTTPStatus.BAD_REQUEST, "the address is no good") from None
-            given = dict(pairs)
-            return self._let_in(asked.path, given) or act(asked.path, given)
+                raise _RefusedError(
+                    HTTPStatus.BAD_REQUEST, "the query of the address is not valid"
+                ) from None
+            query = dict(fields)
+            return self._check_access(url.path, query) or act(url.path, query)
         except _RefusedError as refused:
-            return self._refusal(refused.status, str(refused))
+            status, message = refused.status, str(refused)
         except HushrecError as error:
-            gone = isinstance(error, RunError)
-            status = HTTPStatus.NOT_FOUND if gone else HTTPStatus.BAD_REQUEST
-            return self._refusal(status, str(error))
+            missing = isinstance(error, RunError)
+            status = HTTPStatus.NOT_FOUND if missing else HTTPStatus.BAD_REQUEST
+            message = str(error)
         except Exception as error:
-            words = f"This is a fault of hushrec: {type(error).__name__}. See {self.keep(error)}."
-            return self._refusal(HTTPStatus.INTERNAL_SERVER_ERROR, words)
+            status = HTTPStatus.INTERNAL_SERVER_ERROR
+            where = self.log_fault(error)
+            message = f"This is a fault of hushrec: {type(error).__name__}. See {where}."
+        return Response(self.studio.error_page(status, message), status=status)
 
-    def _refusal(self, status: HTTPStatus, words: str) -> Answer:
-        return Answer(self.studio.refusal(status, words), status=status)
-
-    def _let_in(self, path: str, given: Mapping[str, str]) -> Answer | None:
-        """Refuse who must not ask; a token in the address becomes a cookie."""
-        token = self.place.token
+    def _check_access(self, path: str, query: Mapping[str, str]) -> Response | None:
+        """Refuse a request without access; exchange a token in the URL for a cookie."""
+        token = self.address.token
         if token is None:
             name = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
             if not is_loopback(name):
                 raise _RefusedError(HTTPStatus.FORBIDDEN, "this page answers to this machine only")
             return None
-        if TOKEN in given and hmac.compare_digest(given[TOKEN].encode(), token.encode()):
-            rest = urlencode({key: value for key, value in given.items() if key != TOKEN})
+        if TOKEN in query and hmac.compare_digest(query[TOKEN].encode(), token.encode()):
+            rest = urlencode({key: value for key, value in query.items() if key != TOKEN})
             cookie = f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
-            where = f"/{path.strip('/')}" + (f"?{rest}" if rest else "")
-            return Answer(
-                status=HTTPStatus.SEE_OTHER, more=(("Set-Cookie", cookie), ("Location", where))
-            )
+            target = f"/{path.strip('/')}" + (f"?{rest}" if rest else "")
+            return _redirect(target, {"Set-Cookie": cookie})
         try:
             kept = SimpleCookie(self.headers.get("Cookie", "")).get(COOKIE)
         except CookieError:
@@ -211,46 +217,49 @@ class _Handler(BaseHTTPRequestHandler):
             )
         return None
 
-    def _shown(self, path: str, given: Mapping[str, str]) -> Answer:
+    def _get(self, path: str, query: Mapping[str, str]) -> Response:
         name = path.removeprefix("/") or "runs"
         if name == "studio.css":
-            return Answer(self.studio.style(), CSS)
+            return Response(self.studio.style(), CSS)
         if name == "studio.js":
-            return Answer((resources.files("hushrec.studio") / name).read_text("utf-8"), SCRIPT)
+            return Response((resources.files("hushrec.studio") / name).read_text("utf-8"), SCRIPT)
         if name == "report":
-            return Answer(self.studio.report(given), policy=REPORT_POLICY)
-        page = self.studio.page(name, given)
+            return Response(self.studio.report(query), policy=REPORT_POLICY)
+        page = self.studio.page(name, query)
         if page is None:
             raise _RefusedError(HTTPStatus.NOT_FOUND, "there is no such page")
-        return Answer(page)
+        return Response(page)
 
-    def _ordered(self, path: str, given: Mapping[str, str]) -> Answer:
+    def _post(self, path: str, query: Mapping[str, str]) -> Response:
         size = self.headers.get("Content-Length", "0")
-        if not size.isdigit() or int(size) > LARGEST_ORDER:
-            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too much was sent")
+        if not size.isdigit() or int(size) > MAX_BODY_BYTES:
+            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the request is too large")
         self.rfile.read(int(size))
         origin = self.headers.get("Origin")
-        ours = origin is None or urlsplit(origin).netloc == self.headers.get("Host")
-        if not ours or self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            raise _RefusedError(HTTPStatus.FORBIDDEN, "another page sent this")
+        same = origin is None or urlsplit(origin).netloc == self.headers.get("Host")
+        if not same or self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+            raise _RefusedError(HTTPStatus.FORBIDDEN, "a page of another origin sent this")
         if path != "/leak":
-            raise _RefusedError(HTTPStatus.NOT_FOUND, "there is nothing to be ordered here")
-        self.studio.start_leak()
-        return Answer(status=HTTPStatus.SEE_OTHER, more=(("Location", "/leak"),))
+            raise _RefusedError(HTTPStatus.NOT_FOUND, "there is nothing to start here")
+        self.studio.leak.start()
+        return _redirect("/leak", {})
 
-    # ------------------------------------------------------------ what is sent
-
-    def _send(self, answer: Answer) -> None:
-        body = answer.body.encode("utf-8", "replace")
+    def _send(self, response: Response) -> None:
+        body = response.body.encode("utf-8", "replace")
         headers = {
-            "Content-Type": f"{answer.kind}; charset=utf-8",
+            "Content-Type": f"{response.kind}; charset=utf-8",
             "Content-Length": str(len(body)),
-            "Content-Security-Policy": answer.policy,
+            "Content-Security-Policy": response.policy,
             **HEADERS,
+            **response.headers,
         }
-        self.send_response(answer.status)
-        for name, value in (*headers.items(), *answer.more):
+        self.send_response(response.status)
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+
+def _redirect(target: str, headers: Mapping[str, str]) -> Response:
+    return Response(status=HTTPStatus.SEE_OTHER, headers={**headers, "Location": target})
