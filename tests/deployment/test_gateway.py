@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hushrec.deployment.flower import gateway
@@ -163,7 +163,6 @@ def test_whatever_else_is_asked_for_is_refused(world, name):
     assert not inside.asked
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(
