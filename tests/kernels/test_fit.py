@@ -7,7 +7,7 @@ import reference
 from hushrec import kernels
 from hushrec.aggregation import ClientRows, ExactSum, Update
 from hushrec.kernels.draws import Pace
-from hushrec.kernels.inner_product import Model, Rates, sigmoid
+from hushrec.kernels.inner_product import InnerProductModel, Rates, sigmoid
 from hushrec.kernels.pooled import fit_pooled
 from hushrec.streams import Streams
 from hushrec.training.inner_product import apply_mean, deltas, with_rows
@@ -43,7 +43,7 @@ def three_rounds(view, dtype, own_tables=False, with_bias=True, rounds=3, **opti
         indptr, ids, rows, losses = kernels.fit_inner_product(
             key,
             stack_of(view),
-            Model(table, vectors, biases, with_bias),
+            InnerProductModel(table, vectors, biases, with_bias),
             Pace(*(options[name] for name in ("negatives", "epochs", "batch"))),
             Rates(rates["rate"], rates["item_rate"], dtype(1)),
             options["two_steps"],
@@ -154,7 +154,7 @@ def test_fit_of_nobody():
     indptr, ids, rows, losses = kernels.fit_inner_product(
         Streams(0).key("fit", 1),
         stack_of(view),
-        Model(table, np.ones((0, D), np.float32), np.ones(0, np.float32), True),
+        InnerProductModel(table, np.ones((0, D), np.float32), np.ones(0, np.float32), True),
         Pace(4, 1, 256),
         Rates(np.float32(0.1), np.float32(1), np.float32(1)),
         True,

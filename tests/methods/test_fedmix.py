@@ -31,7 +31,8 @@ from hushrec.methods.statistics.experts.cooccurrence import leading_vectors
 from hushrec.methods.statistics.fedmix import QUESTIONS, FedMix
 from hushrec.private.store import PrivateStore
 from hushrec.serving.bundle import export
-from hushrec.serving.model import Model, ServingData
+from hushrec.serving.data import ServingData
+from hushrec.serving.model import Model
 from hushrec.serving.recommender import Recommender
 from hushrec.streams import Streams
 from hushrec.testing import MethodContract, clients_of, taste_world

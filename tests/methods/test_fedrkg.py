@@ -9,7 +9,7 @@ from hushrec import kernels
 from hushrec.aggregation import ExactSum
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.guidance import fused_tables
-from hushrec.kernels.inner_product import Model, Rates
+from hushrec.kernels.inner_product import InnerProductModel, Rates
 from hushrec.methods.baselines import LocalOnly
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.fedrkg import FedRKG
@@ -265,7 +265,7 @@ def test_clipping_that_never_acts_changes_no_bit():
     out = []
     for clip in (None, np.float32(1e9)):
         vectors, biases = np.ones((len(view), 6), np.float32), np.zeros(len(view), np.float32)
-        model, pace = Model(table, vectors, biases, True), Pace(4, 2, 8)
+        model, pace = InnerProductModel(table, vectors, biases, True), Pace(4, 2, 8)
         trained = kernels.fit_inner_product(
             key, stack_of(view), model, pace, rates, True, None, None, clip
         )

@@ -9,20 +9,31 @@ public; one that is missing, or lies outside, is 0, or the nearer end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.interactions import Categorical, Column, Features, MultiCategorical, Numeric
+from hushrec.data.interactions import (
+    Categorical,
+    Column,
+    Features,
+    MultiCategorical,
+    Numeric,
+    StrArray,
+)
 from hushrec.errors import ConfigError, DataError, nearest
 
 MOST_CATEGORIES = 5_000
 """A field with more of them is an id in disguise."""
 
 Array = NDArray[Any]
+KINDS: Mapping[str, type[Column]] = {
+    kind.__name__: kind for kind in (Categorical, MultiCategorical, Numeric)
+}
 
 
 @dataclass(frozen=True)
@@ -141,3 +152,56 @@ def usual(column: Column, owner: NDArray[np.int32], n_owners: int) -> Column:
     np.add.at(counts, (owner[known], column.codes[known]), 1)
     codes = np.where(counts.any(1), counts.argmax(1), -1).astype(np.int32)
     return replace(column, codes=codes)
+
+
+# ------------------------------------------------------------ columns as plain arrays
+
+
+def features_to_arrays(owners: Mapping[str, Features]) -> dict[str, Array]:
+    """Write the columns of several owners ("item", "user", …); "columns" describes the arrays."""
+    columns: dict[str, list[dict[str, Any]]] = {owner: [] for owner in owners}
+    arrays: dict[str, Array] = {}
+    for owner, features in owners.items():
+        for name, column in features.items():
+            header: dict[str, Any] = {"name": name, "kind": type(column).__name__}
+            for part, value in vars(column).items():
+                if not isinstance(value, np.ndarray):
+                    header[part] = value
+                else:
+                    text = value.dtype.kind == "U"
+                    arrays[f"{owner}/{name}/{part}"] = text_to_array(value) if text else value
+            columns[owner].append(header)
+    return {**arrays, "columns": text_to_array(columns)}
+
+
+def features_from_arrays(
+    owners: Iterable[str], arrays: Mapping[str, Array]
+) -> dict[str, dict[str, Column]]:
+    """Read back what `features_to_arrays` wrote; damaged arrays are KeyError or ValueError."""
+    columns = json.loads(arrays["columns"].tobytes())
+    return {
+        owner: {header["name"]: _read_column(owner, header, arrays) for header in columns[owner]}
+        for owner in owners
+    }
+
+
+def _read_column(owner: str, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> Column:
+    facts = {part: value for part, value in header.items() if part not in ("kind", "name")}
+    prefix = f"{owner}/{header['name']}/"
+    parts: dict[str, Any] = {
+        key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)
+    }
+    if "names" in parts:
+        parts["names"] = array_to_strings(parts["names"])
+    return KINDS[header["kind"]](**facts, **parts)
+
+
+def text_to_array(value: object) -> Array:
+    """Write names as an array of bytes: a file's header would be too small for them."""
+    plain = value.tolist() if isinstance(value, np.ndarray) else value
+    return np.frombuffer(json.dumps(plain).encode(), np.uint8)
+
+
+def array_to_strings(array: Array) -> StrArray:
+    """Read back the names that `text_to_array` wrote."""
+    return np.array(json.loads(array.tobytes()), np.str_)

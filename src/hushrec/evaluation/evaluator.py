@@ -23,7 +23,8 @@ from hushrec.kernels.top_k import top_k
 from hushrec.methods.base import Guided, Method, Shared
 from hushrec.methods.baselines import Popularity, distinct_items
 from hushrec.private.store import PrivateStore
-from hushrec.serving.model import Model, Scorer, ServingData
+from hushrec.serving.data import ServingData
+from hushrec.serving.model import Model, Scorer
 from hushrec.streams import Streams
 
 PATIENCE = 75

@@ -24,27 +24,22 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hushrec.data.interactions import (
-    Categorical,
-    Column,
-    Features,
-    Interactions,
-    MultiCategorical,
-    Numeric,
-    StrArray,
+from hushrec.data.features import (
+    array_to_strings,
+    features_from_arrays,
+    features_to_arrays,
+    text_to_array,
 )
+from hushrec.data.interactions import Categorical, Features, Interactions, StrArray
 from hushrec.data.views import Protocol, Ragged, TrainView
 from hushrec.errors import ConfigError, MessageError
 from hushrec.federation.experiment import Experiment
-from hushrec.io.codec import Array, Arrays, pack, unpack
+from hushrec.io.codec import Array, pack, unpack
 from hushrec.io.files import write_bytes
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.secagg import Layout, Terms
 from hushrec.secagg.messages import colluders_of, threshold_of
 
-KINDS: Mapping[str, type[Column]] = {
-    kind.__name__: kind for kind in (Categorical, MultiCategorical, Numeric)
-}
 NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -93,18 +88,11 @@ class Catalogue:
 
     def to_bytes(self) -> bytes:
         """Write it; equal catalogues are equal bytes."""
-        arrays: dict[str, Array] = {"items": _text(self.items)}
+        arrays: dict[str, Array] = {"items": text_to_array(self.items)}
         if self.titles is not None:
-            arrays["titles"] = _text(self.titles)
+            arrays["titles"] = text_to_array(self.titles)
         owners = {"item": self.item_features, "user": self.user_features, "row": self.context}
-        columns: dict[str, list[dict[str, Any]]] = {}
-        for owner, features in owners.items():
-            columns[owner] = []
-            for name, column in features.items():
-                said, parts = _column_to(column)
-                columns[owner].append({"name": name, **said})
-                arrays |= {f"{owner}/{name}/{part}": array for part, array in parts.items()}
-        arrays["columns"] = _text(columns)
+        arrays |= features_to_arrays(owners)
         return pack("catalogue", {}, arrays)
 
     @classmethod
@@ -112,50 +100,14 @@ class Catalogue:
         """Read it back."""
         _, arrays = unpack("catalogue", data)
         try:
-            said = json.loads(arrays["columns"].tobytes())
-            features = {
-                owner: {each["name"]: _column_from(owner, each, arrays) for each in said[owner]}
-                for owner in ("item", "user", "row")
-            }
-            titles = _strings(arrays["titles"]) if "titles" in arrays else None
-            items = _strings(arrays["items"])
+            features = features_from_arrays(("item", "user", "row"), arrays)
+            titles = array_to_strings(arrays["titles"]) if "titles" in arrays else None
+            items = array_to_strings(arrays["items"])
         except (KeyError, TypeError, ValueError) as error:
             raise MessageError(f"the catalogue is damaged: {type(error).__name__}") from None
         if len(items) < 2 or len(np.unique(items)) != len(items):
             raise MessageError("the catalogue needs two items or more, each once")
         return cls(items, titles, features["item"], features["user"], features["row"])
-
-
-def _text(value: object) -> Array:
-    """Write names as an array of bytes: a header would be too small for them."""
-    plain = value.tolist() if isinstance(value, np.ndarray) else value
-    return np.frombuffer(json.dumps(plain).encode(), np.uint8)
-
-
-def _strings(array: Array) -> StrArray:
-    return np.array(json.loads(array.tobytes()), np.str_)
-
-
-def _column_to(column: Column) -> tuple[dict[str, Any], dict[str, Array]]:
-    said: dict[str, Any] = {"kind": type(column).__name__}
-    parts: dict[str, Array] = {}
-    for part, value in vars(column).items():
-        if not isinstance(value, np.ndarray):
-            said[part] = value
-        else:
-            parts[part] = _text(value) if value.dtype.kind == "U" else value
-    return said, parts
-
-
-def _column_from(owner: str, said: Mapping[str, Any], arrays: Arrays) -> Column:
-    kind, name = KINDS[said["kind"]], said["name"]
-    facts = {part: value for part, value in said.items() if part not in ("kind", "name")}
-    prefix = f"{owner}/{name}/"
-    parts = {key.removeprefix(prefix): a for key, a in arrays.items() if key.startswith(prefix)}
-    found: dict[str, Any] = {
-        part: _strings(a) if part == "names" else a for part, a in parts.items()
-    }
-    return kind(**facts, **found)
 
 
 class SecureSums(BaseModel):

@@ -17,7 +17,7 @@ ANY_ORDER = {"reassoc", "contract", "nsz"}
 the compiled code is the same. NaN and infinity keep their meaning."""
 
 
-class Model(NamedTuple):
+class InnerProductModel(NamedTuple):
     """What a stack of clients starts from; the vectors and biases are moved in place."""
 
     table: Array
@@ -106,7 +106,7 @@ def clip_errors(
 def fit_inner_product(
     key: Array,
     stack: Stack,
-    model: Model,
+    model: InnerProductModel,
     pace: Pace,
     rates: Rates,
     two_steps: bool,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
-
-from numpy.typing import NDArray
 
 from hushrec.errors import ConfigError, RunError
 from hushrec.federation.backends.base import Backend
@@ -17,7 +14,6 @@ from hushrec.io.codec import Arrays
 from hushrec.io.files import remove
 from hushrec.methods.base import Shared, Staged
 from hushrec.privacy.budgets import Ledger
-from hushrec.private.store import PrivateStore
 from hushrec.runs.folder import FINAL, RunFolder
 
 LEDGER = "ledger"
@@ -135,20 +131,6 @@ def load_model(
     private = [file for file in sorted(files) if file.startswith(f"{role}-private-")]
     parts = (folder.read_tensors(name, file) for file in private)
     return folder.read_tensors(name, f"{role}-shared.safetensors"), parts
-
-
-def alike(array: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Say whether one array can stand in for another."""
-    return array.shape == other.shape and array.dtype == other.dtype
-
-
-def restore_private(store: PrivateStore, parts: Iterable[Arrays], path: str | Path) -> None:
-    """Read the private parameters back, which must be those of this method and data."""
-    try:
-        for part in parts:
-            store.restore(part)
-    except (KeyError, ValueError, IndexError, TypeError) as error:
-        raise RunError(f"{path}: its private parameters do not fit ({error!r})") from None
 
 
 def _files(state: State, backend: Backend, roles: Iterable[str]) -> Iterator[tuple[str, Arrays]]:

@@ -22,12 +22,12 @@ from hushrec.federation.setup import Prepared
 from hushrec.io.files import checked_path
 from hushrec.io.memory import usable_cores
 from hushrec.io.rows import Rows
-from hushrec.private.store import PrivateStore
-from hushrec.runs.checkpoint import SELECTED, Diary, alike, load_model, restore_private
+from hushrec.runs.checkpoint import SELECTED, Diary, load_model
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import FINAL, RunFolder, new_place, read_ranks
 from hushrec.serving.bundle import BundleForm, export
-from hushrec.serving.model import Model, Recommendation, ServingData
+from hushrec.serving.data import ServingData
+from hushrec.serving.model import Model, Recommendation
 from hushrec.streams import Streams
 
 Measured = dict[str, dict[str, float]]
@@ -110,20 +110,14 @@ class Run:
                 f"{path}: the data '{experiment.data}' has changed since this run was trained"
             )
         method = experiment.make_method()
-        view = split.train_view(experiment.protocol)
-        shared_shapes = method.init(view, streams)
-        fields = method.private_fields(view, shared_shapes, streams)
-        store = PrivateStore.create(fields, len(view.clients), experiment.store, None)
-        shared, parts = load_model(folder, FINAL, SELECTED, state["files"])
-        restore_private(store, parts, path)
-        for name, array in method.serving(shared_shapes).items():
-            if name not in shared or not alike(shared[name], array):
-                raise RunError(
-                    f"{path}: the model does not fit the data '{experiment.data}' any more; "
-                    "has the data changed since training?"
-                )
-        tolerant = experiment.privacy.promises
-        model = Model(method, shared, store, ServingData.of(split), streams, tolerant)
+        stored = load_model(folder, FINAL, SELECTED, state["files"])
+        served, tolerant = ServingData.of(split), experiment.privacy.promises
+        try:
+            model = Model.restored(method, stored, served, streams, tolerant, experiment.store)
+        except RunError as error:
+            raise RunError(
+                f"{path}: {error}; has the data '{experiment.data}' changed since training?"
+            ) from None
         return cls(experiment, split, model, summary, read_ranks(folder), folder)
 
     @property

@@ -1,42 +1,51 @@
 """`Model`: a trained recommender as one value.
 
-It holds the method, the shared parameters and the clients' private parameters, and `ServingData`:
-the catalogue, the users and their histories. It scores, recommends, explains, and folds in users
-that training has never seen.
+It holds the method, the shared parameters, the clients' private parameters, and `ServingData`: the
+catalogue, the users and their histories. It scores, recommends, explains, folds in users that
+training has never seen, and is saved and loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import overload
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from hushrec.data.features import of_newcomer
-from hushrec.data.interactions import StrArray
-from hushrec.data.splitting import Split, join
-from hushrec.data.views import Ragged, TrainView, chunks
-from hushrec.errors import ConfigError
+from hushrec.data.views import TrainView, chunks
+from hushrec.errors import ConfigError, InputError, RunError
+from hushrec.io.codec import Array, Arrays
+from hushrec.io.files import atomic_folder, checked_path
 from hushrec.io.memory import usable_cores
 from hushrec.io.rows import Rows
+from hushrec.io.stored import Stored, checked, read_json
 from hushrec.kernels.top_k import top_k
-from hushrec.methods.base import Explains, Method, Private, Shared
-from hushrec.private.store import PrivateStore
+from hushrec.methods.base import Explains, Method, Private, Shared, method_class
+from hushrec.private.store import PrivateStore, StoreConfig
+from hushrec.serving.data import ServingData, UserIndices
 from hushrec.streams import Round, Streams
 
+FORMAT = "hushrec-model-1"
+HEADER, SHARED, DATA = "model.json", "shared.safetensors", "data.safetensors"
+PRIVATE = "private-{:06d}.safetensors"
+"""Files of a saved model; those of private parameters are numbered."""
 PASSES = 20
 """Training rounds of a new user on their own device."""
 SCORES_BYTES = 32 * 2**20
 """Scores held at once by one thread."""
 COPIES_BYTES = 64 * 2**20
 """Private parameters, and adapted copies of the shared ones, held at once by one thread."""
-NO_USERS = np.zeros(0, np.int64)
 
-UserIndices = NDArray[np.int64]
 Scores = NDArray[np.float32]
 Scorer = Callable[[Shared, Private, TrainView], Scores]
 """(shared parameters, private parameters, histories) -> scores, as `Method.score`."""
@@ -51,97 +60,6 @@ class Recommendation:
     score: float
     because: str = ""
     """Expert with the largest contribution to the score; empty unless the method mixes experts."""
-
-
-@dataclass(frozen=True, eq=False)
-class ServingData:
-    """Catalogue, users and histories that a model recommends with; users are named by index."""
-
-    items: StrArray
-    titles: StrArray | None
-    """What to print for an item; None prints its id."""
-    users: StrArray
-    train: TrainView
-    """Training interactions of every user; devices adapt on them."""
-    later: Ragged
-    """Items that each user touched outside of training, oldest first; they are history too."""
-    trained: NDArray[np.bool_]
-    """Whether a user takes part in training; the others are folded in."""
-    top_value: float
-    """Largest value of an interaction; each item in a new user's history gets it."""
-    holders: NDArray[np.int32] | None = None
-    """Silo of every user; None if every user is a client."""
-
-    @classmethod
-    def of(cls, split: Split) -> ServingData:
-        """Return the data of a split; held-out items are part of the histories."""
-        trained = np.zeros(split.n_users, bool)
-        trained[split.training_users] = True
-        return cls(
-            items=split.data.items,
-            titles=split.data.titles,
-            users=split.data.users,
-            train=split.train,
-            later=join(split.valid, join(split.test, split.disliked)),
-            trained=trained,
-            top_value=float(split.data.value.max()),
-            holders=split.holders,
-        )
-
-    def without_users(self) -> ServingData:
-        """Return the catalogue alone."""
-        return replace(
-            self,
-            users=self.users[:0],
-            train=self.train.take(NO_USERS),
-            later=Ragged.empty(0),
-            trained=self.trained[:0],
-            holders=None,
-        )
-
-    @cached_property
-    def user_index(self) -> Mapping[str, int]:
-        """Index of every user id."""
-        return {user: index for index, user in enumerate(self.users.tolist())}
-
-    @cached_property
-    def item_index(self) -> Mapping[str, int]:
-        """Index of every item id."""
-        return {item: index for index, item in enumerate(self.items.tolist())}
-
-    @cached_property
-    def client_index(self) -> UserIndices:
-        """Index of every user's client in the private store."""
-        if self.holders is None:
-            return np.arange(len(self.users))
-        return np.unique(self.holders, return_inverse=True)[1]
-
-    def title(self, item: int) -> str:
-        """Return what to print for an item."""
-        return str(self.items[item] if self.titles is None else self.titles[item])
-
-    def history(self, users: UserIndices) -> TrainView:
-        """Return everything that these users touched, held-out items included."""
-        past, later = self.train.take(users), self.later.take(users)
-        ones = Ragged(later.indptr, np.ones(len(later.values), np.float32))
-        return _with_history(past, join(past.positives, later), join(past.values, ones))
-
-    def new_user(self, history: Iterable[str | int], features: Mapping[str, str]) -> TrainView:
-        """Return a client with this history (item ids, oldest first) and these user features."""
-        index = self.item_index
-        known = [index[str(item)] for item in history if str(item) in index]
-        if not known:
-            raise ConfigError("none of the items in the history is in the catalogue of this model")
-        latest_first = list(dict.fromkeys(reversed(known)))
-        client = replace(
-            self.train.take(NO_USERS),
-            users=np.array([len(self.users)], np.int32),
-            user_features=of_newcomer(self.train.user_features, features),
-        )
-        indptr, items = np.array([0, len(latest_first)]), np.array(latest_first[::-1], np.int32)
-        # An item that is named without a rating is taken as liked.
-        values = np.full(len(latest_first), self.top_value, np.float32)
-        return _with_history(client, Ragged(indptr, items), Ragged(indptr, values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +78,80 @@ class Model:
     def __repr__(self) -> str:
         users, items = len(self.data.users), len(self.data.items)
         return f"<Model {self.method.name}: {users:,} users, {items:,} items>"
+
+    @classmethod
+    def restored(
+        cls,
+        method: Method,
+        stored: tuple[Shared, Iterable[Arrays]],
+        data: ServingData,
+        streams: Streams,
+        tolerant: bool,
+        store: StoreConfig = StoreConfig(),  # noqa: B008 - a frozen value
+    ) -> Model:
+        """Return the model of stored parameters: the shared ones, and parts of the private ones.
+
+        Parameters that do not fit the method and the data are refused.
+        """
+        (shared, parts), clients = stored, data.clients
+        initial = method.init(clients, streams)
+        declared = method.private_fields(clients, initial, streams)
+        private = PrivateStore.create(declared, len(clients.clients), store, None)
+        for name, array in method.serving(initial).items():
+            kept = shared.get(name)
+            if kept is None or kept.shape != array.shape or kept.dtype != array.dtype:
+                raise RunError(f"the shared parameter '{name}' does not fit the data")
+        try:
+            for part in parts:
+                private.restore(part)
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            raise RunError(f"the private parameters do not fit ({error!r})") from None
+        return cls(method, shared, private, data, streams, tolerant)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model into a new folder, private parameters and histories included."""
+        folder = checked_path(path)
+        form = method_class(self.method.name)
+        with atomic_folder(folder) as fresh:
+            digests = {name: _write(fresh / name, arrays) for name, arrays in self._files()}
+            header = {
+                "format": FORMAT,
+                "method": self.method.name,
+                "under_noise": type(self.method) is form.under_noise,
+                "options": self.method.config.model_dump(mode="json"),
+                "seed": self.streams.seed,
+                "tolerant": self.tolerant,
+                "files": digests,
+            }
+            (fresh / HEADER).write_text(json.dumps(header, indent=1), "utf-8")
+        return folder
+
+    @classmethod
+    def load(cls, path: str | Path) -> Model:
+        """Read a model that `save` wrote; damaged files are refused."""
+        folder = checked_path(path)
+        where = str(folder / HEADER)
+        header = _Header.model_validate(checked(_Header, read_json(folder / HEADER), where))
+        if header.format != FORMAT:
+            raise RunError(f"{folder} is no model of this version of hushrec")
+        names = takewhile(header.files.__contains__, map(PRIVATE.format, count()))
+        found = method_class(header.method)
+        if header.under_noise:
+            found = found.under_noise or found
+        try:
+            method = found(found.Config.model_validate(header.options))
+            shared, known = (_read(folder / name, header.files) for name in (SHARED, DATA))
+            stored = shared, (_read(folder / name, header.files) for name in names)
+            data, streams = ServingData.from_arrays(known), Streams(header.seed)
+            return cls.restored(method, stored, data, streams, header.tolerant)
+        except (InputError, ValidationError, SafetensorError) as error:
+            raise RunError(f"{folder} is damaged: {error}") from None
+
+    def _files(self) -> Iterator[tuple[str, Arrays]]:
+        yield SHARED, self.shared
+        yield DATA, self.data.to_arrays()
+        for number, part in enumerate(self.private.tensors()):
+            yield PRIVATE.format(number), part
 
     def without_users(self) -> Model:
         """Return the shared model alone, which serves new users."""
@@ -339,6 +331,35 @@ class Model:
         ]
 
 
+class _Header(Stored):
+    """What model.json holds."""
+
+    format: str
+    method: str
+    under_noise: bool
+    options: dict[str, Any]
+    seed: int
+    tolerant: bool
+    files: dict[str, str]
+    """SHA-256 of every other file."""
+
+
+def _write(file: Path, arrays: Arrays) -> str:
+    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    file.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read(file: Path, digests: Mapping[str, str]) -> dict[str, Array]:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise RunError(f"{file.name} cannot be read: {error.strerror or error}") from None
+    if hashlib.sha256(content).hexdigest() != digests.get(file.name):
+        raise RunError(f"the digest of {file.name} is not the one in {HEADER}")
+    return dict(load(content))
+
+
 def fold_in(
     method: Method, shared: Shared, history: TrainView, streams: Streams, passes: int = PASSES
 ) -> Private:
@@ -361,15 +382,3 @@ def fold_in(
                 fitted = method.fit(received, store.read(clients), own, Round(number, streams))
                 store.write(clients, fitted.private)
     return store.read(everybody)
-
-
-def _with_history(client: TrainView, items: Ragged, values: Ragged) -> TrainView:
-    """Return clients with these histories, oldest first, in place of their own."""
-    order = np.arange(len(items.values)) - np.repeat(items.indptr[:-1], items.lengths)
-    return replace(
-        client,
-        positives=items,
-        times=Ragged(items.indptr, order),
-        values=values,
-        never_negative=None,
-    )

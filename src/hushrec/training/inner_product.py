@@ -14,7 +14,7 @@ from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.io.memory import require_memory
 from hushrec.kernels.draws import Pace
-from hushrec.kernels.inner_product import Additive, Model, Rates
+from hushrec.kernels.inner_product import Additive, InnerProductModel, Rates
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import PURPOSE, stack_of
 
@@ -89,7 +89,7 @@ def train_inner_product(
     indptr, ids, rows, losses = kernels.fit_inner_product(
         now.key(PURPOSE),
         stack_of(view),
-        Model(received, vectors, still, biases is not None),
+        InnerProductModel(received, vectors, still, biases is not None),
         pace,
         Rates(number(descent.own), number(descent.item), number(descent.decay)),
         descent.two_steps,

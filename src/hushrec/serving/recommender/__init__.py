@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from .models import Mixture, Model, Pairs, largest
+from .models import BundleModel, Mixture, Pairs, largest
 from .reading import FORMAT as FORMAT
 from .reading import MANIFEST, MODEL, Array, Given, catalogue, one_of, parse_tensors, read_manifest
 from .reading import BundleError as BundleError
@@ -49,7 +49,7 @@ class Recommender:
         self.items, self.titles = catalogue(manifest)
         given = Given(manifest, dict(tensors), len(self.items))
         kind = one_of(manifest, "model", ("pairs", "mixture"))
-        self._model: Model = Pairs(given) if kind == "pairs" else Mixture(given)
+        self._model: BundleModel = Pairs(given) if kind == "pairs" else Mixture(given)
         if given.tensors:
             raise BundleError(f"the model holds {sorted(given.tensors)}, which nothing needs")
         self._number = {item: number for number, item in enumerate(self.items)}

@@ -23,7 +23,7 @@ Voices = Callable[[Array], list[str]]
 """Names who spoke most for items."""
 
 
-class Model(Protocol):
+class BundleModel(Protocol):
     """What scores."""
 
     def score(self, past: Array) -> tuple[Array, Voices]:
