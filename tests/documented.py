@@ -47,6 +47,16 @@ def steps(document: Path) -> list[Step]:
     return found
 
 
+def titled(document: Path) -> dict[str, str]:
+    """Return the files that a document shows: blocks by their title, those of one title joined."""
+    found: dict[str, str] = {}
+    for _, kind, block in _blocks(document.read_text("utf-8").splitlines()):
+        title = re.search(r'title="([^"]+)"', kind)
+        if title:
+            found[title[1]] = found.get(title[1], "") + "\n".join([*block, ""])
+    return found
+
+
 def spoken(document: Path) -> list[Step]:
     """Return the commands of hushrec that stand in sentences."""
     name, text = document.relative_to(REPO).as_posix(), document.read_text("utf-8")

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from hushrec.cli.data import data_commands
 from hushrec.data import catalog
-from hushrec.data.sources import Folder
+from hushrec.data.sources import DataFolder
 from hushrec.errors import ConfigError, DataError
 
 
@@ -86,7 +86,7 @@ def test_fetch_shows_terms_and_keeps_stdout_clean(run, tmp_path, monkeypatch):
     def pretend(name, progress):
         progress(5, 10)
         progress(10, 10)
-        return Folder(tmp_path)
+        return DataFolder(tmp_path)
 
     monkeypatch.setattr("hushrec.cli.data.fetch", pretend)
     result = run("fetch", "ml-100k", "--json")

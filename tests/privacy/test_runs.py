@@ -20,7 +20,7 @@ from hushrec.methods.base import Traits
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
-from hushrec.privacy.calibration import NothingUploaded, default_delta
+from hushrec.privacy.calibration import FixedShape, default_delta
 from hushrec.privacy.clipping import AdaptiveClip, FlatClip
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.protection import Mechanism
@@ -149,7 +149,7 @@ def test_a_method_that_uploads_nothing_gives_nothing_away(method, mode, tiny):
 
 def test_a_method_that_said_it_uploads_nothing_is_held_to_it(tiny):
     (layer,) = plan(tiny, CENTRAL, "local-only").protection.mechanisms
-    assert isinstance(layer, NothingUploaded)
+    assert isinstance(layer, FixedShape)
     with pytest.raises(ConfigError, match="changes its shape"):
         layer.protect(MechanismContract()._update(), None, None)
 

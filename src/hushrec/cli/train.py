@@ -150,6 +150,7 @@ class Place:
                 "local-laplace",
                 "local-gaussian",
                 "local-gradients",
+                "mechanism",
             ]
         ),
         help="Noise on the sum, from nodes (--set privacy.nodes=N), or on every upload.  [none]",

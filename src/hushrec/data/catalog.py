@@ -26,7 +26,7 @@ from hushrec.data.reading import (
     read_interactions,
     read_items,
 )
-from hushrec.data.sources import CATALOG, DataSet, Folder, cache_dir
+from hushrec.data.sources import CATALOG, DataFolder, DataSet, cache_dir
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import Heard, unheard
 from hushrec.errors import ConfigError, DataError, RunError, nearest
@@ -88,7 +88,7 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
     if name in CATALOG:
         dataset = CATALOG[name]
         if not dataset.files:
-            return dataset.loader(Folder(Path()))
+            return dataset.loader(DataFolder(Path()))
         folder = dataset.find(options.get("data_dir"))
         if folder is None:
             if not options.get("download", False):
@@ -120,7 +120,7 @@ def names() -> list[str]:
     return [*CATALOG, *sorted(path.stem for path in (cache_dir() / "imported").glob("*.npz"))]
 
 
-def _load_known(dataset: DataSet, folder: Folder) -> Interactions:
+def _load_known(dataset: DataSet, folder: DataFolder) -> Interactions:
     try:
         data = dataset.loader(folder)
     except (KeyError, IndexError, ValueError) as error:
@@ -143,7 +143,7 @@ def _load_known(dataset: DataSet, folder: Folder) -> Interactions:
 # ------------------------------------------------------------------------------------ download
 
 
-def fetch(name: str, progress: Progress | None = None) -> Folder:
+def fetch(name: str, progress: Progress | None = None) -> DataFolder:
     """Download a data set into the cache, check it, and return its folder.
 
     The interactions file must have the checksum we know; side files that differ are kept, and
@@ -159,7 +159,7 @@ def fetch(name: str, progress: Progress | None = None) -> Folder:
     with scratch_folder(target.with_name(f".{target.name}.fetch")) as place:
         archive = place / "archive.zip"
         _download(dataset, archive, progress)
-        fresh = Folder(place)
+        fresh = DataFolder(place)
         _unpack(dataset, archive, fresh.path)
         if dataset.states(fresh)[dataset.interactions_file] != "ok":
             raise DataError(
@@ -171,7 +171,7 @@ def fetch(name: str, progress: Progress | None = None) -> Folder:
         for file in reversed(_archive_files(dataset)):
             if fresh.get(file):
                 (fresh.path / file).replace(target / file)
-    return Folder(target)
+    return DataFolder(target)
 
 
 def _download(dataset: DataSet, target: Path, progress: Progress | None) -> None:

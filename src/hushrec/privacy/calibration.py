@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hushrec.aggregation import Update, UploadShape
 from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
+from hushrec.config import find
 from hushrec.data.views import CohortConfig, TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Method, NoisesGradients
@@ -28,6 +29,7 @@ from hushrec.privacy.accountant import (
     Poisson,
     Pure,
     Sampling,
+    epsilon_of,
     noise_for,
     sensitivity,
 )
@@ -49,7 +51,7 @@ from hushrec.privacy.noise import (
     round_multiplier,
 )
 from hushrec.privacy.plan import Plan
-from hushrec.privacy.protection import Mechanism, Protection, Silence, check_shape
+from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, Silence, check_shape
 from hushrec.streams import SecretRound
 
 FIRST_BOUND = 1.0
@@ -140,10 +142,12 @@ def make_plan(
             )
         return replace(
             plan,
-            protection=Protection((NothingUploaded(shape),)),
+            protection=Protection((FixedShape(shape),)),
             mechanism="nothing is uploaded, so the server learns nothing",
         )
-    if config.on_sums:
+    if config.mode == "mechanism":
+        plan, expected = _stated(config, cohort, schedule, plan), None
+    elif config.on_sums:
         plan = _central(config, cohort, schedule, population, plan)
         expected = _sampling(cohort, population)[1]
     elif shape.spaces:
@@ -191,15 +195,63 @@ def _check_shares(
 
 
 @dataclass(frozen=True)
-class NothingUploaded(Mechanism):
-    """Refuses uploads of a method that declared none."""
+class FixedShape(Mechanism):
+    """Refuses uploads of another shape than the one that a guarantee covers."""
 
     shape: UploadShape
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
-        """Refuse any upload."""
+        """Check the shape; change nothing."""
         check_shape(update, self.shape)
         return update
+
+
+def _stated(config: PrivacyConfig, cohort: CohortConfig, schedule: Schedule, plan: Plan) -> Plan:
+    """Plan a mechanism of another package by the event that it states; the accountant adds up."""
+    assert config.mechanism is not None, "checked"
+    assert config.epsilon is not None, "checked"
+    name = config.mechanism
+    target = PrivacyTarget(config.epsilon, plan.delta, schedule.uploading, config.clip)
+    mechanism = find("mechanisms", name)(schedule.shape).calibrated(target)
+    stated = mechanism.release()
+    if stated is None:
+        raise ConfigError(
+            f"mechanism '{name}' states no guarantee, so no epsilon can be given: use it in "
+            "privacy.layers, where the guarantee is that of the mode"
+        )
+    event = stated.event
+    if isinstance(event, Gaussian):
+        matches = event.sampling == Everybody() and event.neighbours == stated.neighbours
+        if not matches or event.grid is None:
+            raise ConfigError(
+                f"mechanism '{name}': state a Gaussian event without sampling, for the stated "
+                "neighbours, and with the grid of its discrete noise"
+            )
+    if stated.on_sum and cohort.kind != "all":
+        raise ConfigError(
+            f"mechanism '{name}' randomises sums, which is accounted for without sampling: use "
+            "cohort.kind = all"
+        )
+    if not stated.on_sum and stated.neighbours != "replace-one":
+        raise ConfigError(
+            f"mechanism '{name}' randomises uploads, and the server sees who uploads: it must "
+            "state its guarantee for replace-one neighbours"
+        )
+    spent = epsilon_of(event, schedule.uploading, plan.delta)
+    if spent > config.epsilon * (1 + 1e-9):
+        raise ConfigError(
+            f"mechanism '{name}' spends epsilon {spent:.4g} in {schedule.uploading} uploads, more "
+            f"than privacy.epsilon = {config.epsilon:g}"
+        )
+    upload_bytes = 0 if stated.on_sum else SUM_COPIES * schedule.shape.nbytes
+    return replace(
+        plan,
+        protection=Protection((FixedShape(schedule.shape), mechanism), upload_bytes),
+        event=event,
+        neighbours=stated.neighbours,
+        trust="aggregator" if stated.on_sum else "nobody",
+        mechanism=f"{stated.description} (mechanism '{name}', which states this itself)",
+    )
 
 
 def _central(

@@ -32,10 +32,19 @@ class PrivacyConfig(Settings):
     """Differential privacy of a run."""
 
     mode: Literal[
-        "none", "central", "distributed", "local-laplace", "local-gaussian", "local-gradients"
+        "none",
+        "central",
+        "distributed",
+        "local-laplace",
+        "local-gaussian",
+        "local-gradients",
+        "mechanism",
     ] = "none"
-    """No noise; Gaussian noise on the sum; a share of it from every node; noise on every upload; or
-    noise on the gradient of every step (FedRKG, section 5.2)."""
+    """No noise; Gaussian noise on the sum; a share of it from every node; noise on every upload;
+    noise on the gradient of every step (FedRKG, section 5.2); or a mechanism of another package
+    that states its own guarantee."""
+    mechanism: str | None = None
+    """Entry point of that mechanism, for `mechanism`."""
     nodes: Annotated[int, Field(ge=2)] | None = None
     """Number of nodes that add noise, for `distributed`."""
     tolerated: Annotated[int, Field(ge=0)] | None = None
@@ -149,6 +158,11 @@ def check_privacy(
             f"privacy.delta = {config.delta:g} would allow publishing all data of one of "
             f"{population} users: use a delta below {1 / population:.3g}"
         )
+    if config.mode == "mechanism":
+        _check_mechanism(config)
+        return
+    if config.mechanism is not None:
+        raise ConfigError("privacy.mechanism needs privacy.mode = mechanism")
     _check_clipping(config)
     _check_budgets(config)
     _check_nodes(config)
@@ -157,6 +171,16 @@ def check_privacy(
         _check_distributed(config, cohort)
     else:
         _check_local(config)
+
+
+def _check_mechanism(config: PrivacyConfig) -> None:
+    if config.mechanism is None or config.epsilon is None:
+        raise ConfigError("privacy.mode = mechanism needs privacy.mechanism = NAME and --epsilon")
+    taken = {"mode", "mechanism", "epsilon", "delta", "clip", "noise_seed", "undeclared", "layers"}
+    for name in config.model_dump(exclude_defaults=True, exclude=taken):
+        raise ConfigError(
+            f"privacy.{name} does nothing with privacy.mode = mechanism: leave it out"
+        )
 
 
 def _check_nodes(config: PrivacyConfig) -> None:

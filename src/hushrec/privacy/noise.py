@@ -162,17 +162,19 @@ def round_multiplier(multiplier: float, shares: tuple[float, ...], round_number:
     return multiplier / math.sqrt(shares[round_number - 1]) if shares else multiplier
 
 
-@dataclass(frozen=True)
-class LocalNoise(Mechanism):
-    """Add noise to every entry of a client's upload, on the device."""
+class LocalMechanism(Mechanism):
+    """Randomises every client's upload, made dense, on the device."""
 
-    kind: Kind
-    scale: float
-    """Standard deviation of Gaussian noise, or b of Laplace noise."""
     shape: UploadShape
 
+    def randomise(
+        self, arrays: Mapping[str, NDArray[np.float32]], view: TrainView, secret: SecretRound
+    ) -> None:
+        """Change ``arrays[name][client, entry]`` in place, each client from its own streams."""
+        raise NotImplementedError
+
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
-        """Make the upload dense and add noise to it."""
+        """Make the upload dense, zeros included, and randomise it."""
         check_shape(update, self.shape)
         dense: dict[str, NDArray[Any]] = {}
         for name, shape in self.shape.whole.items():
@@ -182,11 +184,12 @@ class LocalNoise(Mechanism):
                 add_scattered(out, sent.indptr, sent.ids, sent.rows)
             else:
                 out += update.dense[name]
-            size = math.prod(shape)
-            flat = out.reshape(update.clients, size)  # a view, also of a scalar
-            for client, steps in self._steps(name, size, view, secret):
-                add_steps(flat[client], steps)
             dense[name] = out
+        views = {
+            name: out.reshape(update.clients, math.prod(out.shape[1:]))
+            for name, out in dense.items()
+        }
+        self.randomise(views, view, secret)
         return Update(update.clients, dense=dense, zeroed_out=update.zeroed_out)
 
     def sent_shape(self, shape: UploadShape) -> UploadShape:
@@ -198,11 +201,7 @@ class LocalNoise(Mechanism):
         """Return None: noise has no bound."""
         return None
 
-    def for_shape(self, shape: UploadShape) -> Self:
-        """Return the mechanism for another shape."""
-        return replace(self, shape=shape)
-
-    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, LocalNoise]:
+    def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Self]:
         """Return dense tables as rows, as the method expects them."""
         every_row = np.arange(self.shape.n_rows)
         rows = {
@@ -212,6 +211,28 @@ class LocalNoise(Mechanism):
         }
         dense = {name: summed for name, summed in total.dense.items() if name not in rows}
         return Total(total.clients, rows, dense), self
+
+
+@dataclass(frozen=True)
+class LocalNoise(LocalMechanism):
+    """Add noise to every entry of a client's upload, on the device."""
+
+    kind: Kind
+    scale: float
+    """Standard deviation of Gaussian noise, or b of Laplace noise."""
+    shape: UploadShape
+
+    def randomise(
+        self, arrays: Mapping[str, NDArray[np.float32]], view: TrainView, secret: SecretRound
+    ) -> None:
+        """Add noise to every entry."""
+        for name, flat in arrays.items():
+            for client, steps in self._steps(name, flat.shape[1], view, secret):
+                add_steps(flat[client], steps)
+
+    def for_shape(self, shape: UploadShape) -> Self:
+        """Return the mechanism for another shape."""
+        return replace(self, shape=shape)
 
     def past_noise(self, streams: SecretStreams) -> PastNoise | None:
         """Return a function that draws the noise of an earlier round again from its key."""

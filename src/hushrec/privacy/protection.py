@@ -18,7 +18,34 @@ from hushrec.aggregation import Aggregate, Steps, Total, Update, UploadShape
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels.clipping import ascending_keys, distinct_rows
+from hushrec.privacy.accountant import Event, Neighbours
 from hushrec.streams import GradientNoise, PastNoise, SecretRound, SecretStreams
+
+
+@dataclass(frozen=True)
+class PrivacyTarget:
+    """The guarantee that is asked of a mechanism: (epsilon, delta) over so many uploads."""
+
+    epsilon: float
+    delta: float
+    uploads: int
+    """Rounds in which a client may upload."""
+    clip: float | None = None
+    """`privacy.clip`, for mechanisms that bound a norm or an entry."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a mechanism releases in one round, stated for the privacy accountant."""
+
+    event: Event
+    """`Pure`, or `Gaussian` with the deviation of its noise over the L2 sensitivity."""
+    description: str
+    """What is done to an upload or a sum, for the statement of the guarantee."""
+    neighbours: Neighbours = "replace-one"
+    """The relation between data sets for which the event holds."""
+    on_sum: bool = False
+    """Whether the sum is randomised: then the party that sums is trusted with the uploads."""
 
 
 class Mechanism:
@@ -52,6 +79,14 @@ class Mechanism:
     def for_shape(self, shape: UploadShape) -> Self:
         """Return the mechanism for uploads of this shape, which depends on public data only."""
         return self
+
+    def calibrated(self, target: PrivacyTarget) -> Self:
+        """Return the mechanism with the randomness that keeps to a target."""
+        return self
+
+    def release(self) -> Release | None:
+        """State what one round releases; None where the mechanism guarantees nothing itself."""
+        return None
 
     @property
     def state(self) -> Mapping[str, float]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import beta
 
 from hushrec.aggregation import ClientRows, ExactSum, Total, Update, UploadShape
 from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
 from hushrec.data.views import TrainView
-from hushrec.privacy.protection import Mechanism, Protection, with_zeros
+from hushrec.privacy.accountant import epsilon_of
+from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, with_zeros
 from hushrec.streams import SecretRound, SecretStreams
 from hushrec.testing.checks import digest
 from hushrec.testing.worlds import N_ITEMS, clients_of
@@ -23,6 +26,8 @@ KEYS = 9
 """Of the closed space."""
 ZEROS = 0.0
 FEWEST = 30
+TRIALS = 500
+"""Of the attack on a stated guarantee."""
 
 
 class MechanismContract:
@@ -190,6 +195,32 @@ class MechanismContract:
             sums.append(digest((total.rows, total.dense)))
         assert sums[0] == sums[1], "a number that is none changes more than its own upload"
 
+    def test_a_stated_guarantee_withstands_an_attack(self) -> None:
+        """Telling two neighbouring uploads apart succeeds no more often than the event allows."""
+        target = PrivacyTarget(1.0, 1e-5, 1)
+        mechanism = self._made().calibrated(target)
+        stated = mechanism.release()
+        if stated is None:
+            pytest.skip("declared: no guarantee of its own")
+        assert self.hides_support, "a guarantee covers the support too"
+        claimed = epsilon_of(stated.event, 1, target.delta)
+        assert claimed <= target.epsilon * (1 + 1e-9), "it spends more than the target"
+        here = self._clients().take(np.array([0]))
+        upload = _one_upload(self._update(size=1e6), 0)
+        neighbour = -1.0 if stated.neighbours == "replace-one" else 0.0
+        guesses = []
+        for factor in (1.0, neighbour):
+            given = _scaled(upload, factor)
+            rounds = (SecretRound(number, SecretStreams(f"{factor}")) for number in range(TRIALS))
+            scores = [_likeness(_released(mechanism, given, here, now), upload) for now in rounds]
+            guesses.append(sum(score > 0 for score in scores))
+        # Clopper-Pearson bounds of both rates, each wrong once in a thousand times.
+        right = float(beta.ppf(1e-3, guesses[0], TRIALS - guesses[0] + 1))
+        wrong = float(beta.ppf(1 - 1e-3, guesses[1] + 1, TRIALS - guesses[1]))
+        assert right - target.delta <= math.exp(claimed) * wrong, (
+            f"an attack shows an epsilon of {math.log(right / wrong):.2g}, stated is {claimed:.2g}"
+        )
+
     # -------------------------------------------------------- what it is tried on
 
     def _skip_without_noise(self) -> None:
@@ -228,14 +259,7 @@ class MechanismContract:
 
     def _numbers(self, secret: SecretRound, size: float = 1.0) -> dict[str, NDArray[np.float64]]:
         """Return every number of a round's sum with its noise, before the server's side."""
-        mechanism, view, summed = self._made(), self._clients(), ExactSum(N_ITEMS)
-        sent = mechanism.protect(self._update(size=size), view, secret)
-        summed.add(mechanism.receive(sent, view.clients))
-        summed.add_steps(mechanism.noise(secret))
-        total = summed.total()
-        rows = {name: array for name, (_, array) in total.rows.items()}
-        travels = sent.rows.keys() | sent.dense.keys()
-        return {name: of for name, of in {**rows, **total.dense}.items() if name in travels}
+        return _released(self._made(), self._update(size=size), self._clients(), secret)
 
     def _finished(self, update: Update, view: TrainView) -> tuple[Total, Mechanism]:
         mechanism, summed = self._made(), ExactSum(N_ITEMS)
@@ -243,6 +267,36 @@ class MechanismContract:
         summed.add(mechanism.receive(sent, view.clients))
         summed.add_steps(mechanism.noise(SECRET))
         return mechanism.finish(summed.total(), SECRET)
+
+
+def _released(
+    mechanism: Mechanism, update: Update, view: TrainView, secret: SecretRound
+) -> dict[str, NDArray[np.float64]]:
+    """Return every number of a round's sum with its noise, before the server's side."""
+    summed = ExactSum(N_ITEMS)
+    sent = mechanism.protect(update, view, secret)
+    summed.add(mechanism.receive(sent, view.clients))
+    summed.add_steps(mechanism.noise(secret))
+    total = summed.total()
+    rows = {name: array for name, (_, array) in total.rows.items()}
+    travels = sent.rows.keys() | sent.dense.keys()
+    return {name: of for name, of in {**rows, **total.dense}.items() if name in travels}
+
+
+def _scaled(update: Update, factor: float) -> Update:
+    times = np.float32(factor)
+    rows = {name: replace(of, rows=times * of.rows) for name, of in update.rows.items()}
+    return replace(update, rows=rows, dense={n: times * of for n, of in update.dense.items()})
+
+
+def _likeness(released: Mapping[str, NDArray[np.float64]], upload: Update) -> float:
+    """Return the inner product of what is released and one client's upload."""
+    parts = [(released[name].ravel(), array.ravel()) for name, array in upload.dense.items()]
+    parts += [
+        (released[name].reshape(-1, of.rows.shape[1])[of.ids].ravel(), of.rows.ravel())
+        for name, of in upload.rows.items()
+    ]
+    return sum(float(seen @ own) for seen, own in parts)
 
 
 def _uncorrelated(one: NDArray[Any], other: NDArray[Any], what: str) -> None:

@@ -27,7 +27,7 @@ NO_TERMS = "no licence text came with it; terms not established"
 
 
 @dataclass(frozen=True)
-class Folder:
+class DataFolder:
     """The files of a data set, each plain or gzip; it records which ones were absent."""
 
     path: Path
@@ -99,26 +99,26 @@ class DataSet:
     users: int
     items: int
     rows: int
-    loader: Callable[[Folder], Interactions]
+    loader: Callable[[DataFolder], Interactions]
     """Reads the files."""
     files: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each file's unpacked content, by file name; empty for generated data."""
     url: str | None = None
     """A zip archive with the files."""
     shared_folder: str | None = None
-    """Folder of the files where several data sets share an archive; by default the name."""
+    """DataFolder of the files where several data sets share an archive; by default the name."""
 
-    def find(self, data_dir: str | Path | None = None) -> Folder | None:
+    def find(self, data_dir: str | Path | None = None) -> DataFolder | None:
         """Return the folder that has the data set, or None."""
         for root in roots(data_dir):
             # The official archives unpack into a folder of their own.
             for inside in (self.folder, f"{self.folder}/{self.folder}", self._archive_stem):
-                folder = Folder(root / inside)
+                folder = DataFolder(root / inside)
                 if folder.get(self.interactions_file):
                     return folder
         return None
 
-    def states(self, folder: Folder | None) -> dict[str, FileState]:
+    def states(self, folder: DataFolder | None) -> dict[str, FileState]:
         """Return for each file whether it is there and is the published one."""
         return {
             name: folder.state(name, sha256) if folder else "missing"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from hushrec.data.interactions import Interactions
-from hushrec.data.sources import NO_TERMS, DataSet, Folder
+from hushrec.data.sources import NO_TERMS, DataFolder, DataSet
 
 
-def _read(folder: Folder) -> Interactions:
+def _read(folder: DataFolder) -> Interactions:
     return folder.interactions("ratings.dat")
 
 

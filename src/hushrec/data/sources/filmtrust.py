@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hushrec.data.interactions import Interactions
-from hushrec.data.sources import NO_TERMS, DataSet, Folder
+from hushrec.data.sources import NO_TERMS, DataFolder, DataSet
 
 
-def _read(folder: Folder) -> Interactions:
+def _read(folder: DataFolder) -> Interactions:
     return folder.interactions("ratings.txt").users_with_at_least(10)
 
 

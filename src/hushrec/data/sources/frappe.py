@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from hushrec.data.interactions import Categorical, Column, Interactions, Numeric
-from hushrec.data.sources import DataSet, Folder
+from hushrec.data.sources import DataFolder, DataSet
 
 
-def _read(folder: Folder) -> Interactions:
+def _read(folder: DataFolder) -> Interactions:
     data = folder.interactions("frappe.csv")
     head, *rows = folder.lines("frappe.csv", "\t")
     # The categories of a published file are as public as the file.

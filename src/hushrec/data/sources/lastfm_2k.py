@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from hushrec.data.interactions import Interactions
-from hushrec.data.sources import DataSet, Folder
+from hushrec.data.sources import DataFolder, DataSet
 
 _ARTISTS = {"artists.dat": "c173881362c6b28551368fecb3c0be5a6a30a6cd859e1f5775413dfe46d48648"}
 _LISTEN_FILES = {
@@ -21,12 +21,12 @@ _TAG_FILES = {
 }
 
 
-def _read_listens(folder: Folder, at_least: int = 1) -> Interactions:
+def _read_listens(folder: DataFolder, at_least: int = 1) -> Interactions:
     data = folder.interactions("user_artists.dat").users_with_at_least(at_least)
     return _with_titles(folder, data)
 
 
-def _read_tags(folder: Folder, at_least: int) -> Interactions:
+def _read_tags(folder: DataFolder, at_least: int) -> Interactions:
     """Read one row per tag: an artist is repeated for each tag that the user gave it."""
     data = folder.interactions("user_taggedartists.dat")
     lines = folder.lines("user_taggedartists.dat", "\t", header=True)
@@ -39,7 +39,7 @@ def _read_tags(folder: Folder, at_least: int) -> Interactions:
     return _with_titles(folder, dated.users_with_at_least(at_least))
 
 
-def _with_titles(folder: Folder, data: Interactions) -> Interactions:
+def _with_titles(folder: DataFolder, data: Interactions) -> Interactions:
     artists = folder.rows("artists.dat", "\t", header=True)
     if not artists:
         return data

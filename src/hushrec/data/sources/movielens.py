@@ -9,7 +9,7 @@ import numpy as np
 
 from hushrec.data.interactions import Categorical, Column, Interactions, MultiCategorical, Numeric
 from hushrec.data.reading import years
-from hushrec.data.sources import DataSet, Folder
+from hushrec.data.sources import DataFolder, DataSet
 
 # The answers that MovieLens offered its users.
 _GENDERS = ("F", "M")
@@ -30,7 +30,7 @@ _1M_OCCUPATIONS = (
 )
 
 
-def _read_100k(folder: Folder) -> Interactions:
+def _read_100k(folder: DataFolder) -> Interactions:
     data = folder.interactions("u.data")
     people = folder.rows_of(data.users, "u.user", "|")
     films = folder.rows_of(data.items, "u.item", "|", encoding="latin-1")
@@ -51,7 +51,7 @@ def _read_100k(folder: Folder) -> Interactions:
     return data
 
 
-def _read_1m(folder: Folder) -> Interactions:
+def _read_1m(folder: DataFolder) -> Interactions:
     data = folder.interactions("ratings.dat")
     people = folder.rows_of(data.users, "users.dat", "::")
     films = folder.rows_of(data.items, "movies.dat", "::", encoding="latin-1")

@@ -1,0 +1,77 @@
+"""Everything that an extension is written against, in one module (docs/extend.md).
+
+A method, an expert, a metric, a data set, a mechanism or a backend of another package imports its
+base class and types from here. The names of this module and of `hushrec` are the public surface;
+they change only with an entry in the changelog.
+"""
+
+from hushrec.aggregation import ClientRows, Steps, Total, Update, UploadShape
+from hushrec.data.interactions import Categorical, Interactions, MultiCategorical, Numeric
+from hushrec.data.sources import DataFolder, DataSet
+from hushrec.data.views import Ragged, TrainView
+from hushrec.errors import ConfigError, DataError
+from hushrec.evaluation.metrics import ListMetric, Metric, expected_gain
+from hushrec.evaluation.ranking import Ranks
+from hushrec.federation.backends.simulation import InProcess
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    MethodConfig,
+    PerClient,
+    PerClientRows,
+    PerClientTable,
+    Private,
+    PrivateFields,
+    Shared,
+    Traits,
+)
+from hushrec.privacy.accountant import Everybody, Gaussian, Grid, Pure, sensitivity
+from hushrec.privacy.noise import LocalMechanism
+from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, Release
+from hushrec.streams import Round, SecretRound, Streams
+
+__all__ = [
+    "Categorical",
+    "ClientRows",
+    "ConfigError",
+    "DataError",
+    "DataFolder",
+    "DataSet",
+    "Everybody",
+    "Fitted",
+    "Gaussian",
+    "Grid",
+    "InProcess",
+    "Interactions",
+    "ListMetric",
+    "LocalMechanism",
+    "Mechanism",
+    "Method",
+    "MethodConfig",
+    "Metric",
+    "MultiCategorical",
+    "Numeric",
+    "PerClient",
+    "PerClientRows",
+    "PerClientTable",
+    "PrivacyTarget",
+    "Private",
+    "PrivateFields",
+    "Protection",
+    "Pure",
+    "Ragged",
+    "Ranks",
+    "Release",
+    "Round",
+    "SecretRound",
+    "Shared",
+    "Steps",
+    "Streams",
+    "Total",
+    "TrainView",
+    "Traits",
+    "Update",
+    "UploadShape",
+    "expected_gain",
+    "sensitivity",
+]
