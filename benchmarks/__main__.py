@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hushrec.api import train
 from hushrec.data import load
 from hushrec.data.reading import read_interactions
 from hushrec.data.splitting import make_split
@@ -76,6 +77,10 @@ class Sizes:
     population_rounds: int = 25
     draws: int = 5_000_000
     rows: int = 1_000_000
+    served: int = 1_000
+    """Users of a batch of recommendations."""
+    served_alone: int = 60
+    """Users in turn after each batch."""
 
 
 FULL = Sizes()
@@ -93,12 +98,22 @@ QUICK = Sizes(
     population_rounds=3,
     draws=20_000,
     rows=5_000,
+    served=40,
+    served_alone=5,
 )
 MEAN_LENGTH = 20
 FACTORS = (1, 2, 4, 8)
 WARM_UP = 3
 NOISE_TURNS = 4
 LOADS = 3
+SERVING: dict[str, Json] = {
+    "fednext": {},
+    "pfedrec": {"rounds": 2, "settings": {"evaluation.every": 2}},
+    "fedmix": {"settings": {"newton_rounds": 2, "network_rounds": 2, "evaluation.every": 100}},
+}
+"""Methods whose lists are timed, trained as briefly as their models allow: item pairs, private
+parameters, and a mixture with explanations."""
+SERVING_TURNS = 5
 
 
 def bar(what: str, value: float, limit: float, at_least: bool = False) -> Json:
@@ -457,6 +472,40 @@ def one_loading(file: Path) -> Json:
     }
 
 
+# ---------------------------------------------------------------- (e) serving
+
+
+def serving(sizes: Sizes, show: Progress, quick: bool) -> Json:
+    """Time the list of one user against a user's share of a batch, on one thread."""
+    try:
+        data = load("demo" if quick else "ml-1m")
+    except DataError:
+        data = load("demo")
+    task = show.add_task("serving", total=len(SERVING) * (1 + SERVING_TURNS))
+    out: Json = {"data": data.name, "batch": sizes.served, "methods": {}, "bars": []}
+    for name, options in SERVING.items():
+        model = train(data, name, **options).model
+        show.advance(task)
+        users = np.random.default_rng(0).permutation(data.users)[: sizes.served].tolist()
+        model.recommend(users[:2], threads=1), model.recommend(users[0])
+        batch, alone = list[float](), list[float]()
+        for turn in range(SERVING_TURNS):
+            began = time.perf_counter()
+            model.recommend(users, threads=1)
+            batch.append((time.perf_counter() - began) / len(users))
+            for user in users[turn * sizes.served_alone :][: sizes.served_alone]:
+                began = time.perf_counter()
+                model.recommend(user)
+                alone.append(time.perf_counter() - began)
+            show.advance(task)
+        both = spread(alone), spread(batch)
+        ratio = both[0]["median_s"] / both[1]["median_s"]
+        out["methods"][name] = {"alone": both[0], "in_a_batch": both[1], "ratio": ratio}
+        what = f"one user / one of {sizes.served:,} in a batch, {name}"
+        out["bars"].append(bar(what, ratio, 3.0))
+    return out
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -491,6 +540,7 @@ ABOUT = {
     "growth": "growth: the time of a round as the users double, and double again",
     "population": "population: equal cohorts out of a million users and out of ten thousand",
     "loading": "loading: a million rows of CSV, checked line by line",
+    "serving": "serving: the list of one user, against a user's share of a batch of lists",
     "noise": "noise: numbers of discrete noise from a cipher, against floating point without one",
 }
 
@@ -559,6 +609,8 @@ def measure(which: str, sizes: Sizes, quick: bool, console: Console) -> Json:
                 out[name] = noise(sizes, show)
             elif name == "loading":
                 out[name] = loading(sizes, show)
+            elif name == "serving":
+                out[name] = serving(sizes, show, quick)
             else:
                 out[name] = big_population(sizes, show, quick)
     out["bars_met"] = all(one["met"] for name in chosen for one in out[name]["bars"])
@@ -603,6 +655,10 @@ def _details(name: str, found: Json) -> Iterator[tuple[str, str]]:
         yield "a number", "  ".join(f"{kind} {time:.0f} ns" for kind, time in each.items())
     elif name == "loading":
         yield f"{found['rows']:,} rows, {found['bytes'] / 1e6:.1f} MB", f"{found['wall_s']:.2f} s"
+    elif name == "serving":
+        for method, times in found["methods"].items():
+            alone, batch = (1000 * times[key]["median_s"] for key in ("alone", "in_a_batch"))
+            yield f"{method} on {found['data']}", f"{alone:.2f} ms alone, {batch:.2f} in a batch"
     elif name == "growth":
         for threads in ("one thread", "all threads"):
             times = found[threads]["times"].values()

@@ -35,7 +35,7 @@ def test_everything_in_one_run(tmp_path):
     done = run("--quick", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "proves nothing" in done.stdout
-    for name in ("speed", "growth", "population", "loading", "noise"):
+    for name in ("speed", "growth", "population", "loading", "serving", "noise"):
         assert name in done.stdout
     assert (latest.stat().st_mtime_ns if latest.exists() else None) == before
 
@@ -70,6 +70,14 @@ def test_everything_in_one_run(tmp_path):
     check_bars(loading["bars"], 3)
     assert loading["read"] == loading["rows"] == result["sizes"]["rows"]
     assert loading["wall_s"] == min(turn["wall_s"] for turn in loading["turns"])
+
+    serving = result["serving"]
+    check_bars(serving["bars"], 3)
+    for bar, times in zip(serving["bars"], serving["methods"].values(), strict=True):
+        assert bar["value"] == times["ratio"]
+        assert times["ratio"] == pytest.approx(
+            times["alone"]["median_s"] / times["in_a_batch"]["median_s"]
+        )
 
     noise = result["noise"]
     check_bars(noise["bars"], 2)
