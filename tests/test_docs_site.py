@@ -50,7 +50,7 @@ def test_links_written_for_the_repository_lead_to_pages(site):
     assert "examples/hushrec-extras" in said
     assert 'href="examples' not in said
     quoted = (site / "extend.html").read_text("utf-8")
-    assert "CooccurrenceConfig" in quoted, "a line that is a link to a file becomes the file"
+    assert "Backwards" in quoted, "a line that is a link to a file becomes the file"
     assert 'src="experiments/' in (site / "papers.html").read_text("utf-8")
 
 

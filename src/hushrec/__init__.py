@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hushrec.api import Run, train
     from hushrec.data import Interactions, load
-    from hushrec.data.views import TrainView
     from hushrec.errors import HushrecError
-    from hushrec.methods.base import Method
+    from hushrec.federation.backends.simulation import Machine
     from hushrec.serving.model import Model, Recommendation
 
 __all__ = [
     "HushrecError",
     "Interactions",
-    "Method",
+    "Machine",
     "Model",
     "Recommendation",
     "Run",
-    "TrainView",
     "load",
     "train",
 ]
@@ -34,15 +32,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "HushrecError": "hushrec.errors",
     "Interactions": "hushrec.data",
-    "Method": "hushrec.methods.base",
+    "Machine": "hushrec.federation.backends.simulation",
     "Model": "hushrec.serving.model",
     "Recommendation": "hushrec.serving.model",
     "Run": "hushrec.api",
-    "TrainView": "hushrec.data.views",
     "load": "hushrec.data",
     "train": "hushrec.api",
 }
-"""Where the names are: they are imported when they are asked for, and a command needs but a few."""
+"""The module of each name; it is imported when the name is first used. Extensions import from
+`hushrec.extend`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from hushrec.data.splitting import make_split
 from hushrec.errors import ConfigError
 from hushrec.federation.backends.simulation import Machine
 from hushrec.federation.experiment import make_experiment
-from hushrec.federation.setup import plan_privacy, prepare
+from hushrec.federation.setup import plan_privacy
 from hushrec.methods.base import Fitted, Method, PerClient, Traits, method_class, method_names
 from hushrec.streams import Streams
 from hushrec.testing import BackendContract, taste_world
@@ -19,9 +19,6 @@ from hushrec.testing.backend import GAUSSIAN
 
 class TestInProcess(BackendContract):
     machine = Machine(threads=2, chunk=7)
-
-    def make(self, server, split):
-        return prepare(server.experiment, split, server.plan, self.machine)[0].backend
 
 
 def test_only_pairs_and_their_mixture_refuse_local_noise():

@@ -13,10 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import Method, TrainView
-from hushrec.aggregation import ClientRows, Total, Update
-from hushrec.methods.base import Fitted, MethodConfig, Private, Shared, Traits
-from hushrec.streams import Round, Streams
+from hushrec.extend import (
+    ClientRows,
+    Fitted,
+    Method,
+    MethodConfig,
+    Private,
+    Round,
+    Shared,
+    Streams,
+    Total,
+    TrainView,
+    Traits,
+    Update,
+)
 
 
 class CooccurrenceConfig(MethodConfig):

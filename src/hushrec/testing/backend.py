@@ -5,8 +5,7 @@
     from hushrec.testing import BackendContract
 
     class TestMine(BackendContract):
-        def make(self, server, split):
-            return MyBackend(...)
+        machine = hushrec.Machine(backend="mine")
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from hushrec.data.splitting import Split, make_split
 from hushrec.errors import ConfigError
 from hushrec.federation.backends.base import Backend
 from hushrec.federation.backends.reference import OneByOne
-from hushrec.federation.backends.simulation import THIS_MACHINE
+from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
 from hushrec.federation.experiment import make_experiment
 from hushrec.federation.rounds import NoJournal, RoundReport, Server, State, run_rounds
 from hushrec.federation.setup import make_task, plan_privacy, prepare
@@ -83,13 +82,15 @@ class Played:
 
 
 class BackendContract:
-    """Inherit, return a backend from `make`, run pytest."""
+    """What every backend must do: inherit, name yours in `machine`, run pytest."""
 
+    machine: ClassVar[Machine] = THIS_MACHINE
+    """The machine that trains; it names the entry point of the backend."""
     rounds: ClassVar[int] = 3
 
     def make(self, server: Server, split: Split) -> Backend:
         """Return the backend for a server's clients; the server's own one is the reference."""
-        raise NotImplementedError
+        return prepare(server.experiment, split, server.plan, self.machine)[0].backend
 
     @pytest.mark.parametrize("mode", PRIVACY)
     @pytest.mark.parametrize("method", method_names())

@@ -77,7 +77,7 @@ class MethodContract:
     def test_it_is_a_method(self) -> None:
         """The class has a name, options, and a number of rounds."""
         method = self.method
-        assert issubclass(method, Method), "a method inherits hushrec.Method"
+        assert issubclass(method, Method), "a method inherits hushrec.extend.Method"
         assert isinstance(method.name, str), "a method has a name"
         assert method.name, "a method has a name"
         assert issubclass(method.Config, MethodConfig), "Config inherits MethodConfig"

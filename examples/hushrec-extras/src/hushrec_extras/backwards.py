@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.federation.backends.simulation import InProcess
-from hushrec.privacy.protection import Protection
+from hushrec.extend import InProcess, Protection
 
 
 class Backwards(InProcess):

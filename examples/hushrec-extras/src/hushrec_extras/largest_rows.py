@@ -10,10 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hushrec import TrainView
-from hushrec.aggregation import ClientRows, Update, UploadShape
-from hushrec.privacy.protection import Mechanism
-from hushrec.streams import SecretRound
+from hushrec.extend import ClientRows, Mechanism, SecretRound, TrainView, Update, UploadShape
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import Method, TrainView
-from hushrec.aggregation import Total, Update
-from hushrec.methods.base import Fitted, MethodConfig, PerClient, Private, PrivateFields, Shared
-from hushrec.streams import Round, Streams
+from hushrec.extend import (
+    Fitted,
+    Method,
+    MethodConfig,
+    PerClient,
+    Private,
+    PrivateFields,
+    Round,
+    Shared,
+    Streams,
+    Total,
+    TrainView,
+    Update,
+)
 from hushrec.training import tensors
 from hushrec.training.inner_product import apply_mean, deltas, first_vector, initial_table
 from hushrec.training.samples import draw_device_samples
