@@ -1,12 +1,14 @@
 """Exact sums: the same bits in whatever order."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hushrec.aggregation import ClientRows, ExactSum, Update
+from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Update, UploadShape
 from hushrec.errors import DivergedError
 
 N_ROWS, WIDTH = 9, 3
@@ -29,10 +31,11 @@ def joined(updates):
     return Update(
         len(updates),
         {
-            "items": ClientRows(
-                np.cumsum([0, *(len(s.ids) for s in stacks)]),
-                np.concatenate([s.ids for s in stacks]),
-                np.concatenate([s.rows for s in stacks]),
+            "items": replace(
+                stacks[0],
+                indptr=np.cumsum([0, *(len(s.ids) for s in stacks)]),
+                ids=np.concatenate([s.ids for s in stacks]),
+                rows=np.concatenate([s.rows for s in stacks]),
             )
         },
         {"head": np.concatenate([u.dense["head"] for u in updates])},
@@ -118,7 +121,8 @@ def rows_of(*values):
 def keyed_rows_of(*values):
     rows = np.array(values, np.float32)[:, None]
     keys = np.full(len(rows), 2**50, np.int64)
-    return Update(1, rows={"t": ClientRows(np.array([0, len(rows)]), keys, rows)})
+    keyed = KeyedRows(np.array([0, len(rows)]), keys, rows, space=2**51)
+    return Update(1, rows={"t": keyed})
 
 
 def dense_of(*values):
@@ -162,13 +166,38 @@ def test_overflow_over_several_uploads_and_merges(kind):
 # ------------------------------------------------------------------ keys too many for a table
 
 
+def test_keys_without_a_declared_space_are_a_type_error():
+    indptr, keys, rows = np.array([0, 1]), np.array([3]), np.ones((1, 1), np.float32)
+    with pytest.raises(TypeError, match="space"):
+        KeyedRows(indptr, keys, rows)
+    with pytest.raises(TypeError, match="declared space"):
+        ClientRows(indptr, keys, rows)
+    with pytest.raises(TypeError, match="int64"):
+        KeyedRows(indptr, keys.astype(np.int32), rows, space=9)
+
+
+def test_a_shape_counts_every_declared_part():
+    indptr, rows = np.array([0, 1]), np.ones((1, 2), np.float32)
+    update = Update(
+        1,
+        {
+            "items": ClientRows(indptr, np.array([3], np.int32), rows),
+            "pairs": KeyedRows(indptr, np.array([3]), rows, space=49),
+        },
+        {"bias": np.ones((1, 4)), "scalar": np.ones(1)},
+    )
+    shape = UploadShape.of(update, 7)
+    assert shape == UploadShape(7, {"items": 2}, {"bias": (4,), "scalar": ()}, {"pairs": (49, 2)})
+    assert shape.whole == {"items": (7, 2), "pairs": (49, 2), "bias": (4,), "scalar": ()}
+    assert (shape.entries, shape.parts) == (14 + 98 + 4 + 1, 7 + 49 + 2)
+
+
 def keyed(update, stride):
     """The same rows under 64-bit keys that no table could hold."""
     stack = update.rows["items"]
     keys = stack.ids.astype(np.int64) * stride
-    return Update(
-        update.clients, {"items": ClientRows(stack.indptr, keys, stack.rows)}, update.dense
-    )
+    rows = KeyedRows(stack.indptr, keys, stack.rows, space=2**62)
+    return Update(update.clients, {"items": rows}, update.dense)
 
 
 @given(
@@ -204,7 +233,8 @@ def test_many_runs_of_keys():
         for key, value in zip(keys.tolist(), values.tolist(), strict=True):
             expected[key] = expected.get(key, 0) + value
         rows = values[:, None].astype(np.float32)
-        update = Update(1, {"t": ClientRows(np.array([0, len(keys)]), keys, rows)})
+        keyed = KeyedRows(np.array([0, len(keys)]), keys, rows, space=500**3)
+        update = Update(1, {"t": keyed})
         summed.add(update)
         parts[number % 3].add(update)
     for part in parts[1:]:

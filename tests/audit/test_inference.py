@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hushrec.aggregation import ClientRows, Update
+from hushrec.aggregation import ClientRows, KeyedRows, Update
 from hushrec.api import train
 from hushrec.audit.inference import (
     RAW,
@@ -136,7 +136,8 @@ def test_an_upload_is_laid_out_by_item():
     view = clients_of([[0], [1]], 5)
     base = np.ones((5, 2), np.float32)
     table = ClientRows(np.array([0, 1, 3]), np.array([3, 0, 4], np.int32), 2 * base[:3], base)
-    pairs = ClientRows(np.array([0, 0, 1]), np.array([2 * 5 + 4]), np.full((1, 1), 7.0, np.float32))
+    one = np.full((1, 1), 7.0, np.float32)
+    pairs = KeyedRows(np.array([0, 0, 1]), np.array([2 * 5 + 4]), one, space=25)
     counts = np.arange(10, dtype=np.float32).reshape(2, 5)
     dense = {"counts": counts, "head": np.ones((2, 3), np.float32)}
     laid = by_item(Update(2, {"a": table, "b": pairs}, dense), 1, {}, view)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import hushrec
 import reference
-from hushrec.aggregation import ClientRows
+from hushrec.aggregation import KeyedRows
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError
 from hushrec.federation.backends.simulation import Machine
@@ -408,9 +408,8 @@ class Constant(Expert):
         return ("item 9",)
 
     def count(self, view):
-        return ClientRows(
-            np.zeros(len(view) + 1, np.int64), np.zeros(0, np.int64), np.zeros((0, 1), np.float32)
-        )
+        nothing = np.zeros(0, np.int64), np.zeros((0, 1), np.float32)
+        return KeyedRows(np.zeros(len(view) + 1, np.int64), *nothing, space=1)
 
     def learn(self, model, keys, sums):
         return model
@@ -483,7 +482,7 @@ def test_under_noise_one_expert_is_left():
     )
     check_same(mixed.model.shared, alone.model.shared, "a model under noise")
     local = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
-    with pytest.raises(ConfigError, match="open space"):
+    with pytest.raises(ConfigError, match="cover every pair: use privacy"):
         hushrec.train(taste_world(), "fedmix", settings=local)
 
 

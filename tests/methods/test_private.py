@@ -13,7 +13,7 @@ from scipy.stats import kstest
 from test_item_pairs import dense, ease_weights
 
 import hushrec
-from hushrec.aggregation import ClientRows, ExactSum, Total, Update
+from hushrec.aggregation import ExactSum, KeyedRows, Total, Update
 from hushrec.api import train
 from hushrec.cli import main
 from hushrec.data.splitting import SplitConfig, make_split
@@ -262,7 +262,7 @@ def keyed_upload(rng, clients, space):
     keys = [np.sort(rng.permutation(space)[:n]) for n in clients]
     values = rng.standard_normal((sum(clients), 1)).astype(np.float32)
     ids = np.concatenate([*keys, np.zeros(0)]).astype(np.int64)
-    stack = ClientRows(np.cumsum([0, *clients]), ids, values, space=space)
+    stack = KeyedRows(np.cumsum([0, *clients]), ids, values, space=space)
     return Update(len(clients), rows={"pairs": stack})
 
 
@@ -296,7 +296,7 @@ def test_noise_covers_every_key_and_has_the_right_size():
 
 @pytest.mark.parametrize("keys", [[3, 3], [5, 2], [-1, 2], [2, 9]])
 def test_keys_that_repeat_or_do_not_exist_are_refused(keys):
-    stack = ClientRows(np.array([0, 2]), np.array(keys), np.ones((2, 1), np.float32), space=9)
+    stack = KeyedRows(np.array([0, 2]), np.array(keys), np.ones((2, 1), np.float32), space=9)
     shape = UploadShape(M, {}, {}, {"pairs": (9, 1)})
     with pytest.raises(ConfigError, match="a row twice"):
         check_shape(Update(1, rows={"pairs": stack}), shape)
@@ -385,7 +385,7 @@ def test_the_command_line_works_by_itself(tmp_path):
         (
             {"privacy.mode": "local-gaussian", "privacy.noise_seed": 0, "privacy.clip": 1.0},
             None,
-            "keys of an open space",
+            "noise cannot cover every pair: use privacy.mode = central",
         ),
     ],
     ids=str,
@@ -396,10 +396,19 @@ def test_what_cannot_be_given_is_refused(more, rounds, message, tiny, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_open_space_and_local_noise_on_a_closed_one_are_refused(tiny, monkeypatch):
-    monkeypatch.setattr(FedNext, "under_noise", None)
+@pytest.mark.parametrize("method", [FedNext, FedEASE])
+def test_exact_sums_are_refused_under_noise(tiny, method, monkeypatch):
+    monkeypatch.setattr(method, "under_noise", None)
+    with pytest.raises(ConfigError, match="noise cannot cover every pair: use another method"):
+        train(tiny, method.name, settings=CENTRAL)
+
+
+def test_too_large_a_space_and_local_noise_on_a_space_are_refused():
+    large = UploadShape(10**4, {}, {}, {"pairs": (10**8, 1)})
     with pytest.raises(ConfigError, match="noise cannot cover every key"):
-        train(tiny, "fednext", settings=CENTRAL)
+        make_plan(
+            PrivacyConfig(mode="central", epsilon=1.0), CohortConfig(), Schedule(large, 1), 100
+        )
     shape = UploadShape(M, {}, {}, {"pairs": (9, 1)})
     local = PrivacyConfig(mode="local-gaussian", scale=1.0, clip=1.0)
     with pytest.raises(ConfigError, match="every pair of items"):

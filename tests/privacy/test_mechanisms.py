@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import beta, kstest
 
-from hushrec.aggregation import ClientRows, ExactSum, Update
+from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Update
 from hushrec.errors import ConfigError
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
 from hushrec.privacy.clipping import BIT, AdaptiveClip, FlatClip, RowClip, client_norms
@@ -260,9 +260,14 @@ def test_row_clipping_counts_every_row():
     assert mechanism.noise_std() == pytest.approx(0.5 * math.sqrt(401))
 
 
-def stack_of(ids, dtype=np.int32):
+def stack_of(ids):
     rows = np.ones((len(ids), 50), np.float32)
-    return ClientRows(np.array([0, len(ids)]), np.array(ids, dtype), rows)
+    return ClientRows(np.array([0, len(ids)]), np.array(ids, np.int32), rows)
+
+
+def keyed_of(keys):
+    rows = np.ones((len(keys), 50), np.float32)
+    return KeyedRows(np.array([0, len(keys)]), np.array(keys, np.int64), rows, space=400)
 
 
 HEADS = np.zeros((1, 30, 40), np.float32)
@@ -277,7 +282,7 @@ HEADS = np.zeros((1, 30, 40), np.float32)
         (Update(1, rows={"items": stack_of([1, 1])}, dense={"head": HEADS}), "row twice"),
         (Update(1, rows={"items": stack_of([400])}, dense={"head": HEADS}), "does not exist"),
         (Update(1, rows={"items": stack_of([-1])}, dense={"head": HEADS}), "does not exist"),
-        (Update(1, rows={"items": stack_of([1], np.int64)}, dense={"head": HEADS}), "open space"),
+        (Update(1, rows={"items": keyed_of([1])}, dense={"head": HEADS}), "changes its shape"),
         (Update(1, rows={"head": stack_of([1])}, dense={"head": HEADS}), "different names"),
     ],
 )

@@ -1,13 +1,21 @@
-"""What clients upload, and its sum."""
+"""Client updates and their exact sum."""
 
-from hushrec.aggregation.exact_sum import Aggregate, ExactSum
-from hushrec.aggregation.update import OWN_WEIGHT, ClientRows, Steps, Total, Update, UploadShape
+from hushrec.aggregation.exact_sum import ExactSum
+from hushrec.aggregation.update import (
+    OWN_WEIGHT,
+    ClientRows,
+    KeyedRows,
+    Steps,
+    Total,
+    Update,
+    UploadShape,
+)
 
 __all__ = [
     "OWN_WEIGHT",
-    "Aggregate",
     "ClientRows",
     "ExactSum",
+    "KeyedRows",
     "Steps",
     "Total",
     "Update",

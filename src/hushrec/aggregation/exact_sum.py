@@ -1,52 +1,25 @@
-"""What a server does with the uploads of a round: the protocol that `ExactSum` keeps.
+"""Exact sum of client updates, in fixed point.
 
-An aggregate is filled as uploads arrive and never holds one table per client. Aggregates of
-different threads or nodes are merged. What it comes to is a `Total`, a sum: a robust one clips or
-drops uploads in `add`, before they count.
+Every entry becomes a whole multiple of 2^-32, and whole numbers add exactly, in any order. So a sum
+does not depend on threads, batches or silos, and it has the form that secure aggregation needs. The
+step is a thousandth of what a float32 near 1 can resolve.
 
-The exact sum.
-
-Sums are kept in fixed point: every entry becomes a whole multiple of 2^-32 and whole numbers add
-exactly, in any order. So a sum does not depend on threads, chunks or silos, and it is the form
-that secure aggregation needs. The step is a thousandth of what a float32 near 1 can resolve.
+A sum is filled as uploads arrive and never holds one table per client. Sums of different threads or
+nodes are merged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec import kernels
-from hushrec.aggregation.update import Steps, Total, Update, UploadShape
+from hushrec.aggregation.update import KeyedRows, Steps, Total, Update, UploadShape
 from hushrec.errors import DivergedError
 from hushrec.kernels import pairs as pair_kernels
-
-
-class Aggregate(Protocol):
-    """A running aggregate of uploads."""
-
-    clients: int
-    """Uploads that counted."""
-
-    def add(self, update: Update) -> None:
-        """Take in the uploads of a stack of clients."""
-        ...
-
-    def add_steps(self, steps: Steps) -> None:
-        """Add whole steps to every entry of some arrays."""
-        ...
-
-    def merge(self, other: Self) -> None:
-        """Take in another aggregate of the same kind, which is used up."""
-        ...
-
-    def total(self) -> Total:
-        """Return what the uploads come to, as numbers."""
-        ...
-
 
 STEPS_PER_UNIT = 2.0**32
 
@@ -62,8 +35,8 @@ class _KeyedSum:
 
     def add(self, keys: NDArray[Any], rows: NDArray[Any]) -> bool:
         """Fold rows in; False if a number does not fit."""
-        found, sums, fits = pair_kernels.sum_by_key(keys, rows)
-        return bool(fits) and self._push(found, sums)
+        distinct, sums, fits = pair_kernels.sum_by_key(keys, rows)
+        return bool(fits) and self._push(distinct, sums)
 
     def merge(self, other: _KeyedSum) -> bool:
         """Fold another sum in; False if a number does not fit."""
@@ -91,7 +64,7 @@ class _KeyedSum:
 
 
 class ExactSum:
-    """A running sum that updates are folded into as they arrive."""
+    """Running sum of updates."""
 
     def __init__(self, n_rows: int) -> None:
         self.n_rows = n_rows
@@ -101,20 +74,20 @@ class ExactSum:
         self._dense: dict[str, NDArray[np.int64]] = {}
 
     def add(self, update: Update) -> None:
-        """Fold in the uploads of a stack of clients."""
+        """Fold in the uploads of a batch of clients."""
         self.clients += update.clients
-        for name, stack in update.rows.items():
-            if stack.keyed:
-                assert stack.base is None, "keys have no table to differ from"
+        for name, sent in update.rows.items():
+            if isinstance(sent, KeyedRows):
+                assert sent.base is None, "keys have no table to differ from"
                 keyed = self._keyed.setdefault(name, _KeyedSum())
-                self._check(keyed.add(stack.ids, stack.rows), name)
+                self._check(keyed.add(sent.ids, sent.rows), name)
                 continue
             if name not in self._rows:
-                shape = (self.n_rows, stack.rows.shape[1])
+                shape = (self.n_rows, sent.rows.shape[1])
                 self._rows[name] = np.zeros(shape, np.int64), np.zeros(self.n_rows, np.bool_)
             total, touched = self._rows[name]
-            base = stack.rows[:0] if stack.base is None else stack.base
-            self._check(kernels.add_rows(total, touched, stack.ids, stack.rows, base), name)
+            base = sent.rows[:0] if sent.base is None else sent.base
+            self._check(kernels.add_rows(total, touched, sent.ids, sent.rows, base), name)
         for name, array in update.dense.items():
             total = self._dense.setdefault(name, np.zeros(array.shape[1:], np.int64))
             flat = array.reshape(len(array), total.size)
@@ -167,21 +140,21 @@ class ExactSum:
         cls, shape: UploadShape, clients: int, arrays: Mapping[str, NDArray[np.int64]]
     ) -> ExactSum:
         """Read back what `to_arrays` wrote, of uploads of this shape."""
-        found = cls(shape.n_rows)
-        found.clients = clients
+        made = cls(shape.n_rows)
+        made.clients = clients
         for name, array in arrays.items():
             part, _, name = name.partition("/")
             if part == "dense":
-                found._dense[name] = array
+                made._dense[name] = array
             elif part == "rows" and name in shape.tables:
                 total = np.zeros((shape.n_rows, shape.tables[name]), np.int64)
                 touched, ids = np.zeros(shape.n_rows, np.bool_), arrays[f"ids/{name}"]
                 total[ids], touched[ids] = array, True
-                found._rows[name] = total, touched
+                made._rows[name] = total, touched
             elif part == "rows":
-                found._keyed[name] = _KeyedSum()
-                found._keyed[name].runs.append((arrays[f"ids/{name}"], array))
-        return found
+                made._keyed[name] = _KeyedSum()
+                made._keyed[name].runs.append((arrays[f"ids/{name}"], array))
+        return made
 
     def total(self) -> Total:
         """Return the sum as numbers."""

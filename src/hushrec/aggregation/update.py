@@ -1,17 +1,18 @@
-"""What an upload looks like: names, widths and sizes, which follow from public things alone.
+"""Client updates, their shape, and the total of a round.
 
-What clients upload, and what a round's uploads come to.
+An upload holds sparse rows of tables with one row per item (`ClientRows`), sparse rows under keys
+of a declared space, for example pairs of items (`KeyedRows`), and dense arrays. The sum over
+clients of keyed rows takes memory for the distinct keys only.
 
-Rows with 32-bit ids are rows of a table of the catalogue's length, and so is their sum. Rows with
-64-bit ids are keys of a space too large for a table, pairs of items for one; their sum holds the
-keys that came, sorted, and takes memory for the distinct ones only.
+The shape of an upload (`UploadShape`) follows from public facts, never from a client's data.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,70 +20,57 @@ from numpy.typing import NDArray
 from hushrec import kernels
 from hushrec.errors import ConfigError
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class UploadShape:
-    """What every client of a method uploads, written out whole; the same for all data."""
+    """Names and sizes of the arrays that every client uploads; the same for all data."""
 
     n_rows: int
     tables: Mapping[str, int]
     """Width of each table of ``n_rows`` rows."""
     dense: Mapping[str, tuple[int, ...]]
-    spaces: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
-    """Number of keys, and width, of each space of keys; None for an open one."""
+    spaces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Number of keys, and width, of the rows of each key space."""
 
     @classmethod
-    def of(cls, nobody: Update, n_rows: int) -> UploadShape:
-        """Read the shape from the update of a stack of no clients."""
-        if nobody.rows.keys() & nobody.dense.keys():
+    def of(cls, update: Update, n_rows: int) -> UploadShape:
+        """Read the shape from an update; that of a batch of no clients will do."""
+        if update.rows.keys() & update.dense.keys():
             raise ConfigError("a table and a dense array of an upload need different names")
-        return cls(
-            n_rows,
-            {name: rows.rows.shape[1] for name, rows in nobody.rows.items() if not rows.keyed},
-            {name: array.shape[1:] for name, array in nobody.dense.items()},
-            {
-                name: (rows.space, rows.rows.shape[1])
-                for name, rows in nobody.rows.items()
-                if rows.keyed
-            },
-        )
+        tables, spaces = {}, {}
+        for name, rows in update.rows.items():
+            width = rows.rows.shape[1]
+            if isinstance(rows, KeyedRows):
+                spaces[name] = rows.space, width
+            else:
+                tables[name] = width
+        dense = {name: array.shape[1:] for name, array in update.dense.items()}
+        return cls(n_rows, tables, dense, spaces)
 
-    def require_closed(self) -> UploadShape:
-        """Refuse what noise cannot cover; return the shape."""
-        for name, (keys, _) in self.spaces.items():
-            if keys is None:
-                raise ConfigError(
-                    f"'{name}' has no row for every item but keys of an open space, and noise "
-                    "cannot cover every key: use another method, or privacy.mode = none"
-                )
-        return self
+    @property
+    def sparse(self) -> dict[str, tuple[int, int]]:
+        """Number of rows, and width, of every table and key space."""
+        tables = {name: (self.n_rows, width) for name, width in self.tables.items()}
+        return {**tables, **self.spaces}
 
     @property
     def whole(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every table, closed space and dense array of one upload written out whole."""
-        tables = {name: (self.n_rows, width) for name, width in self.tables.items()}
-        spaces = {name: (keys or 0, width) for name, (keys, width) in self.spaces.items()}
-        return {**tables, **spaces, **self.dense}
+        """Shape of every table, key space and dense array of one upload in dense form."""
+        return {**self.sparse, **self.dense}
 
     @property
     def entries(self) -> int:
-        """Count the numbers of one upload; of an open space, one row."""
-        sizes = [int(np.prod(shape)) for shape in self.dense.values()]
-        sizes += [(keys or 1) * width for keys, width in self.spaces.values()]
-        return self.n_rows * sum(self.tables.values()) + sum(sizes)
+        """Count the numbers of one upload in dense form."""
+        return sum(math.prod(shape) for shape in self.whole.values())
 
     @property
     def parts(self) -> int:
         """Count what `RowClip` bounds one by one: rows of tables and spaces, and dense arrays."""
-        keys = sum(keys or 1 for keys, _ in self.spaces.values())
-        return self.n_rows * len(self.tables) + len(self.dense) + keys
+        return sum(count for count, _ in self.sparse.values()) + len(self.dense)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one upload written out whole, as float32: its size tells nothing."""
+        """Bytes of one upload in dense form, as float32."""
         return 4 * self.entries
 
 
@@ -96,16 +84,25 @@ so that it leaves clients' weights as they are; an upload of zeros counts half."
 class ClientRows:
     """Rows of a table, ragged by client: client c owns entries ``indptr[c]`` to ``indptr[c+1]``."""
 
+    id_dtype: ClassVar[type[np.integer[Any]]] = np.int32
+
     indptr: NDArray[np.int64]
     ids: NDArray[np.int32] | NDArray[np.int64]
-    """Row numbers of a table as int32, or keys of an open space as int64."""
+    """Row numbers of the table, int32; the keys of `KeyedRows` are int64."""
     rows: NDArray[np.float32]
     """[entries, width]"""
     base: NDArray[np.float32] | None = None
     """Where given, what is meant are the rows' differences from this table's. The sum takes them as
     it goes; `differences` writes them out."""
-    space: int | None = None
-    """Number of keys that exist, where keys are of a closed space, which noise can cover."""
+
+    def __post_init__(self) -> None:
+        """Refuse ids of the wrong width: keys need a declared space."""
+        if self.ids.dtype != self.id_dtype:
+            raise TypeError(
+                f"ids of {type(self).__name__} are {np.dtype(self.id_dtype)}, not "
+                f"{self.ids.dtype}: row numbers of a table are int32 (ClientRows), keys of a "
+                "declared space int64 (KeyedRows)"
+            )
 
     def differences(self) -> ClientRows:
         """Return the rows with their differences written out, as they travel."""
@@ -119,25 +116,32 @@ class ClientRows:
         """Size of ids and rows on the wire."""
         return self.ids.nbytes + self.rows.nbytes
 
-    @property
-    def keyed(self) -> bool:
-        """True if the ids are keys and not the rows of a table."""
-        return self.ids.dtype == np.int64
+
+@dataclass(frozen=True)
+class KeyedRows(ClientRows):
+    """Rows under the keys 0 to ``space - 1``, ragged by client.
+
+    A secure sum and noise cover every key, so the number of keys is public and always declared.
+    """
+
+    id_dtype: ClassVar[type[np.integer[Any]]] = np.int64
+
+    space: int = field(kw_only=True)
+    """Number of keys that exist: n² for pairs of n items, 1 for one row per client."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a stack of clients uploads: sparse table deltas and dense deltas, [clients, …]."""
+    """What a batch of clients uploads: sparse table deltas and dense deltas, [clients, …]."""
 
     clients: int
     rows: Mapping[str, ClientRows] = field(default_factory=dict)
     dense: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     whole: UploadShape | None = None
-    """Where given, each upload travels whole, in this shape, though only its rows that are not zero
-    are written out here: a sum of whole numbers is the same, and what is sent tells nothing by its
-    size."""
+    """Where given, each upload is sent in dense form, in this shape, so that its size tells
+    nothing; here, only its rows that are not zero are kept, whose exact sum is the same."""
     zeroed_out: int = 0
-    """Uploads that held a number which is none, and count as zero."""
+    """Uploads that held NaN or infinite values, and were zeroed out."""
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +158,7 @@ class Steps:
 
     tables: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     spaces: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    """[keys, width] for every key of a closed space"""
+    """[keys, width] for every key of a space."""
     dense: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def plus(self, other: Steps) -> Steps:

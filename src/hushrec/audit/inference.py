@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows, ExactSum, Total, Update
+from hushrec.aggregation import ExactSum, KeyedRows, Total, Update
 from hushrec.api import Run
 from hushrec.data.views import TrainView, chunks
 from hushrec.evaluation.significance import bootstrap_interval
@@ -128,12 +128,8 @@ def item_inference(
         done += len(part)
         on_client(done, len(cohort))
     total = protection.finish(summed, SecretRound(number, task.secret))[0]
-    pairs = {
-        name: _pair_items(rows, run.model.shared, view.n_items)
-        for name, rows in raw.rows.items()
-        if rows.keyed
-    }
-    moved = np.linalg.norm(_of_total(total, pairs, view.n_items), axis=1)
+    spaces = {n: rows.space for n, rows in raw.rows.items() if isinstance(rows, KeyedRows)}
+    moved = np.linalg.norm(_of_total(total, spaces, run.model.shared, view.n_items), axis=1)
     for truth in truths:
         named = np.argsort(-moved, kind="stable")[: len(truth)]
         tallies[SUMMED].add(named, truth, np.flatnonzero(moved))
@@ -171,8 +167,8 @@ def by_item(update: Update, client: int, shared: Shared, view: TrainView) -> Tab
     for stack in update.rows.values():
         mine = slice(stack.indptr[client], stack.indptr[client + 1])
         ids, rows = stack.ids[mine], stack.rows[mine].astype(np.float64)
-        if stack.keyed:  # pairs (i, j) as i * m + j, of all items or of those of a public head
-            table = _pairs_by_item(ids, rows, _pair_items(stack, shared, n_items), n_items)
+        if isinstance(stack, KeyedRows):
+            table = _keys_by_item(ids, rows, stack.space, shared, n_items)
         else:
             differences = rows if stack.base is None else rows - stack.base[ids]
             table = np.zeros((n_items, rows.shape[1]))
@@ -185,18 +181,22 @@ def by_item(update: Update, client: int, shared: Shared, view: TrainView) -> Tab
     return np.concatenate(parts, axis=1) if parts else np.zeros((n_items, 1))
 
 
-def _pair_items(stack: ClientRows, shared: Shared, n_items: int) -> NDArray[np.int64]:
-    """Return the items that pairs are made of: all, or those of a head that everybody knows."""
-    return np.arange(n_items) if stack.space is None else np.flatnonzero(shared["head"])
-
-
-def _pairs_by_item(
-    keys: NDArray[Any], rows: Table, items: NDArray[np.int64], n_items: int
+def _keys_by_item(
+    keys: NDArray[Any], rows: Table, space: int, shared: Shared, n_items: int
 ) -> Table:
-    """Add up what pairs weigh for each of their two items."""
+    """Add up the sizes of keyed rows for each item that their keys name.
+
+    Keys are items, or pairs i · n + j of the catalogue or of a head that everybody knows. Keys of
+    another space, such as pairs of categories, name no item.
+    """
     table, sizes = np.zeros((n_items, 1)), np.abs(rows).sum(1)
-    for places in (keys // len(items), keys % len(items)):
-        table[:, 0] += np.bincount(items[places], sizes, minlength=n_items)
+    head = np.flatnonzero(shared.get("head", ()))
+    if space == n_items:
+        table[:, 0] = np.bincount(keys, sizes, minlength=n_items)
+    elif space in (n_items**2, len(head) ** 2):
+        items = np.arange(n_items) if space == n_items**2 else head
+        for indices in (keys // len(items), keys % len(items)):
+            table[:, 0] += np.bincount(items[indices], sizes, minlength=n_items)
     return table
 
 
@@ -241,12 +241,12 @@ def leading_direction(rows: Table) -> NDArray[np.float64]:
     return np.asarray(direction)
 
 
-def _of_total(total: Total, pairs: Mapping[str, NDArray[np.int64]], n_items: int) -> Table:
-    """Lay the sum of a round out by item; ``pairs`` are the items of what is summed over pairs."""
+def _of_total(total: Total, spaces: Mapping[str, int], shared: Shared, n_items: int) -> Table:
+    """Lay the sum of a round out by item; ``spaces`` are the numbers of keys of keyed sums."""
     parts: list[Table] = []
     for name, (ids, summed) in total.rows.items():
-        if name in pairs:
-            parts.append(_pairs_by_item(ids, summed, pairs[name], n_items))
+        if name in spaces:
+            parts.append(_keys_by_item(ids, summed, spaces[name], shared, n_items))
             continue
         table = np.zeros((n_items, summed.shape[1]))
         table[ids] = summed

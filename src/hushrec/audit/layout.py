@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows, ExactSum, Total, Update, UploadShape
+from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Total, Update, UploadShape
 from hushrec.data.views import Ragged, TrainView
 from hushrec.federation.client import Task
 from hushrec.methods.base import Shared
@@ -122,15 +122,17 @@ def uploads(shape: UploadShape, places: Places, amounts: NDArray[Any]) -> Update
     """Return uploads that are zero but for each canary's amount at each of its places."""
     count = len(amounts)
     rows, dense = {}, {}
-    widths = {**shape.tables, **{name: width for name, (_, width) in shape.spaces.items()}}
-    for name, width in widths.items():
+    for name, (_, width) in shape.sparse.items():
         entries = places.get(name, np.zeros((count, 0), np.int64))
         each = entries.shape[1]
         values = np.zeros((entries.size, width), np.float32)
         values[np.arange(entries.size), entries.ravel() % width] = np.repeat(amounts, each)
-        space = shape.spaces[name][0] if name in shape.spaces else None
-        ids: NDArray[Any] = (entries.ravel() // width).astype("i4" if space is None else "i8")
-        rows[name] = ClientRows(each * np.arange(count + 1), ids, values, space=space)
+        indptr, ids = each * np.arange(count + 1), entries.ravel() // width
+        rows[name] = (
+            KeyedRows(indptr, ids, values, space=shape.spaces[name][0])
+            if name in shape.spaces
+            else ClientRows(indptr, ids.astype(np.int32), values)
+        )
     for name, size in shape.dense.items():
         array = np.zeros((count, math.prod(size)), np.float32)
         if name in places:
@@ -141,7 +143,7 @@ def uploads(shape: UploadShape, places: Places, amounts: NDArray[Any]) -> Update
 
 def spread(names: Sequence[str], shape: UploadShape, most: int) -> Places:
     """Lay one canary over some arrays, in up to so many rows of each."""
-    widths = {**shape.tables, **{name: width for name, (_, width) in shape.spaces.items()}}
+    widths = {name: width for name, (_, width) in shape.sparse.items()}
     whole = shape.whole
     return {
         name: widths.get(name, 1)

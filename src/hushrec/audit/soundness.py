@@ -170,7 +170,7 @@ def _norm(arrays: Mapping[str, Values], stage: Stage) -> float:
 
 def _with_rows(shape: UploadShape, most: int) -> UploadShape:
     """Return the layout with fewer rows, and nothing else changed."""
-    keys = {name: (min(most, n or 0), width) for name, (n, width) in shape.spaces.items()}
+    keys = {name: (min(most, n), width) for name, (n, width) in shape.spaces.items()}
     return replace(shape, n_rows=min(most, shape.n_rows), spaces=keys)
 
 

@@ -70,15 +70,8 @@ class ExpectedSum:
     @property
     def most_bytes(self) -> int:
         """Size above which a message is not looked at."""
-        keys = [self.shape.n_rows**2 if count is None else count for count, _ in self._sparse()]
-        widths = [width for _, width in self._sparse()]
-        rows = sum(8 * count * (width + 1) for count, width in zip(keys, widths, strict=True))
-        dense = sum(8 * int(np.prod(shape)) for shape in self.shape.dense.values())
-        return min(LARGEST, rows + dense + 2 * HEADER_BYTES)
-
-    def _sparse(self) -> list[tuple[int | None, int]]:
-        tables = [(self.shape.n_rows, width) for width in self.shape.tables.values()]
-        return [*tables, *self.shape.spaces.values()]
+        ids = sum(count for count, _ in self.shape.sparse.values())
+        return min(LARGEST, 8 * (ids + self.shape.entries) + 2 * HEADER_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +138,7 @@ class NodeSum:
 
 
 def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool) -> None:
-    shape = expected.shape
-    tables = {name: (shape.n_rows, width) for name, width in shape.tables.items()}
-    sparse: dict[str, tuple[int | None, int]] = {**tables, **shape.spaces}
+    shape, sparse = expected.shape, expected.shape.sparse
     names = {f"{part}/{name}" for name in sparse for part in ("ids", "rows")}
     names |= {f"dense/{name}" for name in shape.dense}
     some = bool(clients or noised)  # of no clients, a sum has no arrays
@@ -162,10 +153,9 @@ def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool
             raise MessageError(f"'{name}' has shape {arrays[f'dense/{name}'].shape}, not {own}")
     for name, (count, width) in sparse.items() if some else ():
         ids, rows = arrays[f"ids/{name}"], arrays[f"rows/{name}"]
-        most = shape.n_rows**2 if count is None else count
         if ids.ndim != 1 or rows.shape != (len(ids), width):
             raise MessageError(f"'{name}' has ids {ids.shape} for rows {rows.shape}")
-        if len(ids) and (ids[0] < 0 or ids[-1] >= most or (np.diff(ids) <= 0).any()):
+        if len(ids) and (ids[0] < 0 or ids[-1] >= count or (np.diff(ids) <= 0).any()):
             raise MessageError(f"'{name}' has rows twice, in no order, or that do not exist")
     _check_size(arrays, clients, expected, noised)
 
@@ -306,13 +296,9 @@ def about(request: TrainRequest | LookRequest) -> str:
 
 
 def _arrays(shape: UploadShape) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a whole sum; of an open space, every pair of rows."""
-    found: dict[str, tuple[int, ...]] = {
-        f"rows/{name}": (shape.n_rows, width) for name, width in shape.tables.items()
-    }
-    for name, (keys, width) in shape.spaces.items():
-        found[f"rows/{name}"] = (shape.n_rows**2 if keys is None else keys, width)
-    return found | {f"dense/{name}": own for name, own in shape.dense.items()}
+    """Return the names and shapes of a sum in dense form: one entry for every declared key."""
+    rows = {f"rows/{name}": size for name, size in shape.sparse.items()}
+    return {**rows, **{f"dense/{name}": size for name, size in shape.dense.items()}}
 
 
 def _layout(arrays: Mapping[str, tuple[int, ...]], wide: tuple[str, ...]) -> Layout:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows, Update, UploadShape
+from hushrec.aggregation import ClientRows, KeyedRows, Update, UploadShape
 from hushrec.aggregation.statistics import LossSum
 from hushrec.errors import MessageError
 from hushrec.io.codec import (
@@ -104,10 +104,8 @@ class Expected:
     @property
     def most_bytes(self) -> int:
         """Size above which a message is not looked at."""
-        if any(keys is None for keys, _ in self.shape.spaces.values()):
-            return LARGEST
-        ids = 8 * (self.shape.n_rows * len(self.shape.tables) + self.clients + 1)
-        return self.clients * (2 * self.shape.nbytes + ids) + HEADER_BYTES
+        ids = 8 * (sum(count for count, _ in self.shape.sparse.values()) + self.clients + 1)
+        return min(LARGEST, self.clients * (2 * self.shape.nbytes + ids) + HEADER_BYTES)
 
 
 @dataclass(frozen=True)
@@ -165,9 +163,7 @@ def _written_out(update: Update) -> Update:
     assert shape is not None
     dense: dict[str, Array] = {}
     for name, rows in update.rows.items():
-        count = shape.spaces[name][0] if rows.keyed else shape.n_rows
-        assert count is not None, "what travels whole is closed"
-        table = np.zeros((update.clients, count, rows.rows.shape[1]), np.float32)
+        table = np.zeros((update.clients, *shape.sparse[name]), np.float32)
         owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
         table[owner, rows.ids] = rows.differences().rows
         dense[name] = table
@@ -178,9 +174,8 @@ def _written_out(update: Update) -> Update:
 def _read_update(arrays: Arrays, expected: Expected) -> Update:
     shape, clients = expected.shape, expected.clients
     dense = {name: (clients, *own) for name, own in shape.dense.items()}
-    tables = {name: (shape.n_rows, width) for name, width in shape.tables.items()}
-    sparse: dict[str, tuple[int | None, int]] = {**tables, **shape.spaces}
-    tables_sent = {name: (clients, count or 0, width) for name, (count, width) in sparse.items()}
+    sparse = shape.sparse
+    tables_sent = {name: (clients, *size) for name, size in sparse.items()}
     if expected.whole:
         dense, sparse = {**dense, **tables_sent}, {}
     parts = ("ids", "rows") if clients == 1 else ("ids", "rows", "indptr")
@@ -209,12 +204,11 @@ def _whole_rows(table: Array, keyed: bool) -> ClientRows:
     clients, count, width = table.shape
     ids: NDArray[Any] = np.tile(np.arange(count), clients).astype(np.int64 if keyed else np.int32)
     indptr = np.arange(clients + 1) * count
-    return ClientRows(indptr, ids, table.reshape(-1, width), space=count if keyed else None)
+    rows = table.reshape(-1, width)
+    return KeyedRows(indptr, ids, rows, space=count) if keyed else ClientRows(indptr, ids, rows)
 
 
-def _read_rows(
-    arrays: Arrays, name: str, count: int | None, width: int, expected: Expected
-) -> ClientRows:
+def _read_rows(arrays: Arrays, name: str, count: int, width: int, expected: Expected) -> ClientRows:
     ids, rows = arrays[f"ids/{name}"], arrays[f"rows/{name}"]
     keyed = name in expected.shape.spaces
     kind = np.int64 if keyed else np.int32
@@ -222,8 +216,7 @@ def _read_rows(
         raise MessageError(f"'{name}' has ids {ids.dtype}{ids.shape} for rows {rows.shape}")
     if rows.dtype != np.float32:
         raise MessageError(f"'{name}' is {rows.dtype}, not float32")
-    most = count if count is not None else expected.shape.n_rows**2
-    if len(ids) and (ids.min() < 0 or ids.max() >= most):
+    if len(ids) and (ids.min() < 0 or ids.max() >= count):
         raise MessageError(f"'{name}' has rows that do not exist")
     indptr = arrays.get(f"indptr/{name}", np.array([0, len(ids)]))
     fits = indptr.shape == (expected.clients + 1,) and indptr.dtype == np.int64
@@ -233,7 +226,7 @@ def _read_rows(
         mine = ids[indptr[client] : indptr[client + 1]]
         if len(np.unique(mine)) != len(mine):
             raise MessageError(f"'{name}' has a row twice")
-    return ClientRows(indptr, ids, rows, space=count if keyed else None)
+    return KeyedRows(indptr, ids, rows, space=count) if keyed else ClientRows(indptr, ids, rows)
 
 
 def _norms(update: Update) -> NDArray[np.float64]:

@@ -74,6 +74,9 @@ class Traits:
     data_weighted: bool = False
     """True where `apply` weighs clients by their data other than through the sum of the uploads;
     such a method cannot be given a privacy guarantee."""
+    exact_sums: bool = False
+    """True where `apply` needs sums without noise, as over all pairs of items; every privacy mode
+    that would add noise to them is refused."""
     reveals: frozenset[str] = frozenset()
     """Private fields that some rounds upload all the same, because the paper's method does."""
     stack_interactions: int | None = None

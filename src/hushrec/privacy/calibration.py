@@ -61,6 +61,8 @@ COARSEST = 1e-6
 exact sums; the cost of discrete noise is then negligible (`accountant.discreteness`)."""
 LARGEST_SUM = 2.0**29
 """Largest sum of clipped uploads that the exact sums can hold."""
+MOST_NOISED = 2**26
+"""Most numbers of one key space that noise is added to: half a gigabyte."""
 SUM_COPIES = 7
 """Memory of a dense upload, in float32 copies of it, while it is added to the exact sum."""
 
@@ -148,6 +150,7 @@ def make_plan(
     if config.mode == "mechanism":
         plan, expected = _stated(config, cohort, schedule, plan), None
     elif config.on_sums:
+        _check_spaces(shape)
         plan = _central(config, cohort, schedule, population, plan)
         expected = _sampling(cohort, population)[1]
     elif shape.spaces:
@@ -170,6 +173,16 @@ def make_plan(
             "beforehand"
         ),
     )
+
+
+def _check_spaces(shape: UploadShape) -> None:
+    """Refuse key spaces that are too large to add noise to every key."""
+    for name, (keys, width) in shape.spaces.items():
+        if keys * width > MOST_NOISED:
+            raise ConfigError(
+                f"'{name}' has {keys:,} keys, and noise cannot cover every key of more than "
+                f"{MOST_NOISED:,}: use another method, or privacy.mode = none"
+            )
 
 
 def _check_shares(

@@ -153,6 +153,12 @@ def check_privacy(
             f"{method.name} weights clients by their data, outside the clipped upload: their "
             "influence has no bound; use a method that weights clients equally, or uploads weights"
         )
+    if method.traits.exact_sums:
+        central = "privacy.mode = central, " if method.under_noise and not config.on_sums else ""
+        raise ConfigError(
+            f"{method.name} sums over all pairs of items, and noise cannot cover every pair: use "
+            f"{central}another method, or privacy.mode = none"
+        )
     if config.delta is not None and config.delta >= 1 / population:
         raise ConfigError(
             f"privacy.delta = {config.delta:g} would allow publishing all data of one of "

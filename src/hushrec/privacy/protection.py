@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import Aggregate, Steps, Total, Update, UploadShape
+from hushrec.aggregation import ExactSum, KeyedRows, Steps, Total, Update, UploadShape
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels.clipping import ascending_keys, distinct_rows
@@ -235,7 +235,7 @@ class Protection:
         return [mechanism.share(secret) for mechanism in acting if mechanism.in_shares]
 
     def finish(
-        self, summed: Aggregate, secret: SecretRound, *, shared: bool = False
+        self, summed: ExactSum, secret: SecretRound, *, shared: bool = False
     ) -> tuple[Total, Protection]:
         """Add the noise and apply the server sides in reverse order; the result is released.
 
@@ -257,16 +257,16 @@ class Protection:
 
 def check_shape(update: Update, shape: UploadShape) -> None:
     """Refuse an upload of another shape: only the declared shape is clipped and noised."""
-    if UploadShape.of(update, shape.n_rows).require_closed() != shape:
+    if UploadShape.of(update, shape.n_rows) != shape:
         raise ConfigError(
             "the method's upload changes its shape with the data, so no guarantee can be given: it "
             "must upload the same names and widths as for a batch of no clients"
         )
     for name, rows in update.rows.items():
         once = (
-            distinct_rows(rows.indptr, rows.ids, shape.n_rows)
-            if rows.space is None
-            else ascending_keys(rows.indptr, rows.ids, rows.space)
+            ascending_keys(rows.indptr, rows.ids, rows.space)
+            if isinstance(rows, KeyedRows)
+            else distinct_rows(rows.indptr, rows.ids, shape.n_rows)
         )
         if not once:
             raise ConfigError(

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from hushrec.aggregation import ClientRows, ExactSum, Total, Update, UploadShape
+from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Total, Update, UploadShape
 from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
 from hushrec.data.views import TrainView
 from hushrec.privacy.accountant import epsilon_of
@@ -251,10 +251,10 @@ class MechanismContract:
         kept = {
             name: np.float32(size * (only in (None, name))) for name in ("items", "head", "pairs")
         }
-        tables = {"items": ClientRows(indptr, ids, kept["items"] * rows)}
+        tables: dict[str, ClientRows] = {"items": ClientRows(indptr, ids, kept["items"] * rows)}
         if self.covers_spaces:
             each = np.cumsum([0, *(min(n, KEYS) for n in counts)])
-            tables["pairs"] = ClientRows(each, keys, kept["pairs"] * pairs, space=KEYS)
+            tables["pairs"] = KeyedRows(each, keys, kept["pairs"] * pairs, space=KEYS)
         return Update(4, rows=tables, dense={"head": kept["head"] * head})
 
     def _numbers(self, secret: SecretRound, size: float = 1.0) -> dict[str, NDArray[np.float64]]:
@@ -308,11 +308,11 @@ def _uncorrelated(one: NDArray[Any], other: NDArray[Any], what: str) -> None:
 
 def _one_upload(update: Update, client: int) -> Update:
     rows = {
-        name: ClientRows(
-            np.array([0, stack.indptr[client + 1] - stack.indptr[client]]),
-            stack.ids[stack.indptr[client] : stack.indptr[client + 1]],
-            stack.rows[stack.indptr[client] : stack.indptr[client + 1]],
-            space=stack.space,
+        name: replace(
+            stack,
+            indptr=np.array([0, stack.indptr[client + 1] - stack.indptr[client]]),
+            ids=stack.ids[stack.indptr[client] : stack.indptr[client + 1]],
+            rows=stack.rows[stack.indptr[client] : stack.indptr[client + 1]],
         )
         for name, stack in update.rows.items()
     }

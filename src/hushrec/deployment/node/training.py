@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ExactSum, UploadShape
+from hushrec.aggregation import UploadShape
 from hushrec.aggregation.statistics import Evaluation
 from hushrec.deployment.node.runs import NodeRun, NodeRuns
 from hushrec.deployment.node.setup import Engine, Engines, task_of
@@ -69,7 +69,6 @@ class Work:
         self.runs.load(run, clients, backend.store)
         protection = task.protection_of(download.to(asked[:0]))
         collected = backend.train(download, protection, places[order])
-        assert isinstance(collected.summed, ExactSum), "a node sums exactly"
         found = NodeSum(
             run.id,
             number,

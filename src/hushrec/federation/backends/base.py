@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import Aggregate
+from hushrec.aggregation import ExactSum
 from hushrec.aggregation.statistics import Evaluation, LossSum
 from hushrec.data.splitting import Part
 from hushrec.evaluation.evaluator import Evaluator, PartRanks
@@ -30,7 +30,7 @@ from hushrec.private.store import PrivateStore
 class Collected:
     """What the server has after a round of uploads."""
 
-    summed: Aggregate
+    summed: ExactSum
     loss: LossSum
     up_bytes: int
     down_bytes: int

@@ -18,7 +18,7 @@ def category_columns(view: TrainView) -> list[Categorical | MultiCategorical]:
     for column in view.item_features.values():
         if isinstance(column, (Categorical, MultiCategorical)):
             more = 1 + len(column.names)
-            # Keys are pairs of groups, and have to fit where keys are pairs of items.
+            # No more pairs of categories than pairs of items: a small catalogue knows no more.
             if more <= MOST_GROUPS and groups + more <= view.n_items:
                 found.append(column)
                 groups += more

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregation import ClientRows
+from hushrec.aggregation import KeyedRows
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
@@ -99,10 +99,11 @@ class FedEASE(ExactPairs, Tunable):
             "recent": OneOf((20, 50, 100, 200)),
         }
 
-    def count(self, view: TrainView) -> ClientRows:
+    def count(self, view: TrainView) -> KeyedRows:
         """Count the pairs of each client's distinct items, and the items themselves."""
         items = distinct_items(view.positives)
-        return ClientRows(*pair_kernels.common_pairs(items.indptr, items.values, view.n_items))
+        pairs = pair_kernels.common_pairs(items.indptr, items.values, view.n_items)
+        return KeyedRows(*pairs, space=view.n_items**2)
 
     def solve(self, *blocks: Block) -> Block:
         """Regress every item on all the others; the block is an upper triangle."""

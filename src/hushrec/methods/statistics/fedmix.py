@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.aggregation import ClientRows, KeyedRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.kernels import experts as kernels
@@ -142,7 +142,7 @@ class FedMix(Method, Explains, Staged, Tunable):
     Config: ClassVar[type[MethodConfig]] = FedMixConfig
     config: FedMixConfig
     under_noise = PrivateFedMix
-    traits = Traits(every=8, stack_interactions=2**14)
+    traits = Traits(every=8, exact_sums=True, stack_interactions=2**14)
 
     @property
     def search(self) -> SearchSpace:
@@ -446,6 +446,6 @@ class FedMix(Method, Explains, Staged, Tunable):
             yield some, room
 
 
-def _one_each(has: NDArray[np.int64], rows: NDArray[np.float32]) -> ClientRows:
-    """Return one row for each client that has something to say, all under the key 0."""
-    return ClientRows(has, np.zeros(len(rows), np.int64), rows)
+def _one_each(has: NDArray[np.int64], rows: NDArray[np.float32]) -> KeyedRows:
+    """Return one row for each client that has something to say, under the only key."""
+    return KeyedRows(has, np.zeros(len(rows), np.int64), rows, space=1)

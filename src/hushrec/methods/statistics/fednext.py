@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregation import ClientRows
+from hushrec.aggregation import KeyedRows
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
@@ -117,14 +117,13 @@ class FedNext(ExactPairs, Tunable):
             "company_ridge": Between(30.0, 3000.0),
         }
 
-    def count(self, view: TrainView) -> ClientRows:
+    def count(self, view: TrainView) -> KeyedRows:
         """Count what followed what and what kept company, and how often each item was met."""
         past = view.positives
-        return ClientRows(
-            *pair_kernels.following_pairs(
-                past.indptr, past.values, view.n_items, gaps(self.config.window), together=True
-            )
+        pairs = pair_kernels.following_pairs(
+            past.indptr, past.values, view.n_items, gaps(self.config.window), together=True
         )
+        return KeyedRows(*pairs, space=view.n_items**2)
 
     def solve(self, *blocks: Block) -> Block:
         """Solve the regression of what comes next, and the one of what keeps company."""

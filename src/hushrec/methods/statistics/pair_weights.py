@@ -32,12 +32,12 @@ import scipy.linalg
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.aggregation import KeyedRows, Total, Update
 from hushrec.data.views import TrainView
 from hushrec.errors import DivergedError
 from hushrec.io.memory import require_memory
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared, Staged
+from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared, Staged, Traits
 from hushrec.streams import Round, Streams
 
 TABLE = "pairs"
@@ -136,6 +136,8 @@ class ItemPairs(Method):
 class ExactPairs(ItemPairs, Staged):
     """Base of the members without noise: clients count once, all pairs that they have."""
 
+    traits = Traits(exact_sums=True)
+
     def stage(self, round_number: int) -> str:
         """Count first; what comes after only tries scalars."""
         tried = self.scalars()
@@ -149,7 +151,7 @@ class ExactPairs(ItemPairs, Staged):
         return Fitted(Update(len(view), rows=rows), {})
 
     @abstractmethod
-    def count(self, view: TrainView) -> ClientRows:
+    def count(self, view: TrainView) -> KeyedRows:
         """Return what each client counts over pairs of its items; (i, j) is the key i · m + j."""
 
     def apply(self, shared: Shared, total: Total) -> Shared:

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.aggregation import KeyedRows, Total, Update
 from hushrec.data.views import Ragged, TrainView
 from hushrec.io.memory import require_memory
 from hushrec.kernels import pairs as pair_kernels
@@ -131,7 +131,7 @@ class PrivatePairs(ItemPairs, SharesBudget):
         tilts, one = shared["tilts"][shared["head"]], max(size, 1)
         weights = weights * (tilts[keys // one] * tilts[keys % one])[:, None]
         scaled = pair_kernels.scaled_to_norm_one(indptr, keys, weights)
-        uploads = ClientRows(*scaled, space=size**2)
+        uploads = KeyedRows(*scaled, space=size**2)
         return Fitted(Update(len(view), rows={TABLE: uploads}), {})
 
     @abstractmethod

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregation import ClientRows, Total
+from hushrec.aggregation import ClientRows, KeyedRows, Total
 from hushrec.config import Width, find, names
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError
@@ -117,8 +117,8 @@ class Expert(ABC):
         """Name the scores that it gives an item."""
 
     @abstractmethod
-    def count(self, view: TrainView) -> ClientRows:
-        """Return what each client adds to the sums; keys are below the square of the catalogue."""
+    def count(self, view: TrainView) -> KeyedRows:
+        """Return what each client adds to the sums, under keys of a space that is public."""
 
     @abstractmethod
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
@@ -291,27 +291,28 @@ class Counting:
         self, experts: Iterable[Expert], view: TrainView, held: NDArray[np.int64]
     ) -> dict[str, ClientRows]:
         """Count without the held items, and what those add."""
-        earlier, rows = shortened(view, held), {}
+        earlier, rows = shortened(view, held), dict[str, ClientRows]()
         for expert in experts:
             if self.asks(expert):
                 whole, part = (self._about(expert, expert.count(v)) for v in (view, earlier))
                 more = kernels.what_is_more(
                     whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
                 )
-                rows[HELD + expert.name], rows[expert.name] = part, ClientRows(*more)
+                more_rows = KeyedRows(*more, space=whole.space)
+                rows[HELD + expert.name], rows[expert.name] = part, more_rows
         if self.rounds > 1 and self.number == 0:
             items = distinct_items(view.positives)
             ones = np.ones((len(items.values), 1), np.float32)
             rows[ITEMS] = ClientRows(items.indptr, items.values, ones)
         return rows
 
-    def _about(self, expert: Expert, found: ClientRows) -> ClientRows:
+    def _about(self, expert: Expert, found: KeyedRows) -> KeyedRows:
         """Return what this round is about of what an expert counted."""
         if self.number == 0:
             return found
         n_items, parts = len(self.head), self.rounds - 2
         about = found.indptr, found.ids, found.rows, n_items, self.head, self.part, parts
-        return ClientRows(*pair_kernels.some_pairs(*about))
+        return KeyedRows(*pair_kernels.some_pairs(*about), space=found.space)
 
     def learn(
         self, speaking: Iterable[tuple[Expert, Shared]], shared: Shared, total: Total

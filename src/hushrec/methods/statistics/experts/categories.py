@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows
+from hushrec.aggregation import KeyedRows
 from hushrec.data.views import TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.methods.base import Shared
@@ -41,14 +41,11 @@ class Alike(Expert):
         spans = "last", "last five", "all"
         return tuple(f"feature {n}, {span}" for n in range(len(model["sizes"])) for span in spans)
 
-    def count(self, view: TrainView) -> ClientRows:
+    def count(self, view: TrainView) -> KeyedRows:
         """Count which category followed which."""
-        past = view.positives
-        return ClientRows(
-            *kernels.following_groups(
-                past.indptr, past.values, *category_shares(view), gaps(WINDOW)
-            )
-        )
+        past, (members, sizes) = view.positives, category_shares(view)
+        pairs = kernels.following_groups(past.indptr, past.values, members, sizes, gaps(WINDOW))
+        return KeyedRows(*pairs, space=members.shape[1] ** 2)
 
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
         """Take the logarithm of what was counted over what chance would give."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows
+from hushrec.aggregation import KeyedRows
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
@@ -55,10 +55,11 @@ class Company(Expert):
         weights = "last 10", "11 to 50 back", "further back", "log of all"
         return *weights, "factors", "log of the factors", "recent factors"
 
-    def count(self, view: TrainView) -> ClientRows:
+    def count(self, view: TrainView) -> KeyedRows:
         """Count the pairs of each client's latest items, and the items themselves."""
         items = distinct_items(_latest(view.positives, self.config.latest))
-        return ClientRows(*pair_kernels.common_pairs(items.indptr, items.values, view.n_items))
+        pairs = pair_kernels.common_pairs(items.indptr, items.values, view.n_items)
+        return KeyedRows(*pairs, space=view.n_items**2)
 
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
         """Solve EASE, and find the vectors."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows
+from hushrec.aggregation import KeyedRows
 from hushrec.data.views import TrainView
 from hushrec.methods.base import Shared
 from hushrec.methods.baselines import distinct_items
@@ -31,11 +31,12 @@ class Popular(Expert):
         """The share and its logarithm."""
         return "share", "log share"
 
-    def count(self, view: TrainView) -> ClientRows:
+    def count(self, view: TrainView) -> KeyedRows:
         """Upload a one for every item of the client."""
         items = distinct_items(view.positives)
         ones = np.ones((len(items.values), 1), np.float32)
-        return ClientRows(items.indptr, items.values.astype(np.int64), ones)
+        keys = items.values.astype(np.int64)
+        return KeyedRows(items.indptr, keys, ones, space=view.n_items)
 
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
         """Divide by the mean."""

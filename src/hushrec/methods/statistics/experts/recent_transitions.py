@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows
+from hushrec.aggregation import KeyedRows
 from hushrec.data.views import TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
@@ -56,11 +56,11 @@ class AtOnce(Expert):
         counted = (f"log count, {lag} back" for lag in COUNTED)
         return *(f"up to {lag} back" for lag in LAGS), "log of all", *counted
 
-    def count(self, view: TrainView) -> ClientRows:
+    def count(self, view: TrainView) -> KeyedRows:
         """Count what followed what within a few steps, and the items themselves."""
         past = view.positives
-        found = pair_kernels.following_pairs(past.indptr, past.values, view.n_items, gaps(WINDOW))
-        return ClientRows(*found)
+        pairs = pair_kernels.following_pairs(past.indptr, past.values, view.n_items, gaps(WINDOW))
+        return KeyedRows(*pairs, space=view.n_items**2)
 
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
         """Regress what comes next, and keep the counts themselves."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows
+from hushrec.aggregation import KeyedRows
 from hushrec.data.views import TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
@@ -48,13 +48,13 @@ class Following(Expert):
         """One for each run of lags, and the logarithm of their sum."""
         return *(f"up to {lag} back" for lag in LAGS), "log of all"
 
-    def count(self, view: TrainView) -> ClientRows:
+    def count(self, view: TrainView) -> KeyedRows:
         """Count what followed what within the window, 1/steps each, and the items themselves."""
         past = view.positives
-        found = pair_kernels.following_pairs(
+        pairs = pair_kernels.following_pairs(
             past.indptr, past.values, view.n_items, gaps(self.config.window)
         )
-        return ClientRows(*found)
+        return KeyedRows(*pairs, space=view.n_items**2)
 
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
         """Regress what comes next on the recent history."""

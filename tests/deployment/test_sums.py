@@ -1,0 +1,72 @@
+"""Secure sums: a vector is as long as what the method declares, in every round."""
+
+import math
+
+import numpy as np
+import pytest
+
+from hushrec.aggregation import UploadShape
+from hushrec.deployment.sums import COUNTS, NodeSum, RoundForm, round_shape
+from hushrec.federation.experiment import make_experiment
+from hushrec.methods.base import method_class, method_names
+from hushrec.privacy.protection import Protection
+from hushrec.secagg.layout import WIDE
+from hushrec.testing import Federation, clients_of
+
+ITEMS = 20
+SHORT = {"fedmix": {"newton_rounds": 1, "network_rounds": 1, "turns": 1}}
+FEDERATED = [name for name in method_names() if not method_class(name).traits.pooled]
+
+
+def world():
+    """Ten clients with features of users and items, of different lengths."""
+    generator = np.random.default_rng(0)
+    return clients_of([generator.permutation(ITEMS)[: 4 + n].tolist() for n in range(10)], ITEMS)
+
+
+def vectors(method, rounds):
+    """Play rounds; return the shape of each one's sum and the vector that a node would send."""
+    federation = Federation(method, world())
+    out = []
+    for number in range(1, rounds + 1):
+        download = federation.task.download(number, federation.shared)
+        shape = round_shape(federation.task, Protection(), download)
+        collected = federation.round()
+        told = collected.loss, collected.up_bytes, collected.emptied
+        summed = NodeSum("run", number, collected.summed, *told)
+        out.append((shape, RoundForm(shape).pack(summed, 1)))
+    return out
+
+
+@pytest.mark.parametrize("name", FEDERATED)
+def test_a_vector_is_as_long_as_its_declared_parts(name):
+    method = method_class(name)(method_class(name).Config.model_validate(SHORT.get(name, {})))
+    for shape, vector in vectors(method, min(method.planned_rounds, 4)):
+        declared = sum(math.prod(size) for size in shape.whole.values())
+        assert len(vector) == declared + len(COUNTS) + WIDE
+
+
+def test_the_default_declares_what_it_counts():
+    """Pairs are items squared, popularity has one key an item, and weights are one row."""
+    made = make_experiment("demo", "fedmix", settings=SHORT["fedmix"]).make_method()
+    count, candidates, weights, network = (shape for shape, _ in vectors(made, 4))
+    groups = 4  # the three thirds of the catalogue, and unknown
+    assert count == UploadShape(
+        ITEMS,
+        {},
+        {},
+        {
+            f"{held}{name}": (keys, 1)
+            for name, keys in {
+                "following": ITEMS**2,
+                "at-once": ITEMS**2,
+                "company": ITEMS**2,
+                "popular": ITEMS,
+                "alike": groups**2,
+            }.items()
+            for held in ("held/", "")
+        },
+    )
+    for shape in (candidates, weights, network):
+        assert [keys for keys, _ in shape.spaces.values()] == [1]
+        assert shape.entries < 2000
