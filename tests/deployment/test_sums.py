@@ -32,7 +32,7 @@ def vectors(method, rounds):
         download = federation.task.download(number, federation.shared)
         shape = round_shape(federation.task, Protection(), download)
         collected = federation.round()
-        told = collected.loss, collected.up_bytes, collected.emptied
+        told = collected.loss, collected.up_bytes, collected.zeroed_out
         summed = NodeSum("run", number, collected.summed, *told)
         out.append((shape, RoundForm(shape).pack(summed, 1)))
     return out
