@@ -21,7 +21,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from hushrec import train
-from hushrec.cli.federate import Trained, make_rehearsal
+from hushrec.cli.federate import ExperimentOptions, make_rehearsal
 from hushrec.cli.federated import train_on
 from hushrec.deployment.coordinator.run import newest_run
 from hushrec.deployment.coordinator.status import status_of
@@ -91,7 +91,7 @@ def methods(nodes, only):
             expected = load_file(Path(place) / "a" / FINAL)
         for count in map(int, nodes.split(",")):
             began = time.monotonic()
-            trained = Trained(method, None, rounds, 0, pairs)
+            trained = ExperimentOptions(method, None, rounds, 0, pairs)
             with federation("demo", count, trained) as (_, server, _programs):
                 result, path = train_on(server.folder, resume=False, quiet=True)
                 model = load_file(path / FINAL)
@@ -116,7 +116,7 @@ def overhead():
             out = Path(place) / "a"
             train("ml-1m", method, rounds=rounds, settings=parse_settings(pairs), out=out)
             alone = rounds_of(out)
-        trained = Trained(method, None, rounds, 0, pairs)
+        trained = ExperimentOptions(method, None, rounds, 0, pairs)
         with federation("ml-1m", 3, trained) as (_, server, _programs):
             _, path = train_on(server.folder, resume=False, quiet=True)
             status, federated = status_of(newest_run(server.folder.runs)), rounds_of(path)
@@ -142,7 +142,11 @@ def rounds_of(path):
 def many(nodes):
     """Run many nodes on one machine."""
     began = time.monotonic()
-    with federation("demo", nodes, Trained("pfedrec", None, 2, 0, ())) as (_, server, programs):
+    with federation("demo", nodes, ExperimentOptions("pfedrec", None, 2, 0, ())) as (
+        _,
+        server,
+        programs,
+    ):
         result, path = train_on(server.folder, resume=False, quiet=True)
         held = sum(memory(each.process.pid) for each in programs.values())
         alone = train("demo", "pfedrec", rounds=2)
@@ -161,7 +165,7 @@ def many(nodes):
 @click.option("--nodes", default=4, show_default=True)
 def soak(rounds, nodes):
     """Train for long while a node is killed every third round."""
-    trained = Trained("pfedrec", None, rounds, 0, (f"evaluation.every={rounds}",))
+    trained = ExperimentOptions("pfedrec", None, rounds, 0, (f"evaluation.every={rounds}",))
     rng, kills, held, began = random.Random(0), [], [], time.monotonic()
     with federation("demo", nodes, trained) as (top, server, running):
         stop = threading.Event()

@@ -16,9 +16,9 @@ from hushrec.testing import taste_world
 @pytest.fixture
 def node(tmp_path):
     agreed = Agreement(make_experiment("tastes", "pfedrec"), Catalogue.of(taste_world()))
-    agreed.write(tmp_path / "agreement.hushrec")
+    agreed.write(tmp_path / "contract.hushrec")
     path = tmp_path / "shop.node"
-    made = run("init", path, "--agreement", tmp_path / "agreement.hushrec", "--name", "shop")
+    made = run("init", path, "--contract", tmp_path / "contract.hushrec", "--name", "shop")
     assert made.exit_code == 0
     assert "pfedrec" in made.output
     return path
@@ -67,9 +67,9 @@ def test_one_person_is_enough(node, tmp_path):
         (("add", "{node}", "ana", "item-01", "--value", "nan"), "finite"),
         (("forget", "{node}", "nobody"), "no user 'nobody'"),
         (("status", "{tmp}/none.node"), "hushrec node init"),
-        (("init", "{node}", "--agreement", "{tmp}/agreement.hushrec", "--name", "b"), "exists"),
-        (("init", "{tmp}/x.node", "--agreement", "{tmp}/bad.csv", "--name", "b"), "no agreement"),
-        (("init", "{tmp}/x.node", "--agreement", "{tmp}/agreement.hushrec", "--name", ""), "name"),
+        (("init", "{node}", "--contract", "{tmp}/contract.hushrec", "--name", "b"), "exists"),
+        (("init", "{tmp}/x.node", "--contract", "{tmp}/bad.csv", "--name", "b"), "no agreement"),
+        (("init", "{tmp}/x.node", "--contract", "{tmp}/contract.hushrec", "--name", ""), "name"),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(node, tmp_path, words, match):

@@ -17,7 +17,7 @@ from unreliable_node import POINTS
 from unreliable_server import POINTS as SERVER_POINTS
 
 from hushrec import train
-from hushrec.cli.federate import Trained, make_rehearsal
+from hushrec.cli.federate import ExperimentOptions, make_rehearsal
 from hushrec.deployment.coordinator.run import newest_run
 from hushrec.deployment.coordinator.status import Status, status_of
 from hushrec.deployment.flower.processes import Processes, free_port
@@ -122,7 +122,7 @@ def test_whoever_is_killed_comes_back_and_nothing_is_counted_twice(tmp_path):
         **{"privacy.noise_seed": 0, "evaluation.every": rounds},
     }
     pairs = tuple(f"{key}={value}" for key, value in settings.items())
-    make_rehearsal(top, "demo", 3, Trained("pfedrec", None, rounds, 0, pairs))
+    make_rehearsal(top, "demo", 3, ExperimentOptions("pfedrec", None, rounds, 0, pairs))
     doomed = [sys.executable, HERE / "unreliable_node.py", top / "nodes" / "node-2", *POINTS]
     run = [sys.executable, HERE / "unreliable_server.py", top / "server", tmp_path / "fate"]
     deaths = 0
@@ -166,7 +166,7 @@ def test_noise_that_nobody_can_remove_on_sums_that_nobody_can_open(tmp_path):
     """Four nodes, each with its share of the noise; one is killed once it has sent its vector."""
     top, pairs = tmp_path / "f", ("privacy.mode=distributed", "privacy.epsilon=8")
     asked = (*pairs, "evaluation.every=1")
-    make_rehearsal(top, "demo", 4, Trained("popularity", None, 1, 0, asked))
+    make_rehearsal(top, "demo", 4, ExperimentOptions("popularity", None, 1, 0, asked))
     dying = [sys.executable, str(HERE / "dying_node.py"), str(top / "nodes" / "node-2")]
     with parties(top, {"node-2": dying}):
         done = run_once(top)
@@ -194,7 +194,7 @@ def test_noise_that_nobody_can_remove_on_sums_that_nobody_can_open(tmp_path):
 def test_a_node_that_sends_what_cannot_be_is_refused_and_named(tmp_path):
     top, rounds = tmp_path / "f", len(KINDS)
     pairs = (f"evaluation.every={rounds}",)
-    make_rehearsal(top, "demo", 3, Trained("pfedrec", None, rounds, 0, pairs))
+    make_rehearsal(top, "demo", 3, ExperimentOptions("pfedrec", None, rounds, 0, pairs))
     config = ServerConfig.read(top / "server")
     patient = config.rules.model_copy(update={"offences": rounds})
     config.model_copy(update={"rules": patient}).write(top / "server")
@@ -219,7 +219,7 @@ def test_a_node_that_sends_what_cannot_be_is_refused_and_named(tmp_path):
 
 
 def test_a_run_needs_a_server_that_runs(tmp_path):
-    make_rehearsal(tmp_path / "f", "demo", 2, Trained("fednext", None, 2, 0, ()))
+    make_rehearsal(tmp_path / "f", "demo", 2, ExperimentOptions("fednext", None, 2, 0, ()))
     with pytest.raises(RunError, match="not running: start it with 'hushrec federate server"):
         begin_run(ServerFolder.open(tmp_path / "f" / "server"))
 

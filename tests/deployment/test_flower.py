@@ -39,7 +39,7 @@ from hushrec.deployment.flower.programs import (
 )
 from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
 from hushrec.deployment.provisioning.keys import Authority, new_node_key
-from hushrec.deployment.provisioning.make import Federation, Place, make_federation
+from hushrec.deployment.provisioning.make import FederationSpec, ServerAddress, make_federation
 from hushrec.errors import RunError
 from hushrec.federation.contract import Agreement, Catalogue
 from hushrec.federation.experiment import make_experiment
@@ -58,9 +58,9 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flower") / "tastes"
     data = taste_world()
     agreement = Agreement(make_experiment("tastes", "pfedrec"), Catalogue.of(data))
-    place = Place(port=free_port())
+    place = ServerAddress(port=free_port())
     names = (*REGISTERED, TRUSTING, "cleo")
-    make_federation(folder, Federation("tastes", agreement, names, place, data))
+    make_federation(folder, FederationSpec("tastes", agreement, names, place, data))
     (folder / "server" / "nodes" / "cleo.pub").unlink()
     return folder
 

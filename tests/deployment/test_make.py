@@ -24,7 +24,7 @@ from hushrec.data.partition import deal_users
 from hushrec.deployment.node.database import NodeStore
 from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
 from hushrec.deployment.provisioning.keys import Authority
-from hushrec.deployment.provisioning.make import Federation, Place, make_federation
+from hushrec.deployment.provisioning.make import FederationSpec, ServerAddress, make_federation
 from hushrec.errors import ConfigError
 from hushrec.federation.contract import Agreement, Catalogue
 from hushrec.federation.experiment import make_experiment
@@ -44,7 +44,7 @@ def made(tmp_path_factory):
     data = replace(data, users=np.array([f"person-{k:04d}" for k in range(data.n_users)]))
     agreement = Agreement(make_experiment("tastes", "pfedrec"), Catalogue.of(data))
     names = ("ada", "ben", "cleo")
-    make_federation(folder, Federation("tastes", agreement, names, Place(HOSTS), data))
+    make_federation(folder, FederationSpec("tastes", agreement, names, ServerAddress(HOSTS), data))
     return folder
 
 
@@ -91,7 +91,7 @@ def test_a_certificate_can_be_renewed_and_one_that_ran_out_is_refused(made, tmp_
     for name, text in (("server.crt", certificate), ("server.key", key)):
         (folder / "server" / name).unlink()
         write_bytes(folder / "server" / name, text, secret=True)
-    with pytest.raises(ConfigError, match=r"server.crt ran out on .* renew"):
+    with pytest.raises(ConfigError, match=r"server.crt expired on .* renew"):
         ServerFolder.open(folder / "server")
     done = CliRunner().invoke(main, ["federate", "renew", str(folder), "--json"])
     assert done.exit_code == 0, done.output
@@ -197,13 +197,13 @@ def test_a_folder_stands_alone(made, tmp_path):
 def test_every_user_is_on_exactly_one_node_and_nothing_is_lost(tmp_path, how):
     data = taste_world()
     agreement = Agreement(make_experiment("tastes", "pfedrec"), Catalogue.of(data))
-    federation = Federation("f", agreement, ("a", "b", "c", "d"), data=data, deal=how)
+    federation = FederationSpec("f", agreement, ("a", "b", "c", "d"), data=data, partition=how)
     made = make_federation(tmp_path / "f", federation)
     users, rows = [], []
     server = ServerFolder.open(tmp_path / "f" / "server")
     assert server.config.rules.nodes == 4
-    dealt = server.dealt
-    for name, taken in made.nodes.items():
+    dealt = server.partition
+    for name, taken in made.items():
         with NodeStore.open(tmp_path / "f" / "nodes" / name / "data.node") as store:
             here = [user for (user,) in store.rows("SELECT name FROM users ORDER BY id")]
             assert taken.users == len(here)
@@ -249,7 +249,7 @@ def test_a_rehearsal_of_silos(tmp_path):
     for name in ("node-1", "node-2"):
         with NodeStore.open(tmp_path / "f" / "nodes" / name / "data.node") as store:
             silos.append({silo for (silo,) in store.rows("SELECT DISTINCT silo FROM users")})
-            dealt = ServerFolder.open(tmp_path / "f" / "server").dealt[name]
+            dealt = ServerFolder.open(tmp_path / "f" / "server").partition[name]
             assert dealt.clients.tolist() == sorted(silos[-1])
     assert not silos[0] & silos[1]
     assert silos[0] | silos[1] == set(range(9))
@@ -272,7 +272,7 @@ def test_nodes_that_bring_their_own_data(tmp_path):
     assert said["items"] == 3
     server = ServerFolder.open(tmp_path / "shops" / "server")
     assert server.config.listen == "0.0.0.0"
-    assert server.dealt is None
+    assert server.partition is None
     catalogue = server.agreement.catalogue
     assert catalogue.digest == said["catalogue"]
     assert catalogue.titles.tolist() == ["Ex", "Why", "Zed"]
@@ -285,12 +285,12 @@ def test_nodes_that_bring_their_own_data(tmp_path):
     assert json.loads(taken.output) == {"rows": 2, "users": 1, "unknown_items": 1}
 
 
-def test_a_damaged_list_of_who_was_dealt_out_is_a_sentence(made, tmp_path):
+def test_a_damaged_partition_is_a_sentence(made, tmp_path):
     shutil.copytree(made / "server", tmp_path / "server")
     for text in ("", "[]", '{"ada": 3}', '{"ada": {"users": ["x"], "clients": []}}'):
-        (tmp_path / "server" / "dealt.json").write_text(text)
-        with pytest.raises(ConfigError, match=r"dealt\.json is damaged"):
-            _ = ServerFolder.open(tmp_path / "server").dealt
+        (tmp_path / "server" / "partition.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"partition\.json is damaged"):
+            _ = ServerFolder.open(tmp_path / "server").partition
 
 
 def test_a_server_that_only_this_machine_knows_awaits_nobody_else(tmp_path):
@@ -377,7 +377,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         ("identities.toml", "federation = 'other'\n[nodes]\n", "is of the federation 'other'"),
         ("identities.toml", "federation = 'tastes'\n[nodes]\nada = 'ff'", "nodes.ada is not 32"),
         ("identities.toml", "federation = 'tastes'\n[nodes]\n", "does not know 'ada'"),
-        ("ca.crt", "x", "no certificate"),
+        ("ca.crt", "x", "not a certificate"),
     ],
 )
 def test_a_damaged_folder_is_a_sentence(made, tmp_path, file, text, match):

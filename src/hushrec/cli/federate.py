@@ -1,7 +1,8 @@
-"""``hushrec federate``: a federation on real machines, from its keys to its processes."""
+"""``hushrec federate``: ``init``, ``renew``, ``server`` and ``node`` of a federation."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,12 @@ from hushrec.data.partition import Deal
 from hushrec.data.reading import read_items
 from hushrec.deployment.coordinator.run import newest_run
 from hushrec.deployment.coordinator.status import Status, status_of
-from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.database import NodeStore, Taken
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
 from hushrec.deployment.provisioning.make import (
-    Federation,
-    Made,
-    Place,
+    FederationSpec,
+    ServerAddress,
     make_federation,
     renew_server,
 )
@@ -41,8 +41,8 @@ def federate_commands() -> None:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What the federation trains."""
+class ExperimentOptions:
+    """Options that say what the federation trains."""
 
     method: str
     preset: str | None
@@ -52,7 +52,7 @@ class Trained:
     secure: bool = False
 
     def agreement(self, data: str, catalogue: Catalogue, nodes: int) -> Agreement:
-        """Return it as every one of so many nodes will have it."""
+        """Return the contract of a federation with so many nodes."""
         settings = parse_settings(self.pairs)
         distributed = settings.get("privacy.mode") == "distributed"
         if distributed:
@@ -70,43 +70,43 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Brought:
-    """Where data or items come from."""
+class DataOptions:
+    """Options that say where data or items come from."""
 
     data: str | None
-    deal: Deal
+    partition: Deal
     items: Path | None
     item_features: tuple[str, ...]
 
     def read(self) -> tuple[str, Catalogue, Interactions | None]:
-        """Return the name of the data, what is public of it, and a rehearsal's rows."""
+        """Return the name of the data, its catalogue, and the interactions of a rehearsal."""
         if self.data is not None:
             if self.item_features:
-                raise ConfigError("--item-feature is for nodes that bring their own data")
+                raise ConfigError("--item-feature is for nodes that import their own data")
             data = load(self.data, items=self.items)
-            # A path of this machine is nothing to the others.
+            # Other machines do not have the path.
             name = Path(self.data).stem if Path(self.data).is_file() else self.data
             return name, Catalogue.of(data), data
         if self.items is None:
             raise ConfigError(
-                "say where the items come from: --data for a rehearsal with one file, or --items "
-                "with the public list of them, where each node brings its own data"
+                "give --data for a rehearsal with one data set, or --items with the public list of "
+                "items where each node imports its own data"
             )
         listed = read_items(self.items)
         if len(listed.ids) < 2:
-            raise DataError(f"{self.items}: a list of items needs two or more")
+            raise DataError(f"{self.items}: a list of items needs at least two")
         features = listed.described(self.item_features)
         return self.items.stem, Catalogue(listed.ids, listed.titles, features), None
 
 
-trained_options = gather(
-    "trained",
-    Trained,
+experiment_options = gather(
+    "experiment",
+    ExperimentOptions,
     click.option("--method", default="fednext", show_default=True, metavar="NAME"),
     click.option("--preset", type=SOURCE, metavar="NAME", help="A set of options that ships."),
     click.option("--rounds", type=int, metavar="N"),
     click.option(
-        "--seed", type=SEED, metavar="S", help="Of the experiment and of the dealing.  [0]"
+        "--seed", type=SEED, metavar="S", help="Of the experiment and the partition.  [0]"
     ),
     click.option(
         "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable."
@@ -114,45 +114,49 @@ trained_options = gather(
     click.option(
         "--secure",
         is_flag=True,
-        help="Let the server see sums over all nodes only; privacy.mode=distributed implies it.",
+        help="Secure aggregation: the server sees sums over all nodes only; implied by "
+        "privacy.mode=distributed.",
     ),
 )
 
 
-def make_rehearsal(folder: Path, data: str, count: int, trained: Trained) -> Made:
+def make_rehearsal(
+    folder: Path, data: str, count: int, experiment: ExperimentOptions
+) -> dict[str, Taken | None]:
     """Make a federation of one data set's users, on a free port of this machine."""
     from hushrec.deployment.flower.processes import free_port
 
-    name, catalogue, rows = Brought(data, "random", None, ()).read()
-    agreement, place = trained.agreement(name, catalogue, count), Place(port=free_port())
-    federation = Federation(folder.name, agreement, _names(count, ()), place, rows)
+    name, catalogue, rows = DataOptions(data, "random", None, ()).read()
+    agreement = experiment.agreement(name, catalogue, count)
+    address = ServerAddress(port=free_port())
+    federation = FederationSpec(folder.name, agreement, _names(count, ()), address, rows)
     return make_federation(folder, federation)
 
 
 @federate_commands.command("init")
 @click.argument("folder", metavar="DIR", type=PLACE)
-@trained_options
+@experiment_options
 @gather(
-    "brought",
-    Brought,
+    "source",
+    DataOptions,
     click.option(
         "--data",
         type=SOURCE,
         metavar="NAME|FILE",
-        help="Rehearsal: deal the users of one file out over nodes.",
+        help="Rehearsal: partition the users of one data set over the nodes.",
     ),
     click.option(
-        "--deal",
+        "--partition",
         type=click.Choice(["random", "in-order"]),
         default="random",
         show_default=True,
-        help="Who goes where in a rehearsal: drawn by the seed, or as they come in the file.",
+        help="Users of a node in a rehearsal: drawn by the seed, or in the order of the file.",
     ),
     click.option(
         "--items",
         type=PLACE,
         metavar="FILE",
-        help="Public list of items: of the nodes' own data, or of the file in --data.",
+        help="Public list of items: of the nodes' own data, or of the data in --data.",
     ),
     click.option(
         "--item-feature",
@@ -162,11 +166,19 @@ def make_rehearsal(folder: Path, data: str, count: int, trained: Trained) -> Mad
         help="Column of --items; repeatable.",
     ),
 )
-@click.option("--nodes", "count", type=click.IntRange(1, 1000), help="How many: node-1, node-2, …")
-@click.option("--node", "names", multiple=True, metavar="NAME", help="Or each by name; repeatable.")
+@click.option(
+    "--nodes", "count", type=click.IntRange(1, 1000), help="Number of nodes: node-1, node-2, …"
+)
+@click.option(
+    "--node",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Name of a node, in place of --nodes; repeatable.",
+)
 @gather(
-    "place",
-    Place,
+    "address",
+    ServerAddress,
     click.option(
         "--host",
         "hosts",
@@ -181,17 +193,17 @@ def make_rehearsal(folder: Path, data: str, count: int, trained: Trained) -> Mad
 @json_option
 def init_command(
     folder: Path,
-    trained: Trained,
-    brought: Brought,
+    experiment: ExperimentOptions,
+    source: DataOptions,
     count: int | None,
     names: tuple[str, ...],
-    place: Place,
+    address: ServerAddress,
     as_json: bool,
 ) -> None:
-    """Make a folder with everything for one server and its nodes: keys, certificates, stores.
+    """Make the folders of a server and its nodes: keys, certificates, databases.
 
-    Each folder in it goes to one machine; README.txt says which. Columns of --items are declared as
-    for `hushrec data import`; sections for --set are those of `hushrec train`, privacy among them.
+    Each folder is copied to one machine; README.txt lists which. Columns of --items are declared
+    as for `hushrec data import`; --set takes the keys of `hushrec train`, privacy included.
 
     \b
     hushrec federate init films --data ml-100k --nodes 3
@@ -201,17 +213,17 @@ def init_command(
     hushrec federate init clinics --items items.csv --nodes 5 --secure \\
         --set privacy.mode=distributed --set privacy.epsilon=4
     """
-    data_name, catalogue, data = brought.read()
+    data_name, catalogue, data = source.read()
     nodes = _names(count, names)
-    federation = Federation(
+    federation = FederationSpec(
         name=folder.resolve().name,
-        agreement=trained.agreement(data_name, catalogue, len(nodes)),
+        agreement=experiment.agreement(data_name, catalogue, len(nodes)),
         nodes=nodes,
-        place=place,
+        address=address,
         data=data,
-        deal=brought.deal,
+        partition=source.partition,
     )
-    _show_made(make_federation(folder, federation), federation, as_json)
+    _show_federation(folder, federation, make_federation(folder, federation), as_json)
 
 
 @federate_commands.command("renew")
@@ -220,7 +232,7 @@ def init_command(
 def renew_command(folder: Path, as_json: bool) -> None:
     """Make a new certificate for the server, with the authority's key in DIR/ca.
 
-    Copy DIR/server/server.crt and server.key to the server and start it again; nodes need nothing.
+    Copy DIR/server/server.crt and server.key to the server and restart it. Nodes need no change.
 
     \b
     hushrec federate renew films
@@ -229,7 +241,7 @@ def renew_command(folder: Path, as_json: bool) -> None:
     if as_json:
         print_json({"folder": str(folder), "valid_until": until.isoformat()})
         return
-    say(f"{folder / 'server' / 'server.crt'} holds until {until:%Y-%m-%d}")
+    say(f"{folder / 'server' / 'server.crt'} is valid until {until:%Y-%m-%d}")
 
 
 @federate_commands.command("server")
@@ -237,8 +249,7 @@ def renew_command(folder: Path, as_json: bool) -> None:
 def server_command(folder: Path) -> None:
     """Run the server of a federation in the foreground, until Ctrl-C or a TERM.
 
-    Nodes whose public keys are in SERVER/nodes may connect, over TLS, and nobody else. Logs are in
-    SERVER/run.
+    Only nodes whose public keys are in SERVER/nodes may connect, over TLS. Logs are in SERVER/run.
 
     \b
     hushrec federate server films/server
@@ -269,8 +280,7 @@ def server_command(folder: Path) -> None:
 def node_command(folder: Path) -> None:
     """Run a node of a federation in the foreground, until Ctrl-C or a TERM.
 
-    It looks for the server until it finds it, and again when the server was away. Logs are in
-    NODE/run.
+    The node connects to the server, and connects again after a failure. Logs are in NODE/run.
 
     \b
     hushrec federate node films/nodes/node-1
@@ -291,37 +301,38 @@ def _say(words: str) -> None:
 
 def _names(count: int | None, names: tuple[str, ...]) -> tuple[str, ...]:
     if (count is None) == (not names):
-        raise ConfigError("say which nodes there are: --nodes 3, or --node NAME for each")
+        raise ConfigError("name the nodes: --nodes 3, or --node NAME for each")
     if count is None:
         return names
-    # In the order of their numbers also where names are sorted.
+    # Padded with zeros, so that sorted names are in numerical order.
     return tuple(f"node-{number:0{len(str(count))}d}" for number in range(1, count + 1))
 
 
-def _show_made(made: Made, federation: Federation, as_json: bool) -> None:
+def _show_federation(
+    folder: Path, federation: FederationSpec, nodes: Mapping[str, Taken | None], as_json: bool
+) -> None:
     if as_json:
         print_json(
             {
-                "folder": str(made.folder),
+                "folder": str(folder),
                 "federation": federation.name,
-                "server": federation.place.address,
+                "server": federation.address.netloc,
                 "method": federation.agreement.experiment.method,
                 "settings": federation.agreement.settings_digest,
                 "items": len(federation.agreement.catalogue.items),
                 "catalogue": federation.agreement.catalogue.digest,
                 "nodes": {
-                    name: None if taken is None else vars(taken)
-                    for name, taken in made.nodes.items()
+                    name: None if taken is None else vars(taken) for name, taken in nodes.items()
                 },
             }
         )
         return
-    say(f"{made.folder}/server")
-    for name, taken in made.nodes.items():
+    say(f"{folder}/server")
+    for name, taken in nodes.items():
         given = (
-            "brings its own data"
+            "imports its own data"
             if taken is None
             else f"{taken.users:,} users, {taken.rows:,} interactions"
         )
-        say(f"{made.folder}/nodes/{name}  {given}")
-    say(f"{made.folder}/README.txt says what to copy where, and what to run next")
+        say(f"{folder}/nodes/{name}  {given}")
+    say(f"{folder}/README.txt lists what to copy where, and what to run next")

@@ -1,4 +1,4 @@
-"""``hushrec federate run``, ``status`` and ``rehearse``: training with nodes, and watching it."""
+"""``hushrec federate run``, ``status`` and ``rehearse``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rich.table import Table
 
 from hushrec.cli.display import polite_stop, training_display
 from hushrec.cli.federate import (
-    Trained,
+    ExperimentOptions,
+    experiment_options,
     federate_commands,
     make_rehearsal,
-    trained_options,
 )
 from hushrec.cli.options import PLACE, data_option, json_option
 from hushrec.cli.recommend import show_recommendations
@@ -36,18 +36,18 @@ from hushrec.reporting.wording import human_size
 
 WATCH_SECONDS = 2.0
 TASK_SECONDS = 60.0
-"""How long the server may take to hand out a run that was begun."""
+"""Seconds that the SuperLink may take to hand out the task of a new run."""
 
 
 @federate_commands.command("run")
 @click.argument("folder", metavar="SERVER", type=PLACE)
-@click.option("--resume", is_flag=True, help="Go on with the newest run, which was interrupted.")
+@click.option("--resume", is_flag=True, help="Continue the newest run after an interruption.")
 @json_option
 def run_command(folder: Path, resume: bool, as_json: bool) -> None:
-    """Train with the nodes that are connected to a server that runs.
+    """Train with the nodes that are connected to a running server.
 
-    Waits for as many nodes as SERVER/config.toml says. Every round is saved under SERVER/runs;
-    'hushrec federate status' shows how far it is.
+    Waits for the number of nodes in SERVER/config.toml. Every round is saved under SERVER/runs;
+    'hushrec federate status' shows the progress.
 
     \b
     hushrec federate run films/server
@@ -62,36 +62,36 @@ def run_command(folder: Path, resume: bool, as_json: bool) -> None:
 
 
 def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[dict[str, Any], Path]:
-    """Train with the nodes of a server that runs; return the result, and where it is."""
+    """Train with the nodes of a running server; return the result and the run's folder."""
     from hushrec.deployment.flower.programs import begin_run
     from hushrec.deployment.flower.transport import run_on_grid
 
     rules = server.config.rules
     run = FederatedRun.open(
-        server.runs, server.agreement, rules, server.dealt, server.registered, resume=resume
+        server.runs, server.agreement, rules, server.partition, server.registered, resume=resume
     )
-    begun = begin_run(server)
-    run = replace(run, node_ids=begun.node_ids)
+    started = begin_run(server)
+    run = replace(run, node_ids=started.node_ids)
     if not quiet:
         run = replace(run, events=EventLog(run.folder.path / EVENTS, _say_event))
     _say(f"waiting for {rules.nodes} nodes", quiet=quiet)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     try:
         with training_display(quiet) as on_round, polite_stop() as should_stop:
             run_on_grid(
-                begun.endpoint,
-                begun.number,
+                started.endpoint,
+                started.number,
                 TASK_SECONDS,
-                lambda link: found.append(run.train(link, on_round, should_stop)),
+                lambda link: results.append(run.train(link, on_round, should_stop)),
             )
     except StoppedError as stopped:
-        again = f"hushrec federate run {server.path} --resume"
-        raise StoppedError(f"{stopped}; go on with: {again}") from None
-    return found[0], run.folder.path
+        command = f"hushrec federate run {server.path} --resume"
+        raise StoppedError(f"{stopped}; continue with: {command}") from None
+    return results[0], run.folder.path
 
 
 def _say_event(event: Event) -> None:
-    """Say what somebody who waits wants to know; that all went well is no news."""
+    """Print enrolments and failures; answers are not printed."""
     what, node = event["event"], event.get("node", "a node")
     if what == "enrolled":
         _say(f"{node} takes part with {event['users']:,} users")
@@ -104,7 +104,7 @@ def _say_event(event: Event) -> None:
 
 
 def show_result(result: Mapping[str, Any]) -> None:
-    """Print what a run came to."""
+    """Print the result of a run."""
     nodes, console = result["nodes"], Console()
     title = f"{result['method']} on {sum(nodes.values()):,} users of {len(nodes)} nodes"
     names = shown_metrics(result["test"]["full"])
@@ -115,7 +115,7 @@ def show_result(result: Mapping[str, Any]) -> None:
     console.print(table)
     sent = result["communication"]
     console.print(
-        f"round {result['selected_round']} of {result['rounds']}, chosen by "
+        f"round {result['selected_round']} of {result['rounds']}, selected by "
         f"{result['selected_by']}; {sent['up_bytes']:,} bytes up, {sent['down_bytes']:,} down",
         style="dim",
         highlight=False,
@@ -125,12 +125,12 @@ def show_result(result: Mapping[str, Any]) -> None:
 
 @federate_commands.command("status")
 @click.argument("folder", metavar="SERVER", type=PLACE)
-@click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh every two seconds, until Ctrl-C.")
 @json_option
 def status_command(folder: Path, watch: bool, as_json: bool) -> None:
-    """Show how the newest run of a server stands: rounds, nodes, dropouts, epsilon so far.
+    """Show the progress of a server's newest run: rounds, nodes, dropouts, epsilon spent.
 
-    It reads the log of the run, so it works from another terminal, and after the end.
+    It reads the run's event log, so it works in another terminal, and after the run.
 
     \b
     hushrec federate status films/server
@@ -140,7 +140,7 @@ def status_command(folder: Path, watch: bool, as_json: bool) -> None:
     config = ServerConfig.read(folder)
     newest = newest_run(folder / "runs")
     if newest is None:
-        raise RunError(f"{folder} has trained nothing yet: 'hushrec federate run {folder}'")
+        raise RunError(f"{folder} has no run yet: 'hushrec federate run {folder}'")
     if as_json:
         print_json({"federation": config.federation, **status_of(newest).as_dict()})
         return
@@ -161,7 +161,7 @@ def _table(status: Status) -> Table:
     title = f"{status.run}: {status.stage}, round {status.round} of {status.rounds}{spent}"
     caption = (
         f"messages: {human_size(status.up_bytes)} up, {human_size(status.down_bytes)} down; "
-        f"{status.strangers} nodes turned away, {status.lost_rounds} rounds lost"
+        f"{status.strangers} nodes rejected, {status.lost_rounds} rounds lost"
     )
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     for name in ("node", "users", "answered", "lost", "sat out", "refused", "last seen"):
@@ -177,15 +177,15 @@ def _table(status: Status) -> Table:
 @click.argument("folder", metavar="[DIR]", required=False, type=PLACE)
 @click.option("--nodes", "count", type=click.IntRange(2, 50), default=3, show_default=True)
 @data_option
-@trained_options
+@experiment_options
 @json_option
 def rehearse_command(
-    folder: Path | None, count: int, data: str, trained: Trained, as_json: bool
+    folder: Path | None, count: int, data: str, experiment: ExperimentOptions, as_json: bool
 ) -> None:
-    """Play a whole federation on this machine: server, nodes, TLS, keys; train, recommend, end.
+    """Run a whole federation on this machine: server, nodes, TLS, keys; train and recommend.
 
-    The users of one data set are dealt out over nodes that run as processes of their own. What is
-    made is removed at the end, unless DIR says where to keep it.
+    The users of one data set are partitioned over nodes, each a process. All files are removed at
+    the end, unless DIR is given.
 
     \b
     hushrec federate rehearse
@@ -197,12 +197,12 @@ def rehearse_command(
 
     with stopped_by_signals(), ExitStack() as stack:
         top = folder or Path(stack.enter_context(TemporaryDirectory(prefix="hushrec-"))) / "demo"
-        made = make_rehearsal(top, data, count, trained)
-        _say(f"{len(made.nodes)} nodes made; starting them and the server")
+        nodes = make_rehearsal(top, data, count, experiment)
+        _say(f"{len(nodes)} nodes made; starting them and the server")
         with federation_running(top) as (server, _):
             result, path = train_on(server.folder, resume=False, quiet=as_json)
         _say("all nodes and the server have ended")
-        name = next(iter(made.nodes))
+        name = next(iter(nodes))
         with NodeStore.open(top / "nodes" / name / "data.node") as store:
             user = store.one("SELECT name FROM users ORDER BY id")
             found = recommend(store, user, 5)

@@ -29,7 +29,7 @@ def node_commands() -> None:
     NODE is one file; only its owner may read it.
 
     \b
-    hushrec node init shop.node --agreement agreement.hushrec --name shop
+    hushrec node init shop.node --contract contract.hushrec --name shop
     hushrec node import shop.node ratings.csv
     hushrec node add shop.node alice film-7 --value 5
     hushrec node status shop.node
@@ -41,20 +41,20 @@ def node_commands() -> None:
 @node_commands.command("init")
 @store_argument
 @click.option(
-    "--agreement",
+    "--contract",
     required=True,
     type=PLACE,
     help="File of the federation: the experiment and the public list of items.",
 )
 @click.option("--name", required=True, help="What the server calls this node.")
 @json_option
-def init_command(store: Path, agreement: Path, name: str, as_json: bool) -> None:
+def init_command(store: Path, contract: Path, name: str, as_json: bool) -> None:
     """Make a node that trains by an agreement, and by nothing else.
 
     \b
-    hushrec node init shop.node --agreement agreement.hushrec --name shop
+    hushrec node init shop.node --contract contract.hushrec --name shop
     """
-    agreed = Agreement.read(agreement)
+    agreed = Agreement.read(contract)
     with NodeStore.create(store, name, agreed) as made:
         _show({"node": str(store), **_agreed(made)}, as_json)
 

@@ -1,1 +1,1 @@
-"""Folders, keys and configuration of the parties of a federation."""
+"""Provisioning: the folders, keys, certificates and configuration of server and nodes."""

@@ -1,19 +1,19 @@
-"""What is in the folder of the server, and in the folder of a node.
+"""Contents of the server's folder and of a node's folder.
 
 ::
 
     server/                          nodes/NAME/
       config.toml                      config.toml
-      agreement.hushrec                data.node          the node's store
+      contract.hushrec                 data.node          the node's database
       identities.toml                  identities.toml
       ca.crt                           ca.crt
-      server.crt                       node.key           to the server's transport
-      server.key                       identity.key       to the other nodes
+      server.crt                       node.key           authenticates to the server
+      server.key                       identity.key       authenticates to other nodes
       nodes/NAME.pub
-      dealt.json         who holds which numbers of a file, in a rehearsal
+      partition.json     users and clients of each node, in a rehearsal
 
-Each can be copied to its machine alone. A node's identities come with its folder, from whoever made
-it, and never from the server.
+Each folder is copied to its machine. The public identities of all nodes come with a node's folder,
+from the party that provisioned it, and never from the server.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from hushrec.errors import ConfigError, nearest
 from hushrec.federation.contract import Agreement, Registered
 from hushrec.secagg.keys import KEY_BYTES, Identity
 
-AGREEMENT = "agreement.hushrec"
+CONTRACT = "contract.hushrec"
 AUTHORITY = "ca.crt"
-DEALT = "dealt.json"
+PARTITION = "partition.json"
 NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -82,14 +82,14 @@ class ServerConfig(_File):
     """`server/config.toml`."""
 
     federation: str
-    """Its name; keys and signatures of secure sums are bound to it."""
+    """Name of the federation; keys and signatures of secure aggregation are bound to it."""
     listen: str = "127.0.0.1"
-    """Address at which nodes are awaited; 0.0.0.0 is every one of this machine."""
+    """Address to listen on; 0.0.0.0 is every address of this machine."""
     port: Port = 8443
     metrics_port: Port | None = None
-    """Where Prometheus finds counters, on this machine only; nowhere unless a port is given."""
+    """Port of the loopback address with metrics for Prometheus; None serves none."""
     rules: Rules = Rules()
-    """How many nodes a run takes, and how long it waits for them."""
+    """How many nodes a run needs, and how long it waits for them."""
 
 
 class NodeConfig(_File):
@@ -98,9 +98,9 @@ class NodeConfig(_File):
     federation: str
     name: str
     server: str
-    """Host and port of the server; its certificate must have this name."""
+    """Host and port of the server; its certificate must be for this host."""
     store: str = "data.node"
-    """File with the node's data, from here or from the root."""
+    """File of the node's database: a path relative to the folder, or absolute."""
 
 
 class _Identities(_File):
@@ -112,14 +112,14 @@ class _Identities(_File):
 
 @dataclass(frozen=True)
 class ServerFolder:
-    """The server's folder, read and found whole."""
+    """The server's folder, checked."""
 
     path: Path
     config: ServerConfig
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Read it; what is missing or open to others is an error that says so."""
+        """Read the folder; raise if a file is missing, or a secret readable by others."""
         folder = cls(path, ServerConfig.read(path))
         require_secret(folder.key)
         require_valid(folder.authority)
@@ -130,56 +130,55 @@ class ServerFolder:
 
     @property
     def runs(self) -> Path:
-        """Where its runs are written down."""
+        """Folder of its runs."""
         return self.path / "runs"
 
     @property
     def authority(self) -> Path:
-        """Certificate that signed the server's."""
+        """Certificate of the authority that signed the server's."""
         return self.path / AUTHORITY
 
     @property
     def certificate(self) -> Path:
-        """Certificate that nodes are shown."""
+        """Certificate of the server."""
         return self.path / "server.crt"
 
     @property
     def key(self) -> Path:
-        """Its key."""
+        """Private key of the certificate."""
         return self.path / "server.key"
 
     @property
     def public_keys(self) -> dict[str, Path]:
-        """Public key of every node that may connect, by its name."""
-        found = {file.stem: file for file in (self.path / "nodes").glob("*.pub")}
-        return dict(sorted(found.items()))
+        """Public key files of the nodes that may connect, by name."""
+        return {file.stem: file for file in sorted((self.path / "nodes").glob("*.pub"))}
 
     @property
     def agreement(self) -> Agreement:
-        """What server and nodes agree on."""
-        return Agreement.read(self.path / AGREEMENT)
+        """The contract between server and nodes."""
+        return Agreement.read(self.path / CONTRACT)
 
     @property
     def identities(self) -> Mapping[str, bytes]:
-        """Public identity of every node, for secure sums."""
+        """Public identities of all nodes, for secure aggregation."""
         return read_identities(self.path, self.config.federation)
 
     @property
     def registered(self) -> Registered:
-        """Who takes part in secure sums."""
+        """The nodes that are registered for secure aggregation."""
         return Registered(self.config.federation, self.identities)
 
     @property
-    def dealt(self) -> Dealt | None:
-        """Which numbers of the file each node has, in a rehearsal; None where there is no file."""
-        file = self.path / DEALT
+    def partition(self) -> Dealt | None:
+        """Users and clients of each node in a rehearsal; None outside of one."""
+        file = self.path / PARTITION
         if not file.exists():
             return None
         try:
-            said = json.loads(file.read_text("utf-8"))
+            stored = json.loads(file.read_text("utf-8"))
             return {
                 name: Holding(*(np.array(each[of], np.int64) for of in ("users", "clients")))
-                for name, each in said.items()
+                for name, each in stored.items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{file} is damaged: copy the whole folder again") from None
@@ -187,20 +186,19 @@ class ServerFolder:
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """A node's folder, read and found whole."""
+    """A node's folder, checked."""
 
     path: Path
     config: NodeConfig
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Read it; what is missing or open to others is an error that says so."""
+        """Read the folder; raise if a file is missing, or a secret readable by others."""
         folder = cls(path, NodeConfig.read(path))
         require_secret(folder.key)
         require_secret(folder.store)
         require_valid(folder.authority)
-        known = folder.identities.get(folder.config.name)
-        if known != folder.identity.public:
+        if folder.identities.get(folder.config.name) != folder.identity.public:
             raise ConfigError(
                 f"{path / _Identities.NAME} does not know '{folder.config.name}' by the key in "
                 "identity.key: copy the whole folder again"
@@ -209,37 +207,37 @@ class NodeFolder:
 
     @property
     def authority(self) -> Path:
-        """Certificate that the server's must be signed by."""
+        """Certificate of the authority that the server's must be signed by."""
         return self.path / AUTHORITY
 
     @property
     def key(self) -> Path:
-        """Key that shows the server's transport who the node is."""
+        """Private key that authenticates the node to the server."""
         return self.path / "node.key"
 
     @property
     def store(self) -> Path:
-        """The node's data."""
+        """File of the node's database."""
         return self.path / self.config.store
 
     @property
     def identity(self) -> Identity:
-        """What other nodes know this one by."""
+        """The node's identity towards other nodes."""
         return read_identity(self.path / "identity.key")
 
     @property
     def identities(self) -> Mapping[str, bytes]:
-        """Public identity of every node, this one among them."""
+        """Public identities of all nodes, this one included."""
         return read_identities(self.path, self.config.federation)
 
     @property
     def member(self) -> Member:
-        """Who this node and the others are in secure sums."""
+        """This node's membership in secure aggregation."""
         return Member(Registered(self.config.federation, self.identities), self.identity)
 
 
 def check_node_names(names: list[str]) -> None:
-    """Refuse names that cannot be folders everywhere, or that occur twice."""
+    """Raise if a name cannot be a folder on every system, or occurs twice."""
     for name in names:
         if not NODE_NAME.fullmatch(name):
             raise ConfigError(
@@ -250,32 +248,32 @@ def check_node_names(names: list[str]) -> None:
             raise ConfigError(f"two nodes are called '{name}': each needs a name of its own")
 
 
-def write_dealt(path: Path, dealt: Dealt) -> None:
-    """Write which numbers of the file each node has into the server's folder."""
-    said = {
+def write_partition(path: Path, partition: Dealt) -> None:
+    """Write the users and clients of each node into the server's folder."""
+    stored = {
         name: {"users": holding.users.tolist(), "clients": holding.clients.tolist()}
-        for name, holding in dealt.items()
+        for name, holding in partition.items()
     }
-    (path / DEALT).write_text(json.dumps(said), "utf-8")
+    (path / PARTITION).write_text(json.dumps(stored), "utf-8")
 
 
 def write_identities(path: Path, federation: str, identities: Mapping[str, bytes]) -> None:
-    """Write everybody's public identities into a folder."""
+    """Write the public identities of all nodes into a folder."""
     nodes = {name: public.hex() for name, public in identities.items()}
     _Identities(federation=federation, nodes=nodes).write(path)
 
 
 def read_identities(path: Path, federation: str) -> dict[str, bytes]:
-    """Read everybody's public identities from a folder."""
-    said, file = _Identities.read(path), path / _Identities.NAME
-    if said.federation != federation:
-        raise ConfigError(f"{file} is of the federation '{said.federation}', not '{federation}'")
-    found = {}
-    for name, text in said.nodes.items():
+    """Read the public identities of all nodes from a folder."""
+    stored, file = _Identities.read(path), path / _Identities.NAME
+    if stored.federation != federation:
+        raise ConfigError(f"{file} is of the federation '{stored.federation}', not '{federation}'")
+    identities = {}
+    for name, text in stored.nodes.items():
         try:
-            found[name] = bytes.fromhex(text)
+            identities[name] = bytes.fromhex(text)
         except ValueError:
-            found[name] = b""
-        if len(found[name]) != KEY_BYTES:
+            identities[name] = b""
+        if len(identities[name]) != KEY_BYTES:
             raise ConfigError(f"{file}: nodes.{name} is not {KEY_BYTES} bytes in hexadecimal")
-    return found
+    return identities

@@ -1,9 +1,8 @@
-"""All folders of a federation, made at once: keys, configuration, and for a rehearsal the data."""
+"""Make all folders of a federation: keys, configuration and, for a rehearsal, partitioned data."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,14 +17,14 @@ from hushrec.deployment.coordinator.policy import Rules
 from hushrec.deployment.coordinator.roster import Holding
 from hushrec.deployment.node.database import NodeStore, Taken
 from hushrec.deployment.provisioning.folders import (
-    AGREEMENT,
     AUTHORITY,
+    CONTRACT,
     NodeConfig,
     ServerConfig,
     ServerFolder,
     check_node_names,
-    write_dealt,
     write_identities,
+    write_partition,
 )
 from hushrec.deployment.provisioning.keys import (
     Authority,
@@ -47,77 +46,70 @@ HOST = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)(\.[A-Za-z0-9-]{1,63})*"
 )
 LOCAL = ("localhost", "127.0.0.1", "::1")
-ANYWHERE = "0.0.0.0"  # noqa: S104 - a server that others are told of awaits them
+ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - nodes on other machines must reach the server
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the server is."""
+class ServerAddress:
+    """Host names and port of the server."""
 
     hosts: tuple[str, ...] = ("localhost",)
-    """Names and addresses it is known by; nodes are told the first."""
+    """Names and addresses of its certificate; nodes connect to the first."""
     port: int = 8443
 
     def __post_init__(self) -> None:
         for host in self.hosts:
             if not (HOST.fullmatch(host) or is_address(host)):
                 raise ConfigError(
-                    f"'{host}' is no name or address of a machine: use one like "
+                    f"'{host}' is not a host name or IP address: use one like "
                     "recommend.example.org or 10.0.0.5, without a port"
                 )
 
     @property
     def listen(self) -> str:
-        """The address to await nodes at: none but this machine's own unless it has others."""
-        return "127.0.0.1" if set(self.hosts) <= set(LOCAL) else ANYWHERE
+        """Address to listen on: the loopback one if all hosts are local, else any."""
+        return "127.0.0.1" if set(self.hosts) <= set(LOCAL) else ANY_ADDRESS
 
     @property
-    def address(self) -> str:
-        """What nodes connect to."""
+    def netloc(self) -> str:
+        """Host and port that nodes connect to."""
         host = f"[{self.hosts[0]}]" if ":" in self.hosts[0] else self.hosts[0]
         return f"{host}:{self.port}"
 
 
 @dataclass(frozen=True)
-class Federation:
-    """What is to be made."""
+class FederationSpec:
+    """What `make_federation` makes."""
 
     name: str
     agreement: Agreement
     nodes: tuple[str, ...]
-    place: Place = Place()
+    address: ServerAddress = ServerAddress()
     data: Interactions | None = None
-    """Of a rehearsal: everybody's, to be dealt out."""
-    deal: Deal = "random"
+    """Data of all users, which a rehearsal partitions over the nodes; None otherwise."""
+    partition: Deal = "random"
 
     def __post_init__(self) -> None:
         if not self.nodes:
-            raise ConfigError("a federation needs a node or more")
+            raise ConfigError("a federation needs at least one node")
         check_node_names(list(self.nodes))
         self.agreement.check_nodes(len(self.nodes))
 
 
-@dataclass(frozen=True)
-class Made:
-    """What was made."""
+def make_federation(folder: Path, federation: FederationSpec) -> dict[str, Taken | None]:
+    """Make all folders atomically; return the data imported into each node, None if it has none.
 
-    folder: Path
-    nodes: Mapping[str, Taken | None]
-    """What each node was given of the data; None where it brings its own."""
-
-
-def make_federation(folder: Path, federation: Federation) -> Made:
-    """Make all folders; they appear together or not at all, and nothing is overwritten."""
+    An existing folder is not overwritten.
+    """
     require_empty(folder)
-    # What can be refused is refused before there is a folder.
+    # Errors of the experiment are raised before a folder exists.
     shares = _shares(federation)
     with atomic_folder(folder, secret=True) as fresh:
-        given = _write(fresh, federation, shares)
-    return Made(folder, given)
+        return _write(fresh, federation, shares)
 
 
 def renew_server(folder: Path) -> datetime:
-    """Give the server a new certificate with a new key, for the names of the old one."""
+    """Replace the server's certificate and key, for the same host names; return its expiry."""
     authority = Authority.read(folder / "ca" / AUTHORITY, folder / "ca" / AUTHORITY_KEY)
     server = ServerFolder(folder / "server", ServerConfig.read(folder / "server"))
     certificate, key = authority.server(hosts_of(server.certificate))
@@ -128,35 +120,37 @@ def renew_server(folder: Path) -> datetime:
 
 @dataclass(frozen=True)
 class _Shares:
-    """Who goes where."""
+    """Users and silos, partitioned over nodes."""
 
     node: NDArray[np.int64]
-    """Of each user."""
+    """Index of the node of each user."""
     silos: NDArray[np.int32] | None
 
     def users(self, number: int) -> NDArray[np.int64]:
-        """Return the users of a node, as they are numbered in the file."""
+        """Return the indices of a node's users in the data."""
         return np.flatnonzero(self.node == number)
 
     def holding(self, number: int) -> Holding:
-        """Return the numbers of its users and clients, in the order its store has them."""
+        """Return the indices of a node's users and clients, in the order of its database."""
         users = self.users(number)
         clients = users if self.silos is None else np.unique(self.silos[users]).astype(np.int64)
         return Holding(users, clients)
 
 
-def _shares(federation: Federation) -> _Shares | None:
+def _shares(federation: FederationSpec) -> _Shares | None:
     data, experiment = federation.data, federation.agreement.experiment
     if data is None:
         return None
     split = make_split(data, experiment.split, Streams(experiment.seed), experiment.silos)
     plan_privacy(experiment, split)
     count, holders = len(federation.nodes), split.holders
-    node = deal_users(data.n_users, count, federation.deal, experiment.seed, holders)
+    node = deal_users(data.n_users, count, federation.partition, experiment.seed, holders)
     return _Shares(node, holders)
 
 
-def _write(folder: Path, federation: Federation, shares: _Shares | None) -> dict[str, Taken | None]:
+def _write(
+    folder: Path, federation: FederationSpec, shares: _Shares | None
+) -> dict[str, Taken | None]:
     authority = Authority.generate(federation.name)
     identities = {name: Identity.generate() for name in federation.nodes}
     public = {name: identity.public for name, identity in identities.items()}
@@ -167,9 +161,9 @@ def _write(folder: Path, federation: Federation, shares: _Shares | None) -> dict
     write_identities(server, federation.name, public)
     if shares is not None:
         names = enumerate(federation.nodes)
-        write_dealt(server, {name: shares.holding(number) for number, name in names})
+        write_partition(server, {name: shares.holding(number) for number, name in names})
     _directory(folder / "nodes")
-    given = {}
+    imported = {}
     for number, (name, identity) in enumerate(identities.items()):
         own = _directory(folder / "nodes" / name)
         private, public_key = new_node_key(name)
@@ -178,36 +172,36 @@ def _write(folder: Path, federation: Federation, shares: _Shares | None) -> dict
         write_bytes(own / "identity.key", identity_pem(identity), secret=True)
         write_identities(own, federation.name, public)
         (own / AUTHORITY).write_bytes(authority.pem)
-        address = federation.place.address
-        config = NodeConfig(federation=federation.name, name=name, server=address)
+        server_address = federation.address.netloc
+        config = NodeConfig(federation=federation.name, name=name, server=server_address)
         config.write(own)
         with NodeStore.create(own / config.store, name, federation.agreement) as store:
-            given[name] = _give(store, number, federation.data, shares)
+            imported[name] = _import(store, number, federation.data, shares)
     (folder / "README.txt").write_text(_readme(federation), "utf-8")
-    return given
+    return imported
 
 
-def _write_server(server: Path, federation: Federation, authority: Authority) -> None:
-    certificate, key = authority.server(federation.place.hosts)
+def _write_server(server: Path, federation: FederationSpec, authority: Authority) -> None:
+    certificate, key = authority.server(federation.address.hosts)
     (server / "server.crt").write_bytes(certificate)
     write_bytes(server / "server.key", key, secret=True)
     (server / AUTHORITY).write_bytes(authority.pem)
-    federation.agreement.write(server / AGREEMENT)
+    federation.agreement.write(server / CONTRACT)
     _directory(server / "nodes")
     count = len(federation.nodes)
     ServerConfig(
         federation=federation.name,
-        listen=federation.place.listen,
-        port=federation.place.port,
-        # One may be away.
+        listen=federation.address.listen,
+        port=federation.address.port,
+        # A run goes on while one node is away.
         rules=Rules(nodes=count, min_nodes=min(count, max(2, count - 1))),
     ).write(server)
 
 
-def _give(
+def _import(
     store: NodeStore, number: int, data: Interactions | None, shares: _Shares | None
 ) -> Taken | None:
-    """Put a node's users into its store, and nobody else."""
+    """Import the interactions of a node's users into its database."""
     if data is None or shares is None:
         return None
     return store.take_in(data.select(np.isin(data.user, shares.users(number))), shares.silos)
@@ -218,34 +212,34 @@ def _directory(path: Path) -> Path:
     return path
 
 
-def _readme(federation: Federation) -> str:
+def _readme(federation: FederationSpec) -> str:
     first = federation.nodes[0]
     fill = (
-        "The stores of the nodes are filled already, each with its own users."
+        "The databases of the nodes already hold the data of their users."
         if federation.data
-        else f"Each node then takes in its own data:\n\n"
+        else f"Each node then imports its own data:\n\n"
         f"    hushrec node import {first}/data.node interactions.csv"
     )
     return f"""The federation '{federation.name}'
 {"=" * (len(federation.name) + 17)}
 
-What to copy where; each folder whole, to one machine, by a way that nobody else can read:
+Copy each folder as a whole to one machine, over a channel that nobody else can read:
 
-    server/            to the server, which nodes reach at {federation.place.address}
+    server/            to the server, which nodes connect to at {federation.address.netloc}
     nodes/NAME/        to the node of that name: {", ".join(federation.nodes)}
-    ca/                nowhere. It signs the server's certificate: keep it off the server.
+    ca/                to no machine. It signs the server's certificate: keep it off the server.
 
-A node's folder has its secret keys and its people's data. Whoever made this folder has seen all
-keys: delete nodes/ here once they are copied. The server must not have any node's folder, for
-secure sums hide a node from the server only as long as the server does not know its keys.
+A node's folder holds its secret keys and its users' data. The party that made this folder has seen
+all keys: delete nodes/ here once the folders are copied. The server must not have the folder of any
+node: secure aggregation hides a node from the server only while the server does not know its keys.
 
 {fill}
 
-Then, with hushrec and its Flower part on each machine (pip install 'hushrec[flower]'):
+Then, with hushrec and its extra "flower" on each machine (pip install 'hushrec[flower]'):
 
     hushrec federate server server          on the server
     hushrec federate node {first}{" " * max(1, 18 - len(first))}on that node, and so on
 
-Both stay in the foreground until they are told to stop. The server's certificate can be renewed
-from here ('hushrec federate renew'); docs/deployment.md of hushrec says more.
+Both run in the foreground until they are stopped. 'hushrec federate renew' renews the server's
+certificate from this folder; docs/deployment.md of hushrec describes more.
 """
