@@ -8,7 +8,7 @@ from pathlib import Path
 from hushrec.cli import main
 from hushrec.deployment.flower import transport as flower
 from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.sums import SumStep
+from hushrec.deployment.sums import StageRequest
 from hushrec.io.codec import kind_of
 from hushrec.secagg import Stage
 
@@ -17,7 +17,7 @@ if __name__ == "__main__":
     plain_answer, plain_push = Worker.answer, flower.push_message
 
     def answer(self, message):
-        if kind_of(message) == "step" and SumStep.from_bytes(message).stage == Stage.MASKED:
+        if kind_of(message) == "stage" and StageRequest.from_bytes(message).stage == Stage.MASKED:
             masked.append(True)
         return plain_answer(self, message)
 

@@ -3,13 +3,15 @@
 import os
 import pickle
 import sys
+from dataclasses import replace
 
 import numpy as np
 
 from hushrec.cli import main
 from hushrec.deployment.node.worker import Worker
+from hushrec.deployment.sums import NodeSumMessage
 from hushrec.federation.requests import TrainRequest
-from hushrec.io.codec import kind_of, pack, unpack
+from hushrec.io.codec import kind_of
 
 KINDS = ("nan", "shape", "replay", "norm", "size", "noise", "pickle")
 """By round, from the first on."""
@@ -22,7 +24,8 @@ class Evil:
         self.first = b""
 
     def spoil(self, number, honest):
-        facts, arrays = unpack("sum", honest)
+        sent = NodeSumMessage.from_bytes(honest)
+        arrays = dict(sent.arrays)
         self.first = self.first or honest
         name = next(name for name in arrays if not name.startswith("ids/"))
         kind, size = KINDS[number - 1], arrays[name].size
@@ -40,7 +43,7 @@ class Evil:
             return os.urandom(1000)
         elif kind == "pickle":
             return pickle.dumps({"rows": [1, 2, 3]})
-        return pack("sum", facts, arrays)
+        return replace(sent, arrays=arrays).to_bytes()
 
 
 if __name__ == "__main__":
@@ -48,7 +51,7 @@ if __name__ == "__main__":
 
     def answer(self, message):
         honest = plain(self, message)
-        if kind_of(message) != "training":
+        if kind_of(message) != "train":
             return honest
         return evil.spoil(TrainRequest.from_bytes(message).download.round, honest)
 

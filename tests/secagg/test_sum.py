@@ -222,7 +222,7 @@ def test_a_damaged_state_is_refused():
         b"[]",
         b"{}",
         b"1",
-        data.replace(b"state-1", b"state-0"),
+        data.replace(b"state-2", b"state-0"),
         b"[" * 9999,
     ]:
         with pytest.raises(MessageError, match="damaged"):

@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.errors import MessageError
-from hushrec.io.codec import HEADER_BYTES, count_in, pack, unpack
+from hushrec.io.codec import (
+    HEADER_BYTES,
+    ArrayGroup,
+    ArraySpec,
+    Count,
+    Message,
+    check_arrays,
+)
 
 STEPS = 2**128
 """Metrics and losses are summed in whole steps of 1 / STEPS: exactly, so in any order."""
@@ -114,33 +121,39 @@ class Evaluation:
         return {name: tally.means() for name, tally in self.tallies.items()}
 
     def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts = {
-            name: {"users": tally.users, "sums": dict(tally.sums)}
-            for name, tally in self.tallies.items()
-        }
-        places = {f"places/{name}": tally.places for name, tally in self.tallies.items()}
-        return pack("evaluation", {"tallies": facts}, places)
+        """Encode the sums and histograms."""
+        return EvaluationMessage(
+            {name: tally.users for name, tally in self.tallies.items()},
+            {name: dict(tally.sums) for name, tally in self.tallies.items()},
+            {name: tally.places for name, tally in self.tallies.items()},
+        ).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, names: Mapping[str, list[str]]) -> Evaluation:
-        """Read it; ``names`` are the metrics of each candidate set."""
-        facts, arrays = unpack("evaluation", data, 4 * HEADER_BYTES)
-        said = facts.get("tallies")
-        if not isinstance(said, dict) or said.keys() != names.keys():
+        """Decode them; ``names`` are the metrics of each candidate set."""
+        sent = EvaluationMessage.from_bytes(data)
+        if not sent.users.keys() == sent.sums.keys() == names.keys():
             raise MessageError("the evaluation is not of the candidate sets that were asked for")
-        if arrays.keys() != {f"places/{name}" for name in names}:
-            raise MessageError("the evaluation holds other arrays than places")
+        spec = ArraySpec("int64", (PLACES,))
+        check_arrays("evaluation", sent.places, dict.fromkeys(names, spec))
         tallies = {}
         for candidates, metrics in names.items():
-            tally, places = said[candidates], arrays[f"places/{candidates}"]
-            users, sums = count_in(tally, "users"), tally.get("sums")
-            if not isinstance(sums, dict) or sorted(sums) != sorted(metrics if users else []):
+            users, sums = sent.users[candidates], sent.sums[candidates]
+            if sorted(sums) != sorted(metrics if users else []):
                 raise MessageError("the evaluation is not of the metrics that were asked for")
-            if not all(isinstance(s, int) and 0 <= s <= users * STEPS for s in sums.values()):
+            if not all(0 <= value <= users * STEPS for value in sums.values()):
                 raise MessageError("a metric lies between 0 and 1: the evaluation's does not")
-            if places.shape != (PLACES,) or places.dtype != np.int64 or places.sum() != users:
+            if sent.places[candidates].sum() != users:
                 raise MessageError("the evaluation's places do not fit its users")
             own = {name: sums[name] for name in metrics if users}
-            tallies[candidates] = Tally(users, own, places)
+            tallies[candidates] = Tally(users, own, sent.places[candidates])
         return cls(tallies)
+
+
+@dataclass(frozen=True)
+class EvaluationMessage(Message, kind="evaluation", most_bytes=4 * HEADER_BYTES):
+    """An `Evaluation` as it travels: counts, sums and histograms of each candidate set."""
+
+    users: Mapping[str, Count]
+    sums: Mapping[str, Mapping[str, int]]
+    places: ArrayGroup

@@ -11,9 +11,9 @@ asked; rows are written out, so that nothing of a vector tells which of them a n
 
 The messages of a secure sum, as they travel between the server and a node.
 
-The first step carries what is to be summed, a `TrainRequest` or a `LookRequest`; every other one
-hands on what the nodes said before. A node answers with its own part (`Said`), with a refusal, or
-with `Closed`, where it has opened the round's sum already and will be in no other.
+The first `StageRequest` carries what is to be summed, a `TrainRequest` or an `EvaluationRequest`;
+every other one carries what the nodes sent in the stage before. A node answers with its own message
+(`StageReply`), with a refusal, or with `RoundClosed`, where it has opened a sum of the round.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hushrec.aggregation import ExactSum, UploadShape
 from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
@@ -32,18 +34,19 @@ from hushrec.aggregation.statistics import LARGEST_LOSS, PLACES, STEPS, Evaluati
 from hushrec.errors import ConfigError, MessageError
 from hushrec.federation.client import Task, take_part
 from hushrec.federation.messages import SLACK, Download
-from hushrec.federation.requests import LookRequest, TrainRequest
+from hushrec.federation.requests import EvaluationRequest, TrainRequest
 from hushrec.io.codec import (
     HEADER_BYTES,
     LARGEST,
-    Array,
+    ArrayGroup,
     Arrays,
-    count_in,
+    ArraySpec,
+    Count,
+    Message,
+    Name,
+    Whole,
+    check_arrays,
     kind_of,
-    pack,
-    text_in,
-    unpack,
-    whole_in,
 )
 from hushrec.privacy.protection import Protection
 from hushrec.secagg import Layout, Stage
@@ -87,24 +90,37 @@ class NodeSum:
     zeroed_out: int
 
     def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts = {"run": self.run, "round": self.round, "clients": self.summed.clients}
-        facts |= {"loss": self.loss.steps, "trained": self.loss.clients, "lost": self.loss.lost}
-        facts |= {"up_bytes": self.up_bytes, "zeroed_out": self.zeroed_out}
-        return pack("sum", facts, self.summed.to_arrays())
+        """Encode the message."""
+        return NodeSumMessage(
+            self.run,
+            self.round,
+            {**self.counts(), "loss": self.loss.steps},
+            self.summed.to_arrays(),
+        ).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, expected: ExpectedSum) -> NodeSum:
-        """Read it on the server; refuse whatever is not as expected."""
-        facts, arrays = unpack("sum", data, expected.most_bytes)
-        run, number = text_in(facts, "run"), count_in(facts, "round")
-        if (run, number) != (expected.run, expected.round):
+        """Decode it on the coordinator; refuse whatever is not as expected."""
+        sent = NodeSumMessage.from_bytes(data, expected.most_bytes)
+        if (sent.run, sent.round) != (expected.run, expected.round):
             raise MessageError(
-                f"the sum is of round {number} of '{run}', not of round {expected.round} of "
-                f"'{expected.run}'"
+                f"the sum is of round {sent.round} of '{sent.run}', not of round {expected.round} "
+                f"of '{expected.run}'"
             )
-        said = {name: count_in(facts, name) for name in COUNTS}
-        return cls.of(expected, {**said, "loss": whole_in(facts, "loss")}, arrays)
+        if sent.counts.keys() != {*COUNTS, "loss"}:
+            raise MessageError("the sum does not hold the counts that it should")
+        return cls.of(expected, sent.counts, sent.arrays)
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts beside the arrays, by `COUNTS`."""
+        numbers = (
+            self.summed.clients,
+            self.loss.clients,
+            self.loss.lost,
+            self.up_bytes,
+            self.zeroed_out,
+        )
+        return dict(zip(COUNTS, numbers, strict=True))
 
     @classmethod
     def of(
@@ -137,24 +153,27 @@ class NodeSum:
         return cls(expected.run, expected.round, summed, loss, up_bytes, zeroed_out)
 
 
+@dataclass(frozen=True, eq=False)
+class NodeSumMessage(Message, kind="sum"):
+    """A `NodeSum` as it travels."""
+
+    run: Name
+    round: Count
+    counts: Mapping[str, Whole]
+    """`COUNTS`, and the loss in whole steps."""
+    arrays: ArrayGroup
+
+
 def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool) -> None:
     shape, sparse = expected.shape, expected.shape.sparse
-    names = {f"{part}/{name}" for name in sparse for part in ("ids", "rows")}
-    names |= {f"dense/{name}" for name in shape.dense}
-    some = bool(clients or noised)  # of no clients, a sum has no arrays
-    for name in sorted((names if some else set()) ^ arrays.keys()):
-        what = "lacks" if name in names else "holds an array that nobody asked for:"
-        raise MessageError(f"the sum {what} '{name}'")
-    for name, array in arrays.items():
-        if array.dtype != np.int64:
-            raise MessageError(f"'{name}' is {array.dtype}, not whole steps")
-    for name, own in shape.dense.items():
-        if some and arrays[f"dense/{name}"].shape != own:
-            raise MessageError(f"'{name}' has shape {arrays[f'dense/{name}'].shape}, not {own}")
-    for name, (count, width) in sparse.items() if some else ():
-        ids, rows = arrays[f"ids/{name}"], arrays[f"rows/{name}"]
-        if ids.ndim != 1 or rows.shape != (len(ids), width):
-            raise MessageError(f"'{name}' has ids {ids.shape} for rows {rows.shape}")
+    specs = {f"dense/{name}": ArraySpec("int64", own) for name, own in shape.dense.items()}
+    for name, (_, width) in sparse.items():
+        specs[f"ids/{name}"] = ArraySpec("int64", (f"ids of {name}",))
+        specs[f"rows/{name}"] = ArraySpec("int64", (f"ids of {name}", width))
+    some = bool(clients or noised)  # a sum of no clients has no arrays
+    check_arrays("sum", arrays, specs if some else {})
+    for name, (count, _) in sparse.items() if some else ():
+        ids = arrays[f"ids/{name}"]
         if len(ids) and (ids[0] < 0 or ids[-1] >= count or (np.diff(ids) <= 0).any()):
             raise MessageError(f"'{name}' has rows twice, in no order, or that do not exist")
     _check_size(arrays, clients, expected, noised)
@@ -203,9 +222,8 @@ class RoundForm:
 
     def pack(self, found: NodeSum, nodes: int) -> Vector:
         """Return the vector of a node, which so many like it can be added to."""
-        loss, sparse = found.loss, found.summed.to_arrays()
-        counts = found.summed.clients, loss.clients, loss.lost, found.up_bytes, found.zeroed_out
-        arrays = {"counts": np.array(counts, np.int64)}
+        sparse = found.summed.to_arrays()
+        arrays = {"counts": np.array(list(found.counts().values()), np.int64)}
         for name, shape in _arrays(self.shape).items():
             arrays[name] = np.zeros(shape, np.int64)
             part, _, own = name.partition("/")
@@ -215,7 +233,7 @@ class RoundForm:
                 arrays[name][sparse.pop(f"ids/{own}")] = sparse.pop(name)
         if sparse:
             raise ConfigError(f"the upload holds what its shape does not: {', '.join(sparse)}")
-        return self.layout.pack(arrays, {"loss": loss.steps}, nodes)
+        return self.layout.pack(arrays, {"loss": found.loss.steps}, nodes)
 
     def unpack(self, vector: Vector) -> tuple[dict[str, int], dict[str, Vector]]:
         """Return the facts and the arrays of a sum of nodes, as a `NodeSum` has them."""
@@ -279,20 +297,20 @@ def round_shape(task: Task, protection: Protection, download: Download) -> Uploa
     return UploadShape.of(update, nobody.n_items)
 
 
-def about(request: TrainRequest | LookRequest) -> str:
-    """Say what everybody is told and asked in a sum: nodes that are not told the same have no sum.
+def about(request: TrainRequest | EvaluationRequest) -> str:
+    """Identify what nodes are asked to sum: nodes with different requests have no sum in common.
 
-    How many there are is part of it, as noise follows from that.
+    The number of clients is part of it, as the noise follows from it.
     """
     if isinstance(request, TrainRequest):
-        said, what = replace(request.download, own={}), f"round {request.download.round}"
+        what = f"round {request.download.round}"
     else:
-        said, what = request.serving, f"look at {request.part} after round {request.round}"
+        what = f"evaluation of {request.part} after round {request.round}"
         what += " with selected parameters" if request.with_selected else ""
-    digest = hashlib.blake2b(said.to_bytes(), digest_size=32).hexdigest()
-    terms = request.terms
-    people = f"{terms.training} of {terms.population}, {terms.largest_epsilon}"
-    return f"{terms.run} ({people}): {what}: {digest}"
+    digest = hashlib.blake2b(request.shared, digest_size=32).hexdigest()
+    whole = request.assignment
+    clients = f"{whole.training} of {whole.population}, {whole.largest_epsilon}"
+    return f"{whole.run} ({clients}): {what}: {digest}"
 
 
 def _arrays(shape: UploadShape) -> dict[str, tuple[int, ...]]:
@@ -313,84 +331,39 @@ def _layout(arrays: Mapping[str, tuple[int, ...]], wide: tuple[str, ...]) -> Lay
 
 
 @dataclass(frozen=True)
-class SumStep:
-    """The server asks a node for its part of a stage."""
+class StageRequest(Message, kind="stage"):
+    """The coordinator asks a node for its message of a stage."""
 
-    run: str
-    number: int
+    run: Name
+    number: Annotated[int, Field(gt=0, lt=2**63)]
     """Of the sum."""
     stage: Stage
-    said: bytes = b""
-    """What the server hands on; nothing in the first stage."""
-    asked: bytes = b""
+    message: bytes = b""
+    """What the nodes sent in the stage before; empty in the first stage."""
+    request: bytes = b""
     """What is to be summed; only in the first stage."""
 
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts = {"run": self.run, "sum": self.number, "stage": int(self.stage)}
-        parts = {"said": self.said, "asked": self.asked}
-        return pack("step", facts, {name: _bytes(part) for name, part in parts.items()})
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> SumStep:
-        """Read it on the node."""
-        facts, arrays = unpack("step", data)
-        number, stage = count_in(facts, "sum"), count_in(facts, "stage")
-        if stage not in set(Stage) or not 0 < number < 2**63:
-            raise MessageError("the message is of no stage of a secure sum")
-        said, asked = (_part(arrays, name) for name in ("said", "asked"))
-        return cls(text_in(facts, "run"), number, Stage(stage), said, asked)
+@dataclass(frozen=True)
+class StageReply(Message, kind="stage-reply"):
+    """A node's message of a stage."""
+
+    message: bytes
 
 
 @dataclass(frozen=True)
-class Said:
-    """A node's part of a stage."""
+class RoundClosed(Message, kind="round-closed", most_bytes=HEADER_BYTES):
+    """A node has opened a sum of this round, and takes part in no other."""
 
-    said: bytes
-
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        return pack("said", {}, {"said": _bytes(self.said)})
-
-    @classmethod
-    def from_bytes(cls, data: bytes, most: int = LARGEST) -> Said:
-        """Read it on the server."""
-        return cls(_part(unpack("said", data, most + HEADER_BYTES)[1], "said"))
+    round: Count
 
 
-@dataclass(frozen=True)
-class Closed:
-    """A node is in no other sum of this round."""
-
-    round: int
-
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        return pack("closed", {"round": self.round}, {})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Closed:
-        """Read it on the server."""
-        facts, _ = unpack("closed", data, HEADER_BYTES)
-        return cls(count_in(facts, "round"))
-
-
-def request_of(asked: bytes) -> TrainRequest | LookRequest:
-    """Read what is to be summed."""
-    if not asked:
+def request_of(message: bytes) -> TrainRequest | EvaluationRequest:
+    """Decode what is to be summed."""
+    if not message:
         raise MessageError("the server does not say what is to be summed")
-    if kind_of(asked) == "training":
-        return TrainRequest.from_bytes(asked)
-    if kind_of(asked) == "look":
-        return LookRequest.from_bytes(asked)
-    raise MessageError("a round or a look can be summed securely, and nothing else")
-
-
-def _bytes(data: bytes) -> Array:
-    return np.frombuffer(data, np.uint8)
-
-
-def _part(arrays: Arrays, name: str) -> bytes:
-    if name not in arrays or arrays[name].dtype != np.uint8:
-        raise MessageError(f"the message lacks '{name}'")
-    return arrays[name].tobytes()
+    if kind_of(message) == TrainRequest.kind:
+        return TrainRequest.from_bytes(message)
+    if kind_of(message) == EvaluationRequest.kind:
+        return EvaluationRequest.from_bytes(message)
+    raise MessageError("a round or an evaluation can be summed securely, and nothing else")

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from hushrec.data.features import (
     array_to_strings,
@@ -34,7 +34,7 @@ from hushrec.data.interactions import Categorical, Features, Interactions, StrAr
 from hushrec.data.views import Protocol, Ragged, TrainView
 from hushrec.errors import ConfigError, MessageError
 from hushrec.federation.experiment import Experiment
-from hushrec.io.codec import Array, pack, unpack
+from hushrec.io.codec import Arrays, GroupSpec, Message
 from hushrec.io.files import write_bytes
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.secagg import Layout, Terms
@@ -88,17 +88,16 @@ class Catalogue:
 
     def to_bytes(self) -> bytes:
         """Write it; equal catalogues are equal bytes."""
-        arrays: dict[str, Array] = {"items": text_to_array(self.items)}
+        arrays = {"items": text_to_array(self.items)}
         if self.titles is not None:
             arrays["titles"] = text_to_array(self.titles)
         owners = {"item": self.item_features, "user": self.user_features, "row": self.context}
-        arrays |= features_to_arrays(owners)
-        return pack("catalogue", {}, arrays)
+        return CatalogueMessage(arrays | features_to_arrays(owners)).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Catalogue:
-        """Read it back."""
-        _, arrays = unpack("catalogue", data)
+        """Decode it."""
+        arrays = CatalogueMessage.from_bytes(data).arrays
         try:
             features = features_from_arrays(("item", "user", "row"), arrays)
             titles = array_to_strings(arrays["titles"]) if "titles" in arrays else None
@@ -108,6 +107,14 @@ class Catalogue:
         if len(items) < 2 or len(np.unique(items)) != len(items):
             raise MessageError("the catalogue needs two items or more, each once")
         return cls(items, titles, features["item"], features["user"], features["row"])
+
+
+@dataclass(frozen=True, eq=False)
+class CatalogueMessage(Message, kind="catalogue"):
+    """A `Catalogue` as it is stored."""
+
+    arrays: Annotated[Arrays, GroupSpec(finite=False)]
+    """Items, titles and columns of features, in which NaN is an unknown value."""
 
 
 class SecureSums(BaseModel):
@@ -207,37 +214,26 @@ class Agreement:
 
     @cached_property
     def settings_digest(self) -> str:
-        """Identify the experiment, and what is agreed of sums."""
-        text = self.experiment.to_toml() + json.dumps(self._facts())
+        """Identify the experiment and the conditions of secure sums."""
+        secure = None if self.secure is None else self.secure.model_dump()
+        text = self.experiment.to_toml() + json.dumps({"secure": secure})
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """Write all of it."""
-        catalogue = np.frombuffer(self.catalogue.to_bytes(), np.uint8)
-        experiment = np.frombuffer(self.experiment.to_toml().encode(), np.uint8)
-        return pack("agreement", self._facts(), {"experiment": experiment, "catalogue": catalogue})
-
-    def _facts(self) -> dict[str, Any]:
-        return {"secure": None if self.secure is None else self.secure.model_dump()}
+        """Encode the contract."""
+        experiment, catalogue = self.experiment.to_toml().encode(), self.catalogue.to_bytes()
+        return AgreementMessage(self.secure, experiment, catalogue).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the agreement") -> Agreement:
-        """Read it back."""
-        facts, arrays = unpack("agreement", data)
-        if arrays.keys() != {"experiment", "catalogue"}:
-            raise MessageError(f"{source} is damaged: it holds other arrays than it should")
+        """Decode it."""
+        sent = AgreementMessage.from_bytes(data)
         try:
-            text = arrays["experiment"].tobytes().decode()
+            text = sent.experiment.decode()
         except UnicodeDecodeError:
             raise MessageError(f"{source} is damaged: its experiment is no text") from None
-        try:
-            # What is not said would be a sum in the clear, so it has to be said.
-            said = facts["secure"]
-            secure = None if said is None else SecureSums.model_validate(said)
-        except (KeyError, ValidationError):
-            raise MessageError(f"{source} is damaged: it does not say how sums are made") from None
-        experiment = Experiment.from_toml(text, source)
-        return cls(experiment, Catalogue.from_bytes(arrays["catalogue"].tobytes()), secure)
+        catalogue = Catalogue.from_bytes(sent.catalogue)
+        return cls(Experiment.from_toml(text, source), catalogue, sent.secure)
 
     @classmethod
     def read(cls, path: Path) -> Agreement:
@@ -254,6 +250,16 @@ class Agreement:
     def write(self, path: Path) -> None:
         """Write the file that is given to everybody."""
         write_bytes(path, self.to_bytes())
+
+
+@dataclass(frozen=True, eq=False)
+class AgreementMessage(Message, kind="agreement"):
+    """An `Agreement` as it is stored."""
+
+    secure: SecureSums | None
+    experiment: bytes
+    """TOML."""
+    catalogue: bytes
 
 
 def check_secure(experiment: Experiment, secure: SecureSums | None) -> None:

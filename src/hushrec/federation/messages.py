@@ -1,11 +1,9 @@
-"""What travels between server and clients: values with a bytes form, validated on arrival.
+"""Messages between a server and its clients: `Download` and `Upload`, validated on arrival.
 
-`Download` goes to the clients, `Upload` comes back, each in a `hushrec.io.codec`. The
-byte counter of a run counts the arrays, as `nbytes`, and not the header of some hundred bytes.
-
-Whoever reads a message says what it must be (`Expected`): kind, round, names, shapes, dtypes,
-finite numbers, norm, and how large it may be before it is even looked at. Anything else is a
-`MessageError`, which names what is wrong and leaves the reader as it was.
+The byte counter of a run counts the arrays of messages, as `nbytes`, and not their headers of some
+hundred bytes. The server states what an upload must be (`Expected`): round, names, shapes, dtypes,
+finite numbers, norm, and its largest size. Anything else is a `MessageError` that names what is
+wrong, and changes nothing.
 """
 
 from __future__ import annotations
@@ -24,68 +22,46 @@ from hushrec.io.codec import (
     HEADER_BYTES,
     LARGEST,
     Array,
+    ArrayGroup,
     Arrays,
-    check_finite,
-    count_in,
-    pack,
-    unpack,
-    whole_in,
+    ArraySpec,
+    Count,
+    Message,
+    Whole,
+    check_arrays,
 )
 
 SLACK = 1 + 1e-6
-"""A norm is worked out again on arrival, and may round up."""
+"""Relative tolerance of norms, which the reader computes again."""
 
 
 @dataclass(frozen=True)
-class Download:
-    """What is sent to clients that take part in a round."""
+class Download(Message, kind="download"):
+    """What the server sends to clients that take part in a round."""
 
-    round: int
-    common: Arrays
-    """The same for everybody."""
-    own: Arrays = field(default_factory=dict)
+    round: Count
+    common: ArrayGroup
+    """The same for every client."""
+    own: ArrayGroup = field(default_factory=dict)
     """Each client's own, with a leading axis of clients."""
     protection: Mapping[str, float] = field(default_factory=dict)
-    """The state of the mechanisms that act on the clients."""
+    """The state of the mechanisms that run on the clients."""
 
     @property
     def received(self) -> Arrays:
         """What a method trains from."""
         return {**self.common, **self.own}
 
-    def to(self, places: NDArray[np.int64]) -> Download:
-        """Return what is sent to these of the clients."""
+    def to(self, indices: NDArray[np.int64]) -> Download:
+        """Return the download of some of the clients, by their indices."""
         if not self.own:
             return self
-        return replace(self, own={name: array[places] for name, array in self.own.items()})
+        return replace(self, own={name: array[indices] for name, array in self.own.items()})
 
     def nbytes(self, clients: int) -> int:
-        """Bytes of the messages to so many clients."""
+        """Return the bytes of the messages to so many clients."""
         common = sum(array.nbytes for array in self.common.values())
         return clients * common + sum(array.nbytes for array in self.own.values())
-
-    def to_bytes(self) -> bytes:
-        """Write the message to one client."""
-        arrays = {f"common/{name}": array for name, array in self.common.items()}
-        arrays |= {f"own/{name}": array for name, array in self.own.items()}
-        facts = {"round": self.round, "protection": dict(self.protection)}
-        return pack("download", facts, arrays)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, most: int = LARGEST) -> Download:
-        """Read it on the client."""
-        facts, arrays = unpack("download", data, most)
-        parts: dict[str, dict[str, Array]] = {"common": {}, "own": {}}
-        for name, array in arrays.items():
-            part, _, rest = name.partition("/")
-            if part not in parts or not rest:
-                raise MessageError(f"the download holds an array '{name}' that is not known")
-            check_finite(array, name)
-            parts[part][rest] = array
-        state = facts.get("protection")
-        if not isinstance(state, dict) or not all(isinstance(v, float) for v in state.values()):
-            raise MessageError("the download holds no state of the protection")
-        return cls(count_in(facts, "round"), **parts, protection=state)
 
 
 @dataclass(frozen=True)
@@ -117,7 +93,7 @@ class Upload:
     loss: LossSum
 
     def to_bytes(self) -> bytes:
-        """Write the message; what travels whole is written out whole."""
+        """Encode the message; an upload that travels whole is written with every row."""
         update = self.update if self.update.whole is None else _written_out(self.update)
         arrays = {f"dense/{name}": array for name, array in update.dense.items()}
         for name, rows in update.rows.items():
@@ -125,33 +101,52 @@ class Upload:
             arrays |= {f"ids/{name}": sent.ids, f"rows/{name}": sent.rows}
             if update.clients != 1:
                 arrays[f"indptr/{name}"] = sent.indptr
-        facts = {"round": self.round, "clients": update.clients, "loss": self.loss.steps}
-        facts |= {"trained": self.loss.clients, "lost": self.loss.lost}
-        facts["zeroed_out"] = update.zeroed_out
-        return pack("upload", facts, arrays)
+        loss = self.loss
+        return UploadMessage(
+            self.round,
+            update.clients,
+            loss.steps,
+            loss.clients,
+            loss.lost,
+            update.zeroed_out,
+            arrays,
+        ).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, expected: Expected) -> Upload:
-        """Read it on the server; refuse whatever is not as expected."""
-        facts, arrays = unpack("upload", data, expected.most_bytes)
-        number, clients = count_in(facts, "round"), count_in(facts, "clients")
-        if number != expected.round:
-            raise MessageError(f"the upload is of round {number}, not of round {expected.round}")
-        if clients != expected.clients:
-            raise MessageError(f"the upload is of {clients} clients, not of {expected.clients}")
-        loss = LossSum(whole_in(facts, "loss"), count_in(facts, "trained"), count_in(facts, "lost"))
-        if loss.clients > clients or loss.lost > loss.clients:
+        """Decode an upload on the server; refuse whatever is not as expected."""
+        sent, clients = UploadMessage.from_bytes(data, expected.most_bytes), expected.clients
+        if sent.round != expected.round:
+            raise MessageError(
+                f"the upload is of round {sent.round}, not of round {expected.round}"
+            )
+        if sent.clients != clients:
+            raise MessageError(f"the upload is of {sent.clients} clients, not of {clients}")
+        if not sent.lost <= sent.trained <= clients:
             raise MessageError("the upload counts more losses than clients")
-        update = replace(_read_update(arrays, expected), zeroed_out=count_in(facts, "zeroed_out"))
-        if update.zeroed_out > clients:
+        if sent.zeroed_out > clients:
             raise MessageError("the upload counts more empty uploads than clients")
+        update = replace(_read_update(sent.arrays, expected), zeroed_out=sent.zeroed_out)
         if expected.norm is not None:
             for norm in _norms(update):
                 if not norm <= expected.norm * SLACK:
                     raise MessageError(
                         f"the upload has norm {norm:.6g}, more than the {expected.norm:.6g} agreed"
                     )
-        return cls(number, update, loss)
+        return cls(sent.round, update, LossSum(sent.loss, sent.trained, sent.lost))
+
+
+@dataclass(frozen=True)
+class UploadMessage(Message, kind="upload"):
+    """An `Upload` as it travels."""
+
+    round: Count
+    clients: Count
+    loss: Whole
+    trained: Count
+    lost: Count
+    zeroed_out: Count
+    arrays: ArrayGroup
 
 
 # ------------------------------------------------------------ updates as arrays
@@ -173,30 +168,22 @@ def _written_out(update: Update) -> Update:
 
 def _read_update(arrays: Arrays, expected: Expected) -> Update:
     shape, clients = expected.shape, expected.clients
-    dense = {name: (clients, *own) for name, own in shape.dense.items()}
     sparse = shape.sparse
-    tables_sent = {name: (clients, *size) for name, size in sparse.items()}
+    dense = {name: (clients, *own) for name, own in shape.dense.items()}
     if expected.whole:
-        dense, sparse = {**dense, **tables_sent}, {}
-    parts = ("ids", "rows") if clients == 1 else ("ids", "rows", "indptr")
-    names = {f"dense/{name}" for name in dense}
-    names |= {f"{part}/{name}" for name in sparse for part in parts}
-    for name in sorted(names ^ arrays.keys()):
-        what = "lacks" if name in names else "holds an array that nobody asked for:"
-        raise MessageError(f"the upload {what} '{name}'")
-    for name, array in arrays.items():
-        check_finite(array, name)
-    for name, own in dense.items():
-        array = arrays[f"dense/{name}"]
-        if array.shape != own or array.dtype not in (np.float32, np.float64):
-            raise MessageError(f"'{name}' is {array.dtype}{array.shape}, not numbers of {own}")
-    rows = {
-        name: _read_rows(arrays, name, count, width, expected)
-        for name, (count, width) in sparse.items()
-    }
+        dense |= {name: (clients, *size) for name, size in sparse.items()}
+    specs = {f"dense/{n}": ArraySpec("float32|float64", own) for n, own in dense.items()}
+    for name, (_, width) in {} if expected.whole else sparse.items():
+        ids = "int64" if name in shape.spaces else "int32"
+        specs[f"ids/{name}"] = ArraySpec(ids, (f"ids of {name}",))
+        specs[f"rows/{name}"] = ArraySpec("float32", (f"ids of {name}", width))
+        if clients != 1:
+            specs[f"indptr/{name}"] = ArraySpec("int64", (clients + 1,))
+    check_arrays("upload", arrays, specs)
     if expected.whole:
-        keyed = shape.spaces.keys()
-        rows = {n: _whole_rows(arrays[f"dense/{n}"], n in keyed) for n in tables_sent}
+        rows = {n: _whole_rows(arrays[f"dense/{n}"], n in shape.spaces) for n in sparse}
+    else:
+        rows = {n: _read_rows(arrays, n, count, expected) for n, (count, _) in sparse.items()}
     return Update(clients, rows, {name: arrays[f"dense/{name}"] for name in shape.dense})
 
 
@@ -208,20 +195,14 @@ def _whole_rows(table: Array, keyed: bool) -> ClientRows:
     return KeyedRows(indptr, ids, rows, space=count) if keyed else ClientRows(indptr, ids, rows)
 
 
-def _read_rows(arrays: Arrays, name: str, count: int, width: int, expected: Expected) -> ClientRows:
+def _read_rows(arrays: Arrays, name: str, count: int, expected: Expected) -> ClientRows:
     ids, rows = arrays[f"ids/{name}"], arrays[f"rows/{name}"]
     keyed = name in expected.shape.spaces
-    kind = np.int64 if keyed else np.int32
-    if ids.ndim != 1 or ids.dtype != kind or rows.shape != (len(ids), width):
-        raise MessageError(f"'{name}' has ids {ids.dtype}{ids.shape} for rows {rows.shape}")
-    if rows.dtype != np.float32:
-        raise MessageError(f"'{name}' is {rows.dtype}, not float32")
     if len(ids) and (ids.min() < 0 or ids.max() >= count):
         raise MessageError(f"'{name}' has rows that do not exist")
     indptr = arrays.get(f"indptr/{name}", np.array([0, len(ids)]))
-    fits = indptr.shape == (expected.clients + 1,) and indptr.dtype == np.int64
-    if not fits or indptr[0] != 0 or indptr[-1] != len(ids) or (np.diff(indptr) < 0).any():
-        raise MessageError(f"'{name}' does not say whose rows are whose")
+    if indptr[0] != 0 or indptr[-1] != len(ids) or (np.diff(indptr) < 0).any():
+        raise MessageError(f"'{name}' does not say which rows belong to which client")
     for client in range(expected.clients):
         mine = ids[indptr[client] : indptr[client + 1]]
         if len(np.unique(mine)) != len(mine):

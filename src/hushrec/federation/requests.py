@@ -1,21 +1,25 @@
-"""What travels between the server and a node: values with a bytes form, validated on arrival.
+"""Messages between a coordinator and a node, validated on arrival.
 
-The server invites, asks to train and asks to look; a node enrols, sends the exact sum of its
-clients' protected uploads (`sums`), says what a look came to, or refuses with a sentence. A node's
-answers name no user and hold no parameter or interaction of one: sums over its clients, and counts.
+The coordinator invites a node, and requests training rounds and evaluations. A node answers with an
+`Enrolment`, with the exact sum of its clients' protected uploads (`deployment.sums`), with an
+`EvaluationReply`, or with a `Refusal`. A node's answers hold sums over its clients and counts, and
+neither name a user nor hold a parameter or an interaction of one.
 
-Every request carries the `Terms`, so that a node which was away needs nothing but the request.
+Every request carries the node's `Assignment`, so that a node which was away needs nothing else. The
+parameters that all nodes receive are encoded once, and every request holds the same bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hushrec.aggregation.statistics import Evaluation
 from hushrec.data.splitting import Part
@@ -23,291 +27,207 @@ from hushrec.errors import MessageError
 from hushrec.federation.messages import Download
 from hushrec.io.codec import (
     HEADER_BYTES,
-    Array,
+    ArrayGroup,
     Arrays,
-    check_finite,
-    count_in,
-    pack,
-    text_in,
-    unpack,
+    ArraySpec,
+    Count,
+    Message,
+    Name,
+    printable,
 )
 
 Numbers = NDArray[np.int64]
 NOBODY: Numbers = np.zeros(0, np.int64)
 MOST_CLIENTS = 2**31 - 1
 """Users and clients are numbered in 32 bits."""
+Population = Annotated[int, Field(ge=0, le=MOST_CLIENTS)]
+ClientFloats = Annotated[
+    NDArray[np.float64] | None, ArraySpec("float64", ("clients",), optional=True)
+]
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
-    """What the server says of a run's population, and of a node's place in it."""
+class Assignment(Message, kind="assignment"):
+    """The size of a run's population, and the numbers in it of one node's users and clients."""
 
-    run: str
-    population: int
-    """Users in all."""
-    training: int
-    """Clients that cohorts are drawn from, in all."""
-    users: Numbers = field(default_factory=lambda: NOBODY)
-    """Number in the population of each of the node's users, in the order it told them."""
-    clients: Numbers = field(default_factory=lambda: NOBODY)
+    run: Name
+    population: Population
+    """Number of users of all nodes."""
+    training: Population
+    """Number of clients of all nodes that cohorts are drawn from."""
+    users: Annotated[Numbers, ArraySpec("int64", ("users",))] = field(
+        default_factory=lambda: NOBODY
+    )
+    """Number in the population of each of the node's users, in the order of its enrolment."""
+    clients: Annotated[Numbers, ArraySpec("int64", ("clients",))] = field(
+        default_factory=lambda: NOBODY
+    )
     """The same of its clients, which are silos or the users themselves."""
-    epsilon: NDArray[np.float64] | None = None
-    """Budget of each of its clients, where they have budgets of their own."""
+    epsilon: ClientFloats = None
+    """Privacy budget of each of its clients, where clients have budgets of their own."""
     largest_epsilon: float = 0.0
-    """The largest budget of anybody: uploads weigh in proportion to its."""
+    """The largest budget of all clients: uploads are weighted in proportion to it."""
 
     @property
     def digest(self) -> str:
-        """Identify them: a node holds the server to what it said first."""
-        facts, arrays = self.said()
-        return hashlib.blake2b(pack("terms", facts, arrays), digest_size=16).hexdigest()
+        """Identify the assignment: a node accepts one for each run."""
+        return hashlib.blake2b(self.to_bytes(), digest_size=16).hexdigest()
 
-    def said(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Return them as parts of a message."""
-        facts = {
-            "run": self.run,
-            "population": self.population,
-            "training": self.training,
-            "largest_epsilon": self.largest_epsilon,
-        }
-        arrays: dict[str, Array] = {"terms/users": self.users, "terms/clients": self.clients}
-        if self.epsilon is not None:
-            arrays["terms/epsilon"] = self.epsilon
-        return facts, arrays
-
-    @classmethod
-    def told(cls, facts: Mapping[str, Any], arrays: Arrays) -> Terms:
-        """Read them from a message, and refuse what cannot be."""
-        population, training = count_in(facts, "population"), count_in(facts, "training")
-        users, clients = arrays.get("terms/users"), arrays.get("terms/clients")
-        epsilon, largest = arrays.get("terms/epsilon"), facts.get("largest_epsilon")
-        if users is None or clients is None or not isinstance(largest, float):
-            raise MessageError("the request does not say who is who")
-        if not training <= population <= MOST_CLIENTS:
-            raise MessageError("the request is of a population that cannot be")
-        _check_numbers(users, population, "users")
-        _check_numbers(clients, population, "clients")
-        if epsilon is not None:
-            fits = epsilon.shape == clients.shape and epsilon.dtype == np.float64
-            if not fits or not ((epsilon >= 0) & (epsilon <= largest)).all():
-                raise MessageError("the request's budgets do not fit its clients")
-        run = text_in(facts, "run")
-        return cls(run, population, training, users, clients, epsilon, largest)
+    def validate(self) -> None:
+        """Refuse numbers outside of the population, numbers given twice, and wrong budgets."""
+        if self.training > self.population:
+            raise MessageError("the request trains more clients than there are users")
+        _check_numbers(self.users, self.population, "users")
+        _check_numbers(self.clients, self.population, "clients")
+        budgets = np.zeros(0) if self.epsilon is None else self.epsilon
+        if not ((budgets >= 0) & (budgets <= self.largest_epsilon)).all():
+            raise MessageError("the request's budgets do not fit its clients")
 
 
 @dataclass(frozen=True)
-class Invitation:
-    """The server asks a node whether it takes part in a run."""
+class Invitation(Message, kind="invitation", most_bytes=2 * HEADER_BYTES):
+    """The coordinator asks a node whether it takes part in a run."""
 
-    run: str
-    settings: str
+    run: Name
+    settings: Name
     """Digest of the experiment."""
-    catalogue: str
+    catalogue: Name
     """Digest of the public catalogue."""
 
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        return pack("invitation", vars(self), {})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Invitation:
-        """Read it on the node."""
-        facts, _ = unpack("invitation", data, 2 * HEADER_BYTES)
-        return cls(*(text_in(facts, name) for name in ("run", "settings", "catalogue")))
-
 
 @dataclass(frozen=True, eq=False)
-class Enrolment:
-    """A node takes part: how many it holds, and what the plan has to know of them."""
+class Enrolment(Message, kind="enrolment", most_bytes=2**26):
+    """A node takes part: how many users it holds, and what the privacy plan needs of them."""
 
-    run: str
-    name: str
-    users: int
-    idle: int
-    """Users without anything to train on."""
-    trains: NDArray[np.bool_]
-    """Of each client, whether it has something to train on."""
-    activity: Numbers | None = None
-    """Interactions of each client, where budgets go by their order."""
-    epsilon: NDArray[np.float64] | None = None
+    run: Name
+    name: Name
+    users: Population
+    idle: Population
+    """Users without training interactions."""
+    trains: Annotated[NDArray[np.bool_], ArraySpec("bool", ("clients",))]
+    """Of each client, whether it has training interactions."""
+    activity: Annotated[Numbers | None, ArraySpec("int64", ("clients",), optional=True)] = None
+    """Interactions of each client, where budgets follow from their order."""
+    epsilon: ClientFloats = None
     """Budgets that clients declare, where they do."""
 
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts = {"run": self.run, "name": self.name, "users": self.users, "idle": self.idle}
-        arrays: dict[str, Array] = {"trains": self.trains}
-        for name in ("activity", "epsilon"):
-            if getattr(self, name) is not None:
-                arrays[name] = getattr(self, name)
-        return pack("enrolment", facts, arrays)
+    def validate(self) -> None:
+        """Refuse counts that contradict each other."""
+        if not (0 < len(self.trains) <= self.users and self.idle <= self.users):
+            raise MessageError("the enrolment counts more clients or idle users than users")
+        for name, array in (("activity", self.activity), ("budgets", self.epsilon)):
+            if array is not None and (array < 0).any():
+                raise MessageError(f"the enrolment's {name} are negative")
 
     @classmethod
-    def from_bytes(cls, data: bytes, run: str, budgets: str | None) -> Enrolment:
-        """Read it on the server; ``budgets`` is the rule that the agreement has for them."""
-        facts, arrays = unpack("enrolment", data, 2**26)
-        said = text_in(facts, "run")
-        if said != run:
-            raise MessageError(f"the enrolment is for the run '{said}', not '{run}'")
-        users, idle = count_in(facts, "users"), count_in(facts, "idle")
-        extra = {"activity": "activity", "declared": "epsilon"}.get(budgets or "")
-        if arrays.keys() != {"trains", *([extra] if extra else [])}:
+    def expected(cls, data: bytes, run: str, budgets: str | None) -> Enrolment:
+        """Decode it on the coordinator; ``budgets`` is the contract's rule for them."""
+        found = cls.from_bytes(data)
+        if found.run != run:
+            raise MessageError(f"the enrolment is for the run '{found.run}', not '{run}'")
+        given = (found.activity is not None, found.epsilon is not None)
+        if given != (budgets == "activity", budgets == "declared"):
             raise MessageError("the enrolment holds other arrays than were asked for")
-        trains = arrays["trains"]
-        if trains.dtype != np.bool_ or trains.ndim != 1 or not 0 < len(trains) <= users:
-            raise MessageError("the enrolment does not say which clients train")
-        if idle > users or users > MOST_CLIENTS:
-            raise MessageError("the enrolment counts more users than can be")
-        activity, epsilon = arrays.get("activity"), arrays.get("epsilon")
-        if activity is not None and not _fits(activity, trains, np.int64):
-            raise MessageError("the enrolment's activity does not fit its clients")
-        if epsilon is not None and not (
-            _fits(epsilon, trains, np.float64) and np.isfinite(epsilon).all()
-        ):
-            raise MessageError("the enrolment's budgets do not fit its clients")
-        return cls(run, text_in(facts, "name"), users, idle, trains, activity, epsilon)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
-class TrainRequest:
-    """The server asks a node to let some of its clients take part in a round."""
+class TrainRequest(Message, kind="train"):
+    """The coordinator asks a node to let some of its clients take part in a round."""
 
-    terms: Terms
-    selected: int
-    """The round whose private parameters are to be kept beside the newest."""
-    clients: Numbers
+    assignment: Assignment
+    selected: Count
+    """The round whose private parameters are kept beside the newest."""
+    clients: Annotated[Numbers, ArraySpec("int64", ("clients",))]
     """Numbers of the clients, ascending."""
-    download: Download
+    shared: bytes
+    """The download without the clients' own arrays, encoded: the same bytes for every node."""
+    own: ArrayGroup = field(default_factory=dict)
+    """The clients' own arrays of the download."""
 
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts, arrays = self.terms.said()
-        arrays |= {"clients": self.clients, "download": _bytes(self.download.to_bytes())}
-        return pack("training", {**facts, "selected": self.selected}, arrays)
+    @cached_property
+    def _common(self) -> Download:
+        return Download.from_bytes(self.shared)
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> TrainRequest:
-        """Read it on the node."""
-        facts, arrays = unpack("training", data)
-        terms, clients = Terms.told(facts, arrays), _array(arrays, "clients")
-        _check_numbers(clients, terms.population, "clients")
-        if (np.diff(clients) <= 0).any():
+    @property
+    def download(self) -> Download:
+        """What the clients receive."""
+        return replace(self._common, own=self.own)
+
+    def validate(self) -> None:
+        """Refuse clients of other nodes, and arrays that are not for the clients."""
+        if (np.diff(self.clients) <= 0).any():
             raise MessageError("the request does not name its clients in their order")
-        if not np.isin(clients, terms.clients).all():
+        if not np.isin(self.clients, self.assignment.clients).all():
             raise MessageError("the request names clients that are not this node's")
-        download = Download.from_bytes(_array(arrays, "download").tobytes())
-        for name, array in download.own.items():
-            if array.ndim == 0 or len(array) != len(clients):
-                raise MessageError(f"'{name}' is not for the clients of the request")
-        return cls(terms, count_in(facts, "selected"), clients, download)
+        if self._common.own:
+            raise MessageError("the request's common download holds arrays of single clients")
+        for name, array in self.own.items():
+            if array.ndim == 0 or len(array) != len(self.clients):
+                raise MessageError(f"'{printable(name)}' is not for the clients of the request")
 
 
 @dataclass(frozen=True, eq=False)
-class LookRequest:
-    """The server asks a node what a model does for its users' held-out items."""
+class EvaluationRequest(Message, kind="evaluate"):
+    """The coordinator asks a node to rank its users' held-out items."""
 
-    terms: Terms
-    round: int
+    assignment: Assignment
+    round: Count
     part: Part
-    selected: int
+    selected: Count
     with_selected: bool
-    """Whether private parameters of the selected round are meant, not the newest."""
-    serving: Download
+    """Whether to use the private parameters of the selected round in place of the newest."""
+    shared: bytes
+    """The download with the parameters that score, encoded: the same bytes for every node."""
 
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts, arrays = self.terms.said()
-        facts |= {"round": self.round, "part": self.part, "selected": self.selected}
-        facts["with_selected"] = self.with_selected
-        return pack("look", facts, arrays | {"serving": _bytes(self.serving.to_bytes())})
+    @cached_property
+    def serving(self) -> Arrays:
+        """The parameters that score."""
+        return Download.from_bytes(self.shared).common
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> LookRequest:
-        """Read it on the node."""
-        facts, arrays = unpack("look", data)
-        part, with_selected = _part(facts), facts.get("with_selected") is True
-        serving = Download.from_bytes(_array(arrays, "serving").tobytes())
-        number, selected = count_in(facts, "round"), count_in(facts, "selected")
-        return cls(Terms.told(facts, arrays), number, part, selected, with_selected, serving)
+    def validate(self) -> None:
+        """Refuse parameters that cannot be decoded."""
+        _ = self.serving
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What a node says of a look."""
+class EvaluationReply(Message, kind="evaluation-reply", most_bytes=8 * HEADER_BYTES):
+    """A node's sums of metrics over its users."""
 
-    run: str
-    round: int
+    run: Name
+    round: Count
     part: Part
-    evaluation: Evaluation
-
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        facts = {"run": self.run, "round": self.round, "part": self.part}
-        return pack("looked", facts, {"evaluation": _bytes(self.evaluation.to_bytes())})
+    encoded: bytes
+    """The `Evaluation`, encoded."""
 
     @classmethod
-    def from_bytes(cls, data: bytes, asked: LookRequest, names: Mapping[str, list[str]]) -> Looked:
-        """Read it on the server; ``names`` are the metrics of each candidate set."""
-        facts, arrays = unpack("looked", data, 8 * HEADER_BYTES)
-        said = text_in(facts, "run"), count_in(facts, "round"), _part(facts)
-        if said != (asked.terms.run, asked.round, asked.part):
-            raise MessageError("the node looked at something else than it was asked to")
-        evaluation = Evaluation.from_bytes(_array(arrays, "evaluation").tobytes(), names)
-        if evaluation.users > len(asked.terms.users):
-            raise MessageError("the node looked at more users than it holds")
-        return cls(*said, evaluation)
+    def expected(
+        cls, data: bytes, request: EvaluationRequest, metrics: Mapping[str, list[str]]
+    ) -> Evaluation:
+        """Decode it on the coordinator; ``metrics`` are those of each candidate set."""
+        reply = cls.from_bytes(data)
+        expected = request.assignment.run, request.round, request.part
+        if (reply.run, reply.round, reply.part) != expected:
+            raise MessageError("the node evaluated something else than was requested")
+        evaluation = Evaluation.from_bytes(reply.encoded, metrics)
+        if evaluation.users > len(request.assignment.users):
+            raise MessageError("the node evaluated more users than it holds")
+        return evaluation
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A node does not do what it was asked to."""
+class Refusal(Message, kind="refusal", most_bytes=HEADER_BYTES):
+    """A node does not do what was requested."""
 
-    why: str
+    why: Annotated[str, Field(max_length=400)]
     """In a sentence that tells nothing of its users."""
 
-    def to_bytes(self) -> bytes:
-        """Write the message."""
-        return pack("refusal", {"why": self.why[:400]}, {})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Refusal:
-        """Read it on the server, where it ends in the log: what cannot be printed does not."""
-        facts, _ = unpack("refusal", data, HEADER_BYTES)
-        why = text_in(facts, "why", 400)
-        return cls(printable(why))
+    def __post_init__(self) -> None:
+        # The sentence ends in the coordinator's log, where a terminal would obey control codes.
+        object.__setattr__(self, "why", printable(self.why)[:400])
 
 
-def printable(text: str) -> str:
-    """Return a text of somebody else's without what a terminal would obey."""
-    return "".join(letter for letter in text if letter.isprintable())
-
-
-def _check_numbers(numbers: Array, population: int, what: str) -> None:
-    if numbers.ndim != 1 or numbers.dtype != np.int64:
-        raise MessageError(f"the request does not number its {what}")
+def _check_numbers(numbers: NDArray[Any], population: int, what: str) -> None:
     inside = not len(numbers) or (numbers.min() >= 0 and numbers.max() < population)
     if not inside or len(np.unique(numbers)) != len(numbers):
-        raise MessageError(f"the request numbers {what} that cannot be, or one twice")
-
-
-def _fits(array: Array, like: Array, dtype: Any) -> bool:
-    return array.shape == like.shape and array.dtype == dtype and bool((array >= 0).all())
-
-
-def _array(arrays: Arrays, name: str) -> Array:
-    if name not in arrays:
-        raise MessageError(f"the message lacks '{name}'")
-    check_finite(arrays[name], name)
-    return arrays[name]
-
-
-def _bytes(data: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(data, np.uint8)
-
-
-def _part(facts: Mapping[str, Any]) -> Part:
-    said = facts.get("part")
-    part: Literal["valid", "test"]
-    for part in get_args(Part):
-        if said == part:
-            return part
-    raise MessageError("the message does not say which held-out items are meant")
+        raise MessageError(f"the request numbers {what} outside of the population, or one twice")

@@ -1,17 +1,27 @@
-"""The form of every message and stored value: a safetensors file of one kind.
+"""The bytes form of messages and stored values: a safetensors file with a typed header.
 
-Arrays, and a header with their names and a few facts. Whoever reads one says which kind it must be
-and how large it may be before it is even looked at; what it then holds is the reader's to check.
+A message is a frozen dataclass that derives from `Message`, and its fields declare the format:
+
+- a field annotated with an `ArraySpec`, or of type ``bytes``, is one array;
+- a field annotated with a `GroupSpec` is any number of arrays, whose names start with the field's;
+- a field of another message's type is nested, and its arrays' names start with the field's;
+- every other field is in the header, which pydantic validates strictly on arrival.
+
+A reader states the largest size before anything is parsed. Whatever does not match the declaration
+raises a `MessageError` that names what is wrong.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import to_jsonable_python
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -20,40 +30,129 @@ from hushrec.errors import MessageError
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 
-FORMAT = "hushrec-1"
+FORMAT = "hushrec-2"
 HEADER_BYTES = 2**16
-"""Largest header: names and shapes of the arrays, and the facts."""
+"""Largest header: names and shapes of the arrays, and the header's fields."""
 LARGEST = 2**30
 """Largest message where nothing tighter is known."""
 
-
-def pack(kind: str, facts: Mapping[str, Any], arrays: Arrays) -> bytes:
-    """Write a message of a kind."""
-    # One entry: safetensors writes several in any order, and equal messages are equal bytes.
-    said = {FORMAT: json.dumps({"kind": kind, "facts": facts})}
-    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    return bytes(save(whole, metadata=said))
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Whole = Annotated[int, Field(ge=-(2**300), le=2**300)]
+Name = Annotated[str, Field(max_length=200)]
 
 
-def unpack(kind: str, data: bytes, most: int = LARGEST) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Read a message that must be of a kind, and no larger than so many bytes."""
-    if len(data) > most:
-        raise MessageError(f"the {kind} has {len(data):,} bytes, more than the {most:,} allowed")
-    said = _header(data, kind)
-    if said.get("kind") != kind:
-        raise MessageError(f"the message is no {kind} of this version of hushrec")
-    try:
-        facts, arrays = said["facts"], load(data)
-    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-        raise MessageError(f"the {kind} is damaged: {type(error).__name__}") from None
-    if not isinstance(facts, dict):
-        raise MessageError(f"the {kind} is damaged: its facts are no table")
-    return facts, arrays
+@dataclass(frozen=True)
+class ArraySpec:
+    """The dtype and the shape that an array of a message must have."""
+
+    dtype: str
+    """One, or several with a bar between them."""
+    shape: tuple[int | str, ...]
+    """A name stands for a size that is the same wherever the name appears in the message, and
+    ``*`` for any size."""
+    optional: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.dtype}({', '.join(map(str, self.shape))})"
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Declares a group of arrays, which the reader may check with `check_arrays`."""
+
+    finite: bool = True
+    """Whether NaN and infinite numbers are refused."""
+
+
+ArrayGroup = Annotated[Mapping[str, NDArray[Any]], GroupSpec()]
+BYTES = ArraySpec("uint8", ("*",))
+
+
+def check_arrays(kind: str, arrays: Arrays, specs: Mapping[str, ArraySpec]) -> None:
+    """Refuse arrays whose names, dtypes or shapes are not the declared ones, or NaN and infinite
+    numbers."""
+    required = {name for name, spec in specs.items() if not spec.optional}
+    for name in sorted(required - arrays.keys()):
+        raise MessageError(f"the {kind} lacks '{name}'")
+    for name in sorted(arrays.keys() - specs.keys()):
+        raise MessageError(f"the {kind} holds an undeclared array '{printable(name)}'")
+    sizes: dict[str, int] = {}
+    for name, spec in specs.items():
+        if name not in arrays:
+            continue
+        array = arrays[name]
+        fits = array.dtype.name in spec.dtype.split("|") and array.ndim == len(spec.shape)
+        for size, declared in zip(array.shape, spec.shape, strict=False):
+            known = sizes.setdefault(declared, size) if isinstance(declared, str) else declared
+            fits = fits and (declared == "*" or size == known)
+        if not fits:
+            raise MessageError(f"'{name}' of the {kind} is {array.dtype}{array.shape}, not {spec}")
+        check_finite(array, name)
+
+
+def check_finite(array: Array, name: str) -> None:
+    """Refuse NaN and infinite numbers."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise MessageError(f"'{printable(name)}' holds numbers that are not finite")
+
+
+def printable(text: str) -> str:
+    """Return somebody else's text without control characters, which a terminal would obey."""
+    return "".join(letter for letter in text if letter.isprintable())
+
+
+class Message:
+    """Base class of the dataclasses that are sent or stored as bytes."""
+
+    kind: ClassVar[str]
+    most_bytes: ClassVar[int]
+
+    def __init_subclass__(cls, kind: str, most_bytes: int = LARGEST) -> None:
+        """``kind`` is written into the header; ``most_bytes`` is the largest accepted size."""
+        cls.kind, cls.most_bytes = kind, most_bytes
+
+    def to_bytes(self) -> bytes:
+        """Encode the message; equal messages are equal bytes."""
+        header, arrays = _split(self)
+        # One entry: safetensors writes several in any order.
+        envelope = {FORMAT: json.dumps({"kind": self.kind, "header": header})}
+        whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        return bytes(save(whole, metadata=envelope))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, most_bytes: int | None = None) -> Self:
+        """Decode and validate a message of this class."""
+        most = cls.most_bytes if most_bytes is None else most_bytes
+        if len(data) > most:
+            raise MessageError(
+                f"the {cls.kind} has {len(data):,} bytes, more than the {most:,} allowed"
+            )
+        text, kind = _envelope(data, cls.kind)
+        if kind != cls.kind:
+            raise MessageError(f"the message is no {cls.kind} of this version of hushrec")
+        try:
+            header = _format_of(cls).envelope.model_validate_json(text)
+            arrays = load(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = printable(".".join(map(str, first["loc"][1:])))[:100]
+            raise MessageError(
+                f"the {cls.kind}'s header is invalid: '{field}': {first['msg']}"
+            ) from None
+        except (ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise MessageError(f"the {cls.kind} is damaged: {type(error).__name__}") from None
+        return _joined(cls, header.header, arrays)  # type: ignore[attr-defined]
+
+    def validate(self) -> None:
+        """Refuse, with a `MessageError`, fields that do not fit each other; called on arrival."""
+
+
+M = TypeVar("M", bound=Message)
 
 
 def kind_of(data: bytes) -> str:
-    """Return what a message says it is, for a reader that takes several kinds."""
-    return str(_header(data, "message").get("kind"))
+    """Return the kind that a message claims to be, for a reader that accepts several."""
+    return _envelope(data, "message")[1]
 
 
 def payload(data: bytes) -> int:
@@ -61,7 +160,8 @@ def payload(data: bytes) -> int:
     return len(data) - 8 - int.from_bytes(data[:8], "little")
 
 
-def _header(data: bytes, kind: str) -> dict[str, Any]:
+def _envelope(data: bytes, kind: str) -> tuple[str, str]:
+    """Return the header of a message as JSON, and the kind that it states."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(HEADER_BYTES, len(data) - 8):
         raise MessageError(f"the {kind} is no message of hushrec: it has no header")
@@ -69,40 +169,100 @@ def _header(data: bytes, kind: str) -> dict[str, Any]:
         entries = json.loads(data[8 : 8 + size])["__metadata__"]
         if FORMAT not in entries:
             raise MessageError(f"the message is no {kind} of this version of hushrec")
-        said = json.loads(entries[FORMAT])
+        return entries[FORMAT], str(json.loads(entries[FORMAT])["kind"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MessageError(f"the {kind} is damaged: {type(error).__name__}") from None
-    return said if isinstance(said, dict) else {}
 
 
-# ------------------------------------------------------------ what facts and arrays must be
+# ------------------------------------------------------------ from declarations to formats
 
 
-def whole_in(facts: Mapping[str, Any], name: str) -> int:
-    """Return a whole number among the facts."""
-    value = facts.get(name) if isinstance(facts, Mapping) else None
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > 2**300:
-        raise MessageError(f"the message says no whole number for '{name}'")
-    return value
+@dataclass(frozen=True)
+class _Format:
+    """The format that a message class declares."""
+
+    envelope: type[BaseModel]
+    header: tuple[str, ...]
+    specs: Mapping[str, ArraySpec]
+    groups: Mapping[str, GroupSpec]
+    nested: Mapping[str, type[Message]]
 
 
-def count_in(facts: Mapping[str, Any], name: str) -> int:
-    """Return a count among the facts."""
-    value = whole_in(facts, name)
-    if value < 0:
-        raise MessageError(f"the message counts {value} for '{name}'")
-    return value
+_FORMATS: dict[type[Message], _Format] = {}
 
 
-def text_in(facts: Mapping[str, Any], name: str, longest: int = 200) -> str:
-    """Return a short text among the facts."""
-    value = facts.get(name)
-    if not isinstance(value, str) or len(value) > longest:
-        raise MessageError(f"the message says no text for '{name}'")
-    return value
+def _format_of(cls: type[Message]) -> _Format:
+    if cls not in _FORMATS:
+        _FORMATS[cls] = _declared_by(cls)
+    return _FORMATS[cls]
 
 
-def check_finite(array: Array, name: str) -> None:
-    """Refuse numbers that are none."""
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise MessageError(f"'{name}' holds numbers that are not finite")
+def _declared_by(cls: type[Message]) -> _Format:
+    hints = get_type_hints(cls, include_extras=True)
+    header: dict[str, Any] = {}
+    specs: dict[str, ArraySpec] = {}
+    groups: dict[str, GroupSpec] = {}
+    nested: dict[str, type[Message]] = {}
+    for field in fields(cls):  # type: ignore[arg-type]
+        name, hint = field.name, hints[field.name]
+        marks = getattr(hint, "__metadata__", ())
+        mark = next((each for each in marks if isinstance(each, ArraySpec | GroupSpec)), None)
+        if hint is bytes or isinstance(mark, ArraySpec):
+            specs[name] = mark if isinstance(mark, ArraySpec) else BYTES
+        elif isinstance(mark, GroupSpec):
+            groups[name] = mark
+        elif isinstance(hint, type) and issubclass(hint, Message):
+            nested[name] = hint
+            inner = _format_of(hint).envelope.model_fields["header"].annotation
+            header[name] = (inner, ...)
+        else:
+            header[name] = (hint, ...)
+    strict = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+    model = create_model(f"{cls.__name__}Header", __config__=strict, **header)
+    envelope = create_model(cls.__name__, __config__=strict, kind=(str, ...), header=(model, ...))
+    own = tuple(name for name in header if name not in nested)
+    return _Format(envelope, own, specs, groups, nested)
+
+
+def _split(message: Message) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return the header and the arrays of a message."""
+    declared = _format_of(type(message))
+    header = {name: to_jsonable_python(getattr(message, name)) for name in declared.header}
+    arrays: dict[str, Array] = {}
+    for name in declared.specs:
+        value = getattr(message, name)
+        if value is not None:
+            arrays[name] = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+    for name in declared.groups:
+        arrays |= {f"{name}/{part}": array for part, array in getattr(message, name).items()}
+    for name in declared.nested:
+        header[name], inner = _split(getattr(message, name))
+        arrays |= {f"{name}/{part}": array for part, array in inner.items()}
+    return header, arrays
+
+
+def _joined(cls: type[M], header: BaseModel, arrays: Arrays) -> M:
+    """Make a message of a validated header and of arrays, which are checked here."""
+    declared = _format_of(cls)
+    values: dict[str, Any] = {name: getattr(header, name) for name in declared.header}
+    own: dict[str, Array] = {}
+    parts: dict[str, dict[str, Array]] = {n: {} for n in (*declared.groups, *declared.nested)}
+    for name, array in arrays.items():
+        prefix, _, rest = name.partition("/")
+        if rest and prefix in parts:
+            parts[prefix][rest] = array
+        else:
+            own[name] = array
+    check_arrays(cls.kind, own, declared.specs)
+    for name, spec in declared.specs.items():
+        value = own.get(name)
+        values[name] = value.tobytes() if spec is BYTES and value is not None else value
+    for name, group in declared.groups.items():
+        for part, array in parts[name].items() if group.finite else ():
+            check_finite(array, part)
+        values[name] = parts[name]
+    for name, inner in declared.nested.items():
+        values[name] = _joined(inner, getattr(header, name), parts[name])
+    message = cls(**values)
+    message.validate()
+    return message

@@ -16,14 +16,14 @@ started again cannot be asked twice.
 from __future__ import annotations
 
 import io
-import json
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from hushrec.errors import ConfigError, MessageError
 from hushrec.secagg import keys, masks, messages
@@ -86,12 +86,13 @@ def commitment(mask_seed: bytes) -> bytes:
     return keys.derive(mask_seed, "commitment")
 
 
-_FORMAT = "hushrec-secure-state-1"
-
-
 @dataclass(frozen=True)
 class NodeState:
     """What a node keeps of one sum. Secrets are forgotten at the step that needs them last."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    )
 
     number: int
     digest: bytes
@@ -108,33 +109,22 @@ class NodeState:
     """Of every node that shared: a share of its mask key, and one of its seed."""
     survivors: frozenset[int] = frozenset()
     """Nodes whose vectors are in the sum, as agreed."""
+    format: Literal["hushrec-secure-state-2"] = "hushrec-secure-state-2"
 
     def to_bytes(self) -> bytes:
-        """Write the state for the node's own store. It is secret."""
-        said = {**asdict(self), "format": _FORMAT, "survivors": sorted(self.survivors)}
-        for name in ("keys", "shares"):
-            said[name] = {str(place): entry.hex() for place, entry in said[name].items()}
-        for name in ("digest", "seed", "transcript"):
-            said[name] = said[name].hex()
-        return json.dumps(said).encode()
+        """Encode the state for the node's own store. It is secret."""
+        return _STATE.dump_json(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> NodeState:
-        """Read it back."""
+        """Decode it."""
         try:
-            said: dict[str, Any] = json.loads(data)
-            if said.pop("format") != _FORMAT:
-                raise ValueError
-            for name in ("keys", "shares"):
-                said[name] = {int(k): bytes.fromhex(entry) for k, entry in said[name].items()}
-            for name in ("digest", "seed", "transcript"):
-                said[name] = bytes.fromhex(said[name])
-            said |= {"stage": Stage(said["stage"]), "survivors": frozenset(said["survivors"])}
-            return cls(**said)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return _STATE.validate_json(data)
+        except ValidationError:
             raise MessageError("the kept state of a secure sum is damaged") from None
 
 
+_STATE = TypeAdapter(NodeState)
 Step = tuple[NodeState, bytes]
 
 

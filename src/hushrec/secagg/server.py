@@ -8,12 +8,13 @@ the stage is closed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.errors import MessageError
-from hushrec.io.codec import pack, unpack
+from hushrec.io.codec import Message
 from hushrec.secagg import keys, masks, messages
 from hushrec.secagg.keys import KEY_BYTES, SHARE_BYTES, SIGNATURE_BYTES, recover, weights_at_zero
 from hushrec.secagg.layout import WORD
@@ -28,9 +29,18 @@ from hushrec.secagg.messages import (
 )
 from hushrec.secagg.node import commitment
 
-_KEPT = "secure-sum"
 _Sent = Mapping[int, bytes]
 """What a node sent, by the node it is about or for."""
+
+
+@dataclass(frozen=True)
+class SavedSum(Message, kind="secure-sum", most_bytes=2**36):
+    """The server's state before the last stage."""
+
+    announced: bytes
+    survivors: bytes
+    awaited: bytes
+    masked: bytes
 
 
 class Server:
@@ -108,36 +118,29 @@ class Server:
         There is nothing in it that the server did not send or get; the vectors are masked.
         """
         assert self.stage == Stage.REVEALED, "an earlier stage is begun anew, with another number"
-        announced = {place: said.to_bytes() for place, said in self._announced.items()}
-        kept = {
-            "announced": messages.write_table(self.terms, announced),
-            "survivors": messages.write_set(self.terms, self._survivors),
-            "awaited": messages.write_set(self.terms, self._awaited | self._arrived.keys()),
-            "masked": self._masked.tobytes(),
-        }
-        return pack(_KEPT, {}, {name: np.frombuffer(data, np.uint8) for name, data in kept.items()})
+        announced = {place: each.to_bytes() for place, each in self._announced.items()}
+        return SavedSum(
+            messages.write_table(self.terms, announced),
+            messages.write_set(self.terms, self._survivors),
+            messages.write_set(self.terms, self._awaited | self._arrived.keys()),
+            self._masked.tobytes(),
+        ).to_bytes()
 
     @classmethod
     def from_bytes(cls, terms: Terms, data: bytes) -> Server:
-        """Read it back; nodes are asked for their last answers again, and give the same."""
-        _, arrays = unpack(_KEPT, data)
-        kept = {name: memoryview(array.tobytes()) for name, array in arrays.items()}
-        found, what = cls(terms), "a kept secure sum"
-        if kept.keys() != {"announced", "survivors", "awaited", "masked"}:
-            raise MessageError(f"{what} is damaged: it holds other arrays than it should")
+        """Decode it; nodes are asked for their last answers again, and give the same."""
+        saved, server, what = SavedSum.from_bytes(data), cls(terms), "a saved secure sum"
 
-        def table(name: str, size: int) -> dict[int, bytes]:
-            return messages.read_table(terms, kept[name], size, what)
+        def table(field: bytes, size: int = 0) -> dict[int, bytes]:
+            return messages.read_table(terms, memoryview(field), size, what)
 
-        announced = table("announced", ANNOUNCEMENT_BYTES)
-        found._announced = {place: Announcement.from_bytes(s) for place, s in announced.items()}
-        found._survivors, found._awaited = (
-            frozenset(table("survivors", 0)),
-            set(table("awaited", 0)),
-        )
-        messages.check_size(kept["masked"], found._masked.nbytes, what)
-        found._masked, found.stage = np.frombuffer(kept["masked"], WORD), Stage.REVEALED
-        return found
+        announced = table(saved.announced, ANNOUNCEMENT_BYTES)
+        server._announced = {place: Announcement.from_bytes(s) for place, s in announced.items()}
+        server._survivors = frozenset(table(saved.survivors))
+        server._awaited = set(table(saved.awaited))
+        messages.check_size(memoryview(saved.masked), server._masked.nbytes, what)
+        server._masked, server.stage = np.frombuffer(saved.masked, WORD), Stage.REVEALED
+        return server
 
     def total(self) -> NDArray[np.int64]:
         """Return the sum of the survivors' vectors, with its signs, from what was revealed."""

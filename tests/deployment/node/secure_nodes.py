@@ -16,7 +16,7 @@ from hushrec.deployment.coordinator.summing import Securely
 from hushrec.deployment.node.database import NodeStore
 from hushrec.deployment.node.sums import Member
 from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.sums import SumStep
+from hushrec.deployment.sums import StageRequest
 from hushrec.deployment.transport import MemoryLink
 from hushrec.federation.backends.simulation import THIS_MACHINE
 from hushrec.federation.contract import Registered, SecureSums
@@ -46,7 +46,7 @@ class Wire(MemoryLink):
 
     def _through(self, name, answer):
         def through(request):
-            step = SumStep.from_bytes(request) if kind_of(request) == "step" else None
+            step = StageRequest.from_bytes(request) if kind_of(request) == "stage" else None
             at = (name, None if step is None else step.stage)
             if at in self.lost:
                 raise OSError("cut")

@@ -8,22 +8,27 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 from secure_nodes import QUICK, World, same
+from test_nodes_backend import federated
 
+from hushrec.data.splitting import make_split
 from hushrec.deployment import sums as vectors
+from hushrec.deployment.coordinator.backend import Nodes
 from hushrec.deployment.coordinator.journal import FileBook, MemoryBook
 from hushrec.deployment.node import database as schema
 from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.sums import Said, SumStep
+from hushrec.deployment.sums import StageReply, StageRequest
 from hushrec.errors import ConfigError, FederationError, MessageError
+from hushrec.federation.backends.simulation import THIS_MACHINE
 from hushrec.federation.contract import Agreement, Catalogue, SecureSums
 from hushrec.federation.experiment import make_experiment
 from hushrec.federation.messages import Download
-from hushrec.federation.requests import LookRequest, Refusal, TrainRequest
+from hushrec.federation.requests import EvaluationRequest, Refusal, TrainRequest
 from hushrec.federation.rounds import NoJournal, run_rounds
-from hushrec.io.codec import pack, unpack
+from hushrec.federation.setup import plan_privacy, prepare
+from hushrec.io.codec import Message
 from hushrec.secagg import Identity, Stage, masks
 from hushrec.secagg.messages import ANNOUNCEMENT_BYTES
-from hushrec.streams import SecretRound
+from hushrec.streams import SecretRound, Streams
 from hushrec.testing import taste_world
 from secure_sums import CHANCE, FRAME, body, least_likely
 
@@ -142,7 +147,7 @@ def test_a_method_that_builds_on_every_round_stops(tmp_path):
 
 def masked(world, name="node-1"):
     said = dict(world.wire.answers(Stage.MASKED))[name]
-    return body(Said.from_bytes(said).said)
+    return body(StageReply.from_bytes(said).message)
 
 
 def test_what_the_server_gets_is_uniform(tmp_path):
@@ -190,9 +195,9 @@ def test_a_forged_key_is_noticed_by_name(world):
     def forge(name, step, request):
         if step is None or name != "node-1" or step.stage != Stage.SHARES:
             return request
-        said = bytearray(step.said)
+        said = bytearray(step.message)
         said[FRAME + 1 + ANNOUNCEMENT_BYTES] ^= 1  # the key of the second node
-        return replace(step, said=bytes(said)).to_bytes()
+        return replace(step, message=bytes(said)).to_bytes()
 
     world.wire.change = forge
     same(world.train(), world.exact(without=["node-1"]))
@@ -206,11 +211,11 @@ def test_nodes_that_are_sent_different_models_have_no_sum(world):
     backend, download = world.backend(), world.download()
     protection = world.task.protection_of(download.to(world.cohort[:0]))
     requests = {}
-    for name, terms in backend.terms.items():
+    for name, assignment in backend.assignments.items():
         shift = np.float32(name == "node-2")
         common = {key: array + shift for key, array in download.common.items()}
-        own = replace(download, common=common)
-        requests[name] = TrainRequest(terms, 0, terms.clients, own)
+        shared = replace(download, common=common, own={}).to_bytes()
+        requests[name] = TrainRequest(assignment, 0, assignment.clients, shared)
     gathered = backend.summing.train(requests, backend._expected(download, protection))
     assert gathered.nodes == ("node-1", "node-3", "node-4")
     (told,) = world.events.of("refused")
@@ -240,15 +245,16 @@ def test_a_round_is_summed_again_from_the_same_only(world):
 
 
 def asked_of(world, name):
-    terms = world.backend().terms[name]
-    return TrainRequest(terms, 0, terms.clients, world.download().to(terms.clients))
+    assignment, download = world.backend().assignments[name], world.download()
+    own, shared = download.to(assignment.clients).own, replace(download, own={}).to_bytes()
+    return TrainRequest(assignment, 0, assignment.clients, shared, own)
 
 
 def test_nothing_leaves_in_the_clear(world):
-    terms = world.backend().terms["node-1"]
-    serving = Download(1, world.task.method.serving(world.task.initial))
-    look = LookRequest(terms, 1, "valid", 0, False, serving)
-    for request in (asked_of(world, "node-1"), look):
+    assignment = world.backend().assignments["node-1"]
+    serving = Download(1, world.task.method.serving(world.task.initial)).to_bytes()
+    evaluate = EvaluationRequest(assignment, 1, "valid", 0, False, serving)
+    for request in (asked_of(world, "node-1"), evaluate):
         answer = Refusal.from_bytes(world.made.answering("node-1")(request.to_bytes()))
         assert "this node sends none in the clear" in answer.why
     with (
@@ -259,7 +265,7 @@ def test_nothing_leaves_in_the_clear(world):
 
 
 def test_a_vector_beyond_all_measure_is_refused(world, monkeypatch):
-    step = SumStep("run", 1, Stage.KEYS, asked=asked_of(world, "node-1").to_bytes())
+    step = StageRequest("run", 1, Stage.KEYS, request=asked_of(world, "node-1").to_bytes())
     monkeypatch.setattr(vectors, "MOST_WORDS", 100)
     answer = Refusal.from_bytes(world.made.answering("node-1")(step.to_bytes()))
     assert "numbers is more than the 100 that a node sends" in answer.why
@@ -272,7 +278,7 @@ def test_steps_out_of_order_are_refused(world, stage):
     world.train()
     answer = world.made.answering("node-1")
     for number, word in ((1, "due" if stage == Stage.MASKED else "sent"), (7, "not in sum 7")):
-        said = Refusal.from_bytes(answer(SumStep("run", number, stage).to_bytes()))
+        said = Refusal.from_bytes(answer(StageRequest("run", number, stage).to_bytes()))
         assert word in said.why
 
 
@@ -553,11 +559,56 @@ def test_what_fits_travels_and_is_part_of_what_is_compared():
         assert again.secure == each.secure
         assert again.settings_digest == each.settings_digest
     assert len({each.settings_digest for each in fits}) == len(fits)
-    _, arrays = unpack("agreement", fits[0].to_bytes())
-    with pytest.raises(MessageError, match="does not say how sums are made"):
-        Agreement.from_bytes(pack("agreement", {}, arrays))
+    unsaid = fits[0].to_bytes().replace(b'\\"secure\\"', b'\\"secret\\"')
+    with pytest.raises(MessageError, match="header is invalid: 'secure': Field required"):
+        Agreement.from_bytes(unsaid)
 
 
 def test_defaults_of_noise_and_sums_fit_any_number_of_nodes():
     for nodes in range(3, 60):
         agreed(SecureSums(), nodes, **{**DISTRIBUTED, "privacy.nodes": nodes})
+
+
+# ------------------------------------------------------------ what is encoded
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Every download that is encoded, by the coordinator or by a node."""
+    seen, plain = [], Message.to_bytes
+
+    def to_bytes(self):
+        if isinstance(self, Download):
+            seen.append(self)
+        return plain(self)
+
+    monkeypatch.setattr(Message, "to_bytes", to_bytes)
+    return seen
+
+
+def test_a_download_is_encoded_once_for_all_nodes_of_a_secure_sum(world, encoded):
+    world.train()
+    assert len(encoded) == 1
+    shared = {
+        TrainRequest.from_bytes(step.request).shared
+        for _, step, _, _ in world.wire.seen
+        if step and step.stage == Stage.KEYS
+    }
+    assert len(shared) == 1
+    world.backend().evaluate(world.task.method.serving(world.task.initial), "valid")
+    assert len(encoded) == 2
+
+
+def test_a_download_is_encoded_once_for_all_nodes_in_the_clear(tmp_path, encoded):
+    experiment = make_experiment("tastes", "pfedrec", settings={"d": 8}, rounds=1)
+    split = make_split(taste_world(), experiment.split, Streams(0))
+    plan = plan_privacy(experiment, split)
+    server, _ = prepare(experiment, split, plan, THIS_MACHINE, key="1")
+    _, desk, roster = federated(tmp_path, split.data, experiment, 3)
+    backend, task = Nodes(server.task, experiment, roster, desk), server.task
+    download = task.download(1, task.initial, server.clients, plan.protection.state)
+    found = backend.train(download, task.protection, server.clients)
+    assert found.summed.clients == len(server.clients)
+    assert len(encoded) == 1
+    backend.evaluate(task.method.serving(task.initial), "valid", selected=True)
+    assert len(encoded) == 2

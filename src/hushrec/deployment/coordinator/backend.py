@@ -8,6 +8,7 @@ round out: it is named in the log, and the round goes on with the others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from hushrec.federation.backends.base import Collected
 from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.messages import Download
-from hushrec.federation.requests import LookRequest, TrainRequest
+from hushrec.federation.requests import EvaluationRequest, TrainRequest
 from hushrec.io.codec import Arrays
 from hushrec.methods.base import Shared, SharesBudget
 from hushrec.privacy.protection import Protection
@@ -49,7 +50,7 @@ class Nodes:
         self.roster = roster
         self.desk = desk
         self.summing: Summing = InTheClear(desk) if summing is None else summing
-        self.terms = roster.terms(promised=experiment.privacy.promises)
+        self.assignments = roster.assignments(promised=experiment.privacy.promises)
         self.round = self.selected = selected
 
     def train(
@@ -57,16 +58,18 @@ class Nodes:
     ) -> Collected:
         """Send every node what its clients of the cohort receive, and add up what comes back."""
         self.round = download.round
+        shared = replace(download, own={}).to_bytes()
         requests = {}
-        for name, terms in self.terms.items():
-            places = np.flatnonzero(np.isin(cohort, terms.clients))
-            own = download.to(places)
-            requests[name] = TrainRequest(terms, self.selected, cohort[places], own)
+        for name, assignment in self.assignments.items():
+            own = np.flatnonzero(np.isin(cohort, assignment.clients))
+            requests[name] = TrainRequest(
+                assignment, self.selected, cohort[own], shared, download.to(own).own
+            )
         gathered = self.summing.train(requests, self._expected(download, protection))
         if gathered.lost:
             self._check_can_do_without()
         found, sent = gathered.sum, (requests[name] for name in gathered.nodes)
-        down_bytes = sum(each.download.nbytes(len(each.clients)) for each in sent)
+        down_bytes = sum(replace(download, own=r.own).nbytes(len(r.clients)) for r in sent)
         return Collected(
             found.summed,
             found.loss,
@@ -79,10 +82,10 @@ class Nodes:
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
         """Merge what the nodes say of their own users' held-out items."""
-        message = Download(self.round, serving)
+        shared = Download(self.round, serving).to_bytes()
         requests = {
-            name: LookRequest(terms, self.round, part, self.selected, selected, message)
-            for name, terms in self.terms.items()
+            name: EvaluationRequest(assignment, self.round, part, self.selected, selected, shared)
+            for name, assignment in self.assignments.items()
         }
         return self.summing.look(requests, self.experiment.evaluation.reported)
 
@@ -109,7 +112,7 @@ class Nodes:
         shape = round_shape(self.task, protection, download)
         norm = protection.norm_of(download.round)
         largest = self.desk.rules.largest_norm if norm is None else norm
-        most_steps = 2**62 // max(1, len(self.terms)) - 1
+        most_steps = 2**62 // max(1, len(self.assignments)) - 1
         return ExpectedSum(self.roster.run, download.round, 0, shape, largest, most_steps)
 
     def _check_can_do_without(self) -> None:

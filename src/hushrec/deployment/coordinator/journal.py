@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from hushrec.errors import MessageError, RunError
-from hushrec.io.codec import Array, pack, text_in, unpack, whole_in
+from hushrec.errors import RunError
+from hushrec.io.codec import ArraySpec, Count, Message
 from hushrec.io.files import write_bytes, writing
 
 
@@ -99,41 +100,17 @@ class FileBook:
 
 
 @dataclass(frozen=True, eq=False)
-class KeptSum:
-    """A sum that was about to be opened, or was."""
+class JournalEntry(Message, kind="journal-entry", most_bytes=2**32):
+    """A secure sum that is about to be opened, or was opened."""
 
-    number: int
-    about: str
+    number: Count
+    about: Annotated[str, Field(max_length=1000)]
     """What was summed."""
     server: bytes = b""
-    """The sum before its last stage."""
-    told: bytes = b""
-    """What nodes are told in it."""
-    total: NDArray[np.int64] | None = None
-    """What it came to."""
-    survivors: str = ""
-    """Names of the nodes that are in it, one a line."""
-
-    def to_bytes(self) -> bytes:
-        """Write it."""
-        parts = {"server": self.server, "told": self.told, "survivors": self.survivors.encode()}
-        arrays: dict[str, Array] = {
-            name: np.frombuffer(data, np.uint8) for name, data in parts.items()
-        }
-        if self.total is not None:
-            arrays["total"] = self.total
-        return pack("kept-sum", {"number": self.number, "about": self.about}, arrays)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> KeptSum:
-        """Read it back."""
-        facts, arrays = unpack("kept-sum", data, 2**32)
-        try:
-            server, told, survivors = (
-                arrays[name].tobytes() for name in ("server", "told", "survivors")
-            )
-            names = survivors.decode()
-        except (KeyError, UnicodeDecodeError):
-            raise MessageError("the kept secure sum is damaged") from None
-        number, about = whole_in(facts, "number"), text_in(facts, "about", 1000)
-        return cls(number, about, server, told, arrays.get("total"), names)
+    """The server's state before the last stage."""
+    message: bytes = b""
+    """What nodes are sent in the last stage."""
+    total: Annotated[NDArray[np.int64] | None, ArraySpec("int64", ("words",), optional=True)] = None
+    """The sum, once it is opened."""
+    survivors: tuple[str, ...] = ()
+    """Names of the nodes that are in it."""

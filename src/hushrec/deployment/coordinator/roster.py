@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hushrec.data.splitting import may_train
 from hushrec.errors import RunError
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.requests import Enrolment, Terms
+from hushrec.federation.requests import Assignment, Enrolment
 from hushrec.privacy.budgets import by_activity, levels_of
 from hushrec.streams import Streams
 
@@ -103,15 +103,15 @@ class Roster:
         """Identify the population: a checkpoint is of no use with another one."""
         return hashlib.blake2b(json.dumps(self.to_json()).encode(), digest_size=16).hexdigest()
 
-    def terms(self, *, promised: bool) -> dict[str, Terms]:
-        """Return what each node is told."""
+    def assignments(self, *, promised: bool) -> dict[str, Assignment]:
+        """Return the numbers and budgets that each node is assigned."""
         epsilon, training = self.epsilon, len(self.clients(promised=promised))
         if epsilon is not None:
             # Rounded down to what noise is worked out for, so that a node finds the same noise.
             levels, level = levels_of(epsilon)
             epsilon = np.where(epsilon > 0, levels[level], 0.0)
         return {
-            name: Terms(
+            name: Assignment(
                 self.run,
                 self.population,
                 training,

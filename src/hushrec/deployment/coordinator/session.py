@@ -17,8 +17,8 @@ from hushrec.deployment.coordinator.policy import Rules
 from hushrec.deployment.transport import Failure, Link, NodeId
 from hushrec.errors import FederationError, MessageError
 from hushrec.federation.contract import Agreement
-from hushrec.federation.requests import Enrolment, Invitation, Refusal, printable
-from hushrec.io.codec import kind_of
+from hushrec.federation.requests import Enrolment, Invitation, Refusal
+from hushrec.io.codec import kind_of, printable
 
 Answer = TypeVar("Answer")
 
@@ -99,7 +99,7 @@ class Desk:
                 refusal = _refusal(answer)
                 if refusal is not None:
                     raise MessageError(f"the node declined: {refusal.why}")
-                enrolment = Enrolment.from_bytes(answer, self.run, budgets)
+                enrolment = Enrolment.expected(answer, self.run, budgets)
                 self._bind(enrolment.name, node, present, expected)
             except MessageError as error:
                 self.strangers.add(node)
@@ -211,4 +211,4 @@ class Desk:
 
 def _refusal(answer: bytes) -> Refusal | None:
     """Return the refusal that an answer is, if it is one."""
-    return Refusal.from_bytes(answer) if kind_of(answer) == "refusal" else None
+    return Refusal.from_bytes(answer) if kind_of(answer) == Refusal.kind else None

@@ -13,22 +13,22 @@ from typing import Protocol, TypeVar
 
 from hushrec.aggregation import ExactSum
 from hushrec.aggregation.statistics import Evaluation, LossSum
-from hushrec.deployment.coordinator.journal import KeptSum, SumBook
+from hushrec.deployment.coordinator.journal import JournalEntry, SumBook
 from hushrec.deployment.coordinator.session import Desk
 from hushrec.deployment.sums import (
-    Closed,
     ExpectedSum,
     LookForm,
     NodeSum,
+    RoundClosed,
     RoundForm,
-    Said,
-    SumStep,
+    StageReply,
+    StageRequest,
     about,
 )
 from hushrec.errors import ConfigError, FederationError, MessageError, RunError, TooFewError
 from hushrec.federation.contract import Registered
-from hushrec.federation.requests import Looked, LookRequest, TrainRequest
-from hushrec.io.codec import kind_of
+from hushrec.federation.requests import EvaluationReply, EvaluationRequest, TrainRequest
+from hushrec.io.codec import HEADER_BYTES, kind_of
 from hushrec.secagg import Layout, Server, Stage
 
 LARGEST_TOTAL = 2**62 - 1
@@ -56,7 +56,7 @@ class Summing(Protocol):
         """Let nodes train a round, and add up their sums."""
         ...
 
-    def look(self, requests: Mapping[str, LookRequest], metrics: Metrics) -> Evaluation:
+    def look(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
         """Let nodes look at their users, and add up what they see."""
         ...
 
@@ -92,18 +92,18 @@ class InTheClear:
             names.append(name)
         return Gathered(total, tuple(names))
 
-    def look(self, requests: Mapping[str, LookRequest], metrics: Metrics) -> Evaluation:
+    def look(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
         """Ask every node."""
         merged, (what, number) = Evaluation({}), _look_of(requests)
 
-        def read(name: str, answer: bytes) -> Looked:
-            return Looked.from_bytes(answer, requests[name], metrics)
+        def read(name: str, answer: bytes) -> Evaluation:
+            return EvaluationReply.expected(answer, requests[name], metrics)
 
         def request(name: str) -> bytes:
             return requests[name].to_bytes()
 
-        for _, looked in self.desk.ask(what, number, requests, request, read):
-            merged = merged.merge(looked.evaluation)
+        for _, evaluation in self.desk.ask(what, number, requests, request, read):
+            merged = merged.merge(evaluation)
         return merged
 
 
@@ -140,9 +140,9 @@ class Securely:
         except MessageError as error:
             self.desk.events.tell("lost", round=expected.round, why=str(error))
             return Gathered(nothing(expected), (), lost=True)
-        return Gathered(found, tuple(kept.survivors.split("\n")), self.noised)
+        return Gathered(found, kept.survivors, self.noised)
 
-    def look(self, requests: Mapping[str, LookRequest], metrics: Metrics) -> Evaluation:
+    def look(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
         """Sum a look."""
         form, (what, number) = LookForm(metrics), _look_of(requests)
         try:
@@ -162,11 +162,11 @@ class Securely:
         self,
         what: str,
         number: int,
-        requests: Mapping[str, TrainRequest | LookRequest],
+        requests: Mapping[str, TrainRequest | EvaluationRequest],
         layout: Layout,
         *,
         keep: bool,
-    ) -> KeptSum:
+    ) -> JournalEntry:
         """Ask nodes for every stage and return what their vectors add up to."""
         said = about(_any(requests))
         number_of_sum = self.book.next_number()
@@ -175,7 +175,7 @@ class Securely:
         told = {name: b"" for name in requests if name in terms.identities}
         for stage in (Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.AGREEMENT):
             asked = {
-                name: SumStep(
+                name: StageRequest(
                     self.desk.run,
                     terms.number,
                     stage,
@@ -190,35 +190,34 @@ class Securely:
                     names = ", ".join(sorted(closed))
                     raise MessageError(f"its sum was opened before by {names}, and is not known")
                 told = server.close()
-        kept = KeptSum(terms.number, said, server.to_bytes(), _any(told))
+        kept = JournalEntry(terms.number, said, server.to_bytes(), _any(told))
         if keep:
             self.book.keep(kept.to_bytes())
         return self._open(what, number, server, kept, keep=keep)
 
     def _open(
-        self, what: str, number: int, server: Server, kept: KeptSum, *, keep: bool
-    ) -> KeptSum:
+        self, what: str, number: int, server: Server, kept: JournalEntry, *, keep: bool
+    ) -> JournalEntry:
         """Let nodes reveal what opens a sum."""
         asked = {
-            name: SumStep(self.desk.run, kept.number, Stage.REVEALED, kept.told)
+            name: StageRequest(self.desk.run, kept.number, Stage.REVEALED, kept.message)
             for name in server.awaited
         }
         with _enough():
             self._ask(f"{what}, revealed", number, server, asked, set())
             total = server.total()
-        names = "\n".join(server.survivors)
-        opened = KeptSum(kept.number, kept.about, total=total, survivors=names)
+        opened = JournalEntry(kept.number, kept.about, total=total, survivors=server.survivors)
         if keep:
             self.book.keep(opened.to_bytes())
         return opened
 
-    def _kept(self, said: str, number: int, layout: Layout) -> KeptSum | None:
+    def _kept(self, said: str, number: int, layout: Layout) -> JournalEntry | None:
         """Return the sum of this round that was begun before a restart, if it opens."""
         data = self.book.kept()
         if data is None:
             return None
         try:
-            kept = KeptSum.from_bytes(data)
+            kept = JournalEntry.from_bytes(data)
             if kept.about != said or kept.total is not None:
                 return kept if kept.about == said else None
             terms = self.registered.terms(self.agreed, kept.number, layout, said)
@@ -235,21 +234,21 @@ class Securely:
         what: str,
         number: int,
         server: Server,
-        asked: Mapping[str, SumStep],
+        asked: Mapping[str, StageRequest],
         closed: set[str],
     ) -> None:
         """Collect a stage; who does not answer, or what cannot be used, is left out of the sum."""
-        most = 8 * server.terms.layout.length + 2**20
+        most = 8 * server.terms.layout.length + 2**20 + HEADER_BYTES
 
         def request(name: str) -> bytes:
             return asked[name].to_bytes()
 
         def read(name: str, answer: bytes) -> None:
-            if kind_of(answer) == "closed":
-                Closed.from_bytes(answer)
+            if kind_of(answer) == RoundClosed.kind:
+                RoundClosed.from_bytes(answer)
                 closed.add(name)
             else:
-                server.receive(name, Said.from_bytes(answer, most).said)
+                server.receive(name, StageReply.from_bytes(answer, most).message)
 
         for _ in self.desk.ask(what, number, asked, request, read):
             pass
@@ -276,6 +275,6 @@ def _any(of: Mapping[str, Value]) -> Value:
     return next(iter(of.values()))
 
 
-def _look_of(requests: Mapping[str, LookRequest]) -> tuple[str, int]:
+def _look_of(requests: Mapping[str, EvaluationRequest]) -> tuple[str, int]:
     first = _any(requests)
     return f"look at {first.part}", first.round

@@ -9,7 +9,7 @@ from hushrec.deployment.node.runs import NodeRuns
 from hushrec.deployment.node.setup import Engines
 from hushrec.errors import ConfigError, RunError
 from hushrec.federation.backends.simulation import THIS_MACHINE
-from hushrec.federation.requests import LookRequest
+from hushrec.federation.requests import EvaluationRequest
 from hushrec.serving.model import Recommendation
 
 
@@ -24,13 +24,13 @@ def recommend(store: NodeStore, user: str, k: int = 10) -> list[Recommendation]:
     served = runs.newest_model()
     if served is None:
         raise RunError(f"{store.path} has no model yet: it comes with the end of a run")
-    run, request = served[0], LookRequest.from_bytes(served[1])
+    run, request = served[0], EvaluationRequest.from_bytes(served[1])
     now = replace(run, upto=store.latest())
-    engine = Engines(store, THIS_MACHINE).of(now, request.terms)
+    engine = Engines(store, THIS_MACHINE).of(now, request.assignment)
     runs.load(run, engine.kept, engine.backend.store, selected=True)
     evaluator = engine.backend.evaluator
     assert evaluator is not None, "a node's backend has an evaluator"
-    shared, private = request.serving.common, engine.backend.store
-    model = evaluator.model(engine.backend.task.method, shared, private)
+    private = engine.backend.store
+    model = evaluator.model(engine.backend.task.method, request.serving, private)
     history = None if number in run.members else store.items_of(number)
     return model.recommend(user, k, history)

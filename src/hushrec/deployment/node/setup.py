@@ -22,7 +22,7 @@ from hushrec.evaluation.evaluator import Evaluator
 from hushrec.federation.backends.simulation import InProcess, Machine
 from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.requests import Terms
+from hushrec.federation.requests import Assignment
 from hushrec.federation.setup import agreed_plan, agreed_task, check_asked
 from hushrec.privacy.budgets import by_feature
 from hushrec.privacy.plan import Plan
@@ -45,7 +45,7 @@ class Engine:
     """Clients with something to train on, by their numbers in the run."""
 
 
-def split_of(store: NodeStore, run: NodeRun, terms: Terms | None = None) -> Split:
+def split_of(store: NodeStore, run: NodeRun, terms: Assignment | None = None) -> Split:
     """Split the node's own interactions; before there are terms, users are numbered from 0."""
     order = sorted(run.members, key=lambda user: run.members[user])
     places = np.array([run.members[user] for user in order], np.int64)
@@ -66,7 +66,7 @@ def split_of(store: NodeStore, run: NodeRun, terms: Terms | None = None) -> Spli
     return split_share(data, experiment.split, Streams(experiment.seed), share)
 
 
-def task_of(store: NodeStore, terms: Terms) -> tuple[Task, Plan]:
+def task_of(store: NodeStore, terms: Assignment) -> tuple[Task, Plan]:
     """Return what the node's clients train by, from the agreement and what the server says."""
     experiment = store.agreement.experiment
     check_asked(experiment, terms.training)
@@ -99,7 +99,7 @@ class Engines:
         self.machine = machine
         self._kept: tuple[object, Ready] | None = None
 
-    def of(self, run: NodeRun, terms: Terms) -> Engine:
+    def of(self, run: NodeRun, terms: Assignment) -> Engine:
         """Make everything ready but the private parameters."""
         key = run.id, terms.digest, run.upto, run.members, run.clients
         if self._kept is None or self._kept[0] != key:
@@ -116,7 +116,7 @@ class Engines:
         }
         return Engine(backend, ready.plan, places, kept, ready.training)
 
-    def _ready(self, run: NodeRun, terms: Terms) -> Ready:
+    def _ready(self, run: NodeRun, terms: Assignment) -> Ready:
         agreement = self.store.agreement
         experiment = agreement.experiment
         split = split_of(self.store, run, terms)
@@ -145,7 +145,7 @@ def declared_by(experiment: Experiment, split: Split) -> NDArray[np.float64]:
     return by_feature(features, feature, split.data.users, split.members)
 
 
-def _told_budgets(experiment: Experiment, terms: Terms) -> NDArray[np.float64] | None:
+def _told_budgets(experiment: Experiment, terms: Assignment) -> NDArray[np.float64] | None:
     """Return everybody's budgets as far as a node needs them: its own, and the largest."""
     if (terms.epsilon is None) != (experiment.privacy.budgets is None):
         raise MessageError("the server and this node do not agree on who has a budget")
@@ -156,7 +156,7 @@ def _told_budgets(experiment: Experiment, terms: Terms) -> NDArray[np.float64] |
     return own
 
 
-def _check_budgets(experiment: Experiment, view: TrainView, terms: Terms) -> None:
+def _check_budgets(experiment: Experiment, view: TrainView, terms: Assignment) -> None:
     """Refuse budgets that were not agreed."""
     config, own = experiment.privacy, _told_budgets(experiment, terms)
     if own is None or terms.epsilon is None:

@@ -14,18 +14,18 @@ from dataclasses import dataclass, field, replace
 from hushrec.deployment.node.runs import Done, NodeRun, NodeRuns
 from hushrec.deployment.node.training import Work
 from hushrec.deployment.sums import (
-    Closed,
     LookForm,
+    RoundClosed,
     RoundForm,
-    Said,
-    SumStep,
+    StageReply,
+    StageRequest,
     Vector,
     about,
     request_of,
 )
 from hushrec.errors import ConfigError, MessageError
 from hushrec.federation.contract import Registered
-from hushrec.federation.requests import LookRequest, TrainRequest
+from hushrec.federation.requests import EvaluationRequest, TrainRequest
 from hushrec.secagg import Identity, Layout, Node, NodeState, Stage
 from hushrec.streams import SecretRound
 
@@ -42,7 +42,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class KeptSum:
+class PendingSum:
     """The sum that a run is in."""
 
     number: int
@@ -80,7 +80,7 @@ class NodeSums:
 
     def answer(self, message: bytes) -> bytes:
         """Answer one step."""
-        step, digest = SumStep.from_bytes(message), digest_of(message)
+        step, digest = StageRequest.from_bytes(message), digest_of(message)
         for _ in range(ATTEMPTS):
             run = self.runs.get(step.run)
             kept = self._kept(run)
@@ -103,28 +103,30 @@ class NodeSums:
     # ------------------------------------------------------------ the steps
 
     def _begin(
-        self, run: NodeRun, kept: KeptSum | None, step: SumStep, digest: str
+        self, run: NodeRun, kept: PendingSum | None, step: StageRequest, digest: str
     ) -> bytes | None:
-        request, number = request_of(step.asked), 0
-        if request.terms.run != run.id:
+        request, number = request_of(step.request), 0
+        if request.assignment.run != run.id:
             raise MessageError("the request is of another run than its sum")
-        self.runs.pin_terms(run, request.terms.digest)
+        self.runs.pin_terms(run, request.assignment.digest)
         if isinstance(request, TrainRequest):
             number = request.download.round
             if number <= max(run.round, run.masked - 1):
-                return Closed(number).to_bytes()
-            _check_same(run, number, step.asked)
+                return RoundClosed(number).to_bytes()
+            _check_same(run, number, step.request)
         try:
             layout = self._layout(request)
         except ConfigError as error:
             raise MessageError(str(error)) from None
-        begun = KeptSum(
-            step.number, number, layout.to_json(), about(request), step.asked, b"", digest, None
+        begun = PendingSum(
+            step.number, number, layout.to_json(), about(request), step.request, b"", digest, None
         )
         state, said = self._node(begun).announce(0 if kept is None else kept.number)
         return self._keep(run, kept, replace(begun, state=state.to_bytes()), said)
 
-    def _mask(self, run: NodeRun, kept: KeptSum, step: SumStep, digest: str) -> bytes | None:
+    def _mask(
+        self, run: NodeRun, kept: PendingSum, step: StageRequest, digest: str
+    ) -> bytes | None:
         state = NodeState.from_bytes(kept.state)
         if state.stage != Stage.SHARES or kept.asked is None:
             raise MessageError(f"no vector of this node's is due in sum {kept.number}")
@@ -135,17 +137,19 @@ class NodeSums:
         else:
             looked = self.work.look(run, request)
             vector = self._looks.pack(looked, self._count)
-        state, said = self._node(kept).mask(state, step.said, vector)
+        state, said = self._node(kept).mask(state, step.message, vector)
         following = replace(kept, asked=None, state=state.to_bytes(), request=digest)
         return self._keep(run, kept, following, said, done)
 
-    def _go_on(self, run: NodeRun, kept: KeptSum, step: SumStep, digest: str) -> bytes | None:
+    def _go_on(
+        self, run: NodeRun, kept: PendingSum, step: StageRequest, digest: str
+    ) -> bytes | None:
         node, state = self._node(kept), NodeState.from_bytes(kept.state)
         act = {Stage.SHARES: node.share, Stage.AGREEMENT: node.agree, Stage.REVEALED: node.reveal}
-        state, said = act[step.stage](state, step.said)
+        state, said = act[step.stage](state, step.message)
         return self._keep(run, kept, replace(kept, state=state.to_bytes(), request=digest), said)
 
-    def _train(self, run: NodeRun, request: TrainRequest, kept: KeptSum) -> tuple[Vector, Done]:
+    def _train(self, run: NodeRun, request: TrainRequest, kept: PendingSum) -> tuple[Vector, Done]:
         """Train a round, add this node's share of the noise, and return all of it as a vector."""
         assert kept.asked is not None, "its vector is due"
         trained = self.work.train(run, request)
@@ -175,34 +179,34 @@ class NodeSums:
     def _looks(self) -> LookForm:
         return LookForm(self.store.agreement.experiment.evaluation.reported)
 
-    def _layout(self, request: TrainRequest | LookRequest) -> Layout:
+    def _layout(self, request: TrainRequest | EvaluationRequest) -> Layout:
         if isinstance(request, TrainRequest):
             return RoundForm(self.work.shape(request)).layout
         return self._looks.layout
 
-    def _node(self, kept: KeptSum) -> Node:
+    def _node(self, kept: PendingSum) -> Node:
         layout = Layout.from_json(kept.layout)
         terms = self.member.registered.terms(self.agreed, kept.number, layout, kept.about)
         return Node(terms, self.store.name, self.member.identity)
 
-    def _kept(self, run: NodeRun) -> KeptSum | None:
+    def _kept(self, run: NodeRun) -> PendingSum | None:
         found = self.store.rows(
             "SELECT number, round, layout, about, asked, state, request, reply FROM sums "
             "WHERE run = ?",
             (run.id,),
         )
-        return KeptSum(*found[0]) if found else None
+        return PendingSum(*found[0]) if found else None
 
     def _keep(
         self,
         run: NodeRun,
-        before: KeptSum | None,
-        after: KeptSum,
+        before: PendingSum | None,
+        after: PendingSum,
         said: bytes,
         done: Done | None = None,
     ) -> bytes | None:
         """Write a step down and return its answer; None where the file changed meanwhile."""
-        reply = Said(said).to_bytes()
+        reply = StageReply(said).to_bytes()
         with self.store.changing():
             now = self._kept(run)
             if (now and (now.number, now.request)) != (before and (before.number, before.request)):

@@ -15,7 +15,7 @@ from hushrec.deployment.node.setup import Engine, Engines, task_of
 from hushrec.deployment.sums import NodeSum, round_shape
 from hushrec.errors import MessageError
 from hushrec.federation.backends.simulation import Machine
-from hushrec.federation.requests import LookRequest, TrainRequest
+from hushrec.federation.requests import EvaluationRequest, TrainRequest
 from hushrec.io.codec import Arrays
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
@@ -47,14 +47,14 @@ class Work:
 
     def shape(self, request: TrainRequest) -> UploadShape:
         """Return what a sum of this round looks like; it takes nobody's data."""
-        task, _ = task_of(self.store, request.terms)
+        task, _ = task_of(self.store, request.assignment)
         check_received(task.method.download(task.initial), request.download.common)
         nobodys = request.download.to(np.zeros(0, np.int64))
         return round_shape(task, task.protection_of(nobodys), request.download)
 
     def train(self, run: NodeRun, request: TrainRequest) -> Trained:
         """Let the clients that are asked for, and can pay, take part in a round."""
-        engine = self.engines.of(run, request.terms)
+        engine = self.engines.of(run, request.assignment)
         backend, task, number = engine.backend, engine.backend.task, request.download.round
         check_received(task.method.download(task.initial), request.download.common)
         if self.store.agreement.secure is not None:
@@ -80,11 +80,11 @@ class Work:
         charged = _costs(engine.plan, number)
         return Trained(found, backend.store, clients, charged, protection, task.secret)
 
-    def look(self, run: NodeRun, request: LookRequest) -> Evaluation:
+    def look(self, run: NodeRun, request: EvaluationRequest) -> Evaluation:
         """Look at the node's users, with the newest or the selected private parameters."""
         run = self.runs.select(run, request.selected)
-        engine = self.engines.of(run, request.terms)
-        backend, serving = engine.backend, request.serving.common
+        engine = self.engines.of(run, request.assignment)
+        backend, serving = engine.backend, request.serving
         check_received(backend.task.method.serving(backend.task.initial), serving)
         self.runs.load(run, engine.kept, backend.store, selected=request.with_selected)
         looked = backend.evaluate(serving, request.part)

@@ -15,13 +15,14 @@ from hushrec.deployment.node.runs import Done, NodeRun, NodeRuns
 from hushrec.deployment.node.setup import activity_of, declared_by, split_of
 from hushrec.deployment.node.sums import ATTEMPTS, Member, NodeSums, digest_of
 from hushrec.deployment.node.training import Work
+from hushrec.deployment.sums import StageRequest
 from hushrec.errors import ConfigError, HushrecError, MessageError
 from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
 from hushrec.federation.requests import (
     Enrolment,
+    EvaluationReply,
+    EvaluationRequest,
     Invitation,
-    Looked,
-    LookRequest,
     Refusal,
     TrainRequest,
 )
@@ -66,18 +67,18 @@ class Worker:
 
     def _answer(self, message: bytes) -> bytes:
         kind = kind_of(message)
-        if kind == "invitation":
+        if kind == Invitation.kind:
             return self._enrol(Invitation.from_bytes(message)).to_bytes()
-        if kind == "step":
+        if kind == StageRequest.kind:
             if self.sums is None:
                 raise MessageError("this node agreed to sums in the clear: it is in no secure one")
             return self.sums.answer(message)
-        if kind in ("training", "look") and self.sums is not None:
+        if kind in (TrainRequest.kind, EvaluationRequest.kind) and self.sums is not None:
             raise MessageError("sums are agreed to be secure: this node sends none in the clear")
-        if kind == "training":
+        if kind == TrainRequest.kind:
             return self._train(TrainRequest.from_bytes(message), digest_of(message))
-        if kind == "look":
-            return self._look(LookRequest.from_bytes(message)).to_bytes()
+        if kind == EvaluationRequest.kind:
+            return self._look(EvaluationRequest.from_bytes(message)).to_bytes()
         raise MessageError("a node is invited, asked to train or asked to look, and nothing else")
 
     # ------------------------------------------------------------ joining
@@ -112,11 +113,11 @@ class Worker:
 
     def _train(self, request: TrainRequest, digest: str) -> bytes:
         for _ in range(ATTEMPTS):
-            run = self.runs.get(request.terms.run)
+            run = self.runs.get(request.assignment.run)
             done_before = self._done_before(run, request.download.round, digest)
             if done_before is not None:
                 return done_before
-            self.runs.pin_terms(run, request.terms.digest)
+            self.runs.pin_terms(run, request.assignment.digest)
             trained = self.work.train(run, request)
             done = Done(
                 request.download.round,
@@ -142,8 +143,8 @@ class Worker:
 
     # ------------------------------------------------------------ being looked at
 
-    def _look(self, request: LookRequest) -> Looked:
-        run = self.runs.get(request.terms.run)
-        self.runs.pin_terms(run, request.terms.digest)
+    def _look(self, request: EvaluationRequest) -> EvaluationReply:
+        run = self.runs.get(request.assignment.run)
+        self.runs.pin_terms(run, request.assignment.digest)
         looked = self.work.look(run, request)
-        return Looked(run.id, request.round, request.part, looked)
+        return EvaluationReply(run.id, request.round, request.part, looked.to_bytes())
