@@ -17,7 +17,7 @@ from experiments.epsilon_tables import ROUNDS, cells
 from experiments.plan import Task
 from experiments.results import Record
 from hushrec.analysis.item_map import item_map
-from hushrec.analysis.run import groups_of, guidance_effects, whose_table
+from hushrec.analysis.run import guidance_effects, metrics_by_group, metrics_by_table
 from hushrec.api import Conduct, Run, train_seeds
 from hushrec.data import Interactions
 from hushrec.errors import DivergedError
@@ -137,12 +137,12 @@ def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _tables(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
-    return whose_table(Run.open(folder.path))
+    return metrics_by_table(Run.open(folder.path))
 
 
 def _groups(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
     names = [name for name in metrics if _is_metric(name)]
-    found = groups_of(Run.open(folder.path), names=names)
+    found = metrics_by_group(Run.open(folder.path), names=names)
     groups = next(iter(found.values())).groups
     return {group: {name: found[name].groups[group] for name in names} for group in groups}
 

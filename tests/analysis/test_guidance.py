@@ -5,7 +5,7 @@ import json
 import pytest
 
 import hushrec
-from hushrec.analysis.run import groups_of, guidance_effects
+from hushrec.analysis.run import guidance_effects, metrics_by_group
 from hushrec.evaluation.metrics import per_user
 from hushrec.reporting.html import write_report
 
@@ -60,7 +60,7 @@ def test_recorded_groups_are_those_of_the_ranks(guided):
     (line,) = run.folder.read_metrics()
     for name, said in line["groups"].items():
         assert said["ndcg@10"] == pytest.approx(values[members[name]].mean())
-    found = groups_of(run)["hr@10"]
+    found = metrics_by_group(run)["hr@10"]
     assert found.mean == pytest.approx(run.metrics["full"]["hr@10"])
 
 

@@ -38,7 +38,7 @@ def test_the_tables_are_those_that_are_scored_with(tiny, method, settings, shown
 
 def test_a_map_of_one_user(tiny, monkeypatch):
     run = hushrec.train(tiny, "fedrap", rounds=2, settings={"d": 3, "epochs": 1})
-    with pytest.raises(RunError, match="nobody has 20 training items"):
+    with pytest.raises(RunError, match="no user has 20 training items"):
         maps.item_map(run)
     monkeypatch.setattr(maps, "LIKED", 5)
     found = maps.item_map(run)

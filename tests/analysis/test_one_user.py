@@ -13,17 +13,17 @@ def run(request, small):
     return hushrec.train(small, request.param, rounds=None if request.param == "fedmix" else 2)
 
 
-def test_hits_and_places_are_those_of_the_evaluation(run):
+def test_hits_and_ranks_are_those_of_the_evaluation(run):
     ranks = run.ranks["test"]["full"]
     for row in range(0, len(ranks.users), 20):
         user = run.data.users[ranks.users[row]]
         shown = one_user(run, user)
         own = shown.lists[run.experiment.method]
-        place = int(ranks.ahead[ranks.indptr[row]]) + 1
-        assert [held.place for held in shown.held_out] == [place]
+        rank = int(ranks.ahead[ranks.indptr[row]]) + 1
+        assert [held.rank for held in shown.held_out] == [rank]
         if ranks.tied[ranks.indptr[row]] == 0:
             hits = [at for at, line in enumerate(own, 1) if line.held_out]
-            assert hits == ([place] if place <= 10 else [])
+            assert hits == ([rank] if rank <= 10 else [])
         assert len(own) == 10
         assert [line.score for line in own] == sorted((line.score for line in own), reverse=True)
 
@@ -39,8 +39,8 @@ def test_reasons_are_of_the_history(run):
     own = shown.lists[run.experiment.method]
     reasons = [line.because for line in own]
     assert set(reasons) <= set(shown.history)
-    assert shown.asked
-    assert all(bool(line.voice) == (run.experiment.method == "fedmix") for line in own)
+    assert shown.influence
+    assert all(bool(line.expert) == (run.experiment.method == "fedmix") for line in own)
 
 
 def test_the_reason_is_what_the_score_falls_most_without(small):

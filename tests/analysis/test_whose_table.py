@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import hushrec
-from hushrec.analysis.run import _lenders, whose_table
+from hushrec.analysis.run import _lenders, metrics_by_table
 from hushrec.evaluation.metrics import summarise
 from hushrec.evaluation.ranking import rank_full
 
@@ -61,7 +61,7 @@ def test_three_tables_the_slow_way(kind, small, tmp_path):
     lender = _lenders(run)
     view, targets = run.split.history("test"), run.split.test
     seen = view.positives
-    found = whose_table(run)
+    found = metrics_by_table(run)
     for whose in ("own", "global", "random"):
         scores = np.empty((len(own), small.n_items), np.float32)
         for user in range(len(own)):
@@ -89,7 +89,7 @@ def test_nobody_gets_their_own_table(small):
 def test_one_table_is_refused(method, tiny):
     run = hushrec.train(tiny, method, rounds=1)
     with pytest.raises(hushrec.HushrecError, match="keeps no item table on the clients"):
-        whose_table(run)
+        metrics_by_table(run)
 
 
 def test_a_share_of_the_own_step(tiny):

@@ -435,7 +435,7 @@ def test_other_peoples_experts_plug_in(monkeypatch, tmp_path):
     assert federation.shared["weights"].shape == (3,), "two of popularity, one of theirs"
     data = ServingData.of(make_split(taste_world(), SplitConfig(), Streams(0)))
     trained = Model(method, federation.shared, PrivateStore({}, 0), data, Streams(0))
-    with pytest.raises(ConfigError, match="'constant' has no form for devices"):
+    with pytest.raises(ConfigError, match="'constant' cannot be exported"):
         export(trained, tmp_path / "bundle")
     with pytest.raises(ConfigError, match="unknown expert 'folowing'; did you mean 'following'"):
         expert_class("folowing")

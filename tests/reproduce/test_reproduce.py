@@ -13,7 +13,7 @@ from experiments.results import Record, Results
 from experiments.runner import changes, expected_seconds, steps_for
 from experiments.states import state_of
 
-from hushrec.analysis.run import groups_of, guidance_effects
+from hushrec.analysis.run import guidance_effects, metrics_by_group
 from hushrec.api import Run, train_seeds
 from hushrec.cli import main
 from hushrec.data import load
@@ -348,6 +348,6 @@ def test_what_can_be_read_off_a_run(tmp_path):
     gates = last.gates["groups"]
     change = 100 * (gates["warm"]["logit"] - gates["cold"]["logit"]) / gates["cold"]["logit"]
     assert record.find("guidance/warm-cold/logit", "change") == pytest.approx(change)
-    groups = groups_of(run, names=["hr@10"])["hr@10"].groups
+    groups = metrics_by_group(run, names=["hr@10"])["hr@10"].groups
     assert record.find("groups/cold", "hr@10") == groups["cold"]
     assert [number for number, _ in record.find("curve/train", "loss")] == [1, 2, 3, 4, 5]

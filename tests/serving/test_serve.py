@@ -124,7 +124,7 @@ def test_new_interactions_count_at_once(bundle):
     assert after != [item for item in before if item != "item-30"]
     one.touch("item-04")
     assert one.history == ["item-30", "item-04"]
-    with pytest.raises(ValueError, match="at least 1 place"):
+    with pytest.raises(ValueError, match="at least 1 item"):
         one.recommend(0)
 
 

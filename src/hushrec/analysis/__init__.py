@@ -1,1 +1,1 @@
-"""Finished runs looked at again, one by one or side by side; nothing is trained."""
+"""Analyses of finished runs: item tables, user groups, single users, item maps."""

@@ -1,13 +1,11 @@
-"""t-SNE (van der Maaten and Hinton, 2008), exact: a map on which near points stay near.
+"""Maps of the item tables that one user scores with (PFedRec, figure 2; FedRAP, figure 5).
 
-Meant for the thousands of items of a catalogue: time grows with the square of their number, about
-ten seconds for 1,700. Nothing is drawn but the first places, so a seed repeats the map.
+A map is made by exact t-SNE (van der Maaten and Hinton, 2008). Its time grows with the square of
+the number of items, about ten seconds for 1,700. Only the initial positions are random, so a seed
+reproduces the map.
 
-The items as one user sees them, on a map (PFedRec, figure 2; FedRAP, figure 5).
-
-Whether the items that a user likes lie together is said by a number too: of the nearest ten of each
-of them, the share that the user likes as well. It is taken in the item vectors' own space, so it
-owes nothing to the map.
+`liked_nearby` measures whether a user's liked items form a cluster: the share of liked items among
+the ten nearest neighbours of each liked item. It uses the item vectors, not the map.
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from hushrec.methods.base import ItemTables
 Matrix = NDArray[np.float64]
 
 STEPS, EARLY = 500, 150
-"""Of which the first have attraction exaggerated, so that groups find together."""
+"""Gradient steps, and how many of them use early exaggeration."""
 EXAGGERATION = 12.0
 
 
 def tsne(points: NDArray[np.floating], *, perplexity: float = 30.0, seed: int = 0) -> Matrix:
-    """Return a place in the plane for every point, [points, 2].
+    """Return the t-SNE embedding of the points in the plane, [points, 2].
 
-    ``perplexity`` is about how many neighbours a point has, and is bounded by what there are.
+    ``perplexity`` is roughly the number of neighbours of a point; few points bound it.
     """
     count = len(points)
     if count < 4:
@@ -41,17 +39,17 @@ def tsne(points: NDArray[np.floating], *, perplexity: float = 30.0, seed: int = 
     distances = squared_distances(np.asarray(points, np.float64))
     near = affinities(distances, math.log(min(perplexity, (count - 1) / 3)))
     near = (near + near.T) / (2 * count)
-    places = np.random.default_rng(seed).normal(0, 1e-4, (count, 2))
+    positions = np.random.default_rng(seed).normal(0, 1e-4, (count, 2))
     rate = max(count / EXAGGERATION / 4, 50.0)
-    velocity, gains = np.zeros_like(places), np.ones_like(places)
+    velocity, gains = np.zeros_like(positions), np.ones_like(positions)
     for step in range(STEPS):
         early = step < EARLY
-        slope = _slope(places, near, EXAGGERATION if early else 1.0)
+        slope = _slope(positions, near, EXAGGERATION if early else 1.0)
         gains = np.where(slope * velocity < 0, gains + 0.2, np.maximum(gains * 0.8, 0.01))
         velocity = (0.5 if early else 0.8) * velocity - rate * gains * slope
-        places = places + velocity
-        places -= places.mean(axis=0)
-    return places
+        positions = positions + velocity
+        positions -= positions.mean(axis=0)
+    return positions
 
 
 @njit(cache=True, nogil=True)
@@ -72,7 +70,7 @@ def squared_distances(points: Matrix) -> Matrix:
 
 @njit(cache=True, nogil=True)
 def affinities(distances: Matrix, entropy: float) -> Matrix:
-    """Return p(j | i), with a width for each i that gives its row this entropy (equation 1)."""
+    """Return p(j | i), each row with the bandwidth that gives it this entropy (equation 1)."""
     count = len(distances)
     out = np.zeros((count, count))
     for i in range(count):
@@ -89,10 +87,10 @@ def affinities(distances: Matrix, entropy: float) -> Matrix:
                     out[i, j] = math.exp(-apart * precision)
                     total += out[i, j]
                     weighted += apart * out[i, j]
-            found = math.log(total) + precision * weighted / total
-            if abs(found - entropy) < 1e-6:
+            reached = math.log(total) + precision * weighted / total
+            if abs(reached - entropy) < 1e-6:
                 break
-            if found > entropy:
+            if reached > entropy:
                 low = precision
                 precision = precision * 2 if high == np.inf else (low + high) / 2
             else:
@@ -103,14 +101,14 @@ def affinities(distances: Matrix, entropy: float) -> Matrix:
 
 
 @njit(cache=True, nogil=True)
-def _slope(places: Matrix, near: Matrix, exaggeration: float) -> Matrix:
-    """Return the gradient of the divergence between near points and near places (equation 5)."""
-    count = len(places)
+def _slope(positions: Matrix, near: Matrix, exaggeration: float) -> Matrix:
+    """Return the gradient of the Kullback-Leibler divergence by the embedding (equation 5)."""
+    count = len(positions)
     kernel_sum = 0.0
     pull, push = np.zeros((count, 2)), np.zeros((count, 2))
     for i in range(count):
         for j in range(i):
-            dx, dy = places[i, 0] - places[j, 0], places[i, 1] - places[j, 1]
+            dx, dy = positions[i, 0] - positions[j, 0], positions[i, 1] - positions[j, 1]
             kernel = 1 / (1 + dx * dx + dy * dy)
             kernel_sum += 2 * kernel
             attraction, repulsion = near[i, j] * kernel, kernel * kernel
@@ -127,17 +125,17 @@ def _slope(places: Matrix, near: Matrix, exaggeration: float) -> Matrix:
 
 NEAREST = 10
 LIKED = 20
-"""Training items that the shown user has at least."""
+"""Least number of training items of the user whose map is shown."""
 GRID = 1000
-"""Places on a map are whole numbers from 0 to this."""
+"""Coordinates on a map are whole numbers from 0 to this."""
 
 
 def item_map(run: Run) -> dict[str, Any]:
     """Map the item tables that one user, drawn by the seed, scores with.
 
-    By the name of a table: ``places`` of all items, and how much of what is near a liked item is
-    liked, ``together``. Beside them the user, the items ``liked`` in training and ``held_out``, and
-    what ``together`` is by ``chance``.
+    By name of a table: ``places``, the coordinates of all items, and ``together``, the result of
+    `liked_nearby`. Besides: the user, the items ``liked`` in training and ``held_out``, and
+    ``chance``, the value of ``together`` for random vectors.
     """
     if not isinstance(run.model.method, ItemTables):
         raise ConfigError(f"{run.model.method.name} has no item vectors to show on a map")
@@ -154,31 +152,31 @@ def item_map(run: Run) -> dict[str, Any]:
     )
     for name, table in tables.items():
         together = liked_nearby(table, liked)
-        places = on_grid(tsne(table, seed=run.experiment.seed)).tolist()
-        found[name] = {"places": places, "together": together}
+        positions = on_grid(tsne(table, seed=run.experiment.seed)).tolist()
+        found[name] = {"places": positions, "together": together}
     return found
 
 
 def shown_user(run: Run) -> int:
-    """Draw a user that trains and has enough items."""
-    able = run.split.training_users
-    able = able[run.split.train.positives.lengths[able] >= LIKED]
-    if not len(able):
-        raise RunError(f"nobody has {LIKED} training items to show on a map")
-    return int(np.random.default_rng(run.experiment.seed).choice(able))
+    """Draw a training user with enough items."""
+    eligible = run.split.training_users
+    eligible = eligible[run.split.train.positives.lengths[eligible] >= LIKED]
+    if not len(eligible):
+        raise RunError(f"no user has {LIKED} training items to show on a map")
+    return int(np.random.default_rng(run.experiment.seed).choice(eligible))
 
 
 def liked_nearby(table: NDArray[np.floating], liked: NDArray[np.integer]) -> float:
-    """Return the share of liked items among the nearest of each liked one."""
+    """Return the share of liked items among the nearest neighbours of each liked item."""
     distances = squared_distances(np.asarray(table, np.float64))
     np.fill_diagonal(distances, np.inf)
     nearest = np.argsort(distances[liked], axis=1, kind="stable")[:, :NEAREST]
     return float(np.isin(nearest, liked).mean())
 
 
-def on_grid(places: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Put a map onto whole numbers; its shape stays."""
-    low, high = places.min(axis=0), places.max(axis=0)
+def on_grid(positions: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Scale a map to whole numbers; its proportions stay."""
+    low, high = positions.min(axis=0), positions.max(axis=0)
     size = max(high - low) or 1.0
-    centred = (places - (low + high) / 2) / size
+    centred = (positions - (low + high) / 2) / size
     return np.asarray(np.rint(GRID * (centred + 0.5)), np.int64)

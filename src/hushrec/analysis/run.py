@@ -1,10 +1,10 @@
-"""What a finished run says beyond its means, from what it stored; nothing is trained again.
+"""Analyses of a finished run, from what it stored; nothing is trained again.
 
-- `whose_table`: inference with the own, the server's and another user's table (PFedRec, Zhang et
-  al., 2023, figure 3);
-- `groups_of`: how groups of users fare (`groups`);
-- `guidance_effects`: what each guidance round did to each group (FedRKG, Lim et al., 2025, table
-  4), and the statistics of the gates (tables D.3 and D.4).
+- `metrics_by_table`: metrics with the user's own item table, the server's, and another user's
+  (PFedRec, Zhang et al., 2023, figure 3);
+- `metrics_by_group`: metrics by group of users (`hushrec.evaluation.groups`);
+- `guidance_effects`: metrics of each group before and after each guidance round (FedRKG, Lim et
+  al., 2025, table 4), and the statistics of the gates (tables D.3 and D.4).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hushrec.api import Run
 from hushrec.data.splitting import Part
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError, RunError
-from hushrec.evaluation.groups import WATCHED, Spread, spread
-from hushrec.evaluation.metrics import per_user, summarise
+from hushrec.evaluation.groups import GROUP_METRICS, Spread, spread
+from hushrec.evaluation.metrics import per_user
 from hushrec.methods.base import Guided, OwnTable, Private, Shared, no_own_table
 from hushrec.serving.model import Scorer
 from hushrec.streams import Streams
@@ -29,22 +29,22 @@ from hushrec.streams import Streams
 TABLES = ("own", "global", "random")
 
 
-def whose_table(run: Run, part: Part = "test", threads: int = 1) -> dict[str, dict[str, Any]]:
-    """Score with the own table, the server's, and another user's drawn at random.
+def metrics_by_table(run: Run, part: Part = "test", threads: int = 1) -> dict[str, dict[str, Any]]:
+    """Return metrics with the user's own item table, the server's, and a random other user's.
 
-    Only the table changes hands; everybody keeps their own vector or score function. Users that
-    take part in training lend theirs, each to one other.
+    Only the table is exchanged; users keep their own vector or score function. Users that take part
+    in training lend their table to one other user each.
     """
     evaluator = run.evaluator(threads)
-    found = {}
+    metrics = {}
     for name, score in table_scorers(run).items():
         ranks = evaluator.rank(run.model, part, score)
-        found[name] = {c: summarise(r, evaluator.config.metric_names()) for c, r in ranks.items()}
-    return found
+        metrics[name] = evaluator.summarise(ranks)
+    return metrics
 
 
 def table_scorers(run: Run) -> dict[str, Scorer | None]:
-    """Return how to score with each of `TABLES`; None is the method's own way."""
+    """Return a scorer for each of `TABLES`; None is the method's own `Method.score`."""
     method = run.model.method
     if not isinstance(method, OwnTable) or not method.own_table:
         raise no_own_table(method.name)
@@ -62,39 +62,39 @@ def table_scorers(run: Run) -> dict[str, Scorer | None]:
 
 
 def _lenders(run: Run) -> NDArray[np.int64]:
-    """Return who lends every user a table: a random circle, so nobody gets their own back."""
+    """Return the user whose table each user gets: a random cycle, so that none keeps their own."""
     if len(run.split.training_users) < 2:
         raise RunError("another user's table needs a second user")
     generator = Streams(run.experiment.seed).generator("analyse/lenders")
-    circle = generator.permutation(run.split.training_users)
-    lender = generator.choice(circle, run.split.n_users)  # for those that lend none themselves
-    lender[circle] = np.roll(circle, 1)
+    cycle = generator.permutation(run.split.training_users)
+    lender = generator.choice(cycle, run.split.n_users)  # for users that lend none
+    lender[cycle] = np.roll(cycle, 1)
     return lender
 
 
-def groups_of(
-    run: Run, part: Part = "test", names: Sequence[str] = (*WATCHED, "auc")
+def metrics_by_group(
+    run: Run, part: Part = "test", names: Sequence[str] = (*GROUP_METRICS, "auc")
 ) -> dict[str, Spread]:
-    """Return how each metric at full ranking differs between groups of users."""
+    """Return each metric under full ranking by group of users."""
     evaluator, ranks = run.evaluator(1), run.ranks[part]["full"]
     return {name: spread(per_user(ranks, name), evaluator.groups(part)) for name in names}
 
 
 @dataclass(frozen=True)
 class GuidanceEffect:
-    """What one guidance round did, on the validation items at full ranking."""
+    """Metrics before and after one guidance round, on validation items under full ranking."""
 
     round: int
-    """The round that began with the commit."""
+    """The round that began with the guidance commit."""
     metric: str
     before: Mapping[str, float]
-    """By group, at the end of the round before; ``all`` are all users."""
+    """Metric by group at the end of the round before; ``all`` is the mean over all users."""
     after: Mapping[str, float]
     gates: Mapping[str, Any] | None
     """Statistics of the gates after the commit."""
     moved: Mapping[str, float] | None = None
-    """Shares of users that improved, declined and stayed; None where the run was resumed between
-    the two looks."""
+    """Shares of users that improved, declined and stayed the same; None if the run was resumed
+    between the two evaluations."""
 
 
 def guidance_effects(

@@ -1,10 +1,10 @@
-"""One user of a finished run: what they had, what they are recommended, and why.
+"""One user of a finished run: history, recommendations, and explanations.
 
-The list is the one that the user was tested with, so a held-out item in it is a hit. Why is asked
-twice: whose voice spoke for an item, of methods that mix several (`Explains`), and which item of
-the history speaks for it. The latter is tried out, one item of the history left out at a time;
-where scores do not read the history, it is the nearest one in the item table that the user scores
-with (`ItemTables`).
+The list is the one of the test, so a held-out item in it is a hit. Each item has two explanations:
+the expert with the largest contribution, where the method mixes experts (`Explains`), and the item
+of the history with the largest influence. The influence is the drop of the score without that item
+of the history; where scores do not depend on the history, the nearest item in the user's item table
+is named instead (`ItemTables`).
 """
 
 from __future__ import annotations
@@ -24,47 +24,48 @@ from hushrec.methods.baselines import distinct_items
 from hushrec.serving.model import Scorer
 
 LEFT_OUT = 30
-"""Latest items of a history that are tried out."""
+"""Latest items of a history whose influence is measured."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One line of a list."""
+    """One item of a list."""
 
     title: str
     score: float
     held_out: bool
-    """Whether it is what the user was tested with."""
-    voice: str = ""
+    """Whether it is a test item of this user."""
+    expert: str = ""
+    """Expert with the largest contribution to the score."""
     because: str = ""
-    """Title of the item of the history that speaks for it most."""
+    """Title of the item of the history with the largest influence."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """An item that the user was tested with."""
+    """A test item of the user."""
 
     title: str
-    place: int
+    rank: int
     candidates: int
 
 
 @dataclass(frozen=True)
 class OneUser:
-    """Everything that is shown of a user."""
+    """History, test items and lists of a user."""
 
     user: str
     history: list[str]
     """Titles, latest first."""
     held_out: list[HeldOut]
     lists: dict[str, list[Listed]]
-    """The run's own list first; others beside it, the last one popularity."""
-    asked: str
-    """How it was found out what speaks for an item; empty where it cannot be."""
+    """Lists by name: the run's own first, popularity last."""
+    influence: str
+    """How the influence of items in the history was measured; empty if it cannot be."""
 
 
 def one_user(run: Run, user: str, count: int = 10) -> OneUser:
-    """Return what a user of the run had and gets."""
+    """Return the history, test items and lists of a user of the run."""
     data, split, model = run.split.data, run.split, run.model
     if user not in model.data.user_index:
         raise ConfigError(f"user '{user}' is unknown to this run")
@@ -74,8 +75,8 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
 
     def listed(scores: NDArray[np.float32]) -> NDArray[np.int32]:
         seen = view.positives
-        found = top_k(scores, seen.indptr, seen.values, min(count, data.n_items))[0]
-        return found[:, found[0] >= 0]
+        items = top_k(scores, seen.indptr, seen.values, min(count, data.n_items))[0]
+        return items[:, items[0] >= 0]
 
     def lines(scores: NDArray[np.float32]) -> list[Listed]:
         items = listed(scores)[0].tolist()
@@ -85,8 +86,8 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
     best = listed(scores)
     own = lines(scores)
     experts = model.experts(view, best)[0]
-    own = [replace(line, voice=expert) for line, expert in zip(own, experts, strict=True)]
-    because, asked = _because(run, number, view, scores, best[0])
+    own = [replace(line, expert=expert) for line, expert in zip(own, experts, strict=True)]
+    because, influence = _because(run, number, view, scores, best[0])
     if because is not None:
         past = view.positives[0][because].tolist()
         own = [replace(a, because=data.title(b)) for a, b in zip(own, past, strict=True)]
@@ -97,15 +98,15 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
         lists["with another user’s table"] = lines(_scores(run, number, view, lent))
     lists["popularity"] = lines(_popularity(run)[None])
     history = [data.title(item) for item in view.positives[0][::-1].tolist()]
-    return OneUser(user, history, _held_out(run, number), lists, asked)
+    return OneUser(user, history, _held_out(run, number), lists, influence)
 
 
 def some_users(run: Run, count: int = 6) -> list[str]:
-    """Return some users that were tested, from the least to the most active."""
+    """Return some evaluated users, from the least to the most active."""
     users = run.ranks["test"]["full"].users
     order = users[np.argsort(run.split.train.positives.lengths[users], kind="stable")]
-    places = np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)
-    return [str(run.split.data.users[order[place]]) for place in places]
+    positions = np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)
+    return [str(run.split.data.users[user]) for user in order[positions]]
 
 
 def _scores(
@@ -115,18 +116,18 @@ def _scores(
 
 
 def _popularity(run: Run) -> NDArray[np.float32]:
-    """Return how many training users each item has."""
+    """Return the number of training users of each item."""
     touched = distinct_items(run.split.train.positives.take(run.split.training_users))
     return np.bincount(touched.values, minlength=run.split.data.n_items).astype(np.float32)
 
 
 def _held_out(run: Run, number: int) -> list[HeldOut]:
-    """Return where the user's test items landed."""
+    """Return the ranks of the user's test items."""
     ranks = run.ranks["test"]["full"]
-    found = np.flatnonzero(ranks.users == number)
-    if not len(found):
+    rows = np.flatnonzero(ranks.users == number)
+    if not len(rows):
         return []
-    row = int(found[0])
+    row = int(rows[0])
     inside = slice(int(ranks.indptr[row]), int(ranks.indptr[row + 1]))
     return [
         HeldOut(run.split.data.title(int(item)), int(ahead) + 1, int(ranks.candidates[row]))
@@ -141,12 +142,12 @@ def _because(
     scores: NDArray[np.float32],
     items: NDArray[np.int32],
 ) -> tuple[NDArray[np.int64] | None, str]:
-    """Return the place in the history that speaks for each item most, and how it was found."""
+    """Return the history position with the largest influence on each item, and the measure."""
     size = len(view.positives[0])
     tried = np.arange(max(0, size - LEFT_OUT), size)
     if len(tried) > 1:
         without = [
-            _scores(run, number, _without(view, place))[0, items] for place in tried.tolist()
+            _scores(run, number, _without(view, position))[0, items] for position in tried.tolist()
         ]
         drops = scores[0, items] - np.array(without)
         if drops.any():
@@ -161,11 +162,11 @@ def _because(
     return None, ""
 
 
-def _without(view: TrainView, place: int) -> TrainView:
+def _without(view: TrainView, position: int) -> TrainView:
     """Return one client without one item of its history."""
 
     def cut(rows: Ragged) -> Ragged:
-        values = np.delete(rows.values, place)
+        values = np.delete(rows.values, position)
         return Ragged(np.array([0, len(values)]), values)
 
     return replace(

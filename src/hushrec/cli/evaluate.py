@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hushrec.analysis.run import groups_of, guidance_effects, whose_table
+from hushrec.analysis.run import guidance_effects, metrics_by_group, metrics_by_table
 from hushrec.api import Run
 from hushrec.cli import options
 from hushrec.cli.options import PLACE, runs_like
@@ -116,8 +116,8 @@ def analyse_command(
     """
     run = Run.open(folder)
     makers: dict[str, Callable[[], Any]] = {
-        "tables": lambda: whose_table(run, part, threads or usable_cores()),
-        "groups": lambda: groups_of(run, part),
+        "tables": lambda: metrics_by_table(run, part, threads or usable_cores()),
+        "groups": lambda: metrics_by_group(run, part),
         "guidance": lambda: guidance_effects(run),
     }
     found: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""The adaptation curve: how well an unseen user is served after so many interactions of their own.
+"""The adaptation curve: metrics of unseen users by the number of interactions they adapt on.
 
-Users that training left out adapt on their first 0, 1, 2, 5, … rows alone, and their held-out items
-are ranked each time. Who is asked and what is ranked never changes, only what the device knows.
+Users that training left out are folded in from their first 0, 1, 2, 5, … interactions, and their
+held-out items are ranked each time. Users and candidates stay the same along the curve.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def adaptation_curve(
     metrics: Sequence[str],
     counts: Sequence[int] = COUNTS,
 ) -> dict[str, Any]:
-    """Return the metrics after each number of local interactions, under full ranking.
+    """Return the metrics after each number of interactions, under full ranking.
 
     The users are those that training left out and that have enough rows for the largest number.
     """
@@ -41,8 +41,8 @@ def adaptation_curve(
     users = users[enough & ~evaluator.data.trained[users]]
     if not len(users):
         raise ConfigError(
-            f"nobody to adapt to: the curve needs users that training left out, with {max(counts)} "
-            "rows or more; train with --set split.kind=unseen-users"
+            f"the adaptation curve needs users that training left out, with {max(counts)} "
+            "interactions or more; train with --set split.kind=unseen-users"
         )
     points = [
         {
@@ -62,11 +62,11 @@ def _ranks_after(
     count: int,
 ) -> Ranks:
     parts = []
-    for mine in chunks(users, model.batch_size):
-        whole = evaluator.split.train.take(mine)
+    for batch in chunks(users, model.batch_size):
+        whole = evaluator.split.train.take(batch)
         view = first_rows(whole, count)
         scores = model.scores_of_new(view)
-        aim, seen = evaluator.split.heldout(part).take(mine), evaluator.seen(mine, whole)
+        aim, seen = evaluator.split.heldout(part).take(batch), evaluator.seen(batch, whole)
         parts.append(
             rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values)
         )
@@ -74,7 +74,7 @@ def _ranks_after(
 
 
 def first_rows(view: TrainView, count: int) -> TrainView:
-    """Return what the clients knew after their first so many rows."""
+    """Return the clients with their first ``count`` interactions only."""
     lengths = np.minimum(view.positives.lengths, count)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     owner = np.repeat(np.arange(len(view)), lengths)

@@ -1,4 +1,4 @@
-"""The evaluation side: it owns the held-out items and asks a trained model to find them."""
+"""Evaluation: rank held-out items with a model, among all items and among sampled ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from hushrec.aggregation.statistics import Evaluation
 from hushrec.config import Clients, Settings
 from hushrec.data.splitting import Part, Split
 from hushrec.data.views import Ragged, TrainView, chunks
-from hushrec.evaluation.groups import GateSums, Groups, group_means, popular_items, user_groups
+from hushrec.evaluation.groups import (
+    GateStatistics,
+    Groups,
+    group_means,
+    popular_items,
+    user_groups,
+)
 from hushrec.evaluation.metrics import summarise, tally, user_metric
 from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled
 from hushrec.kernels.top_k import top_k
@@ -32,10 +38,10 @@ PATIENCE = 75
 
 
 class EvaluationConfig(Settings):
-    """What is measured, how often, and what is selected by it."""
+    """Metrics, how often they are measured, and which one selects the round."""
 
     every: Annotated[int, Field(ge=1)] = 1
-    """Rounds between two looks at the validation items."""
+    """Rounds between two evaluations on the validation items."""
     k: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (5, 10, 20)
     """Lengths of the list at which metrics are reported."""
     sampled: Annotated[int, Field(ge=1)] = 99
@@ -45,10 +51,10 @@ class EvaluationConfig(Settings):
     select_on: Literal["full", "sampled"] = "full"
     """The candidate set on which it is measured."""
     patience: Annotated[int, Field(ge=0)] | None = None
-    """Stop after this many looks without improvement; 0 runs all rounds.  [75; under privacy, where
-    looks select nothing, 0]"""
+    """Stop after this many evaluations without improvement; 0 runs all rounds.  [75; under privacy,
+    where evaluations select nothing, 0]"""
     users: Clients = 0
-    """Look at this many users only, drawn once; 0 looks at everybody."""
+    """Evaluate this many users only, drawn once; 0 evaluates all users."""
 
     @field_validator("select")
     @classmethod
@@ -56,18 +62,18 @@ class EvaluationConfig(Settings):
         user_metric(name)
         return name
 
-    def looks(self, rounds: int) -> frozenset[int]:
-        """Return the rounds after which validation items are looked at: also the last one."""
+    def evaluation_rounds(self, rounds: int) -> frozenset[int]:
+        """Return the rounds after which the model is evaluated; the last round is one of them."""
         return frozenset([*range(self.every, rounds + 1, self.every), rounds])
 
     @property
-    def most_stale(self) -> int:
-        """Looks without improvement after which a run stops; 0 for never."""
+    def effective_patience(self) -> int:
+        """Evaluations without improvement after which a run stops; 0 for never."""
         return PATIENCE if self.patience is None else self.patience
 
     @property
     def candidates(self) -> str:
-        """Name of the candidate set that selects."""
+        """Name of the candidate set that selects the round."""
         return "full" if self.select_on == "full" else self.sampled_name
 
     @property
@@ -77,7 +83,7 @@ class EvaluationConfig(Settings):
 
     @property
     def reported(self) -> dict[str, list[str]]:
-        """Metrics that a look tells of each candidate set."""
+        """Metrics that an evaluation reports, by candidate set."""
         return {name: self.metric_names() for name in ("full", self.sampled_name)}
 
     def metric_names(self) -> list[str]:
@@ -149,7 +155,7 @@ class Evaluator:
         }
 
     def tally(self, ranks: PartRanks) -> Evaluation:
-        """Return what may leave this node of its users' ranks: sums and histograms."""
+        """Return sums and histograms of ranks, the only thing about ranks that leaves a node."""
         names = self.config.metric_names()
         return Evaluation({candidates: tally(r, names) for candidates, r in ranks.items()})
 
@@ -159,13 +165,13 @@ class Evaluator:
         return {candidates: summarise(r, names) for candidates, r in ranks.items()}
 
     def groups(self, part: Part) -> Groups:
-        """Return the groups of the users that are looked at in this part."""
+        """Return the groups of the users that are evaluated in this part."""
         if part not in self._groups:
             self._groups[part] = user_groups(self.split.train, self._users[part])
         return self._groups[part]
 
     def group_means(self, ranks: PartRanks) -> dict[str, dict[str, float]]:
-        """Return what full ranking gives each group of the users with validation items."""
+        """Return mean metrics under full ranking of each group of users with validation items."""
         return group_means(ranks["full"], self.groups("valid"))
 
     def gate_statistics(self, model: Model) -> dict[str, Any] | None:
@@ -175,8 +181,8 @@ class Evaluator:
         popular, parts = popular_items(self.split.train), []
         for users in chunks(self._users["valid"], model.batch_size):
             gates = model.method.gates(model.shared, model.private_of(users))
-            parts.append(GateSums.of(gates, popular))
-        return GateSums.concat(parts).statistics(self.groups("valid")) if parts else None
+            parts.append(GateStatistics.of(gates, popular))
+        return GateStatistics.concat(parts).statistics(self.groups("valid")) if parts else None
 
     def top_items(self, model: Model, part: Part, count: int) -> NDArray[np.int32]:
         """Return the best items of every evaluated user, histories as at the time of the part."""
@@ -195,7 +201,7 @@ class Evaluator:
         return self._users[part]
 
     def seen(self, users: NDArray[np.int64], view: TrainView) -> Ragged:
-        """Return what is no candidate: the history, and held-out items that are not to be found."""
+        """Return the items that are no candidates: histories and held-out non-relevant items."""
         disliked = self.split.disliked
         if not len(disliked.values):
             return view.positives
@@ -211,7 +217,7 @@ class Evaluator:
         return np.sort(generator.choice(users, self.config.users, replace=False))
 
     def _draw_samples(self, part: Part) -> Ragged:
-        """Draw items the user never touches at all, as the papers do; the target joins later."""
+        """Draw items that a user never touches, as papers do; targets are added when ranking."""
         users = self._users[part]
         pos, test = self.split.history("test").positives.take(users), self.split.test.take(users)
         disliked = self.split.disliked.take(users)

@@ -1,13 +1,13 @@
-"""Groups of users that fare differently (FedRKG, Lim et al., 2025, section 6.3), and the worst off.
+"""Metrics by group of users (FedRKG, Lim et al., 2025, section 6.3), and statistics of gates.
 
-All groups come from the training interactions alone, over the users that are looked at:
+Groups are made from the training interactions alone, among the evaluated users:
 
 - **cold** and **warm**: the 30 % with the fewest and with the most training interactions;
 - **distinct** and **followers**: the 30 % with the smallest and with the largest share of their
   training interactions on popular items, the 30 % of the catalogue with the most of them.
 
-The paper does not say how low a share makes a user distinct; 30 % is its other cut. Who stands at a
-cut is decided by the user's number, so that a group has the same members in every run.
+The paper does not say how low a share makes a user distinct; 30 % is its other cut. Ties at a cut
+are broken by the user's number, so that a group has the same members in every run.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hushrec.evaluation.metrics import per_user
 from hushrec.evaluation.ranking import Ranks
 
 SHARE = 0.3
-"""Of the users in a group, and of the catalogue that counts as popular."""
-WATCHED = ("hr@5", "ndcg@5", "hr@10", "ndcg@10")
-"""What is measured per group."""
+"""Share of the users in a group, and of the catalogue that counts as popular."""
+GROUP_METRICS = ("hr@5", "ndcg@5", "hr@10", "ndcg@10")
+"""Metrics that are reported by group."""
 
 Groups = Mapping[str, NDArray[np.int64]]
-"""Positions among the users that are looked at."""
+"""Positions among the evaluated users, by group."""
 
 
 def popular_items(train: TrainView) -> NDArray[np.bool_]:
-    """Say of every item whether it is among the 30 % with the most training interactions."""
+    """Return whether each item is among the 30 % with the most training interactions."""
     counts = np.bincount(train.positives.values, minlength=train.n_items)
     popular = np.zeros(train.n_items, bool)
     popular[np.argsort(-counts, kind="stable")[: _cut(train.n_items)]] = True
@@ -41,7 +41,7 @@ def popular_items(train: TrainView) -> NDArray[np.bool_]:
 
 
 def user_groups(train: TrainView, users: NDArray[np.integer]) -> dict[str, NDArray[np.int64]]:
-    """Sort these users into groups; each is a list of positions in ``users``, ascending."""
+    """Group these users; each group holds positions in ``users``, ascending."""
     lengths = train.positives.lengths
     on_popular = np.append(0, np.cumsum(popular_items(train)[train.positives.values]))
     indptr = train.positives.indptr
@@ -62,7 +62,7 @@ def _cut(count: int) -> int:
 
 @dataclass(frozen=True)
 class Spread:
-    """How one metric differs between users."""
+    """Distribution of one metric over users."""
 
     mean: float
     sd: float
@@ -74,7 +74,7 @@ class Spread:
 
 
 def spread(values: NDArray[np.float64], groups: Groups) -> Spread:
-    """Say how the values of the users differ."""
+    """Summarise the values of the users."""
     tenth = max(1, len(values) // 10)
     return Spread(
         mean=float(values.mean()),
@@ -85,19 +85,19 @@ def spread(values: NDArray[np.float64], groups: Groups) -> Spread:
 
 
 def group_means(ranks: Ranks, groups: Groups) -> dict[str, dict[str, float]]:
-    """Return the mean of the watched metrics in each group."""
-    values = {name: per_user(ranks, name) for name in WATCHED}
+    """Return the mean of the reported metrics in each group."""
+    values = {name: per_user(ranks, name) for name in GROUP_METRICS}
     return {
         group: {name: float(value[members].mean()) for name, value in values.items()}
         for group, members in groups.items()
     }
 
 
-def moved(before: Ranks, after: Ranks) -> dict[str, float]:
-    """Return the shares of users whose held-out items came to stand better, worse, or the same.
+def rank_changes(before: Ranks, after: Ranks) -> dict[str, float]:
+    """Return the shares of users whose held-out items rank better, worse, or the same.
 
     FedRKG, table 4, counts users whose aggregate score improved; which that is, it does not say.
-    Here it is the AUC, which any step of a held-out item past another one changes.
+    Here it is the AUC, which changes whenever a held-out item passes another item.
     """
     change = per_user(after, "auc") - per_user(before, "auc")
     return {
@@ -108,13 +108,13 @@ def moved(before: Ranks, after: Ranks) -> dict[str, float]:
 
 
 AWAY = 0.01
-"""A gate further than this from 1/2 is away from it."""
+"""Distance from 1/2 beyond which a gate counts as away from it."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
-class GateSums:
-    """What is kept of some users' gates, [users] each, so that all gates never exist at once."""
+class GateStatistics:
+    """Statistics of each user's gates, [users] each: the gates [users, items] need not be kept."""
 
     mean: NDArray[np.float64]
     squares: NDArray[np.float64]
@@ -128,11 +128,11 @@ class GateSums:
     """The same over the popular items (table D.3)."""
 
     @classmethod
-    def of(cls, gates: NDArray[np.float32], popular: NDArray[np.bool_]) -> GateSums:
-        """Sum up gates [users, items]."""
+    def of(cls, gates: NDArray[np.float32], popular: NDArray[np.bool_]) -> GateStatistics:
+        """Summarise gates [users, items]."""
         apart = gates.astype(np.float64) - 0.5
-        shut = np.finfo(np.float32).tiny  # a gate that rounds to 0 or 1 still has a logit
-        inside = np.clip(gates.astype(np.float64), shut, 1 - 2.0**-24)
+        smallest = np.finfo(np.float32).tiny  # gates that round to 0 or 1 get a finite logit
+        inside = np.clip(gates.astype(np.float64), smallest, 1 - 2.0**-24)
         logits = np.log(inside) - np.log1p(-inside)
         return cls(
             0.5 + apart.mean(axis=1),
@@ -144,13 +144,13 @@ class GateSums:
         )
 
     @classmethod
-    def concat(cls, parts: list[GateSums]) -> GateSums:
-        """Put the sums of several chunks one after the other."""
+    def concat(cls, parts: list[GateStatistics]) -> GateStatistics:
+        """Join the statistics of several batches."""
         names = [field.name for field in fields(cls)]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def statistics(self, groups: Groups) -> dict[str, Any]:
-        """Return what metrics.jsonl keeps of a guidance round."""
+        """Return the statistics that metrics.jsonl holds of a guidance round."""
         mean = float(self.mean.mean())
         variance = float(self.squares.mean()) - (mean - 0.5) ** 2
         return {

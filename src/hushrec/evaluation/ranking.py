@@ -1,8 +1,8 @@
-"""Where the held-out items land among the candidates, and which items come first.
+"""Ranks of held-out items among the candidates.
 
 The rank of one target is a count (how many candidates score higher, how many the same), so nothing
 is sorted, and ties are kept for the metrics to average over. The kernels release the interpreter
-lock and only read the scores: callers thread over chunks of users.
+lock and only read the scores: callers run batches of users on threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """Where each held-out item landed, ties kept: enough to compute any metric at any k later."""
+    """Rank of each held-out item, ties kept: any metric at any k can be computed from it."""
 
     users: IntArray
     """Global user numbers, in the order given; each has at least one target."""
@@ -58,7 +58,7 @@ class Ranks:
 
     @classmethod
     def concat(cls, parts: Sequence[Ranks]) -> Ranks:
-        """Join the ranks of several chunks of users, in the order given."""
+        """Join the ranks of several batches of users, in the order given."""
         sizes = [np.zeros(1, np.int64), *(np.diff(part.indptr) for part in parts)]
 
         def joined(name: str) -> IntArray:
@@ -182,7 +182,7 @@ def _rank_kernel(
     # What an item is to the current row; the row number itself serves as the mark, so that the
     # marks never need clearing.
     listed = np.full(n_items, -1, np.int64)
-    # One place more than items: every score is written first and kept, or written over, after.
+    # One entry more than items: each score is written first, and kept or overwritten after.
     pool = np.empty(n_items + 1, scores.dtype)
     for row in range(rows):
         first, last = target_indptr[row], target_indptr[row + 1]
@@ -206,17 +206,17 @@ def _rank_kernel(
                 pool[size] = scores[row, target]
                 size += listed[target] != row
                 listed[target] = row
-        for place in range(size):
-            if not np.isfinite(pool[place]):
+        for entry in range(size):
+            if not np.isfinite(pool[entry]):
                 return row
         candidates[row] = size
         for index in range(first, last):
             own = scores[row, targets[index]]
             higher = np.int32(0)
             equal = np.int32(0)
-            for place in range(size):
-                higher += pool[place] > own
-                equal += pool[place] == own
+            for entry in range(size):
+                higher += pool[entry] > own
+                equal += pool[entry] == own
             ahead[index] = higher
             tied[index] = equal - 1
     return -1

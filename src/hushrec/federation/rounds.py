@@ -74,7 +74,7 @@ class State:
 
     def is_stale(self, config: EvaluationConfig) -> bool:
         """Say whether the last so many looks were no better than one before them."""
-        return 0 < config.most_stale <= self.stale_looks
+        return 0 < config.effective_patience <= self.stale_looks
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def _look(server: Server, state: State) -> dict[str, Any]:
     """
     experiment, method, backend = server.experiment, server.task.method, server.backend
     config, number, paid = experiment.evaluation, state.round, server.plan.validation_queries
-    regular = number in config.looks(experiment.rounds)
+    regular = number in config.evaluation_rounds(experiment.rounds)
     if not (regular or is_marked(method, number) or is_marked(method, number + 1)):
         return {"valid": None}
     looked = backend.evaluate(server.serving(state.shared), "valid")

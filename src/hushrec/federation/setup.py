@@ -169,7 +169,7 @@ def agreed_plan(
     else:
         schedule = replace(
             upload_schedule(method, task, experiment.rounds),
-            validation_rounds=experiment.evaluation.looks(experiment.rounds),
+            validation_rounds=experiment.evaluation.evaluation_rounds(experiment.rounds),
         )
         plan = make_plan(config, experiment.cohort, schedule, population, own)
     plan = replace(

@@ -1,4 +1,4 @@
-"""`Run`: a trained model with its results, in memory or in its folder."""
+"""`Run`: a trained model with its experiment and results, in memory or in a folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Measured = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Unsaved:
-    """What the folder of a run that is only in memory would have besides results."""
+    """State of a run in memory that its folder would hold besides the results."""
 
     state: State
     backend: Backend
@@ -102,7 +102,7 @@ class Run:
             )
         experiment = folder.experiment()
         streams = Streams(experiment.seed)
-        given = data or _found_again(experiment)
+        given = data or _load_data(experiment)
         split = make_split(given, experiment.split, streams, experiment.silos)
         state = folder.read_checkpoint(FINAL)
         if state.get("data") != split.digest():
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def data(self) -> Interactions:
-        """What it was trained on."""
+        """The interactions that the run was trained on."""
         return self.split.data
 
     @property
@@ -132,7 +132,7 @@ class Run:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """A line for each round, as in metrics.jsonl."""
+        """The log of each round, as in metrics.jsonl."""
         if self.unsaved is not None:
             return list(self.unsaved.lines)
         assert self.folder is not None, "a run is in memory or in a folder"
@@ -143,43 +143,43 @@ class Run:
         shown = [name for name in ("hr@10", "ndcg@10") if name in figures] or list(figures)[:2]
         values = ", ".join(f"{name} {figures[name]:.4f}" for name in shown)
         mark = f"; {summary['protocol_mark']}" if summary["protocol_mark"] else ""
-        place = "in memory" if self.folder is None else str(self.folder.path)
+        where = "in memory" if self.folder is None else str(self.folder.path)
         return (
             f"<Run {summary['method']} on {summary['data']}, seed {summary['seed']}: test {values} "
-            f"at round {summary['selected_round']} of {summary['rounds']}{mark}; {place}>"
+            f"at round {summary['selected_round']} of {summary['rounds']}{mark}; {where}>"
         )
 
-    # ------------------------------------------------------------ measured and kept
+    # ------------------------------------------------------------ results and files
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a run that is only in memory into a folder, as ``train(out=…)`` would have."""
         if self.unsaved is None:
             where = "" if self.folder is None else f" in {self.folder.path}"
             raise RunError(f"this run is saved already{where}: copy that folder")
-        place = checked_path(path)
-        with new_place(place, overwrite=overwrite) as here:
-            folder = RunFolder.create(here, self.experiment)
+        target = checked_path(path)
+        with new_place(target, overwrite=overwrite) as fresh:
+            folder = RunFolder.create(fresh, self.experiment)
             self.unsaved.write(folder)
             folder.write_results(self.ranks, self.summary)
-        self.folder, self.unsaved = RunFolder(place), None
-        return place
+        self.folder, self.unsaved = RunFolder(target), None
+        return target
 
     def evaluator(self, threads: int) -> Evaluator:
-        """Return the evaluation side of this run."""
+        """Return an evaluator of this run's split and evaluation options."""
         model, config = self.model, self.experiment.evaluation
         return Evaluator(self.split, config, model.streams, threads, model.tolerant)
 
     def evaluate(self, *metrics: str, part: Part = "test", threads: int | None = None) -> Rows:
-        """Score the held-out items again: a row for each metric, of the model and its yardsticks.
+        """Rank the held-out items again: a row for each metric of the model and of each baseline.
 
-        ``run.evaluate("hr@50", "coverage@20")``; without names, what a run reports.
+        ``run.evaluate("hr@50", "coverage@20")``; without names, the metrics that a run reports.
         """
-        own, yardsticks = self.measure(metrics, part, threads or usable_cores())
+        own, baselines = self.measure(metrics, part, threads or usable_cores())
         return Rows.of(
             ("scorer", "candidates", "metric", "value"),
             [
                 (scorer, candidates, name, value)
-                for scorer, by_candidates in (yardsticks | {self.model.method.name: own}).items()
+                for scorer, by_candidates in (baselines | {self.model.method.name: own}).items()
                 for candidates, values in by_candidates.items()
                 for name, value in values.items()
             ],
@@ -188,9 +188,9 @@ class Run:
     def measure(
         self, metrics: Sequence[str], part: Part, threads: int
     ) -> tuple[Measured, dict[str, Measured]]:
-        """Return the model's metrics by candidates and name, and those of each yardstick.
+        """Return the model's metrics by candidates and name, and those of each baseline.
 
-        Metrics of lists stand under full, and only the model has any.
+        Metrics of lists, such as coverage, are under full, and only for the model.
         """
         evaluator = self.evaluator(threads)
         parsed = {name: parse_metric(name) for name in metrics}
@@ -225,7 +225,7 @@ class Run:
         """Write the model for devices: a folder that numpy alone can serve."""
         return export(self.model, path, **form)
 
-    # ------------------------------------------------------------ recommended
+    # ------------------------------------------------------------ recommendations
 
     @overload
     def recommend(  # type: ignore[overload-overlap]  # a string is one id, not a sequence of ids
@@ -264,7 +264,7 @@ class Run:
         return answer
 
 
-def _found_again(experiment: Experiment) -> Interactions:
+def _load_data(experiment: Experiment) -> Interactions:
     try:
         return load(experiment.data, items=experiment.items)
     except ConfigError as error:

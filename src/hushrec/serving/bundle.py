@@ -1,7 +1,7 @@
-"""Write what a device needs to recommend, and nothing else: `hushrec.serving.recommender` reads it.
+"""Bundles: a shared model in the form that `hushrec.serving.recommender` serves on a device.
 
-A bundle holds a shared model, in half precision by default, the catalogue's names and the options
-that score from a history. No user is in it.
+A bundle holds the shared parameters, in half precision by default, the catalogue and the scoring
+options. It holds no user data.
 """
 
 from __future__ import annotations
@@ -26,37 +26,39 @@ from hushrec.serving.recommender.reading import FORMAT, MANIFEST, MODEL
 
 Array = NDArray[Any]
 PAIRS_KEPT, MIXTURE_KEPT = 600, 300
-"""Weights per item and table that keep ML-1M's bundle below 20 MB: of one table, of four."""
+"""Default number of weights per item and table, with one table and with four: the bundle of an
+ML-1M model stays below 20 MB."""
 
 
 def can_export(method: Method) -> bool:
-    """Say whether a method's model has a form for devices."""
+    """Return whether models of a method can be exported."""
     return isinstance(method, (ItemPairs, FedMix))
 
 
 class BundleForm(TypedDict, total=False):
-    """What a bundle keeps of a model."""
+    """Options of a bundle."""
 
     neighbours: int | None
+    """Largest weights kept per item and table; None for the default of the precision."""
     precision: Literal["half", "single"]
     overwrite: bool
-    """Whether a bundle that is there already is replaced; anything else never is."""
+    """Whether an existing bundle is replaced; other folders are never overwritten."""
 
 
-def export(model: Model, path: str | Path, **asked: Unpack[BundleForm]) -> Path:
+def export(model: Model, path: str | Path, **options: Unpack[BundleForm]) -> Path:
     """Write a model as a bundle; each item keeps its ``neighbours`` largest weights.
 
-    By default these are all in single precision, which gives the scores of the run (to the bit, or
-    of a mixture but for rounding), and in half precision as many as suit a device.
+    By default single precision keeps all weights, and the scores are those of the model: bit by bit
+    for item pairs, up to rounding for a mixture. Half precision keeps as many as suit a device.
     """
-    neighbours, precision = asked.get("neighbours"), asked.get("precision", "half")
+    neighbours, precision = options.get("neighbours"), options.get("precision", "half")
     if neighbours is not None and neighbours < 1:
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
     folder = checked_path(path)
     replaces = _is_bundle(folder)
-    if replaces and not asked.get("overwrite", False):
+    if replaces and not options.get("overwrite", False):
         raise RunError(
-            f"{folder} holds a bundle: replace it with --overwrite, or choose another place"
+            f"{folder} holds a bundle: replace it with --overwrite, or choose another folder"
         )
     if not replaces:
         require_empty(folder)
@@ -64,9 +66,9 @@ def export(model: Model, path: str | Path, **asked: Unpack[BundleForm]) -> Path:
     if neighbours is None and form.halved:
         form.neighbours = MIXTURE_KEPT if isinstance(method, FedMix) else PAIRS_KEPT
     if isinstance(method, FedMix):
-        told = _mixture(method, model.shared, form)
+        header = _mixture(method, model.shared, form)
     elif isinstance(method, ItemPairs):
-        told = _pairs(method, model.shared, form)
+        header = _pairs(method, model.shared, form)
     else:
         raise ConfigError(
             f"a bundle holds a mixture or item-to-item weights, which {method.name} does not have; "
@@ -77,7 +79,7 @@ def export(model: Model, path: str | Path, **asked: Unpack[BundleForm]) -> Path:
     manifest = {
         "format": FORMAT,
         "method": method.name,
-        **told,
+        **header,
         "model_bytes": len(content),
         "model_sha256": hashlib.sha256(content).hexdigest(),
         "items": [str(item) for item in data.items],
@@ -104,25 +106,25 @@ def _is_bundle(folder: Path) -> bool:
 
 @dataclass
 class _Form:
-    """The form that arrays are written in, and what has been put into it."""
+    """Number format of a bundle, and the tensors written so far."""
 
     neighbours: int | None
     halved: bool
     tensors: dict[str, Array] = field(default_factory=dict)
 
     def put(self, name: str, array: Array) -> None:
-        """Take an array of moderate numbers."""
+        """Add an array in the bundle's precision."""
         dtype = np.float16 if self.halved else np.float32
         self.tensors[name] = np.ascontiguousarray(array, dtype)
 
     def put_exactly(self, name: str, array: Array) -> None:
-        """Take an array that is short."""
+        """Add a short array in single precision."""
         self.tensors[name] = np.ascontiguousarray(array, np.float32)
 
     def put_table(self, name: str, neighbours: Array, weights: Array) -> float:
-        """Take item-to-item weights; return the unit that they are written in."""
+        """Add item-to-item weights; return the scale that they are divided by."""
         ids, weights = _largest(neighbours, weights, self.neighbours)
-        # Relative to the largest: half precision is finest below 1, and nothing overflows.
+        # Divided by the largest: half precision is finest below 1, and nothing overflows.
         largest = np.float32(max(np.abs(weights).max(initial=0), 1e-30))
         scale = float(largest) if self.halved else 1.0
         small = len(ids) <= 2**16
@@ -133,7 +135,7 @@ class _Form:
 
 def _pairs(method: ItemPairs, shared: Shared, form: _Form) -> dict[str, Any]:
     form.put_exactly("shares", shared["shares"])
-    # Under noise only the items of the head have weights, and only they are counted back.
+    # Under noise only items of the head have weights, and only they count in a history.
     known = shared.get("head", np.ones(len(shared["shares"]), np.bool_))
     form.tensors["known"] = known.astype(np.uint8)
     return {
@@ -150,17 +152,17 @@ def _mixture(method: FedMix, shared: Shared, form: _Form) -> dict[str, Any]:
     for expert, model in method.speaking(shared):
         parts = expert.parts(model)
         if parts is None:
-            raise ConfigError(f"expert '{expert.name}' has no form for devices (Expert.parts)")
+            raise ConfigError(f"expert '{expert.name}' cannot be exported: it has no Expert.parts")
         experts[expert.name] = []
-        for place, part in enumerate(parts):
-            arrays, name = dict(part.arrays), f"{expert.name}/{place}/"
-            said = {"kind": part.kind, **part.options}
+        for number, part in enumerate(parts):
+            arrays, name = dict(part.arrays), f"{expert.name}/{number}/"
+            entry = {"kind": part.kind, **part.options}
             if part.kind == "lags":
                 table = arrays.pop("neighbours"), arrays.pop("weights")
-                said["scale"] = form.put_table(name, *table)
+                entry["scale"] = form.put_table(name, *table)
             for key, array in arrays.items():
                 (form.put_exactly if array.ndim == 1 else form.put)(name + key, array)
-            experts[expert.name].append(said)
+            experts[expert.name].append(entry)
     weights, center, scale, network, hidden, best = method.network(shared)
     form.put_exactly("mixture/weights", weights / scale[:-1])
     for key, array in (("center", center), ("scale", scale), ("network", network)):

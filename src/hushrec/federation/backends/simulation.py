@@ -16,7 +16,7 @@ from hushrec.data.splitting import Part
 from hushrec.data.views import TrainView, balanced_chunks, chunks
 from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import Evaluator, PartRanks
-from hushrec.evaluation.groups import moved
+from hushrec.evaluation.groups import rank_changes
 from hushrec.federation.backends.base import Collected
 from hushrec.federation.client import Task, take_part
 from hushrec.federation.messages import Download
@@ -152,7 +152,7 @@ class InProcess:
             model = self.evaluator.model(method, shared, self.store)
             seen["gates"] = self.evaluator.gate_statistics(model)
             if before is not None and before[0] == number - 1:
-                seen["moved"] = moved(before[1]["full"], ranks["full"])
+                seen["moved"] = rank_changes(before[1]["full"], ranks["full"])
         self.looked_before = number, ranks
         return seen
 

@@ -1,4 +1,4 @@
-"""Recommend on a device: a bundle, a history, no training, no network.
+"""Recommend on a device from a bundle and a history, without training and without a network.
 
 This folder needs numpy and the standard library only and imports nothing else of hushrec, so it can
 be copied to a device as it is. `hushrec.serving.bundle` writes what it reads.
@@ -9,8 +9,8 @@ be copied to a device as it is. `hushrec.serving.bundle` writes what it reads.
     recommender.touch("1193")
     recommender.recommend(10)
 
-A bundle is a folder of `manifest.json` and `model.safetensors`. Nothing of it is believed before it
-has been checked: sizes, types, ranges and the digest.
+A bundle is a folder with `manifest.json` and `model.safetensors`. Sizes, types, ranges and the
+digest are checked before anything is used.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .reading import BundleError as BundleError
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One line of a list."""
+    """One item of a recommendation list."""
 
     item: str
     title: str
     score: float
     because: str = ""
-    """Who spoke for it most, where the model is a mixture."""
+    """Expert with the largest contribution to the score; empty unless the model mixes experts."""
 
 
 class Recommender:
@@ -51,7 +51,7 @@ class Recommender:
         kind = one_of(manifest, "model", ("pairs", "mixture"))
         self._model: BundleModel = Pairs(given) if kind == "pairs" else Mixture(given)
         if given.tensors:
-            raise BundleError(f"the model holds {sorted(given.tensors)}, which nothing needs")
+            raise BundleError(f"the model has unknown tensors {sorted(given.tensors)}")
         self._number = {item: number for number, item in enumerate(self.items)}
         self._history: dict[int, None] = {}
         for item in history:
@@ -72,11 +72,11 @@ class Recommender:
 
     @property
     def history(self) -> list[str]:
-        """What the user touched, oldest first, each item once."""
+        """Items that the user touched, oldest first, each once."""
         return [self.items[number] for number in self._history]
 
     def touch(self, item: str) -> bool:
-        """Take a new interaction, at once; False if the item is not in the catalogue."""
+        """Add an interaction to the history; False if the item is not in the catalogue."""
         number = self._number.get(item)
         if number is None:
             return False
@@ -87,16 +87,16 @@ class Recommender:
     def recommend(self, k: int = 10) -> list[Suggestion]:
         """Return the best k items not touched yet; ties go to the earlier one in the catalogue."""
         if k < 1:
-            raise ValueError(f"a list needs at least 1 place, not {k}")
+            raise ValueError(f"k = {k}: a list has at least 1 item")
         past = np.array(list(reversed(self._history)), np.int64)
         with np.errstate(over="ignore", invalid="ignore"):
-            scores, voices = self._model.score(past)
+            scores, experts = self._model.score(past)
         if not np.isfinite(scores).all():
-            raise BundleError("the model's numbers are so large that its scores are none")
+            raise BundleError("the model has scores that are NaN or infinite")
         scores[past] = -np.inf
         best = largest(scores, min(k, len(scores) - len(past)))
         best = best[np.argsort(-scores[best], kind="stable")]
         return [
-            Suggestion(self.items[n], self.titles[n], float(scores[n]), voice)
-            for n, voice in zip(best, voices(best), strict=True)
+            Suggestion(self.items[n], self.titles[n], float(scores[n]), expert)
+            for n, expert in zip(best, experts(best), strict=True)
         ]

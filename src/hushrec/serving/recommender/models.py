@@ -1,6 +1,6 @@
-"""What a bundle's model is: item-to-item weights, or a mixture of experts in a few kinds of parts.
+"""The models of bundles: item-to-item weights, or a mixture of experts.
 
-The mixture's arithmetic is that of `hushrec.methods.statistics.fedmix` and its experts.
+The arithmetic of the mixture is that of `hushrec.methods.statistics.fedmix` and its experts.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from .reading import Array, BundleError, Given, experts, floor, number, one_of, 
 IDS, NUMBERS = ("U16", "I32"), ("F16", "F32")
 """Types that items and weights may have in a file."""
 STEEPNESS = np.float32(1.702)
-"""Of the sigmoid in the network's hidden layers."""
+"""Of the sigmoid in the hidden layers of the network."""
 
-Voices = Callable[[Array], list[str]]
-"""Names who spoke most for items."""
+Experts = Callable[[Array], list[str]]
+"""Items -> for each, the expert with the largest contribution to its score."""
 
 
 class BundleModel(Protocol):
-    """What scores."""
+    """A model that scores items from a history."""
 
-    def score(self, past: Array) -> tuple[Array, Voices]:
-        """Score every item, from what was touched, the last first."""
+    def score(self, past: Array) -> tuple[Array, Experts]:
+        """Score every item from a history, latest item first."""
         ...
 
 
 class Pairs:
-    """Item-to-item weights of the last items, and popularity."""
+    """Item-to-item weights of the latest items, and popularity."""
 
     def __init__(self, given: Given) -> None:
         options = given.manifest
@@ -40,34 +40,34 @@ class Pairs:
         self._known = given.take("known", ("U8",), given.n_items) > 0
         popularity = np.float32(number(options, "popularity"))
         self._prior = given.take("shares", ("F32",), given.n_items) * popularity
-        self._by_place = _by_place(whole(options, "recent", 1), number(options, "recency"))
+        self._by_lag = _by_lag(whole(options, "recent", 1), number(options, "recency"))
 
-    def score(self, past: Array) -> tuple[Array, Voices]:
-        """Add up the weights of the last items that count."""
+    def score(self, past: Array) -> tuple[Array, Experts]:
+        """Add up the weights of the latest known items."""
         scores = self._prior.copy()
-        for weight, item in zip(self._by_place, past[self._known[past]], strict=False):
-            # An item's neighbours differ from each other, but for places left empty, which name
-            # the item itself: it is in the history and not recommended.
+        for weight, item in zip(self._by_lag, past[self._known[past]], strict=False):
+            # An item's neighbours are distinct. Unused entries name the item itself, which is in
+            # the history and not recommended.
             row = self._table.weights[item].astype(np.float32) * self._table.scale
             scores[self._table.neighbours[item]] += weight * row
         return scores, lambda items: [""] * len(items)
 
 
 class Mixture:
-    """What experts say, weighed, and a network of two layers that puts the best in order."""
+    """Weighted sum of expert scores, and a network of two hidden layers that reranks the best."""
 
     def __init__(self, given: Given) -> None:
         self._names: list[str] = []
         self._parts: list[_Part] = []
-        speakers: list[int] = []
+        owners: list[int] = []
         for name, parts in experts(given.manifest):
-            for place, options in enumerate(parts):
-                part = _KINDS[one_of(options, "kind", _KINDS)](given, f"{name}/{place}/", options)
+            for index, options in enumerate(parts):
+                part = _KINDS[one_of(options, "kind", _KINDS)](given, f"{name}/{index}/", options)
                 self._parts.append(part)
-                speakers += [len(self._names)] * part.size
+                owners += [len(self._names)] * part.size
             self._names.append(name)
-        width = len(speakers) + 1
-        self._speakers = np.array(speakers)
+        width = len(owners) + 1
+        self._owners = np.array(owners)
         self._weights = given.take("mixture/weights", ("F32",), width - 1)
         self._center = given.take("mixture/center", ("F32",), width)
         self._scale = given.take("mixture/scale", ("F32",), width)
@@ -81,30 +81,30 @@ class Mixture:
         cut = np.split(flat, ends[:-1])
         self._layers = [layer.reshape(shape) for layer, shape in zip(cut, shapes, strict=True)]
 
-    def score(self, past: Array) -> tuple[Array, Voices]:
-        """Mix what the experts say, and let the network put the best in order."""
-        said = np.concatenate([part.score(past) for part in self._parts])
-        scores = self._weights @ said
-        self._rerank(scores, said, past)
+    def score(self, past: Array) -> tuple[Array, Experts]:
+        """Weigh the experts' scores and rerank the best items."""
+        parts = np.concatenate([part.score(past) for part in self._parts])
+        scores = self._weights @ parts
+        self._rerank(scores, parts, past)
 
-        def voices(items: Array) -> list[str]:
-            """Name whose scores lift an item most above the mean item."""
+        def experts(items: Array) -> list[str]:
+            """Return the expert that raises each item most above the mean item."""
             lifts = np.zeros((len(self._names), len(items)))
-            above = said[:, items] - said.mean(axis=1, keepdims=True)
-            np.add.at(lifts, self._speakers, self._weights[:, None] * above)
+            above = parts[:, items] - parts.mean(axis=1, keepdims=True)
+            np.add.at(lifts, self._owners, self._weights[:, None] * above)
             return [self._names[n] for n in lifts.argmax(axis=0)]
 
-        return scores, voices
+        return scores, experts
 
-    def _rerank(self, scores: Array, said: Array, past: Array) -> None:
-        """Let the network speak for the best untouched items; all others stay below them."""
+    def _rerank(self, scores: Array, parts: Array, past: Array) -> None:
+        """Replace the scores of the best new items by the network's; the others stay below them."""
         untouched = scores.copy()
         untouched[past] = -np.inf
         best = largest(untouched, min(self._best, len(scores) - len(past)))
         if len(best) == 0:
             return
         length = np.full((1, len(best)), math.log(max(len(past), 1)), np.float32)
-        inputs = (np.concatenate([said[:, best], length]).T - self._center) / self._scale
+        inputs = (np.concatenate([parts[:, best], length]).T - self._center) / self._scale
         w1, b1, w2, b2, w3, multiple = self._layers
         logits = multiple * scores[best] + _soft(_soft(inputs @ w1 + b1) @ w2 + b2) @ w3
         scores += min(logits.min() - scores[best].min(), np.float32(0))
@@ -116,15 +116,15 @@ class Mixture:
 
 class _Part(Protocol):
     size: int
-    """How many scores it gives an item."""
+    """Number of scores per item."""
 
     def score(self, past: Array) -> Array:
-        """Score every item, from what was touched, the last first: [scores, items]."""
+        """Return the expert's scores from a history, latest item first: [scores, items]."""
         ...
 
 
 class _Table:
-    """Item-to-item weights: each item's neighbours, and what they weigh in units of ``scale``."""
+    """Item-to-item weights: the neighbours of each item, and their weights divided by ``scale``."""
 
     def __init__(self, given: Given, name: str, options: Mapping[str, Any]) -> None:
         self.neighbours = given.take(name + "neighbours", IDS, given.n_items, None)
@@ -136,7 +136,7 @@ class _Table:
 
 
 class _Lags:
-    """Weights from the last items, by how far back these are; and logarithms."""
+    """Sums of weights from the latest items, by lag, and their logarithms."""
 
     def __init__(self, given: Given, name: str, options: Mapping[str, Any]) -> None:
         self._table = _Table(given, name, options)
@@ -150,12 +150,12 @@ class _Lags:
         self.size = len(self._ends) + self._of_sum
 
     def score(self, past: Array) -> Array:
-        table, by_place = self._table, _by_place(len(past), self._recency) * self._table.scale
+        table, by_lag = self._table, _by_lag(len(past), self._recency) * self._table.scale
         out = np.zeros((self.size, len(table.neighbours)), np.float32)
         start: int | None = 0
         for row, end in zip(out, self._ends, strict=False):
             items = past[start:end]
-            weights = table.weights[items] * by_place[start:end, None]
+            weights = table.weights[items] * by_lag[start:end, None]
             row[:] = np.bincount(table.neighbours[items].ravel(), weights.ravel(), len(row))
             start = end
         if self._of_sum:
@@ -165,7 +165,7 @@ class _Lags:
 
 
 class _Factors:
-    """Inner products of items' vectors with the user's own, its logarithm, and recent vectors."""
+    """Inner products with the user's vector, their logarithm, and products with recent items."""
 
     size = 3
 
@@ -181,7 +181,7 @@ class _Factors:
         ridge = self._ridge * (len(past) + self._unseen * len(self._vectors))
         matrix = self._everything + mine.T @ mine + ridge * np.eye(mine.shape[1])
         own = np.linalg.solve(matrix, mine.sum(axis=0))
-        recent = _by_place(min(self._recent, len(past)), 1.0) @ self._vectors[past[: self._recent]]
+        recent = _by_lag(min(self._recent, len(past)), 1.0) @ self._vectors[past[: self._recent]]
         by_own, by_recent = np.stack([own, recent]).astype(np.float32) @ self._vectors.T
         return np.stack([by_own, _log(by_own, self._floor), by_recent])
 
@@ -194,19 +194,19 @@ class _Shares:
     def __init__(self, given: Given, name: str, options: Mapping[str, Any]) -> None:
         shares = given.take(name + "shares", ("F32",), given.n_items)
         most = max(shares.max(), np.float32(1))
-        self._said = np.stack([shares / most, _log(shares, floor(options))])
+        self._scores = np.stack([shares / most, _log(shares, floor(options))])
 
     def score(self, past: Array) -> Array:
-        return self._said
+        return self._scores
 
 
 class _Groups:
-    """What the categories of the last items say of every item, on average; by field and span."""
+    """Mean affinity of the latest items' categories to every item, by field and span."""
 
     def __init__(self, given: Given, name: str, options: Mapping[str, Any]) -> None:
         self._fields, self._latest = wholes(options, "sizes", 1), wholes(options, "latest", 0)
         self._members = given.take(name + "members", NUMBERS, given.n_items, sum(self._fields))
-        self._said = given.take(name + "said", NUMBERS, *self._members.shape[::-1])
+        self._affinity = given.take(name + "said", NUMBERS, *self._members.shape[::-1])
         self.size = len(self._fields) * len(self._latest)
 
     def score(self, past: Array) -> Array:
@@ -218,7 +218,7 @@ class _Groups:
             mine = slice(start, start + size)
             met = means[:, mine].any(axis=0)
             rows = slice(field * len(spans), (field + 1) * len(spans))
-            out[rows] = means[:, mine][:, met] @ self._said[mine][met].astype(np.float32)
+            out[rows] = means[:, mine][:, met] @ self._affinity[mine][met].astype(np.float32)
             start += size
         return out
 
@@ -234,7 +234,7 @@ _KINDS: dict[str, Callable[[Given, str, Mapping[str, Any]], _Part]] = {
 # ---------------------------------------------------------------- arithmetic
 
 
-def _by_place(length: int, recency: float) -> Array:
+def _by_lag(length: int, recency: float) -> Array:
     return (np.arange(1, length + 1) ** -float(recency)).astype(np.float32)
 
 
