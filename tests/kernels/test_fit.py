@@ -7,11 +7,10 @@ import reference
 from hushrec import kernels
 from hushrec.aggregation import ClientRows, ExactSum, Update
 from hushrec.kernels.draws import Pace
-from hushrec.kernels.inner_product import InnerProductModel, Rates, sigmoid
-from hushrec.kernels.pooled import fit_pooled
+from hushrec.kernels.inner_product import InnerProductModel, Rates, fit_pooled, sigmoid
 from hushrec.streams import Streams
 from hushrec.training.inner_product import apply_mean, deltas, with_rows
-from hushrec.training.samples import stack_of
+from hushrec.training.samples import client_data
 from odd_clients import N_ITEMS, population, ragged
 
 D = 6
@@ -42,7 +41,7 @@ def three_rounds(view, dtype, own_tables=False, with_bias=True, rounds=3, **opti
         before = [a.copy() for a in (view.users, view.positives.values, excluded.values)]
         indptr, ids, rows, losses = kernels.fit_inner_product(
             key,
-            stack_of(view),
+            client_data(view),
             InnerProductModel(table, vectors, biases, with_bias),
             Pace(*(options[name] for name in ("negatives", "epochs", "batch"))),
             Rates(rates["rate"], rates["item_rate"], dtype(1)),
@@ -153,7 +152,7 @@ def test_fit_of_nobody():
     view, table = population().take(np.array([], np.int64)), np.ones((N_ITEMS, D), np.float32)
     indptr, ids, rows, losses = kernels.fit_inner_product(
         Streams(0).key("fit", 1),
-        stack_of(view),
+        client_data(view),
         InnerProductModel(table, np.ones((0, D), np.float32), np.ones(0, np.float32), True),
         Pace(4, 1, 256),
         Rates(np.float32(0.1), np.float32(1), np.float32(1)),
@@ -172,7 +171,7 @@ def test_fit_pooled_equals_the_plain_loop(negatives, decay):
     ref_table, ref_vectors = table.copy(), vectors.copy()
     for number in (1, 2, 3):
         key = Streams(2).key("fit", number)
-        loss = fit_pooled(key, stack_of(view), table, vectors, negatives, 0.05, decay)
+        loss = fit_pooled(key, client_data(view), table, vectors, negatives, 0.05, decay)
         ref_table, ref_vectors, ref_loss = reference.fit_pooled(
             key,
             view.users,

@@ -17,7 +17,7 @@ from hushrec.private.store import PrivateStore
 from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 from hushrec.training.inner_product import first_score_function
-from hushrec.training.samples import stack_of
+from hushrec.training.samples import client_data
 
 N_ITEMS = 25
 
@@ -267,7 +267,7 @@ def test_clipping_that_never_acts_changes_no_bit():
         vectors, biases = np.ones((len(view), 6), np.float32), np.zeros(len(view), np.float32)
         model, pace = InnerProductModel(table, vectors, biases, True), Pace(4, 2, 8)
         trained = kernels.fit_inner_product(
-            key, stack_of(view), model, pace, rates, True, None, None, clip
+            key, client_data(view), model, pace, rates, True, None, None, clip
         )
         out.append([*trained, vectors, biases])
     for one, other in zip(*out, strict=True):

@@ -29,7 +29,7 @@ from hushrec.training.perceptron import (  # noqa: E402
     gru,
 )
 from hushrec.training.silo_network import unpack_flat  # noqa: E402
-from hushrec.training.tensors import Step  # noqa: E402
+from hushrec.training.tensors import SampleBatch  # noqa: E402
 
 SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 2, "interest": 4, "lr": 0.02}
 
@@ -380,7 +380,7 @@ def test_matching_is_the_cross_entropy_of_interest_and_item_alone():
     draw = torch.Generator().manual_seed(0)
     rows = {name: torch.randn(1, 5, 3, generator=draw) for name in ("users", "items")}
     fixed = {"behaviour": torch.randn(1, 5, 3, generator=draw), "interest": torch.zeros(1, 5, 2)}
-    step = Step(torch.tensor([[1.0, 0, 1, 0, 1]]), torch.full((1, 5), 0.2))
+    step = SampleBatch(torch.tensor([[1.0, 0, 1, 0, 1]]), torch.full((1, 5), 0.2))
     p = unpack_flat(flat, matching.shapes)
     interest = gru(p, fixed["behaviour"], fixed["interest"])[0]
     degree = ((interest @ p["match"][0]) * rows["items"][0]).sum(1)

@@ -39,7 +39,7 @@ from hushrec.methods.privrec import (  # noqa: E402
     PrivRecCEN,
     _alike,
 )
-from hushrec.training.feature_network import (  # noqa: E402
+from hushrec.training.networks import (  # noqa: E402
     FeatureNetwork,
     proximal,
 )

@@ -15,7 +15,7 @@ from hushrec.training.samples import draw_device_samples
 
 pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.training import tensors
-from hushrec.training.row_network import gated_loss, row_loss, train_row_networks
+from hushrec.training.networks import gated_loss, row_loss, train_row_networks
 
 STREAMS = Streams(6)
 
@@ -52,7 +52,7 @@ def test_the_fused_descent_is_that_of_batched_tensors(
     )
     rates = {name: 0.6 if name == "vector" else 0.3 for name in params}
     both = [rates, {"items": 0.5}] if two_steps else [{**rates, "items": 0.5}]
-    phases = [tensors.Phase(part, clip) for part in both]
+    phases = [tensors.DescentStep(part, clip) for part in both]
     samples = draw_device_samples(view, 4, epochs, Round(2, STREAMS))
     expected, tables, before = tensors.train_tensors(
         params, {"items": table}, row_loss, phases, samples, batch, 25
@@ -91,7 +91,7 @@ def test_the_gate_over_a_linear_loss_is_the_one_of_the_kernel():
         },
         {"items": tables, "guidance": mean},
         gated_loss(row_loss, 0.7),
-        [tensors.Phase({"gate": 0.5, "gate_bias": 0.5}, 0.1)],
+        [tensors.DescentStep({"gate": 0.5, "gate_bias": 0.5}, 0.1)],
         samples,
         7,
         25,

@@ -15,7 +15,7 @@ from hushrec.training.samples import draw_device_samples
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.training import tensors  # noqa: E402
-from hushrec.training.tensors import Phase  # noqa: E402
+from hushrec.training.tensors import DescentStep  # noqa: E402
 
 N_ITEMS, D = 40, 6
 STREAMS = Streams(5)
@@ -60,7 +60,7 @@ def test_a_linear_score_is_trained_as_in_the_kernel(two_steps: bool, epochs: int
         {"vector": vectors, "bias": biases},
         {"items": table()},
         linear_loss,
-        [Phase(both), Phase(item)] if two_steps else [Phase({**both, **item})],
+        [DescentStep(both), DescentStep(item)] if two_steps else [DescentStep({**both, **item})],
         draw_device_samples(view, config.negatives, epochs, Round(3, STREAMS)),
         config.batch,
         N_ITEMS,
@@ -101,7 +101,7 @@ def train_deep(view: TrainView):
         tensors.repeat(network, len(view)),
         {"items": table()},
         deep_loss,
-        [Phase(rates)],
+        [DescentStep(rates)],
         samples,
         16,
         N_ITEMS,

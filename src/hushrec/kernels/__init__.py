@@ -1,14 +1,13 @@
-"""The fused loops. Each runs a whole stack of clients on one thread without the interpreter.
+"""Numba kernels: each trains or scores a batch of clients on one thread.
 
-Everything here is a pure function of its arguments, written twice: here for speed, and in
-``tests/reference.py`` the way one device would do it. The tests hold the two equal. Kernels
-release the interpreter lock, so the backend runs several of them at once, one chunk of clients
-each; nothing in a chunk depends on another chunk.
+Every kernel is a pure function of its arguments, or changes the arguments that it names. Tests
+compare the kernels with the slow implementations in ``tests/reference.py``. Kernels release the
+GIL, so a backend runs several at once, one batch of clients each; batches are independent.
 
-The loops that most methods share are taken from here; those of one family, and the values that
-loops take, from their own modules.
+This module exports the kernels that most methods share; those of one model family are imported
+from their own modules.
 
-Client stacks are ragged arrays: client c owns ``values[indptr[c]:indptr[c + 1]]``.
+Batches of clients are ragged arrays: client c owns ``values[indptr[c]:indptr[c + 1]]``.
 """
 
 from hushrec.kernels.draws import (

@@ -1,4 +1,4 @@
-"""Random numbers by address, and what is drawn with them: negatives, samples, orders."""
+"""Counter-based random numbers, and draws of negatives, samples and shuffled epochs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Array = NDArray[Any]
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Stack(NamedTuple):
-    """A stack of clients: who they are, what they touched, and what is no negative of theirs."""
+class ClientData(NamedTuple):
+    """A batch of clients: their ids, positives, and items excluded as negatives."""
 
     users: Array
     indptr: Array
     items: Array
-    """Positives: client c has those from ``indptr[c]`` to ``indptr[c + 1]``."""
+    """Positives of client c: ``items[indptr[c]:indptr[c + 1]]``."""
     excluded_indptr: Array
     excluded: Array
-    """Ascending for each client."""
+    """Excluded items, ascending for each client."""
 
 
 class Pace(NamedTuple):
-    """How a client goes through its samples in a round."""
+    """Local training of a round: negatives, epochs and batch size."""
 
     negatives: int
-    """Drawn per positive."""
+    """Negatives per positive."""
     epochs: int
     batch: int
     """Samples per step."""
@@ -38,7 +38,7 @@ class Pace(NamedTuple):
 
 @njit(cache=True, nogil=True, inline="always")
 def mix(word: np.uint64) -> np.uint64:
-    """Return the finaliser of SplitMix64: every input bit reaches every output bit."""
+    """Return the finaliser of SplitMix64, in which each input bit affects all output bits."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))
@@ -46,14 +46,14 @@ def mix(word: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True, inline="always")
 def draw(key: Array, user: int, position: int) -> np.uint64:
-    """Return the position-th 64-bit number of a user's stream under a key of `rng.Streams`."""
+    """Return the 64-bit number at a position of a user's stream (`streams.Streams.key`)."""
     counter = mix(key[0] + np.uint64(user) * GOLDEN)
     return mix(mix(counter + np.uint64(position) * GOLDEN) ^ key[1])
 
 
 @njit(cache=True, nogil=True)
 def draw_each(key: Array, users: Array, positions: Array) -> Array:
-    """Return the number at each of these positions of users' streams."""
+    """Return the numbers at these positions of these users' streams."""
     out = np.empty(len(users), np.uint64)
     for k in range(len(users)):
         out[k] = draw(key, users[k], positions[k])
@@ -69,7 +69,7 @@ def below(word: np.uint64, bound: int) -> Any:
 @njit(cache=True, nogil=True, inline="always")
 def nth_outside(excluded: Array, n: Any) -> Any:
     """Return the n-th item, from 0, that is not in the ascending list ``excluded``."""
-    # How many exclusions come before it: a binary search whose only branch is its length.
+    # A branch-free binary search for the number of exclusions before the item.
     before, size = 0, len(excluded)
     while size > 0:
         half = (size + 1) >> 1
@@ -81,7 +81,7 @@ def nth_outside(excluded: Array, n: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def list_outside(excluded: Array, n_items: int, out: Array) -> None:
-    """Fill ``out[n]`` with what ``nth_outside(excluded, n)`` returns, for every n."""
+    """Fill ``out[n]`` with ``nth_outside(excluded, n)`` for every n."""
     next_excluded, n = 0, 0
     for item in range(n_items):
         if next_excluded < len(excluded) and excluded[next_excluded] == item:
@@ -117,7 +117,7 @@ def draw_outside(
 def draw_distinct_outside(
     key: Array, users: Array, excluded_indptr: Array, excluded: Array, n_items: int, count: int
 ) -> tuple[Array, Array]:
-    """Draw ``count`` different items outside client c's ascending exclusions, or all there are."""
+    """Draw ``count`` different items outside each client's exclusions, or all of them if fewer."""
     indptr = np.zeros(len(users) + 1, np.int64)
     items = np.empty(len(users) * count, np.int32)
     drawn_for = np.full(n_items, -1, np.int64)
@@ -141,14 +141,14 @@ def draw_distinct_outside(
 
 @njit(cache=True, nogil=True)
 def list_samples(
-    key: Array, stack: Stack, n_items: int, negatives: int
+    key: Array, data: ClientData, n_items: int, negatives: int
 ) -> tuple[Array, Array, Array, Array]:
-    """List every client's samples of a round: each positive, followed by its negatives.
+    """Return every client's samples of a round: each positive, followed by its negatives.
 
-    The draws are those of `fit_inner_product`. Returns (indptr, items, labels, and how many numbers
-    each client's stream has given).
+    The draws are those of `fit_inner_product`. Returns (indptr, items, labels, and the number of
+    draws from each client's stream).
     """
-    users, indptr, items, excluded_indptr, excluded = stack
+    users, indptr, items, excluded_indptr, excluded = data
     count = np.diff(indptr) * negatives
     drawn_indptr, drawn = draw_outside(key, users, excluded_indptr, excluded, n_items, count)
     used = np.diff(drawn_indptr)
@@ -170,10 +170,10 @@ def list_samples(
 def shuffled_epochs(
     key: Array, users: Array, indptr: Array, used: Array, epochs: int
 ) -> tuple[Array, Array]:
-    """Return the order in which each client goes through its samples, epoch after epoch.
+    """Return each client's sample order, epoch after epoch, as (indptr, sample indices).
 
-    ``used`` is how many numbers of a client's stream are spent. Returns (indptr, positions in the
-    arrays that ``indptr`` cuts); each epoch shuffles the order of the one before.
+    ``used`` is the number of earlier draws from each client's stream. Each epoch shuffles the order
+    of the previous one.
     """
     out_indptr = (indptr - indptr[0]) * epochs
     out = np.empty(out_indptr[-1], np.int64)
@@ -202,10 +202,10 @@ def samples_of_epochs(
     negatives: int,
     epochs: int,
 ) -> Array:
-    """Turn positions among one epoch's samples into positions among all that were drawn.
+    """Map indices of one epoch's samples to indices of the samples of all epochs.
 
-    A user's drawn samples are each positive followed by the negatives of all epochs; its samples
-    of an epoch are each positive followed by the negatives of that one.
+    A user's drawn samples are each positive followed by the negatives of all epochs; the samples of
+    an epoch are each positive followed by the negatives of that epoch.
     """
     out = np.empty_like(order)
     for c in range(len(clients) - 1):
@@ -220,9 +220,9 @@ def samples_of_epochs(
         for p in range(order_indptr[c], order_indptr[c + 1]):
             epoch = (p - order_indptr[c]) // length
             user = whose[order[p] - indptr[c]]
-            place = order[p] - indptr[c] - first[order[p] - indptr[c]]
+            index = order[p] - indptr[c] - first[order[p] - indptr[c]]
             width = per_epoch[user] // positives[user]
-            positive, number = place // width, place % width
+            positive, number = index // width, index % width
             drawn_width = 1 if width == 1 else 1 + negatives * epochs
             offset = 0 if number == 0 else epoch * negatives + number
             out[p] = of_user[user] + positive * drawn_width + offset

@@ -1,4 +1,4 @@
-"""FedRKG's gate: trained on a device's samples, and opened for all items."""
+"""FedRKG's gate: training on a device's samples, and fusion of local and global item rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 
 class Frozen(NamedTuple):
-    """What guidance reads: own tables [clients, items, d], their mean, vectors and biases."""
+    """Frozen parameters: local tables [clients, items, d], global table, vectors and biases."""
 
     tables: Array
     guidance: Array
@@ -45,10 +45,10 @@ def fit_gates(
     beta: Any,
     clip: Any,
 ) -> None:
-    """Train every client's gate on fused rows, in place, with everything else frozen.
+    """Train every client's gate on fused rows, in place, with all other parameters frozen.
 
-    SGD on the batch-mean BCE (FedRKG, eq. 7 and 8), with gradients of norm ``clip`` at most. Places
-    of the samples are items: a client's rows are its whole table.
+    SGD on the batch-mean BCE (FedRKG, eq. 7 and 8), with gradients clipped to norm ``clip``. Row
+    indices of the samples are item ids: a client's rows are its whole table.
     """
     indptr, items, labels, epochs = samples
     tables, guidance, vectors, biases = frozen

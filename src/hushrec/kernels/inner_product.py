@@ -1,4 +1,4 @@
-"""Training and scoring of models whose score is an inner product."""
+"""Training and scoring of models whose score is an inner product of item row and vector."""
 
 from __future__ import annotations
 
@@ -7,58 +7,66 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.kernels.draws import Pace, Stack, below, draw, list_outside, nth_outside
+from hushrec.kernels.draws import (
+    ClientData,
+    Pace,
+    below,
+    draw,
+    list_outside,
+    list_samples,
+    nth_outside,
+)
 from hushrec.kernels.jit import njit
 
 Array = NDArray[Any]
 
 ANY_ORDER = {"reassoc", "contract", "nsz"}
-"""Additions of one expression may be reordered into vector lanes: the same way on every call, since
-the compiled code is the same. NaN and infinity keep their meaning."""
+"""Fast-math flags: additions may be reordered for vector instructions, in the same way on every
+call of the same compiled code. NaN and infinity keep their meaning."""
 
 
 class InnerProductModel(NamedTuple):
-    """What a stack of clients starts from; the vectors and biases are moved in place."""
+    """Initial parameters of a batch of clients; vectors and biases are trained in place."""
 
     table: Array
     """The received rows, [items, d]."""
     vectors: Array
     biases: Array
     with_bias: bool
-    """Whether the biases learn."""
+    """Whether the biases are trained."""
 
 
 class Rates(NamedTuple):
-    """How far a step goes, in the number type of the table."""
+    """Learning rates, in the dtype of the table."""
 
     own: Any
-    """On vector and bias."""
+    """Rate of vector and bias."""
     item: Any
-    """On the item rows."""
+    """Rate of the item rows."""
     decay: Any
-    """Both rates shrink by this factor after every batch, afresh in each round."""
+    """Factor on both rates after every batch; rates start again in each round."""
 
 
 class Additive(NamedTuple):
-    """FedRAP's second item table, and what its objective adds."""
+    """FedRAP's personal item tables and the additional terms of its objective."""
 
     tables: Array
     """Personal tables, [clients, items, d]; only read."""
     scales: Array
-    """A factor of each client's table."""
+    """Factor on each client's table."""
     difference: Any
     """Weight of -mean((personal - common)^2)."""
     ridge: Any
     """Weight of mean(common^2)."""
     decay: Any
-    """Weight decay of the vector, the bias and all rows in play."""
+    """Weight decay of the vector, the bias and all touched rows."""
     own_rate: Any
-    """Personal rows move at this share of the item rate."""
+    """Rate of personal rows, as a share of the item rate."""
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER, inline="always")
 def dot(left: Array, right: Array) -> Any:
-    """Return the inner product; lanes may be added in any order, the same on every call."""
+    """Return the inner product."""
     total = left.dtype.type(0)
     for k in range(len(left)):
         total += left[k] * right[k]
@@ -67,7 +75,7 @@ def dot(left: Array, right: Array) -> Any:
 
 @njit(cache=True, nogil=True, inline="always")
 def sigmoid(logit: float) -> tuple[float, float]:
-    """Return 1 / (1 + exp(-logit)), and 1 + exp(-|logit|), whose logarithm the loss needs."""
+    """Return 1 / (1 + exp(-logit)) and, for the loss, 1 + exp(-|logit|)."""
     shrunk = np.exp(-abs(logit))
     grown = 1.0 + shrunk
     return (1.0 if logit >= 0 else shrunk) / grown, grown
@@ -83,9 +91,9 @@ def clip_errors(
     gradient: Array,
     bias_gradient: Any,
 ) -> Any:
-    """Scale the errors down to a gradient of norm ``limit`` by rows, vector and bias together.
+    """Clip the joint gradient of rows, vector and bias to norm ``limit`` by scaling the errors.
 
-    ``row_error`` is zero before and after. Returns the factor; 1 leaves the errors as they are.
+    ``row_error`` is a zero buffer, zeroed again at the end. Returns the factor.
     """
     for s in range(len(sample)):
         row_error[sample[s] >> 1] += error[s]
@@ -105,7 +113,7 @@ def clip_errors(
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def fit_inner_product(
     key: Array,
-    stack: Stack,
+    data: ClientData,
     model: InnerProductModel,
     pace: Pace,
     rates: Rates,
@@ -116,23 +124,23 @@ def fit_inner_product(
 ) -> tuple[Array, Array, Array, Array]:
     """Train ``sigmoid(<row_i, vector> + bias)`` on every client, by SGD on the batch-mean BCE.
 
-    Each client starts from the received table, draws its negatives once, and in every epoch
-    shuffles and goes through its samples in batches. A batch takes one step on (vector, bias) and
-    one on the item rows: at once, or, with ``two_steps``, the second with the new vector (PFedRec,
-    algorithm 1, lines 8 to 11).
+    Each client starts from the received table, draws its negatives once, and shuffles its samples
+    in every epoch. A batch takes one step on (vector, bias) and one on the item rows: jointly, or,
+    with ``two_steps``, the second with the new vector (PFedRec, algorithm 1, lines 8 to 11).
 
-    Options that are None cost nothing: the compiler leaves their branches out.
+    The branches of options that are None are removed at compilation.
 
-    - ``own_tables``: what each client starts from instead, [clients, items, d]; only read.
+    - ``own_tables``: initial tables of the clients, [clients, items, d], in place of the received
+      table; only read.
     - ``additive``, an `Additive`: the score is ``<common_i + personal_i, vector> + bias``. Its
-      means are over the entries of the rows of the batch's samples. The returned rows are twice
-      as wide: a common row and a personal one, side by side.
-    - ``clip``: the largest norm of the gradient of the BCE by all parameters together.
+      means are over the entries of the rows of the batch's samples. Returned rows are twice as
+      wide: a common row followed by a personal row.
+    - ``clip``: bound of the norm of the joint BCE gradient.
 
     Returns the touched rows, ragged by client: (indptr, item ids by first use, new rows, mean loss
     of each client before its steps).
     """
-    users, indptr, items, excluded_indptr, excluded = stack
+    users, indptr, items, excluded_indptr, excluded = data
     table, vectors, biases, with_bias = model
     negatives, epochs, batch = pace
     clients, n_items, d = len(users), table.shape[0], table.shape[1]
@@ -149,8 +157,8 @@ def fit_inner_product(
     out_rows = np.empty((capacity, d if additive is None else 2 * d), table.dtype)
     losses = np.zeros(clients, np.float64)
 
-    slot_of = np.full(n_items, -1, np.int32)  # item -> its place among this client's rows
-    free = np.empty(n_items, np.int32)  # the items outside a client's exclusions, where listed
+    slot_of = np.full(n_items, -1, np.int32)  # item -> index among this client's rows
+    free = np.empty(n_items, np.int32)  # items outside a client's exclusions, if listed
     sample = np.empty(longest, np.int32)  # 2 * slot + label
     logit = np.empty(min(batch, longest), table.dtype)
     error = np.empty_like(logit)
@@ -168,7 +176,7 @@ def fit_inner_product(
 
         outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
         pool = n_items - len(outside)
-        # Many draws pay for listing the pool once; few are better searched for.
+        # For many draws it is faster to list the pool once than to search for each draw.
         listed = (indptr[c + 1] - indptr[c]) * negatives * 8 > n_items
         if listed:
             list_outside(outside, n_items, free)
@@ -201,7 +209,7 @@ def fit_inner_product(
         vector = vectors[c]
         bias = biases[c]
 
-        # The loss is log(1 + exp(logit)) - label * logit; the logarithms are taken of products.
+        # Loss: log(1 + exp(logit)) - label * logit, with one logarithm for many factors.
         loss, product = 0.0, 1.0
         for _ in range(epochs):
             for last in range(samples - 1, 0, -1):
@@ -213,7 +221,7 @@ def fit_inner_product(
                 share = table.dtype.type(1) / table.dtype.type(size)
                 gradient[:] = zero
                 bias_gradient = zero
-                # Short loops of one kind each: the compiler turns them into wide instructions.
+                # Short separate loops, which the compiler vectorises.
                 for s in range(size):
                     row = rows[sample[first + s] >> 1]
                     if additive is None:
@@ -332,8 +340,8 @@ def fit_inner_product(
 def inner_products(table: Array, vectors: Array, biases: Array) -> Array:
     """Return ``<table[i], vectors[c]> + biases[c]`` as [clients, items].
 
-    Not a matrix product of the BLAS, whose rounding depends on where a row stands in a block: here
-    a score depends on its row and vector alone, so ranks do not change with chunks or threads.
+    Unlike a BLAS product, whose rounding depends on a row's position, a score depends on its row
+    and vector only: ranks do not change with batches or threads.
     """
     scores = np.empty((len(vectors), len(table)), table.dtype)
     for c in range(len(vectors)):
@@ -346,7 +354,44 @@ def inner_products(table: Array, vectors: Array, biases: Array) -> Array:
 def rescore_own_rows(
     scores: Array, indptr: Array, ids: Array, rows: Array, vectors: Array, biases: Array
 ) -> None:
-    """Replace each client's scores of the items it holds its own rows of."""
+    """Replace each client's scores of items for which it has its own row."""
     for c in range(len(indptr) - 1):
         for r in range(indptr[c], indptr[c + 1]):
             scores[c, ids[r]] = dot(rows[r], vectors[c]) + biases[c]
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def fit_pooled(
+    key: Array,
+    data: ClientData,
+    table: Array,
+    vectors: Array,
+    negatives: int,
+    rate: Any,
+    decay: Any,
+) -> float:
+    """Train matrix factorisation for one epoch of SGD on pooled data, in place; return the loss."""
+    d = table.shape[1]
+    sampled, items, labels, _ = list_samples(key, data, len(table), negatives)
+    n = len(items)
+    client = np.repeat(np.arange(len(sampled) - 1), np.diff(sampled))
+    item = np.where(labels > 0, items, -1 - items)  # below zero marks a negative
+    server = -1
+    for last in range(n - 1, 0, -1):
+        other = below(draw(key, server, last), last + 1)
+        client[last], client[other] = client[other], client[last]
+        item[last], item[other] = item[other], item[last]
+    loss = 0.0
+    for s in range(n):
+        label = 1 if item[s] >= 0 else 0
+        row = table[item[s] if label else -1 - item[s]]
+        vector = vectors[client[s]]
+        logit = dot(row, vector)
+        predicted, grown = sigmoid(logit)
+        loss += max(logit, table.dtype.type(0)) - label * logit + np.log(grown)
+        error = table.dtype.type(predicted - label)
+        for k in range(d):
+            step = rate * (error * row[k] + decay * vector[k])
+            row[k] -= rate * (error * vector[k] + decay * row[k])
+            vector[k] -= step
+    return loss / n if n else 0.0

@@ -1,7 +1,6 @@
-"""How kernels are compiled: once, and kept in numba's cache where there is a place for one.
+"""`njit`: numba compilation with an on-disk cache that may be missing, full or damaged.
 
-A cache is a convenience. Where its folder cannot be made, is full or holds damaged files, kernels
-are compiled anew by every process, and nothing else changes.
+Without a usable cache every process compiles its kernels again.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ import numba
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 UNCACHED: set[str] = set()
-"""Modules whose kernels have no place in any cache."""
+"""Modules whose kernels are not cached."""
 on_compiling: Callable[[], None] | None = None
-"""Told once when a kernel has to be compiled that later will be in the cache."""
+"""Called once, before the first compilation of a kernel that is then cached."""
 
 
 def njit(**options: Any) -> Callable[[Kernel], Kernel]:
-    """Compile a kernel as `numba.njit` does, with a cache if there can be one."""
+    """Compile a kernel as `numba.njit` does, with a cache if possible."""
 
     def compiled(kernel: Kernel) -> Kernel:
         made: Kernel
         if _has_home():
-            with suppress(RuntimeError):  # numba has tried all places it knows
+            with suppress(RuntimeError):  # numba found no folder for its cache
                 made = _forgiving(numba.njit(**options)(kernel))
                 return made
         UNCACHED.add(kernel.__module__)
@@ -38,7 +37,7 @@ def njit(**options: Any) -> Callable[[Kernel], Kernel]:
 
 
 def _has_home() -> bool:
-    """Say whether there is one; without it numba would make a folder called ``~`` where we are."""
+    """Return whether there is a home folder; without one numba would create a folder ``~``."""
     if {"NUMBA_CACHE_DIR", "XDG_CACHE_HOME"} & os.environ.keys():
         return True
     try:
@@ -56,7 +55,7 @@ def _tell() -> None:
 
 
 def _forgiving(kernel: Any) -> Any:
-    """Let what goes wrong with the cache pass: what cannot be read or kept is compiled."""
+    """Ignore errors of the cache: a kernel that cannot be loaded is compiled."""
     cache = kernel._cache
     load, save = cache.load_overload, cache.save_overload
 

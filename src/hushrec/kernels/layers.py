@@ -1,17 +1,13 @@
-"""The products of small layers: inner loops over a width, which lies side by side in memory.
+"""Dense layers and optimiser steps of small networks.
 
-`add_product` and `subtract_product` go four rows at a time, so that a sum is written once for four
-terms.
-
-The first layer of a network of features: sparse rows, embeddings, and their gradients.
-
-Embeddings enter it linearly, so what a feature adds to the layer is one row of a table that is
-worked out once per step, for the features that occur.
+The inner loops run over a layer's width, which is contiguous in memory. `add_product` and
+`subtract_product` take four rows at a time, so that a sum is written once for four terms. Optimiser
+steps are compiled without fast-math: the result of an entry does not depend on its position.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +20,7 @@ Array = NDArray[Any]
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def rectify(values: Array) -> None:
-    """Set what is below 0 to 0."""
+    """Apply ReLU in place."""
     for s in range(values.shape[0]):
         for j in range(values.shape[1]):
             values[s, j] = max(values[s, j], np.float32(0))
@@ -41,7 +37,7 @@ def inner(first: Array, second: Array) -> Any:
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def add_product(rows: Array, weights: Array, out: Array) -> None:
-    """Add rows times weights."""
+    """Add the product of rows and weights to ``out``."""
     depth, width = weights.shape
     fours = depth - depth % 4
     for s in range(len(rows)):
@@ -59,7 +55,7 @@ def add_product(rows: Array, weights: Array, out: Array) -> None:
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def subtract_product(rows: Array, errors: Array, rate: Any, weights: Array) -> None:
-    """Take a rate times the rows' products with their errors off the weights."""
+    """Subtract ``rate`` times the product of transposed rows and errors from the weights."""
     depth, width = weights.shape
     fours = len(rows) - len(rows) % 4
     for i in range(depth):
@@ -78,7 +74,7 @@ def subtract_product(rows: Array, errors: Array, rate: Any, weights: Array) -> N
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def cross_entropy_errors(logits: Array, labels: Array, errors: Array) -> float:
-    """Fill the derivatives of the mean cross-entropy by the logits; return that mean."""
+    """Fill ``errors`` with the gradient of the mean cross-entropy; return that loss."""
     n, loss = len(labels), 0.0
     for s in range(n):
         logit = np.float64(logits[s])
@@ -89,7 +85,7 @@ def cross_entropy_errors(logits: Array, labels: Array, errors: Array) -> float:
 
 @njit(cache=True, nogil=True)
 def squared_errors(outputs: Array, labels: Array, errors: Array) -> float:
-    """Fill the derivatives of half the mean squared error by the outputs; return that half."""
+    """Fill ``errors`` with the gradient of half the mean squared error; return that loss."""
     n, loss = len(labels), 0.0
     for s in range(n):
         apart = np.float64(outputs[s]) - labels[s]
@@ -98,148 +94,147 @@ def squared_errors(outputs: Array, labels: Array, errors: Array) -> float:
     return loss / n
 
 
-class Side(NamedTuple):
-    """Where the parameters of the users, or of the items, are in the flat vector."""
-
-    embeddings: int
-    """The first embedding; those of all categories follow one another, in the order of columns."""
-    weights: int
-    """The first row of first-layer weights: `d` for each field, then one for each number."""
-    fields: NDArray[np.int64]
-    """First column of each categorical field, and of the numbers, and the number of columns."""
-
-
-class FeatureTable(NamedTuple):
-    """What the features of a side that occur in a batch add to the first layer, a row each."""
-
-    place: Array
-    """Row of each column of features; -1 where it does not occur."""
-    columns: Array
-    """Column of each row."""
-    ends: Array
-    """Rows up to the end of each field, and of the numbers."""
-    embeddings: Array
-    """The embeddings as they were before the step, a row per category that occurs."""
-    rows: Array
-    gradient: Array
-    passed: Array
-    """The gradient of the embeddings."""
-
-
-@njit(cache=True, nogil=True)
-def new_feature_table(columns: int, fields: int, d: int, first: int) -> FeatureTable:
-    """Return room for the table of a side."""
-    return FeatureTable(
-        np.empty(columns, np.int64),
-        np.empty(columns, np.int64),
-        np.empty(fields, np.int64),
-        np.empty((columns, d), np.float32),
-        np.empty((columns, first), np.float32),
-        np.empty((columns, first), np.float32),
-        np.empty((columns, d), np.float32),
-    )
-
-
-@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def fill_feature_table(
-    theta: Array,
-    rows: Array,
-    chosen: Array,
-    side: Side,
-    d: int,
-    everything: bool,
-    table: FeatureTable,
-) -> None:
-    """Find the features that occur and work out what each adds to the first layer.
-
-    Embeddings enter it linearly, so a category's embedding times its weights is one row.
-    ``everything`` takes all columns: those of trained rows do not stay 0.
-    """
-    first, n_fields = table.rows.shape[1], len(side.fields) - 2
-    table.place[:] = -1
-    for s in range(len(chosen)):
-        if everything or (s > 0 and chosen[s] == chosen[s - 1]):
-            continue
-        for c in range(rows.shape[1]):
-            if rows[chosen[s], c] != 0:
-                table.place[c] = 0
-    end = 0
-    for k in range(n_fields + 1):
-        begin = end
-        for c in range(side.fields[k], side.fields[k + 1]):
-            if everything or table.place[c] == 0:
-                table.place[c], table.columns[end] = end, c
-                end += 1
-        table.ends[k] = end
-        at = side.weights + k * d * first
-        if k == n_fields:
-            for r in range(begin, end):
-                number = at + (table.columns[r] - side.fields[k]) * first
-                table.rows[r] = theta[number : number + first]
-            continue
-        for r in range(begin, end):
-            embedding = side.embeddings + table.columns[r] * d
-            table.embeddings[r] = theta[embedding : embedding + d]
-        weights = theta[at : at + d * first].reshape((d, first))
-        table.rows[begin:end] = 0
-        add_product(table.embeddings[begin:end], weights, table.rows[begin:end])
-    table.gradient[:end] = 0
-
-
-@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def add_features(rows: Array, row: int, table: FeatureTable, out: Array) -> None:
-    """Add what a row of features contributes to the first layer."""
-    for c in range(rows.shape[1]):
-        x, r = rows[row, c], table.place[c]
-        if x != 0:
-            for j in range(len(out)):
-                out[j] += x * table.rows[r, j]
-
-
-@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def add_feature_gradient(rows: Array, row: int, error: Array, table: FeatureTable) -> None:
-    """Add what a row of features gives the gradient of the table."""
-    for c in range(rows.shape[1]):
-        x, r = rows[row, c], table.place[c]
-        if x != 0:
-            for j in range(len(error)):
-                table.gradient[r, j] += x * error[j]
-
-
-@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def step_first_layer(
-    theta: Array, received: Array, side: Side, d: int, lr: Any, pull: Any, table: FeatureTable
-) -> None:
-    """Carry the gradient of a side's table to its weights and embeddings, and move both."""
-    first, n_fields = table.rows.shape[1], len(side.fields) - 2
-    begin = 0
-    for k in range(n_fields):
-        end, at = table.ends[k], side.weights + k * d * first
-        weights = theta[at : at + d * first].reshape((d, first))
-        for r in range(begin, end):
-            for i in range(d):
-                table.passed[r, i] = inner(table.gradient[r], weights[i])
-        pull_towards(theta[at : at + d * first], received[at : at + d * first], pull)
-        subtract_product(table.embeddings[begin:end], table.gradient[begin:end], lr, weights)
-        begin = end
-    start = side.embeddings
-    stop = start + side.fields[n_fields] * d
-    pull_towards(theta[start:stop], received[start:stop], pull)
-    for r in range(begin):
-        for i in range(d):
-            theta[start + table.columns[r] * d + i] -= lr * table.passed[r, i]
-    at = side.weights + n_fields * d * first
-    stop = at + (side.fields[n_fields + 1] - side.fields[n_fields]) * first
-    pull_towards(theta[at:stop], received[at:stop], pull)
-    for r in range(begin, table.ends[n_fields]):
-        number = at + (table.columns[r] - side.fields[n_fields]) * first
-        for j in range(first):
-            theta[number + j] -= lr * table.gradient[r, j]
-
-
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def pull_towards(values: Array, anchors: Array, pull: Any) -> None:
-    """Take the pull's share of the way to the anchors."""
+    """Move the values towards the anchors by the share ``pull``."""
     if pull > 0:
         for k in range(len(values)):
             values[k] -= pull * (values[k] - anchors[k])
+
+
+@njit(cache=True, nogil=True)
+def backpropagate(weights: Array, error: Array, transposed: Array, passed: Array) -> None:
+    """Fill ``passed`` with the errors times the transposed weights of a layer."""
+    for i in range(weights.shape[0]):
+        for j in range(weights.shape[1]):
+            transposed[j, i] = weights[i, j]
+    passed[:] = 0
+    add_product(error, transposed, passed)
+
+
+@njit(cache=True, nogil=True)
+def zero_inactive(outputs: Array, errors: Array) -> None:
+    """Set the errors of inactive ReLUs, whose output is 0, to 0."""
+    for s in range(errors.shape[0]):
+        for i in range(errors.shape[1]):
+            errors[s, i] *= np.float32(outputs[s, i] > 0)
+
+
+# ---------------------------------------------------------------- optimisers
+
+
+@njit(cache=True, nogil=True)
+def adam_step(
+    values: Array,
+    first: Array,
+    second: Array,
+    gradient: Array,
+    factors: tuple[float, float, float, float, float],
+) -> None:
+    """Take one Adam step in place; ``factors`` as in `training.silo_network.LazyAdam.factors`."""
+    keep_first, keep_second = np.float32(factors[0]), np.float32(factors[1])
+    new_first, new_second = np.float32(1 - factors[0]), np.float32(1 - factors[1])
+    rate, spread, tiny = np.float32(factors[2]), np.float32(factors[3]), np.float32(factors[4])
+    for k in range(len(values)):
+        mean = keep_first * first[k] + new_first * gradient[k]
+        square = keep_second * second[k] + new_second * gradient[k] * gradient[k]
+        first[k], second[k] = mean, square
+        values[k] -= rate * mean / (np.sqrt(spread * square) + tiny)
+
+
+@njit(cache=True, nogil=True)
+def adam_network(
+    values: Array,
+    first: Array,
+    second: Array,
+    gradient: Array,
+    start: int,
+    active: Array,
+    factors: tuple[float, float, float, float, float],
+    anchors: Array,
+    pull: float,
+) -> None:
+    """Take one Adam step of the active clients on the parameter at offset ``start``."""
+    end = start + gradient.shape[1]
+    for c in range(len(values)):
+        if active[c] > 0:
+            own = gradient[c]
+            if pull > 0:
+                own = own + np.float32(pull) * (values[c, start:end] - anchors[c, start:end])
+            adam_step(values[c, start:end], first[c, start:end], second[c, start:end], own, factors)
+
+
+@njit(cache=True, nogil=True)
+def descend_network(values: Array, gradient: Array, start: int, active: Array, rate: float) -> None:
+    """Take one SGD step of the active clients on the parameter at offset ``start``."""
+    for c in range(len(values)):
+        if active[c] > 0:
+            for k in range(gradient.shape[1]):
+                values[c, start + k] -= np.float32(rate) * gradient[c, k]
+
+
+@njit(cache=True, nogil=True)
+def adam_rows(
+    table: Array,
+    first: Array,
+    second: Array,
+    summed: Array,
+    index: Array,
+    gradient: Array,
+    factors: tuple[float, float, float, float, float],
+    anchors: Array,
+    pull: float,
+) -> None:
+    """Take one Adam step on the distinct rows of ``index``, each with the sum of its gradients.
+
+    ``summed`` is a zero buffer for the sums, [rows, width + 1], zeroed again at the end. ``pull``
+    is the weight of the squared distance of a row from its anchor.
+    """
+    width = table.shape[1]
+    sum_row_gradients(summed, index, gradient)
+    for k in range(len(index)):
+        r = index[k]
+        if summed[r, width] > 0:
+            if pull > 0:
+                for j in range(width):
+                    summed[r, j] += np.float32(pull) * (table[r, j] - anchors[r, j])
+            adam_step(table[r], first[r], second[r], summed[r, :width], factors)
+            summed[r] = 0
+
+
+@njit(cache=True, nogil=True)
+def descend_rows(table: Array, summed: Array, index: Array, gradient: Array, rate: float) -> None:
+    """Take one SGD step on the distinct rows of ``index``, each with the sum of its gradients."""
+    width = table.shape[1]
+    sum_row_gradients(summed, index, gradient)
+    for k in range(len(index)):
+        r = index[k]
+        if summed[r, width] > 0:
+            for j in range(width):
+                table[r, j] -= np.float32(rate) * summed[r, j]
+            summed[r] = 0
+
+
+@njit(cache=True, nogil=True)
+def follow_rows(anchors: Array, table: Array, summed: Array, index: Array, share: float) -> None:
+    """Move the anchors of the distinct rows of ``index`` towards the rows by ``share``."""
+    width = table.shape[1]
+    for k in range(len(index)):
+        summed[index[k], width] = 1
+    for k in range(len(index)):
+        r = index[k]
+        if summed[r, width] > 0:
+            for j in range(width):
+                anchors[r, j] += np.float32(share) * (table[r, j] - anchors[r, j])
+            summed[r, width] = 0
+
+
+@njit(cache=True, nogil=True)
+def sum_row_gradients(summed: Array, index: Array, gradient: Array) -> None:
+    """Sum the gradients of each row, and mark the row in the last column."""
+    width = gradient.shape[1]
+    for k in range(len(index)):
+        r = index[k]
+        summed[r, width] = 1
+        for j in range(width):
+            summed[r, j] += gradient[k, j]

@@ -1,7 +1,8 @@
-"""Ragged stacks of rows: taking, comparing and writing them, and their exact sums."""
+"""Ragged arrays of client rows: selection, differences, exact sums, clipping and noise."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ Array = NDArray[Any]
 
 @njit(cache=True, nogil=True)
 def take_ragged(indptr: Array, values: Array, rows: Array) -> tuple[Array, Array]:
-    """Return the ragged array of these rows, in this order."""
+    """Return the ragged array of these rows."""
     out_indptr = np.zeros(len(rows) + 1, np.int64)
     for r in range(len(rows)):
         out_indptr[r + 1] = out_indptr[r] + indptr[rows[r] + 1] - indptr[rows[r]]
@@ -28,7 +29,7 @@ def take_ragged(indptr: Array, values: Array, rows: Array) -> tuple[Array, Array
 def copy_ragged(
     source: Array, source_start: Array, target: Array, start: Array, end: Array
 ) -> None:
-    """Copy, for every r, the entries from ``source_start[r]`` on to ``target[start[r]:end[r]]``."""
+    """Copy entries from ``source_start[r]`` on to ``target[start[r]:end[r]]``, for every r."""
     for r in range(len(start)):
         first = source_start[r]
         target[start[r] : end[r]] = source[first : first + end[r] - start[r]]
@@ -69,28 +70,28 @@ def number_by_first_use(indptr: Array, items: Array, n_items: int) -> tuple[Arra
     Returns (indptr, the distinct items, the number of every entry).
     """
     out_indptr = np.zeros_like(indptr)
-    out, place = np.empty(len(items), np.int32), np.empty(len(items), np.int64)
-    place_of = np.full(n_items, -1, np.int64)
+    out, number = np.empty(len(items), np.int32), np.empty(len(items), np.int64)
+    number_of = np.full(n_items, -1, np.int64)
     end = 0
     for c in range(len(indptr) - 1):
         start = end
         for p in range(indptr[c], indptr[c + 1]):
-            if place_of[items[p]] < 0:
-                place_of[items[p]] = end - start
+            if number_of[items[p]] < 0:
+                number_of[items[p]] = end - start
                 out[end] = items[p]
                 end += 1
-            place[p] = place_of[items[p]]
+            number[p] = number_of[items[p]]
         for k in range(start, end):
-            place_of[out[k]] = -1
+            number_of[out[k]] = -1
         out_indptr[c + 1] = end
-    return out_indptr, out[:end].copy(), place
+    return out_indptr, out[:end].copy(), number
 
 
 @njit(cache=True, nogil=True)
 def put_rows(
     tables: Array, slots: Array, clients: Array, indptr: Array, ids: Array, rows: Array
 ) -> None:
-    """Write rows of some clients of a ragged stack into their tables, ``tables[slots[n]]``."""
+    """Write the rows of ``clients[n]`` into its table ``tables[slots[n]]``, for every n."""
     for n in range(len(clients)):
         for r in range(indptr[clients[n]], indptr[clients[n] + 1]):
             tables[slots[n], ids[r], :] = rows[r]
@@ -98,7 +99,7 @@ def put_rows(
 
 @njit(cache=True, nogil=True)
 def add_scattered(dense: Array, indptr: Array, ids: Array, rows: Array) -> None:
-    """Add each client's rows to its own whole table: dense is [clients, n_rows, width]."""
+    """Add each client's rows to its own dense table: ``dense`` is [clients, n_rows, width]."""
     for c in range(len(dense)):
         for entry in range(indptr[c], indptr[c + 1]):
             for k in range(rows.shape[1]):
@@ -109,9 +110,9 @@ def add_scattered(dense: Array, indptr: Array, ids: Array, rows: Array) -> None:
 def changed_rows(
     indptr: Array, ids: Array, rows: Array, base: Array, factors: Array, above: Any
 ) -> tuple[Array, Array, Array]:
-    """Return ``rows[r] - factors[c] * base[ids[r]]`` of each client c, where any entry is large.
+    """Return the differences ``rows[r] - factors[c] * base[ids[r]]`` of each client c.
 
-    Rows all of whose entries are at most ``above`` are left out: (indptr, ids, differences).
+    Rows whose entries are all at most ``above`` are omitted. Returns (indptr, ids, differences).
     """
     out_indptr = np.zeros_like(indptr)
     out_ids = np.empty_like(ids)
@@ -143,7 +144,7 @@ def row_differences(rows: Array, ids: Array, table: Array) -> Array:
 def add_rows(total: Array, touched: Array, ids: Array, rows: Array, base: Array) -> bool:
     """Add ``rows[r] - base[ids[r]]`` to a fixed-point table (2^-32 steps).
 
-    An empty base counts as zeros. Returns False if a number does not fit.
+    An empty base means zeros. Returns False on overflow or NaN.
     """
     limit = 2.0**62
     fits: Any = True
@@ -153,7 +154,7 @@ def add_rows(total: Array, touched: Array, ids: Array, rows: Array, base: Array)
         target = total[ids[r]]
         row = rows[r]
         before = base[ids[r]] if len(base) else zeros
-        # No way out of the inner loop: that is what lets it run on whole registers.
+        # The inner loop has no early exit, so that it is vectorised.
         for k in range(len(row)):
             steps = np.float64(row[k] - before[k]) * 4294967296.0
             fits &= abs(steps) < limit  # false for NaN as well
@@ -164,7 +165,7 @@ def add_rows(total: Array, touched: Array, ids: Array, rows: Array, base: Array)
 
 @njit(cache=True, nogil=True)
 def add_dense(total: Array, blocks: Array) -> bool:
-    """Add every client's block of numbers to a fixed-point sum; False if one does not fit."""
+    """Add every client's block to a fixed-point sum; return False on overflow or NaN."""
     limit = 2.0**62
     fits: Any = True
     for c in range(len(blocks)):
@@ -179,7 +180,7 @@ def add_dense(total: Array, blocks: Array) -> bool:
 
 @njit(cache=True, nogil=True)
 def rows_as_numbers(total: Array, ids: Array) -> Array:
-    """Return these rows of a fixed-point table as numbers."""
+    """Return these rows of a fixed-point table in floating point."""
     out = np.empty((len(ids), total.shape[1]), np.float64)
     for r in range(len(ids)):
         for k in range(total.shape[1]):
@@ -189,7 +190,128 @@ def rows_as_numbers(total: Array, ids: Array) -> Array:
 
 @njit(cache=True, nogil=True)
 def add_mean(table: Array, ids: Array, summed: Array, clients: float) -> None:
-    """Add ``summed[r] / clients`` to the row ``ids[r]`` of a table."""
+    """Add ``summed[r] / clients`` to row ``ids[r]`` of a table."""
     for r in range(len(ids)):
         for k in range(table.shape[1]):
             table[ids[r], k] += table.dtype.type(summed[r, k] / clients)
+
+
+# ---------------------------------------------------------------- clipping and noise
+
+
+@njit(cache=True, nogil=True)
+def add_powers(sums: Array, indptr: Array, rows: Array, power: int) -> None:
+    """Add the absolute values (power 1) or squares (power 2) of each client's rows to its sum."""
+    for c in range(len(sums)):
+        for entry in range(indptr[c], indptr[c + 1]):
+            for k in range(rows.shape[1]):
+                value = np.float64(rows[entry, k])
+                sums[c] += value * value if power == 2 else abs(value)
+
+
+@njit(cache=True, nogil=True)
+def distinct_rows(indptr: Array, ids: Array, n_rows: int) -> bool:
+    """Return whether all ids are valid and distinct within each client."""
+    last_client = np.full(n_rows, -1)
+    for c in range(len(indptr) - 1):
+        for entry in range(indptr[c], indptr[c + 1]):
+            row = ids[entry]
+            if row < 0 or row >= n_rows or last_client[row] == c:
+                return False
+            last_client[row] = c
+    return True
+
+
+@njit(cache=True, nogil=True)
+def ascending_keys(indptr: Array, keys: Array, space: int) -> bool:
+    """Return whether each client's keys are valid and strictly ascending."""
+    for c in range(len(indptr) - 1):
+        last = -1
+        for entry in range(indptr[c], indptr[c + 1]):
+            if keys[entry] <= last or keys[entry] >= space:
+                return False
+            last = keys[entry]
+    return True
+
+
+@njit(cache=True, nogil=True)
+def draw_whole(
+    out: Array,
+    start: int,
+    end: int,
+    words: Array,
+    thresholds: Array,
+    guide: Array,
+    bits: int,
+    scale: float,
+    gaussian: bool,
+) -> tuple[int, int, bool]:
+    """Fill ``out[start:end]`` with samples of a `discrete.Law` while random words are left.
+
+    Returns (end of the filled part, words used for it, whether the next sample is undecided in
+    64-bit arithmetic). Words of an unfinished sample count as unused.
+    """
+    margin = 2.0**-50
+    low_bits = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    spare = np.uint64(63 - bits)
+    spare_bits = (np.uint64(1) << spare) - np.uint64(1)
+    cell = 2.0 ** -(63 - bits)
+    used = at = 0
+    done = start
+    while done < end:
+        if at + 3 > len(words):
+            break
+        first, second = words[at], words[at + 1]
+        at += 2
+        block = guide[first >> np.uint64(54)]
+        while block < len(thresholds) and thresholds[block] < first:
+            block += 1
+        if block == len(thresholds) or thresholds[block] == first:
+            return done, used, True
+        begin = block << bits
+        offset = np.int64(second & low_bits)
+        if gaussian:
+            exponent = (offset / scale) * ((offset + 2 * begin) / scale) / 2
+        else:
+            exponent = offset / scale
+        chance = np.float64((second >> np.uint64(bits)) & spare_bits) * cell
+        # exp(-x) is at least 1 - x, which nearly always decides.
+        accepted = chance + cell <= 1.0 - exponent - margin
+        if not accepted:
+            accept = math.exp(-exponent)
+            accepted = chance + cell <= accept - margin
+            if not accepted and chance < accept + margin:
+                if chance > accept - margin or chance + cell < accept + margin:
+                    return done, used, True
+                # These bits do not decide; 53 more do, or the sample is undecided.
+                chance += np.float64(words[at] >> np.uint64(11)) * 2.0**-53 * cell
+                at += 1
+                if abs(chance - accept) <= margin + 2.0**-53 * cell:
+                    return done, used, True
+                accepted = chance < accept
+        negative = second >> np.uint64(63) == np.uint64(1)
+        if accepted and not (negative and begin + offset == 0):
+            out[done] = -(begin + offset) if negative else begin + offset
+            done += 1
+            used = at
+    return done, used, False
+
+
+@njit(cache=True, nogil=True)
+def add_steps(values: Array, steps: Array) -> None:
+    """Add noise to values, both multiples of 2^-32, and then round to 32-bit floats."""
+    for k in range(len(values)):
+        # Only values that were not clipped before can exceed this range.
+        own = np.int64(min(max(np.float64(values[k]) * 4294967296.0, -(2.0**61)), 2.0**61))
+        values[k] = np.float32(np.float64(own + steps[k]) / 4294967296.0)
+
+
+@njit(cache=True, nogil=True)
+def scale_to_grid(rows: Array, factors: Array) -> Array:
+    """Return ``rows[r] * factors[r]``, rounded to 32 bits and truncated to multiples of 2^-32."""
+    out = np.empty(rows.shape, np.float32)
+    for r in range(len(rows)):
+        for k in range(rows.shape[1]):
+            scaled = np.float64(np.float32(rows[r, k] * factors[r]))
+            out[r, k] = np.float32(np.trunc(scaled * 4294967296.0) / 4294967296.0)
+    return out

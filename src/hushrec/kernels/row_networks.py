@@ -1,11 +1,11 @@
-"""Descent of networks that score an item by its row, fused: a client's whole training.
+"""Fused SGD of networks over item rows, and of NeuMF.
 
-The score is f(q), or f([p, q]) where the client has a vector p of its own; f has ReLU between its
-layers. A client is trained from its first sample to its last before the next one begins, so its
-parameters and rows stay in the cache and none of its bits depends on the others.
+The score is f(q), or f([p, q]) with a client vector p; f is an MLP with ReLU between its layers.
+Clients are trained one after the other, so that parameters and rows stay in the processor cache and
+a client's result does not depend on the others.
 
-A client's parameters lie in one flat vector: p, then weights [inputs, outputs] and biases of every
-layer. p is the same for all samples, so its share of the first layer is a bias.
+A client's parameters are one flat vector: p, then weights [inputs, outputs] and biases of every
+layer. p is the same for all samples, so its contribution to the first layer is a bias.
 """
 
 from __future__ import annotations
@@ -19,59 +19,60 @@ from hushrec.kernels.inner_product import ANY_ORDER
 from hushrec.kernels.jit import njit
 from hushrec.kernels.layers import (
     add_product,
+    backpropagate,
     cross_entropy_errors,
     inner,
     rectify,
     subtract_product,
+    zero_inactive,
 )
 
 Array = NDArray[Any]
 
 
 class Shape(NamedTuple):
-    """The sizes of a client's network."""
+    """Layer widths of a client's network."""
 
     vector: int
     """Width of p; 0 without one."""
     widths: NDArray[np.int64]
-    """Of the item row, of the hidden layers, and 1."""
+    """Widths of the item row, of the hidden layers, and 1."""
 
 
 class NetworkRates(NamedTuple):
-    """How far a step goes."""
+    """Learning rates and gradient clipping of a row network."""
 
     vector: float
     network: float
     items: float
     clip: float
-    """Largest norm of the gradient of all that a step moves; infinite without a limit."""
+    """Bound of the norm of the joint gradient of a step; infinite without clipping."""
 
 
 class RowSamples(NamedTuple):
-    """Samples in the order in which they are gone through."""
+    """Samples in training order; client c owns ``indptr[c]`` to ``indptr[c + 1]``."""
 
     indptr: Array
-    """Client c has those from ``indptr[c]`` to ``indptr[c + 1]``."""
-    places: Array
-    """Of each sample's item among the client's rows, from 0 on."""
+    row: Array
+    """Index of each sample's item among the client's rows."""
     labels: Array
     epochs: int
-    """Passes, of the same length each."""
+    """Number of epochs, all of the same length."""
 
 
-class NetworkRoom(NamedTuple):
-    """What a step writes its intermediate results to."""
+class NetworkBuffers(NamedTuple):
+    """Intermediate results of a step."""
 
     outputs: Array
-    """Of every layer, the item rows first, one after the other: [samples, width] each."""
+    """Item rows and outputs of all layers, [samples, width] each."""
     errors: Array
-    """Derivatives of the loss by those, before the ReLU."""
+    """Gradient of the loss by the outputs before ReLU."""
     gradient: Array
-    """Of the flat parameters."""
+    """Gradient of the flat parameters."""
     by_row: Array
-    """Of the client's rows; 0 between steps."""
-    turned: Array
-    """The weights of a layer, outputs first."""
+    """Gradient of the client's rows; 0 between steps."""
+    transposed: Array
+    """Transposed weights of a layer."""
 
 
 @njit(cache=True, nogil=True)
@@ -85,15 +86,15 @@ def fit_row_networks(
     rates: NetworkRates,
     two_steps: bool,
 ) -> Array:
-    """Train each client's parameters and rows in place; return its mean loss before its steps.
+    """Train each client's parameters and rows in place; return its mean loss before each step.
 
-    A batch takes one joint step or, with ``two_steps``, one on the rows after that on the
-    parameters.
+    A batch takes one joint step or, with ``two_steps``, a step on the parameters and then one on
+    the rows.
     """
-    indptr, place, labels, epochs = samples
+    indptr, row, labels, epochs = samples
     losses = np.zeros(len(theta))
     most = max(1, np.diff(rows_indptr).max()) if len(theta) else 1
-    room = new_network_room(min(batch, max(1, len(labels))), most, theta.shape[1], shape)
+    buffers = new_network_buffers(min(batch, max(1, len(labels))), most, theta.shape[1], shape)
     for c in range(len(theta)):
         length = (indptr[c + 1] - indptr[c]) // epochs
         own = rows[rows_indptr[c] : rows_indptr[c + 1]]
@@ -103,11 +104,11 @@ def fit_row_networks(
             for a in range(start, end, batch):
                 b = min(a + batch, end)
                 losses[c] += step_row_network(
-                    theta[c], own, place[a:b], labels[a:b], shape, rates, True, not two_steps, room
+                    theta[c], own, row[a:b], labels[a:b], shape, rates, True, not two_steps, buffers
                 )
                 if two_steps:
                     step_row_network(
-                        theta[c], own, place[a:b], labels[a:b], shape, rates, False, True, room
+                        theta[c], own, row[a:b], labels[a:b], shape, rates, False, True, buffers
                     )
                 steps += 1
         losses[c] /= max(1, steps)
@@ -115,10 +116,10 @@ def fit_row_networks(
 
 
 @njit(cache=True, nogil=True)
-def new_network_room(samples: int, rows: int, parameters: int, shape: Shape) -> NetworkRoom:
-    """Return room for steps of up to this many samples and rows."""
+def new_network_buffers(samples: int, rows: int, parameters: int, shape: Shape) -> NetworkBuffers:
+    """Allocate buffers for batches of up to this many samples and rows."""
     total, largest = samples * shape.widths.sum(), (shape.widths[:-1] * shape.widths[1:]).max()
-    return NetworkRoom(
+    return NetworkBuffers(
         np.empty(total, np.float32),
         np.empty(total, np.float32),
         np.zeros(parameters, np.float32),
@@ -131,56 +132,56 @@ def new_network_room(samples: int, rows: int, parameters: int, shape: Shape) -> 
 def step_row_network(
     theta: Array,
     own: Array,
-    place: Array,
+    row: Array,
     labels: Array,
     shape: Shape,
     rates: NetworkRates,
     moves_network: bool,
     moves_rows: bool,
-    room: NetworkRoom,
+    buffers: NetworkBuffers,
 ) -> float:
     """Take one step on a batch, in place; return the mean cross-entropy before it."""
     n, width, v = len(labels), shape.widths[0], shape.vector
-    rows = room.outputs[: n * width].reshape((n, width))
+    rows = buffers.outputs[: n * width].reshape((n, width))
     for s in range(n):
-        rows[s] = own[place[s]]
-    logits = row_network_forward(theta, n, shape, room)
-    loss = cross_entropy_errors(logits, labels, room.errors[n * shape.widths[:-1].sum() :])
-    row_network_backward(theta, n, shape, moves_network, moves_rows, room)
-    errors = room.errors[: n * width].reshape((n, width))
+        rows[s] = own[row[s]]
+    logits = row_network_forward(theta, n, shape, buffers)
+    loss = cross_entropy_errors(logits, labels, buffers.errors[n * shape.widths[:-1].sum() :])
+    row_network_backward(theta, n, shape, moves_network, moves_rows, buffers)
+    errors = buffers.errors[: n * width].reshape((n, width))
     squares = np.float32(0)
     if moves_network:
-        squares += inner(room.gradient, room.gradient)
+        squares += inner(buffers.gradient, buffers.gradient)
     if moves_rows:
         for s in range(n):
             for j in range(width):
-                room.by_row[place[s], j] += errors[s, j]
+                buffers.by_row[row[s], j] += errors[s, j]
         for s in range(n):  # the samples of a row add up: sum |sum g|^2 = sum <g, sum g>
-            squares += inner(errors[s], room.by_row[place[s]])
+            squares += inner(errors[s], buffers.by_row[row[s]])
     factor = min(np.float32(1), np.float32(rates.clip) / (np.sqrt(squares) + np.float32(1e-6)))
     if moves_network:
         for k in range(v):
-            theta[k] -= np.float32(rates.vector) * factor * room.gradient[k]
+            theta[k] -= np.float32(rates.vector) * factor * buffers.gradient[k]
         for k in range(v, len(theta)):
-            theta[k] -= np.float32(rates.network) * factor * room.gradient[k]
+            theta[k] -= np.float32(rates.network) * factor * buffers.gradient[k]
     if moves_rows:
         for s in range(n):
             for j in range(width):
-                own[place[s], j] -= np.float32(rates.items) * factor * errors[s, j]
+                own[row[s], j] -= np.float32(rates.items) * factor * errors[s, j]
         for s in range(n):
-            room.by_row[place[s]] = 0
+            buffers.by_row[row[s]] = 0
     return loss
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def row_network_forward(theta: Array, n: int, shape: Shape, room: NetworkRoom) -> Array:
-    """Fill the outputs from the rows, which lie before them; return the last ones, the logits."""
+def row_network_forward(theta: Array, n: int, shape: Shape, buffers: NetworkBuffers) -> Array:
+    """Run the network on the item rows at the front of the outputs; return the logits."""
     widths, v, depth = shape.widths, shape.vector, len(shape.widths) - 1
     at, start = 0, v
     for k in range(depth):
-        below = room.outputs[at : at + n * widths[k]].reshape((n, widths[k]))
+        below = buffers.outputs[at : at + n * widths[k]].reshape((n, widths[k]))
         at += n * widths[k]
-        out = room.outputs[at : at + n * widths[k + 1]].reshape((n, widths[k + 1]))
+        out = buffers.outputs[at : at + n * widths[k + 1]].reshape((n, widths[k + 1]))
         share = start
         if k == 0:
             start += v * widths[1]
@@ -197,51 +198,148 @@ def row_network_forward(theta: Array, n: int, shape: Shape, room: NetworkRoom) -
         if k < depth - 1:
             rectify(out)
         start += size + widths[k + 1]
-    return room.outputs[at : at + n]
+    return buffers.outputs[at : at + n]
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def row_network_backward(
-    theta: Array, n: int, shape: Shape, of_network: bool, of_rows: bool, room: NetworkRoom
+    theta: Array, n: int, shape: Shape, of_network: bool, of_rows: bool, buffers: NetworkBuffers
 ) -> None:
-    """Carry the errors down to the item rows, and leave the gradient of the parameters."""
+    """Backpropagate the errors to the item rows, and fill the gradient of the parameters."""
     widths, v, depth = shape.widths, shape.vector, len(shape.widths) - 1
     if of_network:
-        room.gradient[:] = 0
+        buffers.gradient[:] = 0
     at, end = n * widths[:-1].sum(), len(theta)
     for k in range(depth - 1, -1, -1):
         size = widths[k] * widths[k + 1]
         bias, start = end - widths[k + 1], end - widths[k + 1] - size
-        error = room.errors[at : at + n * widths[k + 1]].reshape((n, widths[k + 1]))
+        error = buffers.errors[at : at + n * widths[k + 1]].reshape((n, widths[k + 1]))
         at -= n * widths[k]
-        below = room.outputs[at : at + n * widths[k]].reshape((n, widths[k]))
+        below = buffers.outputs[at : at + n * widths[k]].reshape((n, widths[k]))
         if of_network:
-            gradient = room.gradient[start : start + size].reshape((widths[k], widths[k + 1]))
+            gradient = buffers.gradient[start : start + size].reshape((widths[k], widths[k + 1]))
             subtract_product(below, error, np.float32(-1), gradient)
             for s in range(n):
                 for j in range(widths[k + 1]):
-                    room.gradient[bias + j] += error[s, j]
+                    buffers.gradient[bias + j] += error[s, j]
         if k > 0 or of_rows:
             weights = theta[start : start + size].reshape((widths[k], widths[k + 1]))
-            turned = room.turned[:size].reshape((widths[k + 1], widths[k]))
-            for i in range(widths[k]):
-                for j in range(widths[k + 1]):
-                    turned[j, i] = weights[i, j]
-            passed = room.errors[at : at + n * widths[k]].reshape((n, widths[k]))
-            passed[:] = 0
-            add_product(error, turned, passed)
+            transposed = buffers.transposed[:size].reshape((widths[k + 1], widths[k]))
+            passed = buffers.errors[at : at + n * widths[k]].reshape((n, widths[k]))
+            backpropagate(weights, error, transposed, passed)
             if k > 0:
-                for s in range(n):
-                    for i in range(widths[k]):
-                        passed[s, i] *= np.float32(below[s, i] > 0)
+                zero_inactive(below, passed)
         end = start
     if of_network and v > 0:
-        # The vector's share is a bias of the first layer: it has that bias' gradient.
+        # The vector's contribution is a bias of the first layer and has the gradient of the bias.
         first = widths[1]
         bias = v + (v + widths[0]) * first
-        summed = room.gradient[bias : bias + first]
+        summed = buffers.gradient[bias : bias + first]
         for i in range(v):
             row = v + i * first
-            room.gradient[i] = inner(theta[row : row + first], summed)
+            buffers.gradient[i] = inner(theta[row : row + first], summed)
             for j in range(first):
-                room.gradient[row + j] = theta[i] * summed[j]
+                buffers.gradient[row + j] = theta[i] * summed[j]
+
+
+# ---------------------------------------------------------------- NeuMF
+
+
+class NeuMFModel(NamedTuple):
+    """Parameters of NeuMF, trained in place."""
+
+    users: Array
+    """User rows: the d entries of the GMF part, then the d entries of the MLP part."""
+    items: Array
+    products: Array
+    """Output weights of the GMF part."""
+    theta: Array
+    """Flat parameters of the MLP part."""
+
+
+class NeuMFRates(NamedTuple):
+    """Learning rates and weight decay of NeuMF."""
+
+    layers: float
+    rows: float
+    decay: float
+
+
+@njit(cache=True, nogil=True)
+def fit_neumf(
+    model: NeuMFModel,
+    sample_user: Array,
+    sample_item: Array,
+    labels: Array,
+    batch: int,
+    widths: Array,
+    rates: NeuMFRates,
+) -> float:
+    """Train on the samples once, in batches; return the mean loss.
+
+    ``widths`` are 2d, the widths of the hidden layers, and 1.
+    """
+    products, theta = model.products, model.theta
+    shape, d, total = Shape(0, widths), len(products), 0.0
+    buffers = new_network_buffers(min(batch, max(1, len(labels))), 1, len(theta), shape)
+    before = np.empty((2, min(batch, max(1, len(labels))), d), np.float32)
+    for a in range(0, len(labels), batch):
+        b = min(a + batch, len(labels))
+        mean = step_neumf(
+            model, sample_user[a:b], sample_item[a:b], labels[a:b], shape, rates, buffers, before
+        )
+        total += mean * (b - a)
+    return total / max(1, len(labels))
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER)
+def step_neumf(
+    model: NeuMFModel,
+    user: Array,
+    item: Array,
+    labels: Array,
+    shape: Shape,
+    rates: NeuMFRates,
+    buffers: NetworkBuffers,
+    before: Array,
+) -> float:
+    """Take one step on a batch, in place; return the mean cross-entropy before it.
+
+    A row takes the sum of the gradients of its samples, the layers their mean. ``before`` is a
+    buffer for the GMF rows before the step.
+    """
+    users, items, products, theta = model
+    n, d = len(labels), len(products)
+    inputs = buffers.outputs[: 2 * n * d].reshape((n, 2 * d))
+    for s in range(n):
+        inputs[s, :d] = users[user[s], d:]
+        inputs[s, d:] = items[item[s], d:]
+        before[0, s] = users[user[s], :d]
+        before[1, s] = items[item[s], :d]
+    logits = row_network_forward(theta, n, shape, buffers)
+    for s in range(n):
+        for j in range(d):
+            logits[s] += products[j] * before[0, s, j] * before[1, s, j]
+    last = n * shape.widths[:-1].sum()
+    loss = cross_entropy_errors(logits, labels, buffers.errors[last:])
+    row_network_backward(theta, n, shape, True, True, buffers)
+    passed = buffers.errors[: 2 * n * d].reshape((n, 2 * d))
+    row_rate, kept = np.float32(rates.rows), np.float32(rates.decay)
+    for s in range(n):
+        error = n * buffers.errors[last + s]
+        for j in range(d):
+            left, right = before[0, s, j], before[1, s, j]
+            weighted = error * products[j]
+            users[user[s], j] -= row_rate * (weighted * right + kept * left)
+            items[item[s], j] -= row_rate * (weighted * left + kept * right)
+            users[user[s], d + j] -= row_rate * (n * passed[s, j] + kept * inputs[s, j])
+            items[item[s], d + j] -= row_rate * (n * passed[s, d + j] + kept * inputs[s, d + j])
+    rate = np.float32(rates.layers)
+    for j in range(d):
+        summed = np.float32(0)
+        for s in range(n):
+            summed += buffers.errors[last + s] * before[0, s, j] * before[1, s, j]
+        products[j] -= rate * summed
+    for k in range(len(theta)):
+        theta[k] -= rate * buffers.gradient[k]
+    return loss

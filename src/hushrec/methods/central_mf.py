@@ -17,7 +17,7 @@ from hushrec.aggregation import Total, Update
 from hushrec.config import Width
 from hushrec.data.views import TrainView
 from hushrec.io.memory import require_memory
-from hushrec.kernels.pooled import fit_pooled
+from hushrec.kernels.inner_product import fit_pooled
 from hushrec.methods.base import (
     Between,
     Fitted,
@@ -33,7 +33,7 @@ from hushrec.methods.base import (
 )
 from hushrec.streams import Round, Streams
 from hushrec.training.inner_product import first_vector, score_inner_product
-from hushrec.training.samples import PURPOSE, stack_of
+from hushrec.training.samples import PURPOSE, client_data
 
 
 class CentralMFConfig(MethodConfig):
@@ -81,7 +81,7 @@ class CentralMF(Method, Tunable):
         table, vectors = shared["items"].copy(), np.array(private["vector"])
         loss = fit_pooled(
             now.key(PURPOSE),
-            stack_of(view),
+            client_data(view),
             table,
             vectors,
             self.config.negatives,

@@ -38,7 +38,7 @@ from hushrec.methods.shared.dual import DualSwitch, kept_rows, own_rows, shared_
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.inner_product import Descent, apply_mean, deltas, first_vector, initial_table
-from hushrec.training.row_network import initial_row_network, score_row_networks, train_row_networks
+from hushrec.training.networks import initial_row_network, score_row_networks, train_row_networks
 
 
 class FedNCFConfig(FedMFConfig):

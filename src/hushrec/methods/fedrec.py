@@ -38,7 +38,7 @@ from hushrec.methods.base import (
 from hushrec.streams import Round, Streams
 from hushrec.training.inner_product import score_inner_product
 from hushrec.training.samples import DeviceSamples, draw_unshuffled
-from hushrec.training.tensors import Batch, Params, Phase, Tensor, torch, train_tensors
+from hushrec.training.tensors import DescentStep, DeviceBatch, Params, Tensor, torch, train_tensors
 
 
 class FedRecConfig(MethodConfig):
@@ -91,7 +91,7 @@ class FedRec(Method):
             {"vector": vectors},
             {"items": shared["items"]},
             self._loss,
-            [Phase({"vector": c.lr, "items": c.lr})],
+            [DescentStep({"vector": c.lr, "items": c.lr})],
             self.samples(shared["items"], vectors, view, now),
             c.batch,
             view.n_items,
@@ -118,7 +118,7 @@ class FedRec(Method):
             residuals[made_up] = predicted
         return replace(drawn, labels=residuals).in_epochs(c.epochs)
 
-    def _loss(self, params: Params, rows: Params, batch: Batch) -> Tensor:
+    def _loss(self, params: Params, rows: Params, batch: DeviceBatch) -> Tensor:
         vector, items = params["vector"][:, None], rows["items"]
         predicted = (vector * items).sum(-1)
         decay = self.config.decay

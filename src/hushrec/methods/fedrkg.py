@@ -308,7 +308,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
             {**_network(private), **gates},
             {"items": tables, "guidance": guidance},
             _tensors().gated_loss(_tensors().row_loss, config.beta),
-            [tensors.Phase(dict.fromkeys(gates, config.gate_lr), config.clip)],
+            [tensors.DescentStep(dict.fromkeys(gates, config.gate_lr), config.clip)],
             samples,
             config.batch,
             view.n_items,
@@ -377,6 +377,6 @@ def _network(private: Private) -> dict[str, Array]:
 
 def _tensors() -> ModuleType:
     """Import what trains networks; the other backbones do without it."""
-    from hushrec.training import row_network
+    from hushrec.training import networks
 
-    return row_network
+    return networks

@@ -24,8 +24,8 @@ from hushrec.methods.privrec import FEATURE_STACK
 from hushrec.methods.shared.options import FeatureNetworkConfig
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
-from hushrec.training.feature_network import FeatureNetwork, train_feature_networks
 from hushrec.training.inner_product import apply_mean, deltas, initial_table
+from hushrec.training.networks import FeatureNetwork, train_feature_networks
 from hushrec.training.samples import DeviceSamples, draw_device_samples
 from hushrec.training.tensors import torch
 

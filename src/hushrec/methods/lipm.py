@@ -72,8 +72,8 @@ from hushrec.streams import PastNoise, Round, Streams
 from hushrec.training.perceptron import Perceptron
 from hushrec.training.samples import draw_silo_samples
 from hushrec.training.silo_network import (
-    Adam,
-    PlainDescent,
+    LazyAdam,
+    PlainSGD,
     SiloModel,
     SiloProblem,
     rows_of_users,
@@ -263,7 +263,7 @@ class LIPM(Method, Tunable):
         if self.tunes:
             tuned = self._tuned(problem, start)
             kept["tuned"], start = tuned - received, start._replace(network=tuned)
-        trained, _, losses = train_silo_networks(problem, start, Adam(c.lr))
+        trained, _, losses = train_silo_networks(problem, start, LazyAdam(c.lr))
         kept["users"] = ClientRows(indptr, view.users, trained.users)
         network, deltas = trained.network, trained.items - start.items
         dense: dict[str, NDArray[Any]] = {"network": network - received}
@@ -296,7 +296,7 @@ class LIPM(Method, Tunable):
 
     def _tuned(self, problem: SiloProblem, start: SiloModel) -> NDArray[np.float32]:
         """Take some plain steps on the received network, but for the gate."""
-        rule, head = PlainDescent(self.config.tune_rate), set(problem.shapes) - {"gate"}
+        rule, head = PlainSGD(self.config.tune_rate), set(problem.shapes) - {"gate"}
         done = train_silo_networks(
             problem, start, rule, moves=NETWORK, only=head, steps=self.config.tune_steps
         )
@@ -316,7 +316,7 @@ class LIPM(Method, Tunable):
             fixed={**problem.fixed, "client": interests},
             decay=0.0,
         )
-        rule, steps = Adam(self.config.lr), self.config.gate_steps
+        rule, steps = LazyAdam(self.config.lr), self.config.gate_steps
         done = train_silo_networks(gated, start, rule, moves=NETWORK, only={"gate"}, steps=steps)
         return done.model.network
 

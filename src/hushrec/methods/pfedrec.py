@@ -144,10 +144,10 @@ class PFedRec(Method, Tunable, OwnTable, ItemTables):
 
 
 def _tensors() -> ModuleType:
-    """Import what trains networks; the linear score function does without it."""
-    from hushrec.training import row_network
+    """Import the training of networks, which needs torch; a linear score function does not."""
+    from hushrec.training import networks
 
-    return row_network
+    return networks
 
 
 def _network(private: Private) -> dict[str, NDArray[np.float32]]:

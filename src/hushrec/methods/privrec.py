@@ -46,7 +46,7 @@ from hushrec.methods.shared.denoising import COUNTS, count_items
 from hushrec.methods.shared.options import FeatureNetworkConfig
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
-from hushrec.training.feature_network import (
+from hushrec.training.networks import (
     Array,
     FeatureNetwork,
     feature_network_of,
@@ -199,7 +199,7 @@ class PrivRec(Method):
         users, items = map(torch.from_numpy, self.inputs(shared, view))
         mu, kind, linear = self.config.mu, self.config.proximal, self.config.output == "linear"
 
-        def loss(state: tensors.Params, rows: tensors.Params, batch: tensors.Batch) -> Tensor:
+        def loss(state: tensors.Params, rows: tensors.Params, batch: tensors.DeviceBatch) -> Tensor:
             params = network.unpack(state["theta"])
             logits = network.logits(params, users[batch.clients][:, None], items[batch.items])
             if linear:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hushrec.aggregation import OWN_WEIGHT, Steps, Total, Update, UploadShape
 from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
 from hushrec.data.views import TrainView
-from hushrec.kernels.clipping import add_powers, scale_to_grid
+from hushrec.kernels.ragged import add_powers, scale_to_grid
 from hushrec.privacy.discrete import law
 from hushrec.privacy.protection import Mechanism
 from hushrec.streams import SecretRound

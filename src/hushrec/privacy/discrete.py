@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.errors import ConfigError
-from hushrec.kernels.clipping import draw_whole
+from hushrec.kernels.ragged import draw_whole
 from hushrec.streams import Words
 
 Kind = Literal["gaussian", "laplace"]

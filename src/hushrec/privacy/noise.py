@@ -32,7 +32,7 @@ from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
 from hushrec.aggregation.statistics import STEPS, Tally
 from hushrec.data.views import TrainView
 from hushrec.kernels import add_scattered
-from hushrec.kernels.clipping import add_steps
+from hushrec.kernels.ragged import add_steps
 from hushrec.privacy.accountant import (
     Accountant,
     Everybody,

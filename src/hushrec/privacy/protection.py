@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hushrec.aggregation import ExactSum, KeyedRows, Steps, Total, Update, UploadShape
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
-from hushrec.kernels.clipping import ascending_keys, distinct_rows
+from hushrec.kernels.ragged import ascending_keys, distinct_rows
 from hushrec.privacy.accountant import Event, Neighbours
 from hushrec.streams import GradientNoise, PastNoise, SecretRound, SecretStreams
 

@@ -1,6 +1,6 @@
-"""What methods share when they train: samples, and the loops over each kind of model.
+"""Local training that methods share: samples, and training by model family.
 
-`samples` draws what a client trains on. `inner_product` and `row_network` train item rows under a
-vector or a network; `feature_network` networks of features; `silo_network` networks of silos of
-users; `tensors` anything that autograd can differentiate. The loops themselves are `kernels`.
+`samples` draws the training samples of clients. `inner_product` trains item rows and vectors,
+`networks` MLPs over item rows or features, `silo_network` networks of silos with many users, and
+`tensors` any loss that autograd can differentiate. The loops are in `kernels`.
 """

@@ -1,4 +1,4 @@
-"""The family that scores an item by an inner product with its row: training and scoring."""
+"""Models that score an item by the inner product of its row and a client vector."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from hushrec.io.memory import require_memory
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.inner_product import Additive, InnerProductModel, Rates
 from hushrec.streams import Round, Streams
-from hushrec.training.samples import PURPOSE, stack_of
+from hushrec.training.samples import PURPOSE, client_data
 
 Array = NDArray[Any]
 
 
 class Descent(NamedTuple):
-    """How far a batch moves a client's own parameters and its item rows, and in which order."""
+    """SGD on a client's own parameters and its item rows."""
 
     own: float
     """Rate of the client's vector, or network."""
     item: float
     """Rate of the item rows."""
     two_steps: bool
-    """Whether the rows' step comes after that on the own parameters, and sees the new ones."""
+    """Whether the step on the rows follows the step on the own parameters and uses the new ones."""
     decay: float = 1.0
-    """Both rates shrink by this factor after every batch, afresh in each round."""
+    """Factor on both rates after every batch; rates start again in each round."""
     clip: float | None = None
-    """Largest norm of the gradient of all that a step moves."""
+    """Bound of the norm of the joint gradient of a step."""
 
     def check(self, numbers: np.dtype[Any]) -> None:
-        """Refuse rates that these numbers cannot hold."""
+        """Refuse rates that overflow this dtype."""
         if max(self.own, self.item) > np.finfo(numbers).max:
             raise ConfigError(
                 f"an item rate of {self.item:g} is too large: use a smaller lr or item_rate"
@@ -46,20 +46,20 @@ class Descent(NamedTuple):
 def initial_table(
     d: int, std: float, n_items: int, streams: Streams, purpose: str = "init/items"
 ) -> Array:
-    """Draw an item table before training."""
-    # The table, its successor and two threads' exact sums live at the same time.
+    """Draw the initial item table."""
+    # The table, its successor and two threads' exact sums are in memory together.
     require_memory(6 * 4 * n_items * d, f"an item table of width d={d}", "a smaller d")
     drawn = streams.generator(purpose).standard_normal((n_items, d), np.float32)
     return drawn * np.float32(std)
 
 
 def first_vector(d: int, std: float, streams: Streams) -> Array:
-    """Draw the user vector that all devices start from."""
+    """Draw the initial user vector of all devices."""
     return streams.generator("init/vector").standard_normal(d, np.float32) * np.float32(std)
 
 
 def first_score_function(d: int, streams: Streams) -> tuple[Array, Array]:
-    """Draw the vector and bias of the linear layer that all devices start from."""
+    """Draw the initial vector and bias of all devices' linear layer."""
     bound = 1 / np.sqrt(d)
     drawn = streams.generator("init/score-function").uniform(-bound, bound, d + 1)
     return drawn[:d].astype(np.float32), np.asarray(drawn[d], np.float32)
@@ -75,11 +75,11 @@ def train_inner_product(
     descent: Descent,
     additive: Additive | None = None,
 ) -> tuple[ClientRows, NDArray[np.float64]]:
-    """Train a stack of clients (`kernels.fit_inner_product`).
+    """Train a batch of clients (`kernels.fit_inner_product`).
 
-    They start from ``table``, or each from its own one, [clients, items, d]. ``vectors`` and
-    ``biases`` change in place. Returns the touched rows as the clients left them, and each client's
-    mean loss.
+    Clients start from ``table`` [items, d], or from their own tables [clients, items, d].
+    ``vectors`` and ``biases`` change in place. Returns the touched rows after training, and each
+    client's mean loss.
     """
     descent.check(table.dtype)
     number = table.dtype.type
@@ -88,7 +88,7 @@ def train_inner_product(
     still = np.zeros(len(view), table.dtype) if biases is None else biases
     indptr, ids, rows, losses = kernels.fit_inner_product(
         now.key(PURPOSE),
-        stack_of(view),
+        client_data(view),
         InnerProductModel(received, vectors, still, biases is not None),
         pace,
         Rates(number(descent.own), number(descent.item), number(descent.decay)),
@@ -106,7 +106,7 @@ def deltas(trained: ClientRows, table: Array) -> ClientRows:
 
 
 def apply_mean(table: Array, total: Total, name: str) -> Array:
-    """Add the mean delta; a row that a client left alone counts as unchanged there."""
+    """Add the mean delta over all clients; an untouched row counts as a delta of 0."""
     out = table.copy()
     if name in total.rows:
         ids, summed = total.rows[name]
@@ -134,7 +134,7 @@ def score_own_tables(tables: Array, vectors: Array, biases: Array) -> NDArray[np
 
 
 def with_rows(tables: Array, rows: ClientRows) -> Array:
-    """Return whole tables with the trained rows in place."""
+    """Return a copy of the tables with the trained rows written into it."""
     out, everybody = tables.copy(), np.arange(len(tables))
     kernels.put_rows(out, everybody, everybody, rows.indptr, rows.ids, rows.rows)
     return out

@@ -1,7 +1,6 @@
-"""The recommender of silos: a perceptron over user, item, their product and, perhaps, an interest.
+"""The network of LIPM and pFedMe: an MLP over user, item, their product and optionally an interest.
 
-LIPM and pFedMe train it. A user's interest is the state of a gated recurrent unit that goes on from
-round to round; see `methods.lipm`.
+A user's interest is the state of a gated recurrent unit over rounds (`methods.lipm`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from hushrec.training.tensors import (
     GROUP,
     Arrays,
     Params,
-    Step,
+    SampleBatch,
     Tensor,
     groups_in_order,
     mean_bce,
@@ -28,27 +27,27 @@ from hushrec.training.tensors import (
 )
 
 BLOCK = 64
-"""Users of a client whose interests are worked out in one product."""
+"""Users of a client whose interests are computed in one product."""
 
 
 @dataclass(frozen=True)
 class Perceptron:
-    """The sizes of the network, and what is done with its parameters."""
+    """Sizes, loss and scores of the network."""
 
     d: int
-    """Width of the embeddings."""
+    """Embedding width."""
     hidden: tuple[int, ...]
     interest: int = 0
     """Width of the interest; 0 without one."""
     matching: float = 0.0
-    """Weight, in the loss, of how well an interest by itself tells a user's items."""
+    """Weight of the loss of matching interests and items directly."""
     meets_items: bool = False
-    """Whether an interest is part of the user's embedding, so that it meets each item entry by
-    entry, and not a part of the first layer's input by itself."""
+    """Whether the interest is added to the user embedding, which is multiplied with the item's
+    entry by entry, and not a separate input of the first layer."""
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name the parameters, in the order in which they lie."""
+        """Names and shapes of the parameters, in the order of the flat vector."""
         d, width, first = self.d, self.interest, self.hidden[0]
         shapes: dict[str, tuple[int, ...]] = {
             "user": (d, first),
@@ -71,7 +70,7 @@ class Perceptron:
         return shapes
 
     def initial(self, streams: Streams) -> NDArray[np.float32]:
-        """Draw the flat parameters; the gate starts at one."""
+        """Draw the flat initial parameters; the gate starts at 1."""
         generator = streams.generator("init/network")
         drawn = {}
         for name, shape in self.shapes.items():
@@ -86,8 +85,8 @@ class Perceptron:
         """Return named views of flat parameters, [clients, …]."""
         return unpack_flat(torch.from_numpy(flat), self.shapes)
 
-    def loss(self, p: Params, rows: Params, fixed: Params, step: Step) -> Tensor:
-        """Return each client's binary cross-entropy, and that of interest and item alone."""
+    def loss(self, p: Params, rows: Params, fixed: Params, step: SampleBatch) -> Tensor:
+        """Return each client's binary cross-entropy, plus that of matching interest and item."""
         loss = mean_bce(self.logits(p, rows["users"], rows["items"], fixed), step)
         if not self.matching:
             return loss
@@ -95,14 +94,14 @@ class Perceptron:
         degree = (torch.bmm(interest, p["match"]) * rows["items"]).sum(-1)
         return loss + self.matching * mean_bce(degree, step)
 
-    def gated_loss(self, p: Params, rows: Params, fixed: Params, step: Step) -> Tensor:
-        """Return the same where items are rows as received, and what the gate lets through."""
+    def gated_loss(self, p: Params, rows: Params, fixed: Params, step: SampleBatch) -> Tensor:
+        """Return the loss with items as received plus gated deltas."""
         received, deltas = rows["items"].chunk(2, -1)
         gate = 2 * torch.sigmoid(torch.bmm(fixed["client"], p["gate"]))
         return mean_bce(self.logits(p, rows["users"], received + gate * deltas, fixed), step)
 
     def logits(self, p: Params, users: Tensor, items: Tensor, fixed: Params) -> Tensor:
-        """Score samples: [clients, samples]."""
+        """Return the logits of samples: [clients, samples]."""
         interest = None
         if self.interest:
             interest = gru(p, fixed["behaviour"], fixed["interest"])
@@ -125,7 +124,7 @@ class Perceptron:
         own = user[None] @ p["user"][0] + p["bias"]
         if guides is not None:
             own = own + guides
-        # An item's row meets the user twice: by itself, and entry by entry.
+        # An item row enters by itself and multiplied with the user embedding.
         items = table @ (p["item"][0] + user[:, None] * p["product"][0])
         scores: NDArray[np.float32] = upper_layers(p, (items + own)[None])[0].numpy()
         return scores
@@ -143,13 +142,13 @@ class Perceptron:
                 cut = [slice(a, b) for a, b in zip(starts, ends, strict=True)]
                 given = {n: _filled(fixed[n], cut) for n in ("behaviour", "interest")}
                 after = gru(p, given["behaviour"], given["interest"]).numpy()
-                for place, own in enumerate(cut):
-                    out[own] = after[place, : own.stop - own.start]
+                for number, own in enumerate(cut):
+                    out[own] = after[number, : own.stop - own.start]
         return out
 
 
 def upper_layers(p: Params, first: Tensor) -> Tensor:
-    """Run what comes after the first layer's sums, [clients, samples, width] -> logits."""
+    """Return the logits of first-layer sums [clients, samples, width]."""
     return mlp(p, torch.relu(first))[..., 0]
 
 
@@ -166,6 +165,6 @@ def gru(p: Params, inputs: Tensor, state: Tensor) -> Tensor:
 
 def _filled(rows: NDArray[np.float32], cut: list[slice]) -> Tensor:
     filled = np.zeros((GROUP, BLOCK, rows.shape[1]), np.float32)
-    for place, own in enumerate(cut):
-        filled[place, : own.stop - own.start] = rows[own]
+    for number, own in enumerate(cut):
+        filled[number, : own.stop - own.start] = rows[own]
     return torch.from_numpy(filled)

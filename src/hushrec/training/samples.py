@@ -1,8 +1,7 @@
-"""Samples: what a client trains on in a round, and the order in which it goes through it.
+"""Training samples of a round, and their order.
 
-Negatives are items a client has not touched, drawn uniformly. The samplers take a `TrainView` and
-nothing else: held-out rows are not a legal argument, so under the honest protocol a held-out item
-is drawn like any other item the device has not seen.
+Negatives are drawn uniformly from the items that a client has not interacted with. Samplers see a
+`TrainView` only, so a held-out item is drawn as a negative like any other unseen item.
 """
 
 from __future__ import annotations
@@ -14,21 +13,23 @@ from numpy.typing import NDArray
 
 from hushrec import kernels
 from hushrec.data.views import Ragged, TrainView
-from hushrec.kernels.draws import Stack
+from hushrec.kernels.draws import ClientData
 from hushrec.streams import Round
 
 PURPOSE = "fit"
-"""Kernels that draw negatives as they train read the same stream in the same order."""
+"""Purpose of the stream of samples; kernels that draw during training read the same stream."""
 
 
-def stack_of(view: TrainView) -> Stack:
-    """Return the clients of a view as kernels take them."""
+def client_data(view: TrainView) -> ClientData:
+    """Return the clients of a view as kernel arguments."""
     positives, excluded = view.positives, view.excluded()
-    return Stack(view.users, positives.indptr, positives.values, excluded.indptr, excluded.values)
+    return ClientData(
+        view.users, positives.indptr, positives.values, excluded.indptr, excluded.values
+    )
 
 
 def draw_negatives(view: TrainView, per_positive: int, now: Round) -> Ragged:
-    """Draw the negatives of one round for every client: ``per_positive`` for each positive."""
+    """Draw ``per_positive`` negatives for each positive of every client."""
     excluded, count = view.excluded(), np.asarray(view.positives.lengths * per_positive)
     exclusions = excluded.indptr, excluded.values
     key = now.key(PURPOSE)
@@ -40,35 +41,35 @@ def draw_negatives(view: TrainView, per_positive: int, now: Round) -> Ragged:
 
 @dataclass(frozen=True)
 class DeviceSamples:
-    """A stack of devices' samples of a round, in the order in which they are gone through."""
+    """The samples of a batch of devices in a round, in training order."""
 
     indptr: NDArray[np.int64]
     items: NDArray[np.int32]
     labels: NDArray[np.float32]
     epochs: int
-    """Passes that the order goes through; the samples of each have the same length."""
+    """Number of epochs, all of the same length."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Samples of each client in one epoch."""
+        """Number of samples of each client in one epoch."""
         lengths: NDArray[np.int64] = np.diff(self.indptr) // self.epochs
         return lengths
 
 
 @dataclass(frozen=True)
 class Unshuffled:
-    """One epoch of a stack of devices' samples: each positive, followed by its negatives."""
+    """One epoch of a batch of devices' samples: each positive, followed by its negatives."""
 
     indptr: NDArray[np.int64]
     items: NDArray[np.int32]
     labels: NDArray[np.float32]
     used: NDArray[np.int64]
-    """How many numbers of each client's stream are spent."""
+    """Number of draws from each client's stream."""
     key: NDArray[np.uint64]
     users: NDArray[np.int32]
 
     def in_epochs(self, epochs: int) -> DeviceSamples:
-        """Return the samples in the shuffled order of several epochs."""
+        """Return the samples shuffled for several epochs."""
         indptr, order = kernels.shuffled_epochs(
             self.key, self.users, self.indptr, self.used, epochs
         )
@@ -78,9 +79,9 @@ class Unshuffled:
 def draw_unshuffled(
     view: TrainView, negatives: int, now: Round, purpose: str = PURPOSE
 ) -> Unshuffled:
-    """Draw the samples of a round, as `kernels.fit_inner_product` does."""
+    """Draw the samples of a round as `kernels.fit_inner_product` does."""
     key = now.key(purpose)
-    drawn = kernels.list_samples(key, stack_of(view), view.n_items, negatives)
+    drawn = kernels.list_samples(key, client_data(view), view.n_items, negatives)
     return Unshuffled(*drawn, key, view.users)
 
 
@@ -94,10 +95,10 @@ def draw_device_samples(
     positive_above: float | None = None,
     ratings: bool = False,
 ) -> DeviceSamples:
-    """Draw and shuffle the samples of a round, as `kernels.fit_inner_product` does.
+    """Draw and shuffle the samples of a round as `kernels.fit_inner_product` does.
 
-    With ``positive_above``, a training row with a value up to that is a negative too; with
-    ``ratings`` its label is its value, and that of a drawn item 0.
+    With ``positive_above``, training rows with values up to it are negatives too. With ``ratings``,
+    labels are the values of training rows, and 0 for drawn items.
     """
     drawn = draw_unshuffled(view, negatives, now, purpose)
     if ratings:
@@ -108,7 +109,7 @@ def draw_device_samples(
 
 
 def halves(samples: DeviceSamples, epochs: int) -> tuple[DeviceSamples, DeviceSamples]:
-    """Cut shuffled samples into a support set, repeated for some epochs, and a query set."""
+    """Split shuffled samples into a support set, repeated for some epochs, and a query set."""
     starts, lengths = samples.indptr[:-1], samples.lengths
     first = (lengths + 1) // 2
 
@@ -127,42 +128,42 @@ def halves(samples: DeviceSamples, epochs: int) -> tuple[DeviceSamples, DeviceSa
 
 @dataclass(frozen=True)
 class SiloSamples:
-    """A stack of silos' samples of a round, and the order in which the epochs go through them."""
+    """The samples of a batch of silos in a round, and their order in each epoch."""
 
     indptr: NDArray[np.int64]
-    """Where each client's samples would begin if there were one epoch."""
+    """Offsets of the clients' samples in one epoch."""
     users: NDArray[np.int64]
-    """Place of each sample's user among its client's users."""
+    """Index of each sample's user among its client's users."""
     items: NDArray[np.int32]
     labels: NDArray[np.float32]
     order: Ragged
-    """Positions of each client's samples in the arrays, epoch after epoch."""
+    """Indices of each client's samples, epoch after epoch."""
     epochs: int
     touched: Ragged
     """Distinct items of each client, in the order of their first use."""
-    places: NDArray[np.int64]
-    """Place of each sample's item among the client's touched ones."""
+    rows: NDArray[np.int64]
+    """Index of each sample's item among the client's touched items."""
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Samples of each client in one epoch."""
+        """Number of samples of each client in one epoch."""
         lengths: NDArray[np.int64] = np.diff(self.indptr)
         return lengths
 
 
 def draw_silo_samples(view: TrainView, negatives: int, epochs: int, now: Round) -> SiloSamples:
-    """Draw each user's samples from its own stream, and shuffle them client by client.
+    """Draw each user's samples from its own stream, and shuffle them by client.
 
-    Every epoch has negatives of its own: a silo would learn the same ones by heart.
+    Every epoch has its own negatives, because a silo would overfit to fixed ones.
     """
     of_user, items, labels, drawn = kernels.list_samples(
-        now.key(PURPOSE), stack_of(view), view.n_items, negatives * epochs
+        now.key(PURPOSE), client_data(view), view.n_items, negatives * epochs
     )
     clients = view.client_indptr
     first_user = np.repeat(clients[:-1], np.diff(clients))
     users = np.repeat(np.arange(len(view)) - first_user, np.diff(of_user))
-    *touched, places = kernels.number_by_first_use(of_user[clients], items, view.n_items)
-    # Who has touched every item has no negatives.
+    *touched, rows = kernels.number_by_first_use(of_user[clients], items, view.n_items)
+    # A user who has interacted with all items has no negatives.
     per_epoch = np.where(drawn > 0, 1 + negatives, 1) * view.positives.lengths
     indptr = np.concatenate([[0], np.cumsum(per_epoch)])[clients]
     key = now.key("silo/order")
@@ -172,4 +173,4 @@ def draw_silo_samples(view: TrainView, negatives: int, epochs: int, now: Round) 
         *shuffled, indptr, of_user, view.positives.lengths, clients, per_epoch, negatives, epochs
     )
     order = Ragged(shuffled[0], at)
-    return SiloSamples(indptr, users, items, labels, order, epochs, Ragged(*touched), places)
+    return SiloSamples(indptr, users, items, labels, order, epochs, Ragged(*touched), rows)

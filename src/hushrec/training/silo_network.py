@@ -1,14 +1,9 @@
-"""How a batch moves the networks and rows of silos: Adam, plain descent, and a Moreau envelope.
+"""Networks of silos: one per client, with samples of many users, batched tensors and sparse rows.
 
-Moments start anew in every round, so nothing of them is at rest. Rows of tables move only in the
-steps that look them up ("lazy" Adam): a step costs what its batch holds, not the catalogue.
-
-One network per client, a client being a silo of users: batched tensors and sparse rows.
-
-What `training.tensors` is to devices, with two more things that silos need: samples of many users
-in one client's batch, and the rules of `training.rules`. What keeps a client's bits the same in any
-company is the same: one shape for every product, filled up with clients and samples that weigh
-nothing; an entry that fills up looks up a spare row that nobody reads.
+Like `training.tensors`, but a client's batch has samples of several users, and the optimiser is
+Adam, SGD, or Adam with a Moreau envelope. Optimiser states start again in every round. Table rows
+are updated only in steps whose batch contains them (lazy Adam), so a step costs as much as its
+batch, not as the catalogue. Padding uses a spare row that is never read.
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ from numpy.typing import NDArray
 
 from hushrec.aggregation import ClientRows
 from hushrec.data.views import TrainView
-from hushrec.kernels.silo_steps import (
+from hushrec.kernels.layers import (
     adam_network,
     adam_rows,
     descend_network,
@@ -37,73 +32,75 @@ from hushrec.training.tensors import (
     Array,
     Arrays,
     Params,
-    Step,
+    SampleBatch,
     Tensor,
     groups_by_length,
     torch,
 )
 
 
-class Held:
-    """A group's networks, or the rows of its tables, and what a rule remembers of them."""
+class OptimiserState:
+    """Networks or table rows of a group, with the state of the optimiser."""
 
-    def __init__(self, values: Array, rule: Rule, *, moves: bool, shared: bool) -> None:
+    def __init__(self, values: Array, optimiser: Optimiser, *, moves: bool, shared: bool) -> None:
         self.values = values
-        self.anchors = values.copy() if rule.anchored and shared else values
-        """What an envelope draws them back to; what nobody else has is in no envelope."""
+        self.anchors = values.copy() if optimiser.anchored and shared else values
+        """Anchors of a Moreau envelope; private parameters have none."""
         shape = values.shape if moves else (0, 0)
         self.first, self.second = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.summed = np.zeros((shape[0], shape[1] + 1), np.float32)
-        """Room for the sums of the gradients of rows, and a mark; 0 between steps."""
+        """Buffer for sums of row gradients and a mark; 0 between steps."""
 
 
 @dataclass(frozen=True)
-class Rule(ABC):
-    """What a step does with a gradient; ``number`` counts steps from 1."""
+class Optimiser(ABC):
+    """Update of parameters by a gradient; ``number`` counts steps from 1."""
 
     anchored: ClassVar[bool] = False
-    """Whether parameters that are shared have anchors, which follow them."""
+    """Whether shared parameters have anchors, which follow them."""
 
     @property
     def repeats(self) -> int:
-        """Steps on one batch."""
+        """Number of steps on each batch."""
         return 1
 
     @abstractmethod
     def move_network(
-        self, held: Held, gradient: Array, start: int, active: Array, number: int
+        self, held: OptimiserState, gradient: Array, start: int, active: Array, number: int
     ) -> None:
-        """Step on the parameter that begins at ``start``; who is not active stays."""
+        """Update the parameter at offset ``start`` of the active clients."""
 
     @abstractmethod
-    def move_rows(self, held: Held, gradient: Array, index: Array, number: int) -> None:
-        """Step on the rows of ``index``, each once, with the sum of its gradients."""
+    def move_rows(self, held: OptimiserState, gradient: Array, index: Array, number: int) -> None:
+        """Update the distinct rows of ``index``, each with the sum of its gradients."""
 
-    def move_anchors(self, network: Held, items: Held, active: Array, index: Array) -> None:
-        """Let anchors follow after a batch; without any, nothing."""
+    def move_anchors(
+        self, network: OptimiserState, items: OptimiserState, active: Array, index: Array
+    ) -> None:
+        """Move the anchors after a batch; by default there are none."""
         return
 
 
 @dataclass(frozen=True)
-class PlainDescent(Rule):
-    """Plain gradient steps."""
+class PlainSGD(Optimiser):
+    """Plain SGD."""
 
     rate: float
 
     def move_network(
-        self, held: Held, gradient: Array, start: int, active: Array, number: int
+        self, held: OptimiserState, gradient: Array, start: int, active: Array, number: int
     ) -> None:
-        """Go against the gradient."""
+        """Take an SGD step."""
         descend_network(held.values, gradient, start, active, self.rate)
 
-    def move_rows(self, held: Held, gradient: Array, index: Array, number: int) -> None:
-        """Go against the gradient."""
+    def move_rows(self, held: OptimiserState, gradient: Array, index: Array, number: int) -> None:
+        """Take an SGD step."""
         descend_rows(held.values, held.summed, index, gradient, self.rate)
 
 
 @dataclass(frozen=True)
-class Adam(Rule):
-    """Kingma and Ba's rule; on table rows, only in the steps that look them up."""
+class LazyAdam(Optimiser):
+    """Adam (Kingma and Ba); table rows are updated only in steps whose batch contains them."""
 
     rate: float
     first: float = 0.9
@@ -112,45 +109,45 @@ class Adam(Rule):
 
     @property
     def pull(self) -> float:
-        """Weight of half the squared distance from the anchors in the loss; without any, 0."""
+        """Weight of half the squared distance from the anchors in the loss."""
         return 0.0
 
     def factors(self, number: int) -> tuple[float, float, float, float, float]:
-        """Return (decays, corrected rate, correction of the squares, tiny) of a step."""
+        """Return (two decays, corrected rate, correction of the squares, tiny) of a step."""
         rate, spread = self.rate / (1 - self.first**number), 1 / (1 - self.second**number)
         return self.first, self.second, rate, spread, self.tiny
 
     def move_network(
-        self, held: Held, gradient: Array, start: int, active: Array, number: int
+        self, held: OptimiserState, gradient: Array, start: int, active: Array, number: int
     ) -> None:
-        """Take the moments' step."""
+        """Take an Adam step."""
         factors, moments = self.factors(number), (held.first, held.second)
         adam_network(
             held.values, *moments, gradient, start, active, factors, held.anchors, self.pull
         )
 
-    def move_rows(self, held: Held, gradient: Array, index: Array, number: int) -> None:
-        """Take the moments' step."""
+    def move_rows(self, held: OptimiserState, gradient: Array, index: Array, number: int) -> None:
+        """Take an Adam step."""
         factors, moments = self.factors(number), (held.first, held.second)
         pull = self.pull if held.anchors is not held.values else 0.0
         adam_rows(held.values, *moments, held.summed, index, gradient, factors, held.anchors, pull)
 
 
 @dataclass(frozen=True)
-class Moreau(Adam):
-    """Steps of Adam on every batch, drawn back to anchors that then follow (see `pfedme`)."""
+class MoreauAdam(LazyAdam):
+    """Steps of LazyAdam on every batch, drawn back to anchors that then follow (see `pfedme`)."""
 
     anchored: ClassVar[bool] = True
     steps: int = 1
-    """Steps on a batch."""
+    """Number of steps on each batch."""
     weight: float = 0.0
-    """Of half the squared distance from the anchors in the loss."""
+    """Weight of half the squared distance from the anchors in the loss."""
     share: float = 1.0
-    """Share of the way that the anchors follow after a batch."""
+    """Share of the distance by which the anchors follow after a batch."""
 
     @property
     def repeats(self) -> int:
-        """Steps on one batch."""
+        """Number of steps on each batch."""
         return self.steps
 
     @property
@@ -158,42 +155,44 @@ class Moreau(Adam):
         """Weight of half the squared distance from the anchors in the loss."""
         return self.weight
 
-    def move_anchors(self, network: Held, items: Held, active: Array, index: Array) -> None:
-        """Let the anchors of the active networks and of the rows of ``index`` follow."""
+    def move_anchors(
+        self, network: OptimiserState, items: OptimiserState, active: Array, index: Array
+    ) -> None:
+        """Move the anchors of the active networks and of the rows of ``index``."""
         for c in np.flatnonzero(active):
             network.anchors[c] += np.float32(self.share) * (network.values[c] - network.anchors[c])
         follow_rows(items.anchors, items.values, items.summed, index, self.share)
 
 
 LANES = 16
-"""Flat parameters are a multiple of this long: vector units then have no remainder to treat."""
+"""Flat parameters are padded to a multiple of this length, for vector instructions."""
 
 EVERYTHING = frozenset({"network", "users", "items"})
 Shapes = Mapping[str, tuple[int, ...]]
 
-SiloLoss = Callable[[Params, Params, Params, Step], Tensor]
-"""(network, looked-up rows that learn, looked-up rows that do not, batch) -> loss per client."""
+SiloLoss = Callable[[Params, Params, Params, SampleBatch], Tensor]
+"""(network, trained rows of the samples, fixed rows of the samples, batch) -> loss per client."""
 
 
 @dataclass(frozen=True)
 class SiloProblem:
-    """What a stack of clients trains, and on what."""
+    """Loss and samples of a batch of clients."""
 
     shapes: Shapes
-    """Of the network's parameters, which lie one after the other in a flat array."""
+    """Shapes of the network's parameters, in the order of the flat vector."""
     loss: SiloLoss
     samples: SiloSamples
     batch: int
     fixed: Mapping[str, Array]
-    """For every user of the stack a row that the loss looks up and nothing trains."""
+    """Rows of every user that enter the loss and are not trained."""
     user_indptr: NDArray[np.int64]
-    """Where each client's users begin among those rows."""
+    """Offsets of the clients' users in those rows."""
     decay: float = 0.0
-    """Weight of the mean squared rows that the samples look up, beside the loss."""
+    """Weight of the mean squared norm of the samples' rows, added to the loss."""
 
     @property
     def owned(self) -> dict[str, NDArray[np.int64]]:
-        """Where each client's rows begin in every table."""
+        """Offsets of the clients' rows in each table."""
         return {"users": self.user_indptr, "items": self.samples.touched.indptr}
 
 
@@ -208,53 +207,53 @@ def unpack_flat(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
 
 
 def pack_flat(arrays: Arrays, shapes: Shapes) -> NDArray[np.float32]:
-    """Lay named arrays one after the other, and fill up the last lanes."""
+    """Return named arrays as one flat vector, padded to `LANES`."""
     joined = np.concatenate([np.asarray(arrays[name], np.float32).ravel() for name in shapes])
     return np.pad(joined, (0, -len(joined) % LANES))
 
 
 class SiloModel(NamedTuple):
-    """The parameters of a stack of clients."""
+    """Parameters of a batch of silos."""
 
     network: NDArray[np.float32]
     """[clients, flat]"""
     users: NDArray[np.float32]
-    """A row for every user of the stack."""
+    """One row per user."""
     items: NDArray[np.float32]
-    """A row for every touched item of every client."""
+    """One row per client and touched item."""
 
     def copy(self) -> SiloModel:
-        """Return the same numbers in arrays of their own."""
+        """Return a copy."""
         return SiloModel(*(array.copy() for array in self))
 
 
-class Trained(NamedTuple):
-    """What a stack of clients has after training."""
+class TrainedSilos(NamedTuple):
+    """Result of training a batch of silos."""
 
     model: SiloModel
     anchors: SiloModel
-    """Where the rule's anchors ended; without any, the model."""
+    """Final anchors of the optimiser; the model if it has none."""
     losses: NDArray[np.float64]
-    """Mean loss of each client before its steps."""
+    """Mean loss of each client before each step."""
 
 
 def train_silo_networks(
     problem: SiloProblem,
     start: SiloModel,
-    rule: Rule,
+    optimiser: Optimiser,
     *,
     moves: frozenset[str] = EVERYTHING,
     only: Collection[str] | None = None,
     steps: int | None = None,
-) -> Trained:
-    """Train a stack of clients; nothing is changed in place.
+) -> TrainedSilos:
+    """Train a batch of silos; nothing is changed in place.
 
-    ``moves`` says which fields of the model learn, ``only`` which parameters of the network, and
-    ``steps`` stops a client before its last one.
+    ``moves`` are the trained fields of the model, ``only`` the trained parameters of the network,
+    and ``steps`` is the largest number of steps of a client.
     """
-    done = Trained(start.copy(), start.copy(), np.zeros(len(start.network)))
+    done = TrainedSilos(start.copy(), start.copy(), np.zeros(len(start.network)))
     for clients, real in groups_by_length(problem.samples.lengths):
-        group = _Group(problem, start, clients, real, rule, moves, only)
+        group = _Group(problem, start, clients, real, optimiser, moves, only)
         for number, batch in enumerate(group.batches(steps)):
             group.take_step(number, *batch)
         group.give_back(done)
@@ -262,28 +261,28 @@ def train_silo_networks(
 
 
 class _Table:
-    """Rows that a group looks up: [clients * (most + 1), width]; each client's last is spare."""
+    """Rows of a group: [clients * (most + 1), width]; each client's last row is spare."""
 
     def __init__(self, rows: Array, indptr: NDArray[np.int64], real: NDArray[np.int64]) -> None:
         self.owned = [slice(indptr[c], indptr[c + 1]) for c in real]
         self.most = max([own.stop - own.start for own in self.owned], default=0)
         values = np.zeros((GROUP, self.most + 1, rows.shape[1]), np.float32)
-        for place, own in enumerate(self.owned):
-            values[place, : own.stop - own.start] = rows[own]
+        for number, own in enumerate(self.owned):
+            values[number, : own.stop - own.start] = rows[own]
         self.values = torch.from_numpy(values.reshape(-1, rows.shape[1]))
         self.base = (np.arange(GROUP) * (self.most + 1))[:, None]
 
-    def index(self, place: NDArray[np.int64], valid: NDArray[np.bool_]) -> Tensor:
-        """Return where the rows of these places lie, [clients, samples] flattened."""
-        return torch.from_numpy((self.base + np.where(valid, place, self.most)).reshape(-1))
+    def index(self, rows: NDArray[np.int64], valid: NDArray[np.bool_]) -> Tensor:
+        """Return flat indices of these rows, [clients, samples] flattened."""
+        return torch.from_numpy((self.base + np.where(valid, rows, self.most)).reshape(-1))
 
     def look_up(self, index: Tensor) -> Tensor:
         return self.values.index_select(0, index).view(GROUP, -1, self.values.shape[1])
 
     def give_back(self, values: Array, rows: Array) -> None:
         whole = values.reshape(GROUP, self.most + 1, -1)
-        for place, own in enumerate(self.owned):
-            rows[own] = whole[place, : own.stop - own.start]
+        for number, own in enumerate(self.owned):
+            rows[own] = whole[number, : own.stop - own.start]
 
 
 class _Group:
@@ -295,12 +294,12 @@ class _Group:
         start: SiloModel,
         clients: NDArray[np.int64],
         real: int,
-        rule: Rule,
+        optimiser: Optimiser,
         moves: frozenset[str],
         only: Collection[str] | None,
     ) -> None:
         self.problem, self.clients, self.real = problem, clients, clients[:real]
-        self.rule, self.moves, self.only = rule, moves, only
+        self.optimiser, self.moves, self.only = optimiser, moves, only
         flat = torch.from_numpy(start.network[clients])
         self.network = {
             name: part.detach().requires_grad_("network" in moves)
@@ -313,17 +312,19 @@ class _Group:
         }
         values = {"network": flat, **{name: t.values for name, t in self.tables.items()}}
         self.held = {
-            name: Held(array.numpy(), rule, moves=name in moves, shared=name != "users")
+            name: OptimiserState(
+                array.numpy(), optimiser, moves=name in moves, shared=name != "users"
+            )
             for name, array in values.items()
         }
         self.total = torch.zeros(GROUP, dtype=torch.float64)
         self.count = np.zeros(GROUP)
 
-    def batches(self, limit: int | None) -> Iterator[tuple[Step, Tensor, Tensor]]:
+    def batches(self, limit: int | None) -> Iterator[tuple[SampleBatch, Tensor, Tensor]]:
         samples, size = self.problem.samples, self.problem.batch
         lengths = np.where(np.arange(GROUP) < len(self.real), samples.lengths[self.clients], 0)
         starts = samples.order.indptr[self.clients]
-        # Everybody goes on to the next epoch by itself, so the n-th step is everybody's n-th.
+        # Clients start their next epoch independently, so step n is the n-th step of each.
         per_epoch = np.maximum(1, -(-lengths // size))
         last = int((per_epoch * (lengths > 0)).max()) * samples.epochs
         for number in range(last if limit is None else min(last, limit)):
@@ -334,25 +335,25 @@ class _Group:
             at = (starts + epoch * lengths + first)[:, None] + np.arange(size)
             at = samples.order.values[np.where(valid, at, 0)]
             weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0)
-            step = Step(
+            step = SampleBatch(
                 torch.from_numpy(samples.labels[at]), torch.from_numpy(weights.astype(np.float32))
             )
             yield (
                 step,
                 self.tables["users"].index(samples.users[at], valid),
-                self.tables["items"].index(samples.places[at], valid),
+                self.tables["items"].index(samples.rows[at], valid),
             )
 
-    def take_step(self, number: int, step: Step, users: Tensor, items: Tensor) -> None:
-        """Take the rule's steps on the batch of this number, from 0."""
-        for k in range(self.rule.repeats):
-            losses = self._descend(number * self.rule.repeats + k + 1, step, users, items)
+    def take_step(self, number: int, step: SampleBatch, users: Tensor, items: Tensor) -> None:
+        """Take the optimiser's steps on one batch; ``number`` counts batches from 0."""
+        for k in range(self.optimiser.repeats):
+            losses = self._descend(number * self.optimiser.repeats + k + 1, step, users, items)
             if k == 0:
                 self.total += losses * step.active
         network, rows = self.held["network"], self.held["items"]
-        self.rule.move_anchors(network, rows, step.active.numpy(), items.numpy())
+        self.optimiser.move_anchors(network, rows, step.active.numpy(), items.numpy())
 
-    def _descend(self, number: int, step: Step, users: Tensor, items: Tensor) -> Tensor:
+    def _descend(self, number: int, step: SampleBatch, users: Tensor, items: Tensor) -> Tensor:
         """Take one step; return the clients' losses before it."""
         index = {"users": users, "items": items}
         rows = {name: table.look_up(index[name]) for name, table in self.tables.items()}
@@ -371,22 +372,22 @@ class _Group:
         for name, gradient in zip(learning, gradients, strict=True):
             decayed = torch.addcmul(gradient, rows[name].detach(), shrink)
             flat = decayed.reshape(-1, decayed.shape[-1]).numpy()
-            self.rule.move_rows(self.held[name], flat, index[name].numpy(), number)
+            self.optimiser.move_rows(self.held[name], flat, index[name].numpy(), number)
         return losses.detach().double()
 
     def _move_network(
         self, number: int, parts: Mapping[str, Tensor], active: NDArray[np.float32]
     ) -> None:
-        """Step on each parameter where it lies; who is done stays, moments or not."""
+        """Update each parameter in place; clients that have finished stay unchanged."""
         start = 0
         for name, gradient in parts.items():
             own = gradient.reshape(GROUP, -1).numpy()
             if self.only is None or name in self.only:
-                self.rule.move_network(self.held["network"], own, start, active, number)
+                self.optimiser.move_network(self.held["network"], own, start, active, number)
             start += own.shape[1]
 
-    def give_back(self, done: Trained) -> None:
-        """Write what these clients came to."""
+    def give_back(self, done: TrainedSilos) -> None:
+        """Write the results of these clients."""
         held, real = self.held, len(self.real)
         done.losses[self.real] = self.total.numpy()[:real] / np.maximum(1, self.count[:real])
         done.model.network[self.real] = held["network"].values[:real]
@@ -397,7 +398,7 @@ class _Group:
 
 
 def rows_of_users(kept: ClientRows, view: TrainView) -> NDArray[np.float32]:
-    """Return the row that each user's client keeps of it; zeros before its first training."""
+    """Return each user's row kept by its client; zeros before its first training."""
     rows = np.zeros((len(view), kept.rows.shape[1]), np.float32)
     client = np.repeat(np.arange(len(view.clients)), np.diff(view.client_indptr))
     wanted = (client << 32) + view.users
@@ -405,7 +406,7 @@ def rows_of_users(kept: ClientRows, view: TrainView) -> NDArray[np.float32]:
     known = (owner << 32) + kept.ids
     if len(known):
         # Clients keep their users in ascending order.
-        place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        found = known[place] == wanted
-        rows[found] = kept.rows[place[found]]
+        index = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        known_user = known[index] == wanted
+        rows[known_user] = kept.rows[index[known_user]]
     return rows

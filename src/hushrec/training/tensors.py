@@ -1,12 +1,12 @@
-"""Small networks, one per client, trained together: what the methods in torch share.
+"""Batched training of one small network per client with torch autograd.
 
-Every parameter has a leading axis of clients, so a layer of all of them is one batched product. The
+Every parameter has a leading client axis, so a layer of all clients is one batched product. The
 clients' losses are independent, so the gradient of their sum is each client's own gradient.
 
-Clients are taken `GROUP` at a time and samples ``batch`` at a time, filled up with clients and
-samples that weigh nothing: how a product rounds may depend on its shape, and with one shape a
-client is trained to the same bits in any company. One thread per product, for the same reason; the
-backend runs several stacks at once.
+Clients are trained `GROUP` at a time on ``batch`` samples at a time, padded with clients and
+samples of weight 0. All products then have the same shape, and a client's result does not depend on
+the others, because rounding may depend on the shape. Each product uses one thread; the backend runs
+several batches of clients at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hushrec.streams import Streams
 from hushrec.training.samples import DeviceSamples
 
 try:
-    # Under this name for the methods too: they import it from here, with the error below.
+    # Methods import torch from here, for the error below.
     import torch as torch
 except ImportError as error:
     raise MissingExtraError("a neural network", "neural") from error
@@ -44,60 +44,60 @@ Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
-class Step:
-    """The samples of one step of `GROUP` clients: [clients, samples]."""
+class SampleBatch:
+    """A batch of samples of `GROUP` clients: [clients, samples]."""
 
     labels: Tensor
     weights: Tensor
-    """One over the size of the client's batch; 0 where it is filled up, so sums are means."""
+    """One over the size of the client's batch, 0 for padding; a weighted sum is a mean."""
 
     @property
     def active(self) -> Tensor:
-        """1 for a client that has samples in this step, 0 for one that is done."""
+        """1 for a client with samples in this step, 0 for one that has finished."""
         return (self.weights[:, 0] > 0).float()
 
 
 @dataclass(frozen=True)
-class Batch(Step):
-    """A step of devices, each of one user."""
+class DeviceBatch(SampleBatch):
+    """A batch of samples of devices with one user each."""
 
     clients: Tensor
-    """Positions of the clients in the stack; where the group is filled up, the last one's."""
+    """Indices of the clients; padding repeats the last one."""
     items: Tensor
-    """Item of each sample; where the batch is filled up, any."""
+    """Item of each sample; arbitrary for padding."""
 
 
-LossOf = Callable[[Params, Params, Batch], Tensor]
-"""(parameters, the table rows of each sample, batch) -> the loss of each client, [clients]."""
+LossOf = Callable[[Params, Params, DeviceBatch], Tensor]
+"""(parameters, table rows of each sample, batch) -> loss of each client, [clients]."""
 
 
-class Phase(NamedTuple):
-    """One step of a batch: the parameters and tables that it moves, each at its rate."""
+class DescentStep(NamedTuple):
+    """One gradient step on a batch: the rates of the parameters and tables that it updates."""
 
     rates: Mapping[str, float]
     clip: float | None = None
-    """Largest norm of the gradient, each client's own."""
+    """Bound of the norm of each client's gradient."""
 
 
 def train_tensors(
     params: Arrays,
     tables: Arrays,
     loss_of: LossOf,
-    phases: Sequence[Phase],
+    steps: Sequence[DescentStep],
     samples: DeviceSamples,
     batch: int,
     n_items: int,
 ) -> tuple[dict[str, Array], dict[str, ClientRows], NDArray[np.float64]]:
-    """Train a stack of clients by SGD.
+    """Train a batch of clients by SGD.
 
-    ``params`` have a leading client axis. ``tables`` are tables that all clients start from,
-    [items, …], or a table of each client's own, [clients, items, …]. On every batch the phases
-    follow one another, each with what the phase before it left. Nothing is changed in place.
+    ``params`` have a leading client axis. ``tables`` are shared initial tables [items, …], or the
+    clients' own, [clients, items, …]. On every batch the ``steps`` are taken in order. Nothing is
+    changed in row.
 
-    Returns the parameters, the touched rows of every table as the clients left them, and each
-    client's mean loss before its steps.
+    Returns the parameters, the touched rows of every table after training, and each client's mean
+    loss before each first step.
     """
-    indptr, ids, place = kernels.number_by_first_use(samples.indptr, samples.items, n_items)
+    indptr, ids, row = kernels.number_by_first_use(samples.indptr, samples.items, n_items)
     trained = {name: np.array(array, np.float32) for name, array in params.items()}
     widths = {name: table.shape[-1] for name, table in tables.items()}
     rows = {name: np.empty((len(ids), width), np.float32) for name, width in widths.items()}
@@ -114,14 +114,14 @@ def train_tensors(
                 received[g, : own.stop - own.start] = source[ids[own]]
             local[name] = torch.from_numpy(received)
         total = torch.zeros(GROUP, dtype=torch.float64)
-        for step, slots in batches(samples, place, clients, batch):
-            for number, phase in enumerate(phases):
-                loss = _step(state, local, loss_of, phase, step, slots)
+        for taken, slots in batches(samples, row, clients, batch):
+            for number, descent in enumerate(steps):
+                loss = _step(state, local, loss_of, descent, taken, slots)
                 if number == 0:
-                    total += loss.double() * step.active
-        steps = np.maximum(1, -(-samples.lengths // batch) * samples.epochs)
+                    total += loss.double() * taken.active
+        count = np.maximum(1, -(-samples.lengths // batch) * samples.epochs)
         for g, c in enumerate(clients[:real]):
-            losses[c] = float(total[g]) / steps[c]
+            losses[c] = float(total[g]) / count[c]
             for name, tensor in state.items():
                 trained[name][c] = tensor[g].numpy()
             for name, tensor in local.items():
@@ -133,37 +133,37 @@ def _step(
     state: dict[str, Tensor],
     local: dict[str, Tensor],
     loss_of: LossOf,
-    phase: Phase,
-    step: Batch,
+    descent: DescentStep,
+    step: DeviceBatch,
     slots: Tensor,
 ) -> Tensor:
-    """Take one step of a phase; return the clients' losses before it."""
+    """Take one gradient step; return the clients' losses before it."""
     looked_up = {
         name: table.gather(1, slots[..., None].expand(-1, -1, table.shape[-1]))
         for name, table in local.items()
     }
-    moving = {name: (state if name in state else looked_up)[name] for name in phase.rates}
+    moving = {name: (state if name in state else looked_up)[name] for name in descent.rates}
     for tensor in moving.values():
         tensor.requires_grad_()
     losses = loss_of(state, looked_up, step)
     gradients = torch.autograd.grad((losses * step.active).sum(), list(moving.values()))
-    if phase.clip is not None:
+    if descent.clip is not None:
         named = dict(zip(moving, gradients, strict=True))
-        factor = _clip_factor(named, local, slots, phase.clip)
+        factor = _clip_factor(named, local, slots, descent.clip)
         gradients = tuple(g * factor.view(-1, *[1] * (g.ndim - 1)) for g in gradients)
     for (name, tensor), gradient in zip(moving.items(), gradients, strict=True):
         if name in state:
-            state[name] = tensor.detach() - phase.rates[name] * gradient
+            state[name] = tensor.detach() - descent.rates[name] * gradient
         else:
             index = slots[..., None].expand_as(gradient)
-            local[name].scatter_add_(1, index, -phase.rates[name] * gradient)
+            local[name].scatter_add_(1, index, -descent.rates[name] * gradient)
     return losses.detach()
 
 
 def _clip_factor(
     gradients: Mapping[str, Tensor], local: Params, slots: Tensor, limit: float
 ) -> Tensor:
-    """Return what scales each client's gradient to a norm of at most ``limit``."""
+    """Return the factor that scales each client's gradient to a norm of at most ``limit``."""
     squared = torch.zeros(GROUP)
     for name, gradient in gradients.items():
         own = gradient
@@ -176,7 +176,7 @@ def _clip_factor(
 
 
 def groups_by_length(lengths: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Cut a stack into groups of about as many steps: (clients, filled up; how many are real)."""
+    """Yield groups of similar sample counts: (padded clients, number without padding)."""
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), GROUP):
         group = np.sort(order[start : start + GROUP])
@@ -184,9 +184,9 @@ def groups_by_length(lengths: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.in
 
 
 def batches(
-    samples: DeviceSamples, place: NDArray[np.int64], clients: NDArray[np.int64], batch: int
-) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield the steps of a group, with the place of each sample's item among the client's rows."""
+    samples: DeviceSamples, row: NDArray[np.int64], clients: NDArray[np.int64], batch: int
+) -> Iterator[tuple[DeviceBatch, Tensor]]:
+    """Yield a group's batches, with the index of each sample's item among the client's rows."""
     real = len(np.unique(clients))
     lengths = np.where(np.arange(GROUP) < real, samples.lengths[clients], 0)
     starts = samples.indptr[clients]
@@ -199,17 +199,17 @@ def batches(
             at = np.where(valid, at, 0)
             weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0).astype(np.float32)
             yield (
-                Batch(
+                DeviceBatch(
                     torch.from_numpy(samples.labels[at]),
                     torch.from_numpy(weights),
                     whole,
                     torch.from_numpy(samples.items[at].astype(np.int64)),
                 ),
-                torch.from_numpy(np.where(valid, place[at], 0)),
+                torch.from_numpy(np.where(valid, row[at], 0)),
             )
 
 
-def mean_bce(logits: Tensor, batch: Step) -> Tensor:
+def mean_bce(logits: Tensor, batch: SampleBatch) -> Tensor:
     """Return each client's mean binary cross-entropy."""
     entropy = torch.nn.functional.binary_cross_entropy_with_logits(
         logits, batch.labels, reduction="none"
@@ -218,7 +218,7 @@ def mean_bce(logits: Tensor, batch: Step) -> Tensor:
 
 
 def mlp_shapes(widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Name the weights and biases of a network with these layer widths, input first."""
+    """Return names and shapes of the weights and biases of an MLP, input width first."""
     shapes: dict[str, tuple[int, ...]] = {}
     for number, (n_in, n_out) in enumerate(pairwise(widths)):
         shapes[f"layer{number}/weight"] = (n_in, n_out)
@@ -249,10 +249,10 @@ def mlp(params: Params, inputs: Tensor) -> Tensor:
 
 
 def groups_in_order(n_clients: int) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Cut a stack into groups as it stands: (clients, filled up; how many are real)."""
+    """Yield groups of clients in order: (padded clients, number without padding)."""
     return groups_by_length(np.zeros(n_clients, np.int64))
 
 
 def repeat(arrays: Arrays, clients: int) -> dict[str, Array]:
-    """Give every client of a stack the received parameters."""
+    """Return the received parameters repeated for every client."""
     return {n: np.broadcast_to(a, (clients, *a.shape)) for n, a in arrays.items()}

@@ -30,7 +30,7 @@ from hushrec.extend import (
 from hushrec.training import tensors
 from hushrec.training.inner_product import apply_mean, deltas, first_vector, initial_table
 from hushrec.training.samples import draw_device_samples
-from hushrec.training.tensors import Batch, Params, Phase, Tensor, torch
+from hushrec.training.tensors import DescentStep, DeviceBatch, Params, Tensor, torch
 
 
 class TwoTowerConfig(MethodConfig):
@@ -72,7 +72,11 @@ class TwoTower(Method):
             {"vector": np.asarray(private["vector"]), **tensors.repeat(network, len(view))},
             {"items": shared["items"]},
             loss,
-            [Phase({**dict.fromkeys(["vector", *network], config.lr), "items": config.item_lr})],
+            [
+                DescentStep(
+                    {**dict.fromkeys(["vector", *network], config.lr), "items": config.item_lr}
+                )
+            ],
             draw_device_samples(view, config.negatives, 1, now),
             config.batch,
             view.n_items,
@@ -100,7 +104,7 @@ class TwoTower(Method):
         return np.array(scores, np.float32).reshape(len(vectors), len(items))
 
 
-def loss(params: Params, rows: Params, batch: Batch) -> Tensor:
+def loss(params: Params, rows: Params, batch: DeviceBatch) -> Tensor:
     """Return each client's mean binary cross-entropy."""
     items = tensors.mlp(params, rows["items"])
     return tensors.mean_bce((items * params["vector"][:, None]).sum(-1), batch)

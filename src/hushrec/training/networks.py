@@ -1,0 +1,333 @@
+"""Networks of devices, trained by fused kernels: over item rows, or over features.
+
+A row network scores an item by f(q_i), or by f([p_u, q_i]) with a client vector p_u; f is an MLP
+with ReLU between its layers.
+
+A feature network is the MLP of PrivRec (eq. 1) over the features, or ids, of user and item. Its
+parameters are one flat vector, so that a proximal term, a step and an upload are one operation
+each; `FeatureNetwork.shapes` gives the order. The first layer is a sum of a user part, computed
+once per step, and an item part.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec import kernels
+from hushrec.aggregation import ClientRows
+from hushrec.data.features import encode
+from hushrec.data.views import TrainView
+from hushrec.errors import ConfigError
+from hushrec.kernels.draws import Pace
+from hushrec.kernels.feature_networks import (
+    FeatureSamples,
+    Inputs,
+    NetworkLayout,
+    ProximalDescent,
+    Side,
+    fit_feature_networks,
+)
+from hushrec.kernels.row_networks import NetworkRates, RowSamples, Shape, fit_row_networks
+from hushrec.streams import Round, Streams
+from hushrec.training import tensors
+from hushrec.training.inner_product import Descent
+from hushrec.training.samples import DeviceSamples, draw_device_samples
+from hushrec.training.tensors import Tensor, torch
+
+Array = NDArray[Any]
+
+ITEM_BLOCK = 1024
+"""Items scored at a time, few enough for the processor cache."""
+
+
+def initial_row_network(n_in: int, hidden: tuple[int, ...], streams: Streams) -> dict[str, Array]:
+    """Draw the initial score function of all devices."""
+    return tensors.initial_mlp([n_in, *hidden, 1], streams, "init/score-function")
+
+
+def row_logits(params: tensors.Params, rows: Tensor) -> Tensor:
+    """Score rows [clients, samples, d] by each client's network: [clients, samples]."""
+    if "vector" in params:
+        # The vector is the same for all rows, so its contribution to the first layer is a bias.
+        vector, weight = params["vector"], params["layer0/weight"]
+        share = torch.bmm(vector[:, None], weight[:, : vector.shape[1]])[:, 0]
+        params = {
+            **params,
+            "layer0/weight": weight[:, vector.shape[1] :],
+            "layer0/bias": params["layer0/bias"] + share,
+        }
+    return tensors.mlp(params, rows)[..., 0]
+
+
+def row_loss(params: tensors.Params, rows: tensors.Params, batch: tensors.DeviceBatch) -> Tensor:
+    """Return each client's mean binary cross-entropy."""
+    return tensors.mean_bce(row_logits(params, rows["items"]), batch)
+
+
+def train_row_networks(
+    view: TrainView,
+    now: Round,
+    table: Array,
+    params: tensors.Arrays,
+    pace: Pace,
+    descent: Descent,
+    vector_rate: float = 1.0,
+) -> tuple[dict[str, Array], ClientRows, NDArray[np.float64]]:
+    """Train a batch of clients.
+
+    Clients start from ``table`` [items, d], or from their own tables [clients, items, d]. The
+    vector's rate is ``vector_rate`` times that of the other parameters. Returns the parameters, the
+    touched rows after training, and each client's mean loss before each step.
+    """
+    descent.check(np.dtype(np.float32))
+    samples = draw_device_samples(view, pace.negatives, pace.epochs, now)
+    indptr, ids, sample_rows = kernels.number_by_first_use(
+        samples.indptr, samples.items, view.n_items
+    )
+    owner = np.repeat(np.arange(len(view)), np.diff(indptr))
+    rows = np.ascontiguousarray(table[ids] if table.ndim == 2 else table[owner, ids])
+    order = ["vector"] if "vector" in params else []
+    order += [f"layer{k}/{part}" for k in range(len(params) // 2) for part in ("weight", "bias")]
+    sizes = [math.prod(params[name].shape[1:]) for name in order]
+    flat = [params[name].reshape(len(view), k) for name, k in zip(order, sizes, strict=True)]
+    theta = np.ascontiguousarray(np.concatenate(flat, 1))
+    widths = [table.shape[-1], *(params[name].shape[1] for name in order if "bias" in name)]
+    clip = np.inf if descent.clip is None else descent.clip
+    losses = fit_row_networks(
+        theta,
+        rows,
+        indptr,
+        RowSamples(samples.indptr, sample_rows, samples.labels, samples.epochs),
+        pace.batch,
+        Shape(params["vector"].shape[1] if "vector" in params else 0, np.array(widths)),
+        NetworkRates(descent.own * vector_rate, descent.own, descent.item, clip),
+        descent.two_steps,
+    )
+    parts = np.split(theta, np.cumsum(sizes)[:-1], 1)
+    trained = {
+        name: part.reshape(params[name].shape) for name, part in zip(order, parts, strict=True)
+    }
+    return trained, ClientRows(indptr, ids, rows), losses
+
+
+def score_row_networks(
+    params: tensors.Arrays, table: Array, own: Array | ClientRows | None = None
+) -> NDArray[np.float32]:
+    """Score every item for every client: [clients, items].
+
+    ``table`` is shared, [items, d], with each client's ``own`` rows written into it, or
+    [clients, items, d].
+    """
+    n_clients, n_items = len(next(iter(params.values()))), table.shape[-2]
+    scores = np.empty((n_clients, n_items), np.float32)
+    for clients, real in tensors.groups_in_order(n_clients):
+        state = {name: torch.from_numpy(array[clients]) for name, array in params.items()}
+        shape = (tensors.GROUP, *table.shape[-2:])
+        tables = np.array(np.broadcast_to(table, shape) if table.ndim == 2 else table[clients])
+        if isinstance(own, ClientRows):
+            slots = np.arange(tensors.GROUP)
+            kernels.put_rows(tables, slots, clients, own.indptr, own.ids, own.rows)
+        for first in range(0, n_items, ITEM_BLOCK):
+            block = slice(first, first + ITEM_BLOCK)
+            with torch.no_grad():
+                logits = row_logits(state, torch.from_numpy(tables[:, block]))
+            scores[clients[:real], block] = logits[:real].numpy()
+    return scores
+
+
+def gated_loss(loss_of: tensors.LossOf, beta: float) -> tensors.LossOf:
+    """Return the loss on the fused rows ``beta P + 2 (1 - beta) g P_g`` (FedRKG, eq. 6)."""
+
+    def loss(params: tensors.Params, rows: tensors.Params, batch: tensors.DeviceBatch) -> Tensor:
+        own, mean = rows["items"], rows["guidance"]
+        logit = torch.cat([own, mean, own - mean], -1) @ params["gate"][..., None]
+        opened = torch.sigmoid(logit + params["gate_bias"][:, None, None])
+        return loss_of(params, {"items": beta * own + 2 * (1 - beta) * opened * mean}, batch)
+
+    return loss
+
+
+# ---------------------------------------------------------------- features
+
+
+@dataclass(frozen=True)
+class FeatureNetwork:
+    """Sizes of a feature network, from which the layout of its flat parameters follows."""
+
+    user_fields: tuple[int, ...]
+    """Vocabulary size of each categorical user field."""
+    user_numbers: int
+    item_fields: tuple[int, ...]
+    item_numbers: int
+    d: int
+    hidden: tuple[int, ...]
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the parameters, in the order of the flat vector."""
+        d, first = self.d, self.hidden[0]
+        users = {f"user{k}": (size, d) for k, size in enumerate(self.user_fields)}
+        items = {f"item{k}": (size, d) for k, size in enumerate(self.item_fields)}
+        return {
+            **users,
+            **items,
+            "first/user": (d * len(users) + self.user_numbers, first),
+            "first/item": (d * len(items) + self.item_numbers, first),
+            "first/bias": (first,),
+            **tensors.mlp_shapes((*self.hidden, 1)),
+        }
+
+    def initial(self, streams: Streams) -> NDArray[np.float32]:
+        """Draw embeddings from N(0, 1), weights for layers of ReLUs (He et al. 2015), biases 0."""
+        generator = streams.generator("init/network")
+        inputs = self.shapes["first/user"][0] + self.shapes["first/item"][0]
+        parts = []
+        for name, shape in self.shapes.items():
+            if name.endswith("bias"):
+                parts.append(np.zeros(shape))
+                continue
+            drawn = generator.standard_normal(shape)
+            if "/" in name:
+                drawn *= math.sqrt(2 / (inputs if name.startswith("first") else shape[0]))
+            parts.append(drawn)
+        return np.concatenate([part.reshape(-1) for part in parts]).astype(np.float32)
+
+    @cached_property
+    def layout(self) -> NetworkLayout:
+        """Offsets of the parameters, for the kernels."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
+        start = dict(zip(self.shapes, (int(end) for end in (0, *ends)), strict=False))
+        depth = range(len(self.hidden))
+
+        def side(name: str, embeddings: int, fields: tuple[int, ...], numbers: int) -> Side:
+            columns = np.cumsum([0, *fields, numbers])
+            return Side(embeddings, start[f"first/{name}"], columns)
+
+        return NetworkLayout(
+            self.d,
+            side("user", 0, self.user_fields, self.user_numbers),
+            side("item", sum(self.user_fields) * self.d, self.item_fields, self.item_numbers),
+            start["first/bias"],
+            np.array([*self.hidden, 1]),
+            np.array([start[f"layer{k}/weight"] for k in depth]),
+            np.array([start[f"layer{k}/bias"] for k in depth]),
+        )
+
+    def unpack(self, theta: Tensor) -> dict[str, Tensor]:
+        """Split flat vectors [clients, size] into parameters with a leading client axis."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        pieces = torch.split(theta, sizes, dim=1)
+        return {
+            name: piece.reshape(len(theta), *shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    def first_layer(self, params: tensors.Params, side: Literal["user", "item"]) -> Tensor:
+        """Return the contribution of each feature of a side, [clients, features, width].
+
+        The row of a category is its embedding times the first layer's weights; this table is
+        cheaper than embedding every sample.
+        """
+        weights = params[f"first/{side}"]
+        n_fields = len(self.user_fields if side == "user" else self.item_fields)
+        fields, numbers = weights[:, : n_fields * self.d], weights[:, n_fields * self.d :]
+        rows = [
+            torch.bmm(params[f"{side}{k}"], fields[:, k * self.d : (k + 1) * self.d])
+            for k in range(n_fields)
+        ]
+        return torch.cat([*rows, numbers], 1)
+
+    def logits(self, params: tensors.Params, users: Tensor, items: Tensor) -> Tensor:
+        """Return the logits [clients, samples] of features [clients, 1 or samples, …] (eq. 1)."""
+        from_user = torch.bmm(users, self.first_layer(params, "user"))
+        from_item = torch.bmm(items, self.first_layer(params, "item"))
+        first = torch.relu(from_item + (from_user + params["first/bias"][:, None]))
+        return tensors.mlp(params, first)[..., 0]
+
+
+def feature_network_of(
+    view: TrainView, d: int, hidden: tuple[int, ...], method: str
+) -> FeatureNetwork:
+    """Return the network for these features; refuse data without any."""
+    none = np.zeros(0, np.int64)
+    users = encode(view.user_features, none, "user")
+    items = encode(view.item_features, none, "item")
+    if not view.item_features:
+        raise ConfigError(
+            f"{method} represents items by features, and this data has none: use data with "
+            "item features (ml-1m, ml-100k, frappe, demo), or give yours with 'hushrec data import "
+            "… --items FILE --item-feature COLUMN'"
+        )
+    return FeatureNetwork(users.fields, users.numbers, items.fields, items.numbers, d, hidden)
+
+
+def proximal(
+    theta: Tensor, received: Tensor, mu: float, kind: Literal["squared", "norm"]
+) -> Tensor:
+    """Return mu/2 times the (squared) distance from the received parameters (eq. 7)."""
+    apart = theta - received
+    squares = (apart * apart).sum(1)
+    # The root has no gradient at 0, where every client starts; the shift makes it 0.
+    return mu / 2 * (squares if kind == "squared" else (squares + 1e-12).sqrt())
+
+
+def train_feature_networks(
+    network: FeatureNetwork,
+    descent: ProximalDescent,
+    theta: NDArray[np.float32],
+    features: tuple[NDArray[np.float32], NDArray[np.float32]],
+    samples: DeviceSamples,
+    batch: int,
+) -> tuple[NDArray[np.float32], ClientRows, NDArray[np.float64]]:
+    """Train a copy of theta for each client on its samples.
+
+    ``features`` are the feature rows of clients and of items. If ``descent.item_lr`` is positive,
+    item rows are trained as well, separately by each client. Returns the copies, the touched item
+    rows after training, and each client's mean loss before each step.
+    """
+    n_clients, (users, items) = len(samples.indptr) - 1, features
+    indptr, ids, sample_item = np.zeros(n_clients + 1, np.int64), samples.items[:0], samples.items
+    if descent.item_lr:
+        indptr, ids, sample_item = kernels.number_by_first_use(
+            samples.indptr, samples.items, len(items)
+        )
+        items = items[ids]
+    copies = np.repeat(theta[None], n_clients, 0)
+    owner = np.repeat(np.arange(n_clients), np.diff(samples.indptr))
+    losses = fit_feature_networks(
+        copies,
+        theta,
+        Inputs(users, items, indptr),
+        FeatureSamples(
+            samples.indptr, owner, sample_item.astype(np.int64), samples.labels, samples.epochs
+        ),
+        batch,
+        network.layout,
+        descent,
+    )
+    return copies, ClientRows(indptr, ids, items[: len(ids)]), losses
+
+
+def train_pooled_network(
+    network: FeatureNetwork,
+    descent: ProximalDescent,
+    theta: NDArray[np.float32],
+    features: tuple[NDArray[np.float32], NDArray[np.float32]],
+    samples: DeviceSamples,
+    order: NDArray[np.int64],
+    batch: int,
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Train one copy of theta on pooled samples in this order; return [1, size] and its loss."""
+    copy = theta[None].copy()
+    owner = np.repeat(np.arange(len(samples.lengths)), samples.lengths)[order]
+    items = samples.items[order].astype(np.int64)
+    whole = FeatureSamples(np.array([0, len(order)]), owner, items, samples.labels[order], 1)
+    inputs = Inputs(*features, np.zeros(2, np.int64))
+    loss = fit_feature_networks(copy, theta, inputs, whole, batch, network.layout, descent)
+    return copy, loss
