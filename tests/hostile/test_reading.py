@@ -105,7 +105,7 @@ def test_reading_says_how_far_it_is(tmp_path, monkeypatch):
     path = tmp_path / "f.csv"
     path.write_text("user,item\n" + "".join(f"{k},{k % 3}\n" for k in range(200)))
     shares = []
-    read_interactions(path, heard=shares.append)
+    read_interactions(path, progress=shares.append)
     assert len(shares) > 20
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1)
@@ -141,7 +141,7 @@ def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "PATIENCE", 0.1)
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(DataError, match="pipe that nobody writes into"):
+    with pytest.raises(DataError, match="pipe without a writer"):
         read_interactions(path)
 
 

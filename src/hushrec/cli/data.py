@@ -67,8 +67,8 @@ def info_command(source: str, items: str | None, as_json: bool) -> None:
     hushrec data info ml-100k
     hushrec data info ratings.csv.gz --items films.csv --json
     """
-    with reading_display(as_json) as heard:
-        summary = load(source, items=items, heard=heard).facts()
+    with reading_display(as_json) as progress:
+        summary = load(source, items=items, progress=progress).facts()
     if source in CATALOG:
         dataset = CATALOG[source]
         folder = dataset.find() if dataset.files else None
@@ -162,8 +162,8 @@ def import_command(
     hushrec data import ratings.csv --name mine --items films.csv --item-feature genres:set
         --users people.csv --user-feature 'gender:category:F|M' --user-feature age:number:0:100
     """
-    with reading_display(as_json) as heard:
-        data = import_file(file, name, columns, features, overwrite=overwrite, heard=heard)
+    with reading_display(as_json) as progress:
+        data = import_file(file, name, columns, features, overwrite=overwrite, progress=progress)
     _show(data.facts(), as_json)
 
 

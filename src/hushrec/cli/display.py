@@ -23,7 +23,7 @@ from rich.progress import (
 from hushrec.cli.options import PLACE, gather
 from hushrec.cli.terminal import Console, progress, say, words
 from hushrec.data import Interactions, load
-from hushrec.data.text import Heard, is_stream
+from hushrec.data.text import Progress, is_stream
 from hushrec.errors import ConfigError, plain
 from hushrec.federation.rounds import RoundReport
 from hushrec.io.files import append_line
@@ -63,8 +63,8 @@ def load_aloud(name: str, items: str | None, *, quiet: bool) -> Interactions:
                 f"{source} can be read only once, and a run must find its data again: keep it "
                 f"first with 'hushrec data import {source} --name NAME'"
             )
-    with reading_display(quiet) as heard:
-        data = load(name, items=items, heard=heard)
+    with reading_display(quiet) as progress:
+        data = load(name, items=items, progress=progress)
     if not quiet:
         for note in data.notes:
             say(note, err=True)
@@ -72,7 +72,7 @@ def load_aloud(name: str, items: str | None, *, quiet: bool) -> Interactions:
 
 
 @contextmanager
-def reading_display(quiet: bool) -> Iterator[Heard]:
+def reading_display(quiet: bool) -> Iterator[Progress]:
     """Show how far reading is, and how long it will take, if it takes long at all."""
     columns = (words("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     began = time.monotonic()
@@ -80,12 +80,12 @@ def reading_display(quiet: bool) -> Iterator[Heard]:
         bars = progress(*columns, transient=True, quiet=quiet)
         task = bars.add_task("reading", total=1.0)
 
-        def heard(share: float) -> None:
+        def report(share: float) -> None:
             if time.monotonic() > began + SHOWN_AFTER and not bars.live.is_started:
                 stack.enter_context(bars)
             bars.update(task, completed=share)
 
-        yield heard
+        yield report
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Loading data by name: the data sets we know, downloads of them, and imported files."""
+"""`load`: data by name, from a file or from memory; downloads and imported files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.data.features import features_from_arrays, features_to_arrays
 from hushrec.data.frames import NAME, frame_table
-from hushrec.data.interactions import Categorical, Column, Interactions, MultiCategorical, Numeric
+from hushrec.data.interactions import Interactions
 from hushrec.data.reading import (
     NO_FEATURES,
     FeatureFiles,
@@ -28,17 +29,17 @@ from hushrec.data.reading import (
 )
 from hushrec.data.sources import CATALOG, DataFolder, DataSet, cache_dir
 from hushrec.data.tables import RECOGNISED, Columns
-from hushrec.data.text import Heard, unheard
+from hushrec.data.text import Progress, no_progress
 from hushrec.errors import ConfigError, DataError, RunError, nearest
 from hushrec.io.files import atomic_file, checked_path, scratch_folder
 from hushrec.io.stored import read_arrays
 
-Progress = Callable[[int, int | None], None]
+DownloadProgress = Callable[[int, int | None], None]
 """Called with the bytes so far and the bytes in all, if known."""
 
 
 class LoadOptions(TypedDict, total=False):
-    """What `load` may be told besides the data."""
+    """Options of `load` besides the data."""
 
     user: str | int | None
     item: str | int | None
@@ -47,13 +48,13 @@ class LoadOptions(TypedDict, total=False):
     title: str | int | None
     """Columns, each by name or number from 0; others are recognised by their usual names."""
     name: str
-    """What data in memory is to be called."""
+    """Name of data in memory."""
     data_dir: str | Path | None
     """Searched before ``HUSHREC_DATA`` and the cache."""
     download: bool
-    """Whether a named data set that is nowhere may be fetched; else that is an error."""
-    heard: Heard
-    """Told how far reading is."""
+    """Whether a data set that is not on this machine is downloaded; else that is an error."""
+    progress: Progress
+    """Called with the fraction that is read."""
 
 
 def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]) -> Interactions:
@@ -63,7 +64,7 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
     scipy sparse matrix with a row per user and a column per item. ``items`` is the public list of
     items, with titles, genres and years if it has them: a file, or a frame beside data in memory.
     """
-    asked = Columns(
+    columns = Columns(
         user=options.get("user"),
         item=options.get("item"),
         value=options.get("value"),
@@ -71,8 +72,8 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
         title=options.get("title"),
     )
     if not isinstance(source, str | Path):
-        return _load_frame(source, items, asked, options.get("name", NAME))
-    name, heard = str(source), options.get("heard", unheard)
+        return _load_frame(source, items, columns, options.get("name", NAME))
+    name, progress = str(source), options.get("progress", no_progress)
     if "name" in options:
         raise ConfigError("name= is for data in memory; 'hushrec data import' gives a file one")
     if items is not None and not isinstance(items, str | Path):
@@ -82,9 +83,9 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
             f"--items is for data that is a file, and '{name}' is a name: the data sets of the "
             "catalogue have their list of items, and 'hushrec data import' takes one"
         )
-    if asked.asked() and name in names():
-        said = ", ".join(f"{role}=" for role in asked.asked())
-        raise ConfigError(f"the columns of '{name}' are known: leave out {said}")
+    if columns.given() and name in names():
+        given = ", ".join(f"{role}=" for role in columns.given())
+        raise ConfigError(f"the columns of '{name}' are known: leave out {given}")
     if name in CATALOG:
         dataset = CATALOG[name]
         if not dataset.files:
@@ -94,13 +95,13 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
             if not options.get("download", False):
                 raise DataError(_how_to_get(dataset))
             folder = fetch(name)
-        return _load_known(dataset, replace(folder, heard=heard))
+        return _load_known(dataset, replace(folder, progress=progress))
     if name in names():
         return _load_imported(name)
     if name and (checked_path(name).exists() or Path(name).suffix):
         # The whole path is the name: a run must find its data again from anywhere.
         resolved = str(Path(name).resolve())
-        data = read_interactions(name, asked, name=resolved, items=items, heard=heard)
+        data = read_interactions(name, columns, name=resolved, items=items, progress=progress)
         listed = None if items is None else str(checked_path(items).resolve())
         return replace(data, items_file=listed)
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
@@ -136,14 +137,14 @@ def _load_known(dataset: DataSet, folder: DataFolder) -> Interactions:
     published = folder.state(file, dataset.files[file]) == "ok"
     if not published:
         notes.append(f"{file} is not the published file: its list of items is not taken as public")
-    said = (*data.notes, *notes)
-    return replace(data, name=dataset.name, items_declared=published, notes=said)
+    notes = [*data.notes, *notes]
+    return replace(data, name=dataset.name, items_declared=published, notes=tuple(notes))
 
 
 # ------------------------------------------------------------------------------------ download
 
 
-def fetch(name: str, progress: Progress | None = None) -> DataFolder:
+def fetch(name: str, progress: DownloadProgress | None = None) -> DataFolder:
     """Download a data set into the cache, check it, and return its folder.
 
     The interactions file must have the checksum we know; side files that differ are kept, and
@@ -156,10 +157,10 @@ def fetch(name: str, progress: Progress | None = None) -> DataFolder:
         raise DataError(_how_to_get(dataset) if dataset.files else f"{name}: needs no download")
     target = cache_dir() / dataset.folder
     _make_folder(cache_dir())
-    with scratch_folder(target.with_name(f".{target.name}.fetch")) as place:
-        archive = place / "archive.zip"
+    with scratch_folder(target.with_name(f".{target.name}.fetch")) as scratch:
+        archive = scratch / "archive.zip"
         _download(dataset, archive, progress)
-        fresh = DataFolder(place)
+        fresh = DataFolder(scratch)
         _unpack(dataset, archive, fresh.path)
         if dataset.states(fresh)[dataset.interactions_file] != "ok":
             raise DataError(
@@ -174,7 +175,7 @@ def fetch(name: str, progress: Progress | None = None) -> DataFolder:
     return DataFolder(target)
 
 
-def _download(dataset: DataSet, target: Path, progress: Progress | None) -> None:
+def _download(dataset: DataSet, target: Path, progress: DownloadProgress | None) -> None:
     assert dataset.url is not None
     try:
         with urllib.request.urlopen(dataset.url, timeout=30) as reply, target.open("wb") as out:  # noqa: S310
@@ -236,15 +237,19 @@ def _how_to_get(dataset: DataSet) -> str:
 
 def _by_hand(dataset: DataSet) -> str:
     files = ", ".join(dataset.files)
-    place = cache_dir() / dataset.folder
+    folder = cache_dir() / dataset.folder
     source = f"from {dataset.url} " if dataset.url else ""
     return (
-        f"By hand: put {files} {source}into {place}, or set HUSHREC_DATA to a folder that "
+        f"By hand: put {files} {source}into {folder}, or set HUSHREC_DATA to a folder that "
         f"contains {dataset.folder}/{dataset.interactions_file}"
     )
 
 
 # ------------------------------------------------------------------------------------- imports
+
+
+_ROWS = ("user", "item", "value", "time", "users", "items")
+"""Arrays of interactions that an import has under their own names."""
 
 
 def import_file(
@@ -254,7 +259,7 @@ def import_file(
     features: FeatureFiles = NO_FEATURES,
     *,
     overwrite: bool = False,
-    heard: Heard = unheard,
+    progress: Progress = no_progress,
 ) -> Interactions:
     """Read a file once and keep it in the cache, so that `load` finds it under ``name``."""
     if name in CATALOG:
@@ -264,21 +269,15 @@ def import_file(
     checked_path(name)  # it will be the name of a file
     if _imported_path(name).exists() and not overwrite:
         raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
-    data = read_interactions(path, columns, name=name, items=features.items, heard=heard)
+    data = read_interactions(path, columns, name=name, items=features.items, progress=progress)
     data = features.describe(data)
-    arrays: dict[str, NDArray[Any]] = {
-        part: getattr(data, part) for part in ("user", "item", "value", "time", "users", "items")
-    }
+    arrays: dict[str, NDArray[Any]] = {part: getattr(data, part) for part in _ROWS}
     if data.titles is not None:
         arrays["titles"] = data.titles
-    arrays["has_time"] = np.array(data.has_time)
-    arrays["items_declared"] = np.array(data.items_declared)
+    for flag in ("has_time", "items_declared"):
+        arrays[flag] = np.array(getattr(data, flag))
     arrays["notes"] = np.array(data.notes, dtype=np.str_)
-    for owner, described in (("user", data.user_features), ("item", data.item_features)):
-        for column_name, column in described.items():
-            for part, value in vars(column).items():
-                if value is not None:
-                    arrays[f"feature/{owner}/{part}/{column_name}"] = np.asarray(value)
+    arrays |= features_to_arrays({"user": data.user_features, "item": data.item_features})
     path = _imported_path(name)
     _make_folder(path.parent)
     with atomic_file(path) as partial, partial.open("wb") as file:
@@ -289,31 +288,26 @@ def import_file(
 def _load_imported(name: str) -> Interactions:
     path = _imported_path(name)
     try:
-        arrays: dict[str, Any] = read_arrays(path)
-        features: dict[str, dict[str, Column]] = {"user": {}, "item": {}}
-        parts: dict[tuple[str, str], dict[str, Any]] = {}
-        for key in [key for key in arrays if key.startswith("feature/")]:
-            _, owner, part, column = key.split("/", 3)
-            parts.setdefault((owner, column), {})[part] = arrays.pop(key)
-        for (owner, column), values in parts.items():
-            features[owner][column] = _column(values)
+        arrays = read_arrays(path)
         _require_sound(arrays)
+        rows: dict[str, Any] = {part: arrays[part] for part in _ROWS}
+        features = features_from_arrays(("user", "item"), arrays)
         return Interactions(
             name=name,
+            **rows,
             user_features=features["user"],
             item_features=features["item"],
-            titles=arrays.pop("titles", None),
-            has_time=bool(arrays.pop("has_time")),
-            items_declared=bool(arrays.pop("items_declared")),
-            notes=tuple(str(note) for note in arrays.pop("notes")),
-            **arrays,
+            titles=arrays.get("titles"),
+            has_time=bool(arrays["has_time"]),
+            items_declared=bool(arrays["items_declared"]),
+            notes=tuple(str(note) for note in arrays["notes"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RunError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RunError) as error:
         raise DataError(f"{path}: damaged import ({error}); import the file again") from None
 
 
 def _require_sound(arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse arrays that are no interactions: other types, numbers of nobody."""
+    """Refuse arrays of other types, and indices of users or items that do not exist."""
     kinds = {"user": "i", "item": "i", "value": "f", "time": "i", "users": "U", "items": "U"}
     for name, kind in (kinds | {"titles": "U"}).items():
         if name in arrays and (arrays[name].ndim != 1 or arrays[name].dtype.kind != kind):
@@ -323,16 +317,9 @@ def _require_sound(arrays: Mapping[str, NDArray[Any]]) -> None:
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(arrays[of]):
             raise ValueError(f"'{name}' has numbers that are in no '{of}'")
     if not np.isfinite(arrays["value"]).all():
-        raise ValueError("'value' has numbers that are none")
+        raise ValueError("'value' has NaN or infinite numbers")
     if "titles" in arrays and len(arrays["titles"]) != len(arrays["items"]):
         raise ValueError("'titles' and 'items' differ in length")
-
-
-def _column(parts: dict[str, Any]) -> Column:
-    if "values" in parts:
-        return Numeric(parts.pop("values"), **{name: float(at) for name, at in parts.items()})
-    parts["declared"] = bool(parts["declared"])
-    return Categorical(**parts) if "codes" in parts else MultiCategorical(**parts)
 
 
 def _imported_path(name: str) -> Path:

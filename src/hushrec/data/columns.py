@@ -1,7 +1,7 @@
-"""From text to numbers: columns of ids, values, times and titles, taken in block by block.
+"""Columns of text as numbers: ids, values, times and titles, converted block by block.
 
-What is wrong is said when all rows were seen, with its file, line and column, so that it does not
-matter how a file was cut into blocks. `read_columns` feeds several columns in one pass.
+Errors are raised when all rows were read, with file, line and column, so they do not depend on the
+size of the blocks. `read_columns` converts several columns in one pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WHOLE = 2.0**53
 
 
 class Ids:
-    """A column of ids: who, or what."""
+    """A column of user or item ids."""
 
     def __init__(self, table: Table, column: int) -> None:
         self.table, self.column = table, column
@@ -38,19 +38,19 @@ class Ids:
         self._before = 0
 
     def take(self, entries: list[str]) -> None:
-        """Take in the next rows."""
+        """Convert the next rows."""
         self._before = len(self._numbers)
         codes = np.fromiter(map(self._numbers.__getitem__, entries), np.int32, len(entries))
         self._codes.append(codes)
 
-    def newcomers(self) -> list[int]:
+    def new_rows(self) -> list[int]:
         """Return the rows of the last block in which an id came for the first time."""
         codes, rows = np.unique(self._codes[-1], return_index=True)
         found: list[int] = rows[codes >= self._before].tolist()
         return found
 
-    def found(self) -> tuple[IntArray, StrArray]:
-        """Return codes and vocabulary, numbered by id, whoever came first."""
+    def result(self) -> tuple[IntArray, StrArray]:
+        """Return codes and vocabulary, numbered in the order of the ids."""
         codes = np.concatenate(self._codes)
         if "" in self._numbers:
             raise DataError(f"{self._at(codes, '')}: empty id")
@@ -76,18 +76,18 @@ class Ids:
 
 
 class Titles:
-    """A column of what to print for an item: what the first row of each item says."""
+    """A column of item titles; the first row of an item has its title."""
 
     def __init__(self, items: Ids) -> None:
         self._items = items
         self._titles: list[str] = []
 
     def take(self, entries: list[str]) -> None:
-        """Take in the next rows, after their items."""
-        self._titles += [entries[row][:LONGEST_TITLE] for row in self._items.newcomers()]
+        """Take the titles of the next rows, after their items."""
+        self._titles += [entries[row][:LONGEST_TITLE] for row in self._items.new_rows()]
 
-    def found(self) -> StrArray:
-        """Return the titles in the order of the items, which were found before."""
+    def result(self) -> StrArray:
+        """Return the titles in the order of the items, whose `result` is called before."""
         return np.array(self._titles, dtype=np.str_)[self._items.order]
 
 
@@ -101,7 +101,7 @@ class Values:
         self._no_number: int | None = None
 
     def take(self, entries: list[str]) -> None:
-        """Take in the next rows."""
+        """Convert the next rows."""
         if self._no_number is not None:
             return
         try:
@@ -111,7 +111,7 @@ class Values:
             self._no_number = self._rows + at
         self._rows += len(entries)
 
-    def found(self) -> NDArray[np.float32]:
+    def result(self) -> NDArray[np.float32]:
         """Return the values."""
         if self._no_number is not None:
             raise self._wrong(self._no_number, "a number")
@@ -138,7 +138,7 @@ class Times:
         self._wrong: int | None = None
 
     def take(self, entries: list[str]) -> None:
-        """Take in the next rows."""
+        """Convert the next rows."""
         if self._parse is None:
             try:
                 self._whole.append(np.fromiter(map(int, entries), np.int64, len(entries)))
@@ -169,7 +169,7 @@ class Times:
         if len(wrong):
             self._wrong = row + int(wrong[0])
 
-    def found(self) -> NDArray[np.int64]:
+    def result(self) -> NDArray[np.int64]:
         """Return whole seconds, or microseconds where some time has a fraction."""
         if self._parse is None:
             return np.concatenate(self._whole)
@@ -189,24 +189,24 @@ class Times:
         return np.rint(seconds * 1e6).astype(np.int64)
 
 
-Taker = Ids | Titles | Values | Times
+Converter = Ids | Titles | Values | Times
 
 
-def read_columns(table: Table, takers: Sequence[tuple[int, Taker]]) -> None:
-    """Feed columns to whoever takes them, all in one pass, the earlier takers first."""
-    for block in table.blocks([column for column, _ in takers]):
-        for entries, (_, taker) in zip(block, takers, strict=True):
-            taker.take(entries)
+def read_columns(table: Table, converters: Sequence[tuple[int, Converter]]) -> None:
+    """Feed each column to its converter, all in one pass over the table."""
+    for block in table.blocks([column for column, _ in converters]):
+        for entries, (_, converter) in zip(block, converters, strict=True):
+            converter.take(entries)
 
 
 def read_ids(table: Table, column: int) -> tuple[IntArray, StrArray]:
     """Read a column of ids alone."""
     ids = Ids(table, column)
     read_columns(table, [(column, ids)])
-    return ids.found()
+    return ids.result()
 
 
-def in_order_of_the_file(table: Table) -> NDArray[np.int64]:
+def file_order(table: Table) -> NDArray[np.int64]:
     """Return times for rows that have none."""
     table.notes.append("no time column: the order of the file is taken as time")
     return np.arange(table.rows, dtype=np.int64)

@@ -2,7 +2,7 @@
 
 A category becomes a row of weights over its field's vocabulary, to be multiplied with a table of
 embeddings: all weight on one category, or spread evenly over several (the mean of their
-embeddings). Place 0 of every vocabulary is "unknown": a missing category, and everything about a
+embeddings). Entry 0 of every vocabulary is "unknown": a missing category, and everything about a
 user that the data does not know. A number is scaled to -1 … 1 by its declared range, which is
 public; one that is missing, or lies outside, is 0, or the nearer end.
 """
@@ -48,9 +48,9 @@ class Encoded:
     """Count of the numeric fields."""
 
     def distinct(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return each different row once, and where each row is among them."""
-        found, place = np.unique(self.rows, axis=0, return_inverse=True)
-        return found, place.reshape(-1)
+        """Return the distinct rows, and the index of each row among them."""
+        rows, index = np.unique(self.rows, axis=0, return_inverse=True)
+        return rows, index.reshape(-1)
 
 
 def encode(features: Features, rows: NDArray[Any], owner: str) -> Encoded:
@@ -112,22 +112,22 @@ def _scaled(column: Numeric, name: str, owner: str) -> Array:
 
 
 def of_newcomer(columns: Features, known: Mapping[str, str]) -> Features:
-    """Return the columns of one more person, from what they say of themselves."""
+    """Return the columns of one new user with these features; others are unknown."""
     for name in known:
         if name not in columns:
             raise ConfigError(f"no user feature '{name}'{nearest(name, columns)}")
     return {name: _of_one(column, name, known.get(name)) for name, column in columns.items()}
 
 
-def _of_one(column: Column, name: str, said: str | None) -> Column:
+def _of_one(column: Column, name: str, given: str | None) -> Column:
     if isinstance(column, Numeric):
         try:
-            value = float("nan") if said is None else float(said)
+            value = float("nan") if given is None else float(given)
         except ValueError:
-            raise ConfigError(f"user feature '{name}' = '{said}': expected a number") from None
+            raise ConfigError(f"user feature '{name}' = '{given}': expected a number") from None
         return replace(column, values=np.array([value], np.float32))
     names = column.names.tolist()
-    words = [] if said is None else said.split("|")
+    words = [] if given is None else given.split("|")
     for word in words:
         if word not in names:
             raise ConfigError(f"user feature '{name}' has no value '{word}'{nearest(word, names)}")
@@ -142,8 +142,8 @@ def _of_one(column: Column, name: str, said: str | None) -> Column:
 def usual(column: Column, owner: NDArray[np.int32], n_owners: int) -> Column:
     """Return each owner's most frequent category among its rows; the lower code wins a tie.
 
-    For features of the interaction itself, such as the weather: what a device can say about its
-    person before it is asked for a recommendation.
+    It turns features of interactions, such as the weather, into a feature of the user, which is
+    known before a recommendation is made.
     """
     if not isinstance(column, Categorical):
         raise DataError("only categories can be features of an interaction")

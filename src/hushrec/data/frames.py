@@ -1,8 +1,8 @@
-"""What a program holds in memory as a `Table`: data frames, Arrow tables, sparse matrices, columns.
+"""Data in memory as a `Table`: data frames, Arrow tables, sparse matrices, dicts of columns.
 
-A frame is known by what it can do, so no library of frames is needed, and none is imported: its
-columns have names (``columns`` or ``column_names``) and are taken by them (``frame[name]``). What
-offers only Arrow's stream is read by pyarrow. From there on rows are read as those of a file are.
+Frames are recognised by their attributes, so no library of frames is imported: they have column
+names (``columns`` or ``column_names``) and ``frame[name]``. Objects with nothing but Arrow's stream
+interface are read by pyarrow. The rows are then read as those of a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hushrec.data.tables import ROWS, Block, Table
 from hushrec.errors import DataError, MissingExtraError
 
 NAME = "frame"
-"""What data without a name of its own is called."""
+"""Name of data that is given none."""
 
 
 def frame_table(frame: object, name: str = NAME) -> Table:
@@ -82,7 +82,7 @@ def _array(entries: Any, name: str, column: object) -> NDArray[Any]:
 
 
 def _as_text(entries: NDArray[Any], where: str) -> list[str]:
-    """Write entries as a file would have them; what is missing is nothing."""
+    """Write entries as a file would have them; missing ones are empty."""
     if entries.dtype.kind == "M":
         micro = entries.astype("datetime64[us]")
         entries = np.where(np.isnat(micro), np.nan, micro.astype(np.int64) / 1e6)

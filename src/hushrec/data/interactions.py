@@ -1,4 +1,4 @@
-"""`Interactions`: who touched what, how much and when, with the names behind the numbers."""
+"""`Interactions`: rows of (user, item, value, time), the vocabularies of ids, and features."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ StrArray = NDArray[np.str_]
 def id_order(ids: StrArray) -> NDArray[np.int64]:
     """Return the order in which ids are numbered: as numbers if all are whole ones, else as text.
 
-    Never the order in which they came, which would show who came first and with what.
+    The order of the rows is not used: it would reveal whose rows came first.
     """
     if np.char.isdecimal(ids).all():
         digits = np.char.lstrip(ids, "0")
@@ -189,7 +189,7 @@ class Interactions:
         return int(found[0]) if len(found) else None
 
     def facts(self) -> dict[str, Any]:
-        """Return what there is to say of the data: counts, density, ties, features, notes."""
+        """Return a description: counts, density, ties, features, notes."""
         pairs = len(np.unique(self.user.astype(np.int64) * self.n_items + self.item))
         per_user = np.bincount(self.user, minlength=self.n_users)
         features = {"user": self.user_features, "item": self.item_features, "context": self.context}
@@ -260,7 +260,7 @@ class Interactions:
         return replace(found, items_declared=False, items_file=None)
 
     def ordered(self) -> Interactions:
-        """Number items by their ids (`id_order`), whoever touched them first."""
+        """Number items in the order of their ids (`id_order`)."""
         order = id_order(self.items)
         if (np.diff(order) == 1).all():
             return self
@@ -293,9 +293,9 @@ class Interactions:
         """Keep these users and items, in this order; those with rows must be among them."""
 
         def number(kept: NDArray[np.int64], of: int) -> IntArray:
-            place = np.full(of, -1, np.int32)
-            place[kept] = np.arange(len(kept))
-            return place
+            index = np.full(of, -1, np.int32)
+            index[kept] = np.arange(len(kept))
+            return index
 
         return replace(
             self,

@@ -1,12 +1,11 @@
-"""Silos: clients that hold several users, alike in taste to a chosen degree.
+"""Partitions of users: into silos of similar taste, and over the nodes of a federation.
 
-Each silo draws a mix of tastes q ~ Dirichlet(alpha * p), where p is the mix of the whole
-population, and is filled with users by it, one at a time and silo after silo, so that all are of
-one size (Hsu, Qi and Brown 2019). A small alpha makes silos of one taste, a large one makes them
-alike. A user's taste is the category that stands out most in its training items: its genre, or,
-where items have none, how popular they are. Held-out items have no say in it.
-
-Users of one file, dealt out over nodes: each to exactly one, so that nothing is lost.
+A silo is a client with several users. Each silo draws a mix of tastes q ~ Dirichlet(alpha * p),
+where p is the mix of the whole population, and is filled with users by it, one at a time and silo
+after silo, so that all silos have one size (Hsu, Qi and Brown 2019). A small alpha makes silos of
+one taste, a large alpha makes silos similar. A user's taste is the category that is most
+overrepresented in its training items: a genre or, where items have no genres, a popularity group.
+Held-out items are not used.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class SilosConfig(Settings):
     """Which users share a client."""
 
     kind: Literal["none", "dirichlet"] = "none"
-    """Every user is a client; or silos of users that are alike in taste."""
+    """Every user is a client; or silos of users with similar taste."""
     count: Annotated[int, Field(ge=1)] = 100
     """Number of silos."""
     degree: Literal["low", "medium", "high"] = "medium"
@@ -69,7 +68,7 @@ def hold(view: TrainView, config: SilosConfig, streams: Streams) -> NDArray[np.i
     holder = np.empty(len(view), np.int32)
     for turn in range(len(view)):
         silo = turn % config.count
-        # A taste that nobody is left of is replaced by the silo's others.
+        # A taste without remaining users is replaced by the others of the silo.
         weights = np.cumsum(np.where(left > 0, mixes[silo], 0.0))
         taste = int(np.searchsorted(weights, generator.random() * weights[-1], side="right"))
         left[taste] -= 1
@@ -102,7 +101,7 @@ def tastes(view: TrainView) -> Tastes:
 
 
 def leading_category(found: Tastes) -> NDArray[np.int64]:
-    """Return the category in which each user stands out most from everybody."""
+    """Return the category that is most overrepresented in each user's items."""
     shares = found.counts / np.maximum(found.counts.sum(1, keepdims=True), 1e-12)
     spread = shares.std(0)
     excess = (shares - shares.mean(0)) / np.where(spread > 0, spread, np.inf)
@@ -117,7 +116,7 @@ def mixes_of(found: Tastes, holders: NDArray[np.int32]) -> NDArray[np.float64]:
 
 
 def divergences(found: Tastes, holders: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Return the Jensen-Shannon divergence of each silo's mix from everybody's, in bits."""
+    """Return the Jensen-Shannon divergence of each silo from the population, in bits."""
     mixes = mixes_of(found, holders)
     overall = found.counts.sum(0) / max(found.counts.sum(), 1e-12)
     middle = (mixes + overall) / 2
@@ -130,7 +129,7 @@ def divergences(found: Tastes, holders: NDArray[np.int32]) -> NDArray[np.float64
 
 
 def facts(view: TrainView, holders: NDArray[np.int32]) -> dict[str, Any]:
-    """Say how large the silos are and how much they differ, for summary.json."""
+    """Return the sizes of the silos and how much they differ, for summary.json."""
     found = tastes(view)
     apart, users = divergences(found, holders), np.bincount(holders)
     rows = np.bincount(holders, view.positives.lengths)

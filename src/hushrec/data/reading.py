@@ -1,7 +1,4 @@
-"""Read interactions, features and histories from the columns of a file.
-
-Ids, values and times are read in one place, whatever the format of the file (`tables`).
-"""
+"""Interactions, lists of items, features and histories, read from the columns of a table."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.data.columns import (
+    Converter,
     Ids,
-    Taker,
     Times,
     Titles,
     Values,
-    in_order_of_the_file,
+    file_order,
     read_columns,
     read_ids,
 )
@@ -38,20 +35,20 @@ from hushrec.data.tables import (
     Columns,
     Table,
     choose_columns,
-    find_asked,
+    find_column,
     parquet_table,
     read_table,
     text_table,
 )
 from hushrec.data.text import (
     NO_GENRES,
-    Heard,
+    Progress,
     features_by_name,
     is_item_header,
     is_number,
     looks_like_a_table,
+    no_progress,
     read_content,
-    unheard,
     year_in,
 )
 from hushrec.errors import ConfigError, DataError
@@ -69,11 +66,11 @@ def read_interactions(
     name: str | None = None,
     items: str | Path | None = None,
     share: bool = False,
-    heard: Heard = unheard,
+    progress: Progress = no_progress,
 ) -> Interactions:
     """Read a file of (user, item, value, time) rows.
 
-    Columns that are not asked for are recognised by their usual names. Without a header the order
+    Columns that are not given are recognised by their usual names. Without a header the order
     user, item, value, time is taken. Repeated pairs are kept; see `Interactions.merged`.
 
     ``items`` is a file with the public list of items (`read_items`): all of them are there to be
@@ -81,7 +78,7 @@ def read_interactions(
     user or item.
     """
     public = None if items is None else read_items(items)
-    table = read_table(Path(path), columns, heard)
+    table = read_table(Path(path), columns, progress)
     found = interactions_of(table, columns, public, share=share)
     return found if name is None else replace(found, name=name)
 
@@ -91,18 +88,18 @@ def interactions_of(
 ) -> Interactions:
     """Make interactions of a table's rows, with the public list of items where there is one."""
     found = choose_columns(table, columns, required=("user", "item"))
-    whose, what = Ids(table, found["user"]), Ids(table, found["item"])
-    takers: list[tuple[int, Taker]] = [(found["user"], whose), (found["item"], what)]
+    user, item = Ids(table, found["user"]), Ids(table, found["item"])
+    converters: list[tuple[int, Converter]] = [(found["user"], user), (found["item"], item)]
     value = Values(table, found["value"]) if "value" in found else None
     time = Times(table, found["time"]) if "time" in found else None
-    # Titles in the rows are those of whoever came first; a public list has its own, or none.
-    title = Titles(what) if "title" in found and public is None else None
-    for role, taker in (("value", value), ("time", time), ("title", title)):
-        if taker is not None:
-            takers.append((found[role], taker))
-    read_columns(table, takers)
-    user_codes, users = whose.found()
-    item_codes, touched = what.found()
+    # A public list has titles of its own, or none.
+    title = Titles(item) if "title" in found and public is None else None
+    for role, converter in (("value", value), ("time", time), ("title", title)):
+        if converter is not None:
+            converters.append((found[role], converter))
+    read_columns(table, converters)
+    user_codes, users = user.result()
+    item_codes, touched = item.result()
     if public is not None:
         public.require(table, found["item"], item_codes, touched)
     for role, ids in (("user", users), ("item", public.ids if public else touched)):
@@ -117,11 +114,11 @@ def interactions_of(
         name=_plain_stem(table.path),
         user=user_codes,
         item=item_codes,
-        value=np.ones(len(user_codes), np.float32) if value is None else value.found(),
-        time=in_order_of_the_file(table) if time is None else time.found(),
+        value=np.ones(len(user_codes), np.float32) if value is None else value.result(),
+        time=file_order(table) if time is None else time.result(),
         users=users,
         items=touched,
-        titles=None if title is None else title.found(),
+        titles=None if title is None else title.result(),
         has_time=time is not None,
         notes=tuple(table.notes),
     )
@@ -140,7 +137,7 @@ class ItemList:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Say what was found beside the ids."""
+        """Name the columns that are used beside the ids."""
         found = [*(["title"] if self.titles is not None else []), *self.features]
         return (f"{self.path.name}: {' and '.join(found)} of each item taken",) if found else ()
 
@@ -185,13 +182,15 @@ def items_of(table: Table, columns: Mapping[str, int] | None = None) -> ItemList
     columns = columns or choose_columns(table, RECOGNISED, required=("item",))
     items = Ids(table, columns["item"])
     titles = Titles(items) if "title" in columns else None
-    takers: list[tuple[int, Taker]] = [(columns["item"], items)]
-    read_columns(table, takers if titles is None else [*takers, (columns["title"], titles)])
-    codes, ids = items.found()
+    converters: list[tuple[int, Converter]] = [(columns["item"], items)]
+    if titles is not None:
+        converters.append((columns["title"], titles))
+    read_columns(table, converters)
+    codes, ids = items.result()
     if len(ids) < len(codes):
         row = int(np.delete(np.arange(len(codes)), np.unique(codes, return_index=True)[1])[0])
         raise DataError(f"{table.at(row, columns['item'])}: '{ids[codes[row]]}' is there already")
-    named = None if titles is None else titles.found()
+    named = None if titles is None else titles.result()
     return ItemList(table.path, ids, named, _recognised(table, np.argsort(codes), named))
 
 
@@ -226,7 +225,7 @@ def read_features(
 
     A column is declared as ``NAME`` or ``NAME:category:A|B`` (a category, of these), ``NAME:set``
     or ``NAME:set:A|B`` (several, separated by |) or ``NAME:number:LOW:HIGH``. An empty entry, and
-    whoever has no line, is unknown.
+    a user or item without a line, is unknown.
     """
     if not declared:
         return {}
@@ -243,7 +242,7 @@ def read_features(
     found: dict[str, Column] = {}
     for words in declared:
         feature = _Declared.of(words)
-        column = find_asked(table, f"{owner} feature", feature.name)
+        column = find_column(table, f"{owner} feature", feature.name)
         entries = table.column(column)
         ours = ["" if line is None else entries[line] for line in lines]
         found[feature.name] = feature.read(table, column, entries, ours)
@@ -252,7 +251,7 @@ def read_features(
 
 @dataclass(frozen=True)
 class FeatureFiles:
-    """Where the features of users and items are, and which columns of these files are some."""
+    """Files with features of users and items, and the columns to take from them."""
 
     users: Path | None = None
     items: Path | None = None
@@ -327,8 +326,8 @@ class _Declared:
             if entry and not (is_number(entry) and np.isfinite(float(entry))):
                 raise DataError(f"{where} is not a number")
         elif self.names is not None:
-            said = set(entry.split("|") if self.kind == "set" else [entry]) - {""}
-            if not said <= set(self.names):
+            categories = set(entry.split("|") if self.kind == "set" else [entry]) - {""}
+            if not categories <= set(self.names):
                 raise DataError(
                     f"{where} is not among the categories of '{self.words}'; declare it there, or "
                     "leave the entry empty"
@@ -346,7 +345,7 @@ def read_history(path: str | Path) -> list[str]:
     if "time" in columns:
         times = Times(table, columns["time"])
         read_columns(table, [(columns["time"], times)])
-        codes = codes[np.argsort(times.found(), kind="stable")]
+        codes = codes[np.argsort(times.result(), kind="stable")]
     return [str(items[code]) for code in codes]
 
 

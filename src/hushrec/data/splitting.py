@@ -47,8 +47,8 @@ class SplitConfig(Settings):
     min_train: Annotated[int, Field(ge=1)] = 1
     """A user left with fewer training rows than this is not evaluated; all its rows train."""
     positive_above: float | None = None
-    """Held-out rows with a value above this are to be found; the others are touched and therefore
-    no candidates.  [all are to be found]"""
+    """Held-out rows with a value above this are targets; the others are neither targets nor
+    candidates.  [all are targets]"""
     drop_below: float | None = None
     """Rows with a smaller value are left out before the split: 4 leaves what people liked."""
     repeats: Literal["merge", "keep"] = "merge"
@@ -67,12 +67,12 @@ class Split:
     valid: Ragged
     test: Ragged
     members: NDArray[np.int64]
-    """Everybody on the list of users but unseen ones, with rows or without: nobody's data decides
-    it."""
+    """All users but unseen ones, also those without rows, so the population does not depend on
+    anyone's data."""
     training_users: NDArray[np.int64]
     """The population that trains: members with a past."""
     disliked: Ragged
-    """Held-out items that are not to be found, and that nobody should be asked to rank."""
+    """Held-out non-relevant items; they are neither targets nor candidates."""
     holders: NDArray[np.int32] | None = None
     """Silo of every user; None if every user is a client of its own."""
 
@@ -100,15 +100,15 @@ class Split:
         return users if self.holders is None else np.unique(self.holders[users]).astype(np.int64)
 
     def heldout(self, part: Part) -> Ragged:
-        """Return the items to be found in this part."""
+        """Return the targets of this part."""
         return self.valid if part == "valid" else self.test
 
     def evaluated(self, part: Part) -> NDArray[np.int64]:
-        """Return the users that have something to be found in this part."""
+        """Return the users that have a target in this part."""
         return np.flatnonzero(self.heldout(part).lengths)
 
     def train_view(self, protocol: Protocol) -> TrainView:
-        """Return what training may see; ``published`` adds the list that makes the leak."""
+        """Return what training may see; ``published`` adds the held-out items: the leak."""
         view = self.train
         if protocol == "published":
             view = replace(view, never_negative=join(self.valid, self.test))
@@ -117,7 +117,7 @@ class Split:
         return replace(view, holders=self.holders).take(np.argsort(self.holders, kind="stable"))
 
     def history(self, part: Part) -> TrainView:
-        """Return what a device knows when it is asked: at test time, its validation items too."""
+        """Return the history that a device scores from: at test time with its validation items."""
         if part == "valid":
             return self.train
         has_past = self.train.times.lengths > 0
@@ -191,7 +191,7 @@ TRAIN, VALID, TEST, UNUSED, DISLIKED = 0, 1, 2, 3, 4
 
 @dataclass(frozen=True)
 class Share:
-    """Whose rows these are: all users', or those of a node that sees nobody else's."""
+    """The users whose rows are split: all of them, or those of one node."""
 
     numbers: NDArray[np.int64]
     """Number of each user in the population."""
@@ -212,7 +212,7 @@ def make_split(
             "silos hold the users they train on: use another split.kind than unseen-users, or "
             "silos.kind = none"
         )
-    # An item's number is its row in what is released: by id, whoever made the data.
+    # An item's number is its row in released tables, so it must not depend on the order of rows.
     data = data.ordered()
     if data.n_users < 2 or data.n_items < 2:
         raise DataError(f"{data.name}: needs at least two users and two items")
@@ -273,14 +273,14 @@ def split_share(data: Interactions, config: SplitConfig, streams: Streams, share
 
 
 def may_train(config: SplitConfig, streams: Streams, population: int) -> NDArray[np.bool_]:
-    """Say of everybody, by number, whether the split lets them train."""
+    """Return for each user of the population whether the split lets it train."""
     if config.kind != "unseen-users":
         return np.ones(population, np.bool_)
     return np.asarray(_unseen_role(population, config, streams) == TRAIN)
 
 
 def _usual_context(rows: _Ordered, training: NDArray[np.bool_]) -> dict[str, Column]:
-    """Describe each user by the usual context of its training rows; held-out ones say nothing."""
+    """Return each user's most frequent context in its training rows; held-out rows do not count."""
     mine = rows.order[training]
     return {
         name: usual(replace(column, codes=column.codes[mine]), rows.data.user[mine], rows.n_users)
@@ -290,7 +290,7 @@ def _usual_context(rows: _Ordered, training: NDArray[np.bool_]) -> dict[str, Col
 
 
 def _drop_repeated_targets(part: NDArray[np.int8], rows: _Ordered) -> None:
-    """Leave a held-out item in its part once: it is to be found once, however often touched."""
+    """Keep a held-out item once in its part: it is one target, however often it was touched."""
     pair = rows.user.astype(np.int64) * rows.data.n_items + rows.data.item[rows.order]
     for number in (VALID, TEST):
         held = np.flatnonzero(part == number)
@@ -306,7 +306,7 @@ class _Ordered:
     share: Share
     order: NDArray[np.int64]
     user: NDArray[np.int32]
-    place: NDArray[np.int64]
+    position: NDArray[np.int64]
     """0 is the user's oldest row."""
     size: NDArray[np.int64]
     """Number of rows of the row's user."""
@@ -324,24 +324,24 @@ class _Ordered:
         """Number of users in the data."""
         return self.data.n_users
 
-    def shuffled_place(self, streams: Streams) -> NDArray[np.int64]:
-        """Return places of a random order instead of the order in time."""
-        # From each user's own stream: nobody's rows move anybody else's.
+    def shuffled_position(self, streams: Streams) -> NDArray[np.int64]:
+        """Return positions in a random order in place of the order in time."""
+        # From each user's own stream, so no user's rows change another user's order.
         numbers = self.share.numbers[self.user].astype(np.int32)
-        ticket = draw_each(streams.key("split/order"), numbers, self.place)
-        place = np.empty(len(ticket), np.int64)
-        place[np.lexsort((ticket, self.user))] = self.place
-        return place
+        ticket = draw_each(streams.key("split/order"), numbers, self.position)
+        position = np.empty(len(ticket), np.int64)
+        position[np.lexsort((ticket, self.user))] = self.position
+        return position
 
 
 def _leave_one_out(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
-    from_end = rows.size - 1 - rows.place
+    from_end = rows.size - 1 - rows.position
     return np.select([from_end == 0, from_end == 1], [TEST, VALID], TRAIN).astype(np.int8)
 
 
 def _ratio(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
-    place = rows.place if config.order == "time" else rows.shuffled_place(streams)
-    from_end = rows.size - 1 - place
+    position = rows.position if config.order == "time" else rows.shuffled_position(streams)
+    from_end = rows.size - 1 - position
     n_test = np.floor(rows.size * config.test)
     n_valid = np.floor(rows.size * config.valid)
     choices = [from_end < n_test, from_end < n_test + n_valid]
@@ -363,9 +363,9 @@ def _time(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.i
 
 def _unseen_users(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
     role = _unseen_role(rows.share.population, config, streams)[rows.share.numbers[rows.user]]
-    place = rows.place if config.order == "time" else rows.shuffled_place(streams)
+    position = rows.position if config.order == "time" else rows.shuffled_position(streams)
     # The earlier half adapts the model on the device; only the later half is ranked.
-    return np.where(place >= (rows.size + 1) // 2, role, TRAIN).astype(np.int8)
+    return np.where(position >= (rows.size + 1) // 2, role, TRAIN).astype(np.int8)
 
 
 def _unseen_role(n_users: int, config: SplitConfig, streams: Streams) -> NDArray[np.int64]:

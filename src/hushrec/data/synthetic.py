@@ -1,4 +1,4 @@
-"""Made-up data: a small world with known structure, and a large population for benchmarks."""
+"""Generated data: a small data set with known structure, and large populations for benchmarks."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Columns of a Parquet file as text; what is no single entry is refused by column.
+"""Files as tables of text: CSV and its relatives, JSON lines and Parquet, gzip or not.
 
-Tables of text: CSV and its relatives, JSON lines or Parquet, gzip or not.
-
-Whatever its format, a file becomes a `Table` of text columns, read block by block, and
-`choose_columns` says which of them are users, items, values, times. What is harmless is handled and
-noted, what is not is refused with the file, the line and the column.
+A file of any format becomes a `Table` of text columns, which is read in blocks. `choose_columns`
+finds the columns of users, items, values and times. Harmless irregularities are handled and noted;
+others are refused with file, line and column.
 """
 
 from __future__ import annotations
@@ -18,21 +16,33 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hushrec.data import text as guesses
-from hushrec.data.text import Content, Heard, read_content, unheard
+from hushrec.data.text import (
+    IMPORT,
+    POSITIONS,
+    Content,
+    Progress,
+    columns_by_name,
+    delimiter_hint,
+    delimiter_of,
+    head_of,
+    is_header,
+    no_progress,
+    read_content,
+    role_of,
+)
 from hushrec.errors import DataError, MissingExtraError, listed, nearest
 
 if TYPE_CHECKING:
     import pyarrow as arrow
 
 ROWS = 1 << 16
-"""Rows that become text at once."""
+"""Rows per block of columnar data."""
 
 Blocks = Callable[[Sequence[int]], Iterator[list[list[str]]]]
 
 
 def parquet_blocks(path: Path, raw: bytes) -> tuple[list[str], int, Blocks]:
-    """Return the names of a file's columns, the number of its rows, and what reads them."""
+    """Return the names of the columns, the number of rows, and the function that reads blocks."""
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -59,7 +69,7 @@ def parquet_blocks(path: Path, raw: bytes) -> tuple[list[str], int, Blocks]:
 
 
 def _readable(where: str, column: arrow.ChunkedArray) -> arrow.ChunkedArray:
-    """Refuse what is no single entry; cut times that Python cannot hold to microseconds."""
+    """Refuse nested columns; round nanoseconds, which Python cannot hold, to microseconds."""
     import pyarrow as arrow
 
     kind = column.type
@@ -96,18 +106,18 @@ def _cut(kind: object) -> str:
 
 
 BLOCK = 1 << 20
-"""Characters that are split at once: a whole file of lists of strings takes ten times its size."""
+"""Characters per block: lists of strings take ten times the size of their file."""
 _SPELT_OUT = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 
 Block = list[list[str]]
-"""Entries of some columns, of as many rows as come at once."""
+"""Entries of some columns, for the rows of one block."""
 READING, CHECKING = 0.1, 0.3
-"""How much of the work is done when a file is read, and when it is known to be sound."""
+"""Fractions of the work that are done after reading a file, and after checking its lines."""
 
 
 @dataclass
 class Table:
-    """Columns of text, each read on demand, and where their rows came from."""
+    """Columns of text, read on demand, and the lines of their rows."""
 
     path: Path
     names: list[str] | None
@@ -144,7 +154,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns to take, each by name or number from 0; what is None is recognised."""
+    """Columns by role, each by name or number from 0; None is recognised by its usual name."""
 
     user: str | int | None = None
     item: str | int | None = None
@@ -153,29 +163,31 @@ class Columns:
     title: str | int | None = None
     delimiter: str | None = None
 
-    def asked(self) -> dict[str, str | int]:
-        """Return the columns that were asked for, by what they hold."""
+    def given(self) -> dict[str, str | int]:
+        """Return the columns that are given, by role."""
         named = {name: at for name, at in asdict(self).items() if name != "delimiter"}
         return {role: column for role, column in named.items() if column is not None}
 
     @property
     def by_number(self) -> bool:
-        """Whether some column is asked for by number, as nobody does who sees a header."""
-        return any(map(_is_number_of_column, self.asked().values()))
+        """Whether a column is given by number, which suggests that the file has no header."""
+        return any(map(_is_number_of_column, self.given().values()))
 
 
 RECOGNISED = Columns()
-"""Nothing is asked for: all columns have their usual names, or places."""
+"""All columns are recognised, by their usual names or positions."""
 
 
-def read_table(path: Path, columns: Columns = RECOGNISED, heard: Heard = unheard) -> Table:
+def read_table(
+    path: Path, columns: Columns = RECOGNISED, progress: Progress = no_progress
+) -> Table:
     """Read a file of any known format."""
-    content = read_content(path, _between(0, READING, heard))
+    content = read_content(path, _between(0, READING, progress))
     if content.is_parquet:
         return parquet_table(content)
     text = content.as_text()
     content.raw = b""  # twice the same takes twice the memory
-    return text_table(path, text, content.notes, columns, heard)
+    return text_table(path, text, content.notes, columns, progress)
 
 
 def parquet_table(content: Content) -> Table:
@@ -189,47 +201,47 @@ def text_table(
     text: str,
     notes: list[str],
     columns: Columns = RECOGNISED,
-    heard: Heard = unheard,
+    progress: Progress = no_progress,
 ) -> Table:
     """Make a table of a text."""
     if not text.strip():
         raise DataError(f"{path}: the file is empty")
     if text.lstrip()[0] in "{[" and columns.delimiter is None:
-        return _json_table(path, text, notes, heard)
-    return _delimited_table(path, text, notes, columns, heard)
+        return _json_table(path, text, notes, progress)
+    return _delimited_table(path, text, notes, columns, progress)
 
 
-def line_blocks(text: str, heard: Heard = unheard) -> Iterator[list[str]]:
+def line_blocks(text: str, progress: Progress = no_progress) -> Iterator[list[str]]:
     """Cut a text into lists of whole lines."""
     start, end = 0, len(text.rstrip("\n"))
     while start <= end:
         stop = text.find("\n", start + BLOCK, end)
         stop = end if stop < 0 else stop
         yield text[start:stop].split("\n")
-        heard(stop / end)
+        progress(stop / end)
         start = stop + 1
 
 
-def _between(low: float, high: float, heard: Heard) -> Heard:
-    """Tell of a part of the work."""
-    return lambda share: heard(low + (high - low) * share)
+def _between(low: float, high: float, progress: Progress) -> Progress:
+    """Return the callback for a part of the work."""
+    return lambda share: progress(low + (high - low) * share)
 
 
 def _delimited_table(
-    path: Path, text: str, notes: list[str], columns: Columns, heard: Heard
+    path: Path, text: str, notes: list[str], columns: Columns, progress: Progress
 ) -> Table:
-    asked = columns.delimiter
-    delimiter = guesses.delimiter_of(text) if asked is None else _SPELT_OUT.get(asked, asked)
-    if not delimiter or delimiter not in guesses.head_of(text)[0]:
-        raise DataError(f"{path}: only one column found{guesses.delimiter_hint(text, asked)}")
+    given = columns.delimiter
+    delimiter = delimiter_of(text) if given is None else _SPELT_OUT.get(given, given)
+    if not delimiter or delimiter not in head_of(text)[0]:
+        raise DataError(f"{path}: only one column found{delimiter_hint(text, given)}")
     # Only one-character delimiters know quoting; a plain split is several times faster.
     quoted = '"' in text and len(delimiter) == 1
     lines = (_Quoted if quoted else _Plain)(path, text, delimiter)
-    first, width, numbers, blank = lines.check(_between(READING, CHECKING, heard))
+    first, width, numbers, blank = lines.check(_between(READING, CHECKING, progress))
     if blank:
         notes.append(_blank_note(blank))
-    known = any(guesses.role_of(name) for name in first)
-    header = guesses.is_header(first) and (known or not columns.by_number)
+    known = any(role_of(name) for name in first)
+    header = is_header(first) and (known or not columns.by_number)
     if not header:
         notes.append("no header line: columns taken by position")
     skip = int(header)
@@ -239,7 +251,7 @@ def _delimited_table(
 
     def blocks(wanted: Sequence[int]) -> Iterator[Block]:
         first_row = skip
-        for flat in lines.fields(_between(CHECKING, 1, heard)):
+        for flat in lines.fields(_between(CHECKING, 1, progress)):
             start, first_row = first_row * width, 0
             yield [list(map(str.strip, flat[start + k :: width])) for k in wanted]
 
@@ -267,12 +279,12 @@ class _Plain:
     text: str
     delimiter: str
 
-    def check(self, heard: Heard) -> _Checked:
+    def check(self, progress: Progress) -> _Checked:
         """Refuse rows of different width."""
         numbers: array[int] = array("q")
         first: list[str] = []
         before = 0
-        for lines in line_blocks(self.text, heard):
+        for lines in line_blocks(self.text, progress):
             filled = list(map(str.strip, lines))
             if not first and any(filled):
                 line = next(filter(str.strip, lines))
@@ -291,9 +303,9 @@ class _Plain:
             before += len(lines)
         return first, len(first), numbers, before - len(numbers)
 
-    def fields(self, heard: Heard) -> Iterator[list[str]]:
+    def fields(self, progress: Progress) -> Iterator[list[str]]:
         """Return the fields of all rows, one after the other, some rows at a time."""
-        for lines in line_blocks(self.text, heard):
+        for lines in line_blocks(self.text, progress):
             if not all(map(str.strip, lines)):
                 lines = [line for line in lines if line.strip()]
             if lines:
@@ -308,12 +320,12 @@ class _Quoted:
     text: str
     delimiter: str
 
-    def check(self, heard: Heard) -> _Checked:
+    def check(self, progress: Progress) -> _Checked:
         """Refuse rows of different width, and quotes that do not end."""
         numbers: array[int] = array("q")
         first: list[str] = []
         blank = 0
-        for row, start in self._rows(heard):
+        for row, start in self._rows(progress):
             if not row:
                 blank += 1
                 continue
@@ -323,10 +335,10 @@ class _Quoted:
             numbers.append(start)
         return first, len(first), numbers, blank
 
-    def fields(self, heard: Heard) -> Iterator[list[str]]:
+    def fields(self, progress: Progress) -> Iterator[list[str]]:
         """Return the fields of all rows, one after the other, some rows at a time."""
         flat: list[str] = []
-        for row, _ in self._rows(heard):
+        for row, _ in self._rows(progress):
             flat += row
             if len(flat) >= BLOCK:
                 yield flat
@@ -334,9 +346,9 @@ class _Quoted:
         if flat:
             yield flat
 
-    def _rows(self, heard: Heard) -> Iterator[tuple[list[str], int]]:
+    def _rows(self, progress: Progress) -> Iterator[tuple[list[str], int]]:
         """Return each row and the line that it starts on; a blank line is an empty row."""
-        lines = chain.from_iterable(line_blocks(self.text, heard))
+        lines = chain.from_iterable(line_blocks(self.text, progress))
         reader = csv.reader(
             (f"{line}\n" for line in lines),
             delimiter=self.delimiter,
@@ -366,11 +378,11 @@ def _wrong_width(path: Path, line: int, found: int, expected: int) -> DataError:
     )
 
 
-def _json_table(path: Path, text: str, notes: list[str], heard: Heard) -> Table:
+def _json_table(path: Path, text: str, notes: list[str], progress: Progress) -> Table:
     numbers: array[int] = array("q")
     names: list[str] = []
     number = 0
-    for lines in line_blocks(text, _between(READING, CHECKING, heard)):
+    for lines in line_blocks(text, _between(READING, CHECKING, progress)):
         for line in lines:
             number += 1
             if line.strip():
@@ -382,7 +394,7 @@ def _json_table(path: Path, text: str, notes: list[str], heard: Heard) -> Table:
 
     def blocks(wanted: Sequence[int]) -> Iterator[Block]:
         row = 0
-        for lines in line_blocks(text, _between(CHECKING, 1, heard)):
+        for lines in line_blocks(text, _between(CHECKING, 1, progress)):
             found: Block = [[] for _ in wanted]
             for line in filter(str.strip, lines):
                 record = json.loads(line)
@@ -422,25 +434,25 @@ def _json_entry(path: Path, number: int, record: dict[str, Any], name: str) -> s
 
 def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) -> dict[str, int]:
     """Return the column number of every role that the file has."""
-    asked = {role: find_asked(table, role, at) for role, at in columns.asked().items()}
-    free = [k for k in range(table.width) if k not in asked.values()]
+    given = {role: find_column(table, role, at) for role, at in columns.given().items()}
+    free = [k for k in range(table.width) if k not in given.values()]
     if table.names is None:
-        found = {role: k for k, role in enumerate(guesses.POSITIONS) if k in free}
+        found = {role: k for k, role in enumerate(POSITIONS) if k in free}
     else:
-        found = guesses.columns_by_name({k: table.names[k] for k in free})
-    chosen = found | asked
+        found = columns_by_name({k: table.names[k] for k in free})
+    chosen = found | given
     for role in required:
         if role not in chosen:
             headerless = "; if there is no header line, --user 0 --item 1"
             raise DataError(
                 f"{table.path}: no {role} column among {listed(table.names or [])}; "
-                f"name it: {guesses.IMPORT} --{role} COLUMN{headerless if table.text_only else ''}"
+                f"name it: {IMPORT} --{role} COLUMN{headerless if table.text_only else ''}"
             )
     return chosen
 
 
-def find_asked(table: Table, role: str, wanted: str | int) -> int:
-    """Return the number of a column asked for by name or number; ``role`` is for the message."""
+def find_column(table: Table, role: str, wanted: str | int) -> int:
+    """Return the number of a column given by name or number; ``role`` is for the message."""
     names = table.names or []
     if isinstance(wanted, str) and wanted in names:
         return names.index(wanted)

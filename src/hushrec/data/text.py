@@ -1,8 +1,9 @@
-"""Bytes of a file as text, gzip or not; what is no text is refused by line and byte.
+"""Bytes of a file as text, and what can be recognised in it.
 
-A file is opened and read once, so that a pipe will do.
+A file is opened once and read from beginning to end, so a pipe can be read too. Gzip is unpacked.
+Bytes that are not UTF-8 text are refused with their line.
 
-What a file does not say: its delimiter, whether it has a header, which column is what.
+Delimiter, header line and the roles of columns (user, item, …) are guessed from the first lines.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from hushrec.errors import DataError
 LONGEST_LINE = 1 << 20
 """Bytes; a longer line means that the file is not what it seems."""
 MOST_BYTES = 8 << 30
-"""Of a file, unpacked; more than that is no file of interactions, or never ends."""
+"""Largest size of a file, unpacked; larger ones are no interactions, or do not end."""
 PATIENCE = 10.0
-"""Seconds that a pipe may have nobody who writes into it."""
+"""Seconds to wait for a writer to open a pipe."""
 PARQUET = b"PAR1"
 
-Heard = Callable[[float], None]
-"""Told what share of the work is done."""
+Progress = Callable[[float], None]
+"""Called with the fraction of the work that is done."""
 
 
-def unheard(share: float) -> None:
-    """Tell nobody."""
+def no_progress(share: float) -> None:
+    """Report nothing."""
 
 
 @dataclass
 class Content:
-    """What was in a file."""
+    """The unpacked content of a file."""
 
     path: Path
     raw: bytes
@@ -52,7 +53,7 @@ class Content:
         return self.raw.startswith(PARQUET)
 
     def as_text(self, encoding: str = "utf-8") -> str:
-        """Return the text with plain line ends; what was handled is noted."""
+        """Return the text with plain line ends; conversions are noted."""
         raw, path = self.raw, self.path
         try:
             text = raw.decode(encoding)
@@ -81,14 +82,14 @@ def read_rows(
     return [line.split(delimiter) for line in lines[1 if header else 0 :]]
 
 
-def read_content(path: Path, heard: Heard = unheard) -> Content:
+def read_content(path: Path, progress: Progress = no_progress) -> Content:
     """Read a file once, unpacked; stop at the first line that is too long."""
     try:
         with open_file(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             packed = stream.peek(2)[:2] == b"\x1f\x8b"
             unpacked = gzip.GzipFile(fileobj=stream) if packed else stream
-            raw = _read_all(path, unpacked, lambda: heard(stream.tell() / size if size else 0.0))
+            raw = _read_all(path, unpacked, lambda: progress(stream.tell() / size if size else 0.0))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: damaged gzip file ({error}); get it again") from None
     except OSError as error:
@@ -116,7 +117,7 @@ def open_file(path: Path) -> io.BufferedReader:
 
 
 def is_stream(path: Path) -> bool:
-    """Say whether a path can be read only once."""
+    """Return whether a path can be read only once."""
     try:
         return path.exists() and not path.is_file() and not path.is_dir()
     except (OSError, ValueError):
@@ -124,24 +125,24 @@ def is_stream(path: Path) -> bool:
 
 
 def _open_pipe(path: Path) -> io.BufferedReader:
-    """Open a pipe, and wait for somebody to write into it, but not for ever."""
+    """Open a pipe; give up if no writer opens it in time."""
     opened: list[io.BufferedReader] = []
     waiting = Thread(target=lambda: opened.append(path.open("rb")), daemon=True)
     waiting.start()
     waiting.join(PATIENCE)
     if not opened:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
-        raise DataError(f"{path}: is a pipe that nobody writes into")
+        raise DataError(f"{path}: is a pipe without a writer")
     return opened[0]
 
 
-def _read_all(path: Path, stream: io.BufferedIOBase, heard: Callable[[], None]) -> bytes:
+def _read_all(path: Path, stream: io.BufferedIOBase, progress: Callable[[], None]) -> bytes:
     chunks: list[bytes] = []
     total = open_line = 0
     lines = 1
     while chunk := stream.read(LONGEST_LINE):
         chunks.append(chunk)
-        heard()
+        progress()
         total += len(chunk)
         if total > MOST_BYTES:
             raise DataError(f"{path}: more than {MOST_BYTES:,} bytes; split the file")
@@ -185,17 +186,17 @@ _FEATURES = {
     "genres": ("genres", "genre", "categories", "category", "tags"),
     "year": ("year", "releaseyear"),
 }
-"""Columns of a list of items that describe them: several categories each, and a year."""
+"""Columns that describe items: sets of categories, and a year."""
 NO_GENRES = "(no genres listed)"
-"""What MovieLens writes where there are none."""
+"""What MovieLens writes for films without genres."""
 POSITIONS = ("user", "item", "value", "time")
 _DELIMITERS = ("\t", "::", ";", "|", ",")
 IMPORT = "hushrec data import …"
-"""The command that takes what could not be guessed."""
+"""The command with options for everything that is guessed."""
 
 
 def is_number(entry: str) -> bool:
-    """Say whether a text is a number."""
+    """Return whether a text is a number."""
     try:
         float(entry)
     except ValueError:
@@ -204,7 +205,7 @@ def is_number(entry: str) -> bool:
 
 
 def is_header(first: list[str]) -> bool:
-    """Headers do not contain numbers or dates."""
+    """Return whether a line is a header: one without numbers and dates."""
     return not any(is_number(entry) or re.match(r"\d{4}-\d\d-\d\d", entry) for entry in first)
 
 
@@ -235,12 +236,12 @@ def year_in(title: str) -> str:
 
 
 def role_of(name: str) -> str | None:
-    """Return what a column of this name holds, if that is known."""
+    """Return the role of a column of this name, if the name is known."""
     return next((role for role, names in _NAMES.items() if _normal(name) in names), None)
 
 
 def delimiter_of(text: str) -> str | None:
-    """Return what splits the first lines most evenly, known column names weighing most."""
+    """Return the delimiter that splits the first lines evenly, and best one with known names."""
     head = head_of(text)
     counts = {d: [line.count(d) for line in head] for d in _DELIMITERS}
     present = [d for d in _DELIMITERS if counts[d][0]]
@@ -255,7 +256,7 @@ def delimiter_of(text: str) -> str | None:
 
 
 def delimiter_hint(text: str, asked: str | None) -> str:
-    """Return the end of a sentence about a file that has one column only."""
+    """Return the hint of an error about a file with one column only."""
     guess = delimiter_of(text)
     if guess is not None and guess != asked:
         return f" with delimiter {asked!r}; {guess!r} looks right: {IMPORT} --delimiter {guess!r}"
@@ -267,13 +268,13 @@ def delimiter_hint(text: str, asked: str | None) -> str:
 
 
 def is_item_header(line: str) -> bool:
-    """Say whether a line is the usual name of an item column, alone."""
+    """Return whether a line is nothing but the usual name of an item column."""
     # "Movie: The Sequel" is a title, not a typed column name.
     return _normal(line.replace(":", "")) in _NAMES["item"]
 
 
 def looks_like_a_table(lines: list[str]) -> bool:
-    """Tell a table from one id per line, where an id may well contain a comma."""
+    """Return whether lines are a table, and not one id each, which may contain a comma."""
     delimiter = delimiter_of("\n".join(lines[:10]))
     if delimiter is None or delimiter == " ":
         return False

@@ -19,7 +19,7 @@ from typing import Literal
 from hushrec.config import find, names
 from hushrec.data.interactions import Interactions, StrArray
 from hushrec.data.reading import read_interactions
-from hushrec.data.text import Heard, read_rows, unheard
+from hushrec.data.text import Progress, no_progress, read_rows
 from hushrec.errors import ConfigError
 
 FileState = Literal["ok", "differs", "missing"]
@@ -32,7 +32,7 @@ class DataFolder:
 
     path: Path
     absent: list[str] = field(default_factory=list)
-    heard: Heard = unheard
+    progress: Progress = no_progress
     """Called with the fraction of the interactions that is read."""
 
     def get(self, name: str) -> Path | None:
@@ -44,7 +44,7 @@ class DataFolder:
 
     def interactions(self, name: str) -> Interactions:
         """Read the file of interactions, which every folder that was found has."""
-        return read_interactions(self._required(name), heard=self.heard)
+        return read_interactions(self._required(name), progress=self.progress)
 
     def lines(self, name: str, delimiter: str, *, header: bool = False) -> list[list[str]]:
         """Return the fields of each line of a file that is there."""
