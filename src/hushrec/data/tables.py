@@ -41,70 +41,6 @@ ROWS = 1 << 16
 Blocks = Callable[[Sequence[int]], Iterator[list[list[str]]]]
 
 
-def parquet_blocks(path: Path, raw: bytes) -> tuple[list[str], int, Blocks]:
-    """Return the names of the columns, the number of rows, and the function that reads blocks."""
-    try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise MissingExtraError("Parquet", "parquet") from None
-    try:
-        stored = parquet.read_table(arrow.BufferReader(raw))
-    except (arrow.ArrowException, OSError) as error:
-        reason = str(error).split("\n")[0]
-        raise DataError(f"{path}: damaged Parquet file ({reason}); get it again") from None
-    if stored.num_rows == 0:
-        raise DataError(f"{path}: only a header, no rows")
-    names = [str(name) for name in stored.column_names]
-
-    def blocks(wanted: Sequence[int]) -> Iterator[list[list[str]]]:
-        columns = [_readable(f"{path}, column '{names[k]}'", stored.column(k)) for k in wanted]
-        for start in range(0, stored.num_rows, ROWS):
-            yield [
-                _as_text(f"{path}, column '{names[k]}'", column.slice(start, ROWS))
-                for k, column in zip(wanted, columns, strict=True)
-            ]
-
-    return names, stored.num_rows, blocks
-
-
-def _readable(where: str, column: arrow.ChunkedArray) -> arrow.ChunkedArray:
-    """Refuse nested columns; round nanoseconds, which Python cannot hold, to microseconds."""
-    import pyarrow as arrow
-
-    kind = column.type
-    if arrow.types.is_nested(kind):
-        raise DataError(
-            f"{where}: holds {_cut(kind)}, and one entry is expected in each row; write a row for "
-            "each, or choose another column"
-        )
-    if arrow.types.is_timestamp(kind) and kind.unit == "ns":
-        return column.cast(arrow.timestamp("us", kind.tz), safe=False)
-    return column
-
-
-def _as_text(where: str, column: arrow.ChunkedArray) -> list[str]:
-    try:
-        return [_entry(entry) for entry in column.to_pylist()]
-    except (ValueError, OverflowError, TypeError) as error:
-        # Dates of the year 300000, zones that do not exist, bytes that are no text.
-        raise DataError(
-            f"{where}: {_cut(column.type)} that cannot be read ({error}); write the column as "
-            "text or numbers"
-        ) from None
-
-
-def _entry(entry: Any) -> str:
-    if entry is None:
-        return ""
-    return (entry.decode() if isinstance(entry, bytes) else str(entry)).strip()
-
-
-def _cut(kind: object) -> str:
-    words = str(kind)
-    return words if len(words) < 100 else words[:99] + "…"
-
-
 BLOCK = 1 << 20
 """Characters per block: lists of strings take ten times the size of their file."""
 _SPELT_OUT = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
@@ -188,12 +124,6 @@ def read_table(
     text = content.as_text()
     content.raw = b""  # twice the same takes twice the memory
     return text_table(path, text, content.notes, columns, progress)
-
-
-def parquet_table(content: Content) -> Table:
-    """Make a table of a Parquet file."""
-    names, rows, blocks = parquet_blocks(content.path, content.raw)
-    return Table(content.path, names, len(names), rows, blocks, lambda row: f"row {row + 1}")
 
 
 def text_table(
@@ -430,6 +360,71 @@ def _json_entry(path: Path, number: int, record: dict[str, Any], name: str) -> s
             "line for each, or choose another column"
         )
     return "" if entry is None else str(entry).strip()
+
+
+def parquet_table(content: Content) -> Table:
+    """Make a table of a Parquet file."""
+    path = content.path
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise MissingExtraError("Parquet", "parquet") from None
+    try:
+        stored = parquet.read_table(arrow.BufferReader(content.raw))
+    except (arrow.ArrowException, OSError) as error:
+        reason = str(error).split("\n")[0]
+        raise DataError(f"{path}: damaged Parquet file ({reason}); get it again") from None
+    if stored.num_rows == 0:
+        raise DataError(f"{path}: only a header, no rows")
+    names = [str(name) for name in stored.column_names]
+
+    def blocks(wanted: Sequence[int]) -> Iterator[list[list[str]]]:
+        columns = [_readable(f"{path}, column '{names[k]}'", stored.column(k)) for k in wanted]
+        for start in range(0, stored.num_rows, ROWS):
+            yield [
+                _as_text(f"{path}, column '{names[k]}'", column.slice(start, ROWS))
+                for k, column in zip(wanted, columns, strict=True)
+            ]
+
+    return Table(path, names, len(names), stored.num_rows, blocks, lambda row: f"row {row + 1}")
+
+
+def _readable(where: str, column: arrow.ChunkedArray) -> arrow.ChunkedArray:
+    """Refuse nested columns; round nanoseconds, which Python cannot hold, to microseconds."""
+    import pyarrow as arrow
+
+    kind = column.type
+    if arrow.types.is_nested(kind):
+        raise DataError(
+            f"{where}: holds {_cut(kind)}, and one entry is expected in each row; write a row for "
+            "each, or choose another column"
+        )
+    if arrow.types.is_timestamp(kind) and kind.unit == "ns":
+        return column.cast(arrow.timestamp("us", kind.tz), safe=False)
+    return column
+
+
+def _as_text(where: str, column: arrow.ChunkedArray) -> list[str]:
+    try:
+        return [_entry(entry) for entry in column.to_pylist()]
+    except (ValueError, OverflowError, TypeError) as error:
+        # Dates of the year 300000, zones that do not exist, bytes that are no text.
+        raise DataError(
+            f"{where}: {_cut(column.type)} that cannot be read ({error}); write the column as "
+            "text or numbers"
+        ) from None
+
+
+def _entry(entry: Any) -> str:
+    if entry is None:
+        return ""
+    return (entry.decode() if isinstance(entry, bytes) else str(entry)).strip()
+
+
+def _cut(kind: object) -> str:
+    words = str(kind)
+    return words if len(words) < 100 else words[:99] + "…"
 
 
 def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) -> dict[str, int]:
