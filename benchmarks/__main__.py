@@ -42,7 +42,7 @@ from hushrec.data.synthetic import population
 from hushrec.data.views import CohortConfig, Ragged, TrainView
 from hushrec.errors import DataError
 from hushrec.federation.backends.simulation import Machine
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.io.memory import peak_rss_bytes, usable_cores
 from hushrec.kernels import draw
 from hushrec.methods.pfedrec import PFedRec
@@ -169,7 +169,9 @@ class Timed:
 def pfedrec() -> PFedRec:
     """Return PFedRec with the options of the paper."""
     return PFedRec(
-        PFedRec.Config(**make_experiment("benchmark", "pfedrec", preset="paper").options)
+        PFedRec.Config(
+            **ExperimentRequest("benchmark", "pfedrec", preset="paper").experiment().options
+        )
     )
 
 
@@ -196,7 +198,7 @@ def speed(sizes: Sizes, show: Progress) -> Json:
     """Time a round of PFedRec, here and in a plain per-device loop, on one thread."""
     if importlib.util.find_spec("torch") is None:
         return {"skipped": "the plain loop needs torch: pip install 'hushrec[neural]'", "bars": []}
-    experiment = make_experiment("ml-100k", "pfedrec", preset="paper")
+    experiment = ExperimentRequest("ml-100k", "pfedrec", preset="paper").experiment()
     try:
         data = load("ml-100k")
     except DataError:

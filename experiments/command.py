@@ -18,7 +18,7 @@ from experiments.plan import EPSILONS, Exhibit, Paper, Task, chosen, experiments
 from experiments.results import Results
 from experiments.runner import Session, Step, Told, steps_for
 from experiments.states import state_of
-from hushrec.api import Conduct
+from hushrec.api import Execution
 from hushrec.cli import options
 from hushrec.cli.display import polite_stop, training_display
 from hushrec.cli.options import PLACE
@@ -189,12 +189,8 @@ def _run(session: Session, steps: Sequence[Step], machine: Machine, *, quiet: bo
             nonlocal now
             now = f"{number} of {len(steps)}: {step.task.method} on {step.task.data}, seed {seed}"
 
-        conduct: Conduct = {
-            "machine": machine,
-            "on_round": lambda report: show(report, now),
-            "should_stop": should_stop,
-        }
-        for told in session.run(steps, conduct, begun):
+        execution = Execution(machine, lambda report: show(report, now), should_stop)
+        for told in session.run(steps, execution, begun):
             found.append(told)
             if not quiet:
                 say(_line(told), err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from subprocess import DEVNULL, CalledProcessError
@@ -18,11 +19,11 @@ from experiments.plan import Task
 from experiments.results import Record
 from hushrec.analysis.item_map import item_map
 from hushrec.analysis.run import guidance_effects, metrics_by_group, metrics_by_table
-from hushrec.api import Conduct, Run, train_seeds
+from hushrec.api import Execution, Run, train_request_seeds
 from hushrec.data import Interactions
 from hushrec.errors import DivergedError
 from hushrec.evaluation.metrics import summarise, user_metric
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.runs.folder import RunFolder, read_ranks
 
 ALWAYS = ("hr@5", "hr@10", "ndcg@5", "ndcg@10")
@@ -40,26 +41,22 @@ def measure(
     runs: Path,
     wanted: Sequence[Place],
     on_seed: Callable[[int], None],
-    conduct: Conduct,
+    execution: Execution,
 ) -> Record:
     """Train what is not trained yet in the task's folder, and read off what is wanted."""
     out = runs / task.folder
     try:
-        summary = train_seeds(
+        resume = (out / "seeds.json").exists()
+        summary = train_request_seeds(
+            request_of(task),
             data,
-            task.method,
             range(task.seeds),
             out,
+            replace(execution, resume=resume),
             on_seed,
-            preset=task.preset,
-            protocol=task.protocol,
-            rounds=task.rounds,
-            settings=task.settings,
-            resume=(out / "seeds.json").exists(),
-            **conduct,
         )
     except DivergedError as error:
-        planned = planned_rounds(task)
+        planned = request_of(task).experiment().rounds
         seeds = list(range(task.seeds))
         return Record(
             seeds=seeds, version=our_version(), rounds=planned, seconds=0.0, diverged=str(error)
@@ -80,16 +77,16 @@ def measure(
     )
 
 
-def planned_rounds(task: Task) -> int:
-    """Return how many rounds a task has."""
-    return make_experiment(
+def request_of(task: Task) -> ExperimentRequest:
+    """Return the experiment that a task asks for."""
+    return ExperimentRequest(
         task.data,
         task.method,
         preset=task.preset,
         settings=task.settings,
         protocol=task.protocol,
         rounds=task.rounds,
-    ).rounds
+    )
 
 
 def _of_test(path: str) -> bool:

@@ -8,14 +8,14 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from experiments.measure import Place, measure, planned_rounds
+from experiments.measure import Place, measure, request_of
 from experiments.plan import Exhibit, Paper, Task, tasks_of
 from experiments.results import Record, Results, missing_parts
-from hushrec.api import Conduct
+from hushrec.api import Execution
 from hushrec.data import load
 from hushrec.data.sources import CATALOG
 from hushrec.errors import StoppedError
@@ -87,7 +87,7 @@ def expected_seconds(task: Task, results: Results) -> float:
         if f" --method {task.method} " in command and other.seconds
     ]
     pace = statistics.median(known) if known else UNKNOWN_PACE
-    return pace * planned_rounds(task) * task.seeds * _rows(task.data)
+    return pace * request_of(task).experiment().rounds * task.seeds * _rows(task.data)
 
 
 def _data_of(command: str) -> str:
@@ -132,24 +132,24 @@ class Session:
     def run(
         self,
         steps: Sequence[Step],
-        conduct: Conduct,
+        execution: Execution,
         on_step: Callable[[Step, int, int], None] = lambda step, seed, number: None,
     ) -> Iterator[Told]:
         """Run one step after the other until all are done or the time is over."""
         begun = time.monotonic()
-        asked = conduct.get("should_stop", lambda: False)
+        asked = execution.should_stop
 
         def over() -> bool:
             return self.budget is not None and time.monotonic() - begun > self.budget
 
-        conduct = {**conduct, "should_stop": lambda: asked() or over()}
+        execution = replace(execution, should_stop=lambda: asked() or over())
         spent = expected = 0.0
         for number, step in enumerate(steps, 1):
             if over():
                 return
             start = time.monotonic()
             try:
-                record, changed = self._run(step, number, conduct, on_step)
+                record, changed = self._run(step, number, execution, on_step)
             except StoppedError:
                 if asked():
                     raise
@@ -162,7 +162,7 @@ class Session:
         self,
         step: Step,
         number: int,
-        conduct: Conduct,
+        execution: Execution,
         on_step: Callable[[Step, int, int], None],
     ) -> tuple[Record, list[str] | None]:
         task = step.task
@@ -171,7 +171,7 @@ class Session:
             shutil.rmtree(self.kept / task.folder, ignore_errors=True)
         data = load(task.data)
         record = measure(
-            task, data, self.kept, step.wanted, lambda seed: on_step(step, seed, number), conduct
+            task, data, self.kept, step.wanted, lambda seed: on_step(step, seed, number), execution
         )
         changed = None if before is None else changes(before.values, record.values)
         if before is not None and _same_ranks(before, record):

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from documented import DOCUMENTS, REPO, Step, spoken, steps
 from hushrec.cli import main
 from hushrec.data import synthetic
-from hushrec.federation.experiment import make_experiment, parse_settings
+from hushrec.federation.experiment import ExperimentRequest, parse_settings
 
 NOT_PLAYED = {
     r"hushrec studio": "goes on until it is stopped: tests/studio",
@@ -79,7 +79,7 @@ def test_the_command_line_understands_it(step, monkeypatch):
     preset = None if preset and "/" in preset else preset
     settings = parse_settings(given.get("pairs", ()))
     if "largest-rows" not in step.text:
-        make_experiment("demo", asked, preset=preset, settings=settings)
+        ExperimentRequest("demo", asked, preset=preset, settings=settings).experiment()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(REPO).as_posix())

@@ -11,6 +11,7 @@ from documented import REPO, titled
 from hushrec import errors, extend, testing
 from hushrec.cli.train import train_command
 from hushrec.cli.tune import tune_command
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.methods.base import method_names
 from surface import SECTIONS, names_of, page
 
@@ -77,7 +78,8 @@ def test_importing_stays_light():
 
 
 def test_python_and_the_command_line_train_the_same_method_by_default():
-    default = inspect.signature(hushrec.train).parameters["method"].default
+    assert inspect.signature(hushrec.train).parameters["method"].default is None
+    default = ExperimentRequest("demo").experiment().method
     assert default in method_names()
     for command in (train_command, tune_command):
         said = {option.name: option.default for option in command.params}

@@ -22,8 +22,8 @@ from hushrec.audit.canary import (
 from hushrec.audit.layout import Stage, stages_of
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.data.views import CohortConfig
-from hushrec.federation.experiment import make_experiment
-from hushrec.federation.setup import make_task, plan_privacy
+from hushrec.federation.experiment import ExperimentRequest
+from hushrec.federation.setup import make_task, set_up
 from hushrec.privacy import clipping as clip_module
 from hushrec.privacy import noise as noise_module
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
@@ -66,13 +66,15 @@ def plan_of(data, mode, method="fedmf", **options):
     settings = {"d": 4, **options, **MODES[mode]}
     if mode == "central fixed":  # for methods that keep nothing private
         method, settings = "popularity", MODES[mode]
-    experiment = make_experiment("tiny", method, settings=settings, rounds=ROUNDS, seed=2)
+    experiment = ExperimentRequest(
+        "tiny", method, settings=settings, rounds=ROUNDS, seed=2
+    ).experiment()
     return staged(experiment, make_split(data, SplitConfig(), Streams(2)))
 
 
 def staged(experiment, split, shared=None):
     """Return the plan of an experiment and its rounds, with the layouts that they have."""
-    plan = plan_privacy(experiment, split)
+    plan = set_up(experiment, split).plan
     task = make_task(experiment, split, plan.protection)
     return plan, stages_of(task, plan, shared or task.initial)
 

@@ -15,7 +15,7 @@ from hushrec.audit.inference import (
     leading_direction,
     name_items,
 )
-from hushrec.federation.setup import plan_privacy
+from hushrec.federation.setup import set_up
 from hushrec.methods.base import method_names
 from hushrec.streams import Streams
 from hushrec.testing import clients_of, taste_world
@@ -53,7 +53,7 @@ def attack(data, method, settings=(), users=120):
     options = {**OPTIONS.get(method, {}), "evaluation.every": rounds, **dict(settings)}
     run = train(data, method, rounds=rounds, seed=1, settings=options)
     before = {name: array.copy() for name, array in run.model.shared.items()}
-    plan = plan_privacy(run.experiment, run.split)
+    plan = set_up(run.experiment, run.split).plan
     found = item_inference(run, plan, users, Streams(0), lambda done, total: None)
     assert all(np.array_equal(before[name], array) for name, array in run.model.shared.items())
     return found
@@ -115,7 +115,7 @@ def test_every_installed_method_can_be_attacked():
 @pytest.mark.parametrize("method", ["fednext", "fedease", "fedals"])
 def test_what_takes_a_methods_place_under_noise_can_be_attacked(method):
     run = train(taste_world(), method, settings={**CENTRAL, "price": 0.1})  # all that were met
-    plan = plan_privacy(run.experiment, run.split)
+    plan = set_up(run.experiment, run.split).plan
     found = item_inference(run, plan, 30, Streams(0), lambda done, total: None)
     assert found["evidence"][RAW]["r_precision"] > 2 * found["chance"]
     assert found["evidence"][SUMMED]["r_precision"] < found["evidence"][RAW]["r_precision"]

@@ -9,13 +9,14 @@ from click.testing import CliRunner
 
 from hushrec.cli import main
 from hushrec.federation.contract import Agreement, Catalogue
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.testing import taste_world
 
 
 @pytest.fixture
 def node(tmp_path):
-    agreed = Agreement(make_experiment("tastes", "pfedrec"), Catalogue.of(taste_world()))
+    experiment = ExperimentRequest("tastes", "pfedrec").experiment()
+    agreed = Agreement(experiment, Catalogue.of(taste_world()))
     agreed.write(tmp_path / "contract.hushrec")
     path = tmp_path / "shop.node"
     made = run("init", path, "--contract", tmp_path / "contract.hushrec", "--name", "shop")

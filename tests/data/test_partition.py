@@ -13,7 +13,7 @@ from hushrec.data.partition import SilosConfig, divergences, facts, hold, tastes
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.federation.backends.simulation import Machine
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.streams import Streams
 from hushrec.testing import Federation, taste_world
 
@@ -191,7 +191,9 @@ def test_the_guarantee_is_for_a_silo():
 
 
 def test_silos_are_part_of_the_configuration():
-    experiment = make_experiment("demo", "lipm", settings={"silos.kind": "dirichlet"})
+    experiment = ExperimentRequest(
+        "demo", "lipm", settings={"silos.kind": "dirichlet"}
+    ).experiment()
     assert type(experiment).from_toml(experiment.to_toml()) == experiment
 
 

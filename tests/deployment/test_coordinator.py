@@ -21,8 +21,9 @@ from hushrec.deployment.node.sums import Member
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.transport import Failure, MemoryLink
 from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
+from hushrec.federation import setup
 from hushrec.federation.contract import Agreement, Catalogue, Registered, SecureSums
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.runs.folder import RunFolder
 from hushrec.secagg import Identity
 from hushrec.testing import taste_world
@@ -89,7 +90,9 @@ def dying(lossy, after):
 def rehearsal(folder, data, method, settings=None, rounds=3, nodes=NODES, secure=None):
     """A federation of one data set, and what answers for its nodes."""
     folder.mkdir(exist_ok=True)
-    experiment = make_experiment(data.name, method, rounds=rounds, settings=settings or {})
+    experiment = ExperimentRequest(
+        data.name, method, rounds=rounds, settings=settings or {}
+    ).experiment()
     agreement, dealt = deal(data, experiment, folder, nodes, secure)
     rules = Rules(nodes=nodes, min_nodes=2, backoff_seconds=0.01, enrol_seconds=0.5)
     lossy = Lossy({name: folder / f"{name}{SUFFIX}" for name in dealt})
@@ -348,7 +351,9 @@ def test_a_servers_folder_is_no_run_to_be_opened(tmp_path):
 
 
 def test_an_undeclared_list_cannot_be_agreed_on():
-    experiment = make_experiment("x", "fednext", settings={**NOISE, "privacy.undeclared": True})
+    experiment = ExperimentRequest(
+        "x", "fednext", settings={**NOISE, "privacy.undeclared": True}
+    ).experiment()
     with pytest.raises(ConfigError, match=r"leave out privacy\.undeclared"):
         Agreement(experiment, Catalogue.of(taste_world()))
 
@@ -356,3 +361,21 @@ def test_an_undeclared_list_cannot_be_agreed_on():
 def test_a_failure_is_no_answer():
     link = MemoryLink({"a": lambda data: data})
     assert dict(link.ask({"a": b"1", "b": b"2"}, 1.0)) == {"a": b"1", "b": Failure("not connected")}
+
+
+@pytest.mark.parametrize("secure", [None, SecureSums()])
+def test_the_plan_is_found_once_by_the_coordinator_and_once_by_each_node(
+    secure, tmp_path, monkeypatch
+):
+    found, make_plan = [], setup.make_plan
+
+    def counted(*args):
+        found.append(args)
+        return make_plan(*args)
+
+    monkeypatch.setattr(setup, "make_plan", counted)
+    settings = {**NOISE, "d": 4}
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "fedmf", settings, 3, NODES, secure)
+    lossy.kept = {}
+    begin().train(lossy.link())
+    assert len(found) == 1 + NODES

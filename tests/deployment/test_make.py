@@ -27,7 +27,7 @@ from hushrec.deployment.provisioning.keys import Authority
 from hushrec.deployment.provisioning.make import FederationSpec, ServerAddress, make_federation
 from hushrec.errors import ConfigError
 from hushrec.federation.contract import Agreement, Catalogue
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.io.files import write_bytes
 from hushrec.secagg.keys import is_signed
 from hushrec.testing import taste_world
@@ -42,7 +42,7 @@ def made(tmp_path_factory):
     data = taste_world()
     # No name is a part of another.
     data = replace(data, users=np.array([f"person-{k:04d}" for k in range(data.n_users)]))
-    agreement = Agreement(make_experiment("tastes", "pfedrec"), Catalogue.of(data))
+    agreement = Agreement(ExperimentRequest("tastes", "pfedrec").experiment(), Catalogue.of(data))
     names = ("ada", "ben", "cleo")
     make_federation(folder, FederationSpec("tastes", agreement, names, ServerAddress(HOSTS), data))
     return folder
@@ -196,7 +196,7 @@ def test_a_folder_stands_alone(made, tmp_path):
 @pytest.mark.parametrize("how", ["random", "in-order"])
 def test_every_user_is_on_exactly_one_node_and_nothing_is_lost(tmp_path, how):
     data = taste_world()
-    agreement = Agreement(make_experiment("tastes", "pfedrec"), Catalogue.of(data))
+    agreement = Agreement(ExperimentRequest("tastes", "pfedrec").experiment(), Catalogue.of(data))
     federation = FederationSpec("f", agreement, ("a", "b", "c", "d"), data=data, partition=how)
     made = make_federation(tmp_path / "f", federation)
     users, rows = [], []

@@ -7,7 +7,7 @@ import pytest
 
 from hushrec.aggregation import UploadShape
 from hushrec.deployment.sums import COUNTS, NodeSum, RoundForm, round_shape
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.protection import Protection
 from hushrec.secagg.layout import WIDE
@@ -48,7 +48,7 @@ def test_a_vector_is_as_long_as_its_declared_parts(name):
 
 def test_the_default_declares_what_it_counts():
     """Pairs are items squared, popularity has one key an item, and weights are one row."""
-    made = make_experiment("demo", "fedmix", settings=SHORT["fedmix"]).make_method()
+    made = ExperimentRequest("demo", "fedmix", settings=SHORT["fedmix"]).experiment().make_method()
     count, candidates, weights, network = (shape for shape, _ in vectors(made, 4))
     groups = 4  # the three thirds of the catalogue, and unknown
     assert count == UploadShape(

@@ -9,8 +9,8 @@ from hushrec.aggregation import ClientRows, Update
 from hushrec.data.splitting import make_split
 from hushrec.errors import ConfigError
 from hushrec.federation.backends.simulation import Machine
-from hushrec.federation.experiment import make_experiment
-from hushrec.federation.setup import plan_privacy
+from hushrec.federation.experiment import ExperimentRequest
+from hushrec.federation.setup import set_up
 from hushrec.methods.base import Fitted, Method, PerClient, Traits, method_class, method_names
 from hushrec.streams import Streams
 from hushrec.testing import BackendContract, taste_world
@@ -26,10 +26,10 @@ def test_only_pairs_and_their_mixture_refuse_local_noise():
     refused = []
     for name in method_names():
         if not method_class(name).traits.pooled:
-            experiment = make_experiment("tastes", name, settings=GAUSSIAN, rounds=1)
+            experiment = ExperimentRequest("tastes", name, settings=GAUSSIAN, rounds=1).experiment()
             split = make_split(taste_world(), experiment.split, Streams(0))
             try:
-                plan_privacy(experiment, split)
+                set_up(experiment, split)
             except ConfigError:
                 refused.append(name)
     assert refused == ["fedease", "fedmix", "fednext"]
@@ -40,8 +40,8 @@ def test_only_pairs_and_their_mixture_refuse_local_noise():
 )
 def test_the_contract_bites(broken):
     class Broken(TestInProcess):
-        def make(self, server, split):
-            backend = super().make(server, split)
+        def make(self, setup):
+            backend = super().make(setup)
             honest = backend.train
 
             def train(download, protection, cohort):
@@ -55,8 +55,8 @@ def test_the_contract_bites(broken):
 
             backend.train = train
             if broken == "another seed":
-                streams = replace(server.task.streams, seed=1)
-                backend.task = replace(server.task, streams=streams)
+                streams = replace(setup.task.streams, seed=1)
+                backend.task = replace(setup.task, streams=streams)
             return backend
 
     with pytest.raises(AssertionError):

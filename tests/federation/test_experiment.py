@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from hushrec.errors import ConfigError
 from hushrec.federation.experiment import (
     Experiment,
-    make_experiment,
+    ExperimentRequest,
     parse_settings,
     preset_names,
     read_preset,
@@ -69,7 +69,7 @@ BUILT_IN = (
 @pytest.mark.parametrize("method", ["pfedrec", "fedmf"])
 def test_what_is_wrong_is_refused_by_name(method, settings, message):
     with pytest.raises(ConfigError, match=message.replace("pfedrec", method)):
-        make_experiment("demo", method, settings=settings)
+        ExperimentRequest("demo", method, settings=settings).experiment()
 
 
 @pytest.mark.parametrize(
@@ -77,32 +77,32 @@ def test_what_is_wrong_is_refused_by_name(method, settings, message):
 )
 def test_wrong_top_level_values(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        make_experiment("demo", "pfedrec", **wrong)
+        ExperimentRequest("demo", "pfedrec", **wrong).experiment()
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 @pytest.mark.parametrize("method", ["pfedrec", "fedmf", "central-mf"])
 def test_a_rate_is_a_number(method, value):
     with pytest.raises(ConfigError, match="'lr'"):
-        make_experiment("demo", method, settings={"lr": value})
+        ExperimentRequest("demo", method, settings={"lr": value}).experiment()
 
 
 def test_unknown_names():
     with pytest.raises(ConfigError, match=r"unknown method 'pfedrek'; did you mean 'pfedrec'\?"):
-        make_experiment("demo", "pfedrek")
+        ExperimentRequest("demo", "pfedrek").experiment()
     with pytest.raises(ConfigError, match=r"unknown preset 'papper'.*did you mean 'paper'\?"):
-        make_experiment("demo", "pfedrec", preset="papper")
+        ExperimentRequest("demo", "pfedrec", preset="papper").experiment()
     with pytest.raises(ConfigError, match="has no presets"):
-        make_experiment("demo", "popularity", preset="paper")
+        ExperimentRequest("demo", "popularity", preset="paper").experiment()
 
 
 def test_later_settings_win():
-    base = make_experiment("demo", "pfedrec", preset="paper")
+    base = ExperimentRequest("demo", "pfedrec", preset="paper").experiment()
     assert base.evaluation.select == "hr@10"
     assert base.preset == "paper"
-    more = make_experiment(
+    more = ExperimentRequest(
         "demo", "pfedrec", preset="paper", settings={"lr": 0.7, "evaluation.k": [3]}, rounds=7
-    )
+    ).experiment()
     assert (more.rounds, more.options["lr"], more.evaluation.k) == (7, 0.7, (3,))
     assert more.evaluation.select == "hr@10"
     assert more.options["d"] == base.options["d"]
@@ -111,7 +111,7 @@ def test_later_settings_win():
 
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_options_are_written_out_in_full(method):
-    made = make_experiment("demo", method)
+    made = ExperimentRequest("demo", method).experiment()
     config = method_class(method).Config()
     assert made.options == config.model_dump(mode="json", exclude_none=True)
     assert made.make_method().config == config
@@ -119,7 +119,7 @@ def test_options_are_written_out_in_full(method):
 
 
 def test_a_frozen_experiment():
-    made = make_experiment("demo", "fedmf")
+    made = ExperimentRequest("demo", "fedmf").experiment()
     with pytest.raises(ValidationError):
         made.rounds = 3
     with pytest.raises(ValidationError):
@@ -134,8 +134,8 @@ cohorts = st.one_of(
         {"cohort.kind": st.just("poisson"), "cohort.probability": st.floats(1e-9, 1)}
     ),
 )
-experiments = st.builds(
-    make_experiment,
+requests = st.builds(
+    ExperimentRequest,
     st.text(min_size=1),
     st.sampled_from(["fedmf", "pfedrec", "local-only"]),
     protocol=st.sampled_from(["honest", "published"]),
@@ -162,14 +162,15 @@ experiments = st.builds(
 )
 
 
-@given(experiments)
+@given(requests)
 @settings(max_examples=150)
-def test_toml_round_trip(experiment):
+def test_toml_round_trip(request):
+    experiment = request.experiment()
     assert Experiment.from_toml(experiment.to_toml()) == experiment
 
 
 def test_toml_that_is_wrong():
-    text = make_experiment("demo", "fedmf").to_toml()
+    text = ExperimentRequest("demo", "fedmf").experiment().to_toml()
     with pytest.raises(ConfigError, match=r"run/config\.toml: not valid TOML"):
         Experiment.from_toml(text + "\n[[[", "run/config.toml")
     with pytest.raises(ConfigError, match=r"unknown key in run/config\.toml: 'sed'.*'seed'"):
@@ -195,7 +196,7 @@ def test_settings_of_the_command_line():
 
 def test_none_is_a_word_where_it_is_a_value_and_else_nothing():
     def made(**settings):
-        text = make_experiment("demo", "fedrkg", settings=settings).to_toml()
+        text = ExperimentRequest("demo", "fedrkg", settings=settings).experiment().to_toml()
         again = Experiment.from_toml(text)  # as `--resume` reads it
         return again, again.make_method().config
 
@@ -216,7 +217,7 @@ def test_none_is_a_word_where_it_is_a_value_and_else_nothing():
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_every_preset_is_an_experiment(method):
     for preset in preset_names(method):
-        made = make_experiment("demo", method, preset=preset)
+        made = ExperimentRequest("demo", method, preset=preset).experiment()
         made.make_method()
         given = read_preset(method, preset)
         # Whatever the file says is what the experiment holds, except the options' section name.
@@ -230,7 +231,7 @@ def test_every_preset_is_an_experiment(method):
 
 def test_pfedrec_ships_the_papers_settings():
     assert "paper" in preset_names("pfedrec")
-    options = make_experiment("ml-100k", "pfedrec", preset="paper").options
+    options = ExperimentRequest("ml-100k", "pfedrec", preset="paper").experiment().options
     assert (options["lr"], options["item_rate"], options["d"]) == (0.1, 80.0, 32)
 
 
@@ -259,4 +260,7 @@ def test_every_config_is_frozen_and_strict(model):
 
 def test_names_are_sorted_and_unique():
     assert method_names() == sorted(set(method_names()))
-    assert tomllib.loads(make_experiment("demo", "fedmf").to_toml())["method"] == "fedmf"
+    assert (
+        tomllib.loads(ExperimentRequest("demo", "fedmf").experiment().to_toml())["method"]
+        == "fedmf"
+    )

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from hushrec.cli import main
 from hushrec.data.splitting import SplitConfig
 from hushrec.errors import ConfigError
-from hushrec.federation.experiment import Experiment, make_experiment
+from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.accountant import Gaussian, Poisson, noise_for
 from hushrec.testing import taste_world
@@ -85,10 +85,10 @@ def test_no_option_of_any_method_takes_a_number_without_a_bound():
 
 
 def test_sections_are_bounded_and_seeds_may_be_large():
-    assert make_experiment("demo", "fedmf", seed=2**62).seed == 2**62
+    assert ExperimentRequest("demo", "fedmf", seed=2**62).experiment().seed == 2**62
     with pytest.raises(ConfigError, match="rounds = 1e"):
-        make_experiment("demo", "fedmf", rounds=10**9)
-    text = make_experiment("demo", "fedmf").to_toml()
+        ExperimentRequest("demo", "fedmf", rounds=10**9).experiment()
+    text = ExperimentRequest("demo", "fedmf").experiment().to_toml()
     with pytest.raises(ConfigError, match="every"):
         Experiment.from_toml(text.replace("every = 1", f"every = {10**15}"))
 

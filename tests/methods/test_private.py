@@ -20,8 +20,8 @@ from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.data.views import CohortConfig
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.federation.backends.simulation import Machine
-from hushrec.federation.experiment import Experiment, make_experiment
-from hushrec.federation.setup import plan_privacy
+from hushrec.federation.experiment import Experiment, ExperimentRequest
+from hushrec.federation.setup import set_up
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.fedals import FedALS, PrivateFedALS, summed_vectors
 from hushrec.methods.shared.denoising import expected_powers, find_head
@@ -58,11 +58,11 @@ class TestFedALSUnderNoise(MethodContract):
 def test_noise_on_sums_brings_the_private_form():
     for plain, private in ((FedNext, PrivateFedNext), (FedEASE, PrivateFedEASE)):
         assert plain.under_noise is private
-        made = make_experiment("demo", plain.name, settings=CENTRAL)
+        made = ExperimentRequest("demo", plain.name, settings=CENTRAL).experiment()
         assert made.rounds == 2
         assert type(made.make_method()) is private
         assert Experiment.from_toml(made.to_toml()) == made
-        assert type(make_experiment("demo", plain.name).make_method()) is plain
+        assert type(ExperimentRequest("demo", plain.name).experiment().make_method()) is plain
     assert FedALS.under_noise is PrivateFedALS
 
 
@@ -334,10 +334,10 @@ def test_replaced_users_cost_twice_the_noise(small):
     split = make_split(small, SplitConfig(), Streams(0))
     layers = []
     for neighbours in ("zero-out-one", "replace-one"):
-        made = make_experiment(
+        made = ExperimentRequest(
             "small", "fednext", settings={**CENTRAL, "privacy.neighbours": neighbours}
-        )
-        layers.append(plan_privacy(made, split).protection.mechanisms[0])
+        ).experiment()
+        layers.append(set_up(made, split).plan.protection.mechanisms[0])
     assert layers[0].clip == FlatClip(1.0)
     for number in (1, 2):
         assert layers[1].noise_std(number) == pytest.approx(2 * layers[0].noise_std(number))

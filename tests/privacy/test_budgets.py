@@ -19,7 +19,7 @@ from hushrec.cli import main
 from hushrec.data.interactions import Numeric
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.federation.backends.simulation import Machine
-from hushrec.federation.experiment import Experiment, make_experiment
+from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of, sensitivity
 from hushrec.privacy.budgets import (
     LEVELS,
@@ -322,7 +322,7 @@ def test_what_cannot_be_given_is_refused(settings, message, tiny):
 
 
 def test_settings_survive_toml():
-    experiment = make_experiment("demo", "fedmf", settings=FEW)
+    experiment = ExperimentRequest("demo", "fedmf", settings=FEW).experiment()
     assert Experiment.from_toml(experiment.to_toml()) == experiment
 
 

@@ -9,8 +9,8 @@ import hushrec
 from hushrec.data.interactions import Categorical, Interactions, MultiCategorical, Numeric
 from hushrec.data.splitting import make_split
 from hushrec.federation.backends.simulation import Machine
-from hushrec.federation.experiment import make_experiment
-from hushrec.federation.setup import plan_privacy, population_of, prepare, upload_schedule
+from hushrec.federation.experiment import ExperimentRequest
+from hushrec.federation.setup import set_up, upload_schedule
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.accountant import sensitivity
 from hushrec.privacy.clipping import BIT
@@ -94,9 +94,8 @@ def settings_of(method, neighbours):
 
 def world_of(experiment, data):
     split = make_split(data, experiment.split, Streams(experiment.seed), experiment.silos)
-    plan = plan_privacy(experiment, split)
-    server, state = prepare(experiment, split, plan, ONE)
-    return split, plan, server, state
+    setup = set_up(experiment, split)
+    return split, setup.plan, *setup.start(ONE)
 
 
 def public(world, experiment):
@@ -104,7 +103,7 @@ def public(world, experiment):
     split, plan, server, state = world
     return (
         split.data.items.tolist(),
-        population_of(experiment, split).tolist(),
+        server.clients.tolist(),
         upload_schedule(server.task.method, server.task, experiment.rounds),
         plan.protection,
         plan.event,
@@ -117,7 +116,9 @@ def public(world, experiment):
 
 def hold(data, method, neighbours, user, rounds=2):
     """Play rounds in two neighbouring worlds that release the same, and compare what is summed."""
-    experiment = make_experiment(data.name, method, settings=settings_of(method, neighbours))
+    experiment = ExperimentRequest(
+        data.name, method, settings=settings_of(method, neighbours)
+    ).experiment()
     one = world_of(experiment, data)
     other = world_of(experiment, CHANGES[neighbours](data, user))
     assert public(one, experiment) == public(other, experiment)
@@ -168,9 +169,9 @@ def test_the_most_active_user_of_a_data_set(name, method, neighbours, request):
 def test_a_random_order_is_drawn_user_by_user(kind):
     """Were it drawn for all rows together, one user's rows would move everybody's."""
     data = taste_world()
-    experiment = make_experiment(
+    experiment = ExperimentRequest(
         "tastes", "fedmf", settings={"split.kind": kind, "split.order": "random"}
-    )
+    ).experiment()
     parts = []
     for given in (data, emptied(data, 0)):
         split = make_split(given, experiment.split, Streams(0))
@@ -185,7 +186,9 @@ def pieces(split):
 def test_the_comparison_would_notice():
     """Without clipping the same change moves the sum out of bounds."""
     data = taste_world()
-    experiment = make_experiment("tastes", "fedmf", settings=settings_of("fedmf", "replace-one"))
+    experiment = ExperimentRequest(
+        "tastes", "fedmf", settings=settings_of("fedmf", "replace-one")
+    ).experiment()
     worlds = [world_of(experiment, given) for given in (data, replaced(data, 3))]
     sums = []
     for _, plan, server, state in worlds:
@@ -198,7 +201,7 @@ def test_the_comparison_would_notice():
 
 def test_an_emptied_user_uploads_nothing_whatever_the_method_makes_of_it():
     """The zeros of somebody without rows are made by the protection, not left to the method."""
-    experiment = make_experiment("tastes", "fedmf", settings=CENTRAL)
+    experiment = ExperimentRequest("tastes", "fedmf", settings=CENTRAL).experiment()
     split, plan, server, state = world_of(experiment, emptied(taste_world(), 5))
     assert 5 in server.clients
     assert len(split.training_users) == 59

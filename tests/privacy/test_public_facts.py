@@ -16,8 +16,8 @@ from hushrec.cli import main
 from hushrec.data.interactions import Categorical, Interactions, id_order
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.federation.experiment import make_experiment
-from hushrec.federation.setup import make_task, plan_privacy, upload_schedule
+from hushrec.federation.experiment import ExperimentRequest
+from hushrec.federation.setup import make_task, set_up, upload_schedule
 from hushrec.methods.base import method_class, method_names
 from hushrec.streams import Streams
 from hushrec.testing.worlds import taste_world
@@ -67,7 +67,9 @@ def known_before_the_first_round(data, methods):
         "described": {name: c.tobytes() for name, c in split.data.item_features.items()},
     }
     for method in methods:
-        experiment = make_experiment(data.name, method, settings={"privacy.mode": "central"})
+        experiment = ExperimentRequest(
+            data.name, method, settings={"privacy.mode": "central"}
+        ).experiment()
         task = make_task(experiment, split, key="the same")
         facts[f"schedule of {method}"] = upload_schedule(
             experiment.make_method(), task, min(experiment.rounds, 12)
@@ -437,6 +439,8 @@ def test_dates_that_are_shares_do_and_are_refused():
     data, config = noisy_world(), SplitConfig(kind="time")
     before, after = (make_split(d, config, Streams(1)) for d in (data, emptied(data, 20)))
     assert shares_of(after, range(20)) != shares_of(before, range(20)), "the test above can fail"
-    experiment = make_experiment("tiny", "popularity", settings={**CENTRAL, "split.kind": "time"})
+    experiment = ExperimentRequest(
+        "tiny", "popularity", settings={**CENTRAL, "split.kind": "time"}
+    ).experiment()
     with pytest.raises(ConfigError, match="share of everybody's rows"):
-        plan_privacy(experiment, before)
+        set_up(experiment, before)

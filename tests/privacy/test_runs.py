@@ -14,8 +14,8 @@ from hushrec.cli import main
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
 from hushrec.federation.backends.simulation import Machine
-from hushrec.federation.experiment import Experiment, make_experiment
-from hushrec.federation.setup import plan_privacy
+from hushrec.federation.experiment import Experiment, ExperimentRequest
+from hushrec.federation.setup import set_up
 from hushrec.methods.base import Traits
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
@@ -47,10 +47,10 @@ def go(data, settings, method="fedmf", rounds=6, **more):
 
 
 def plan(data, settings, method="fedmf", rounds=6):
-    experiment = make_experiment(
+    experiment = ExperimentRequest(
         "tiny", method, settings={**SMALL, **settings}, rounds=rounds, seed=2
-    )
-    return plan_privacy(experiment, make_split(data, SplitConfig(), Streams(2)))
+    ).experiment()
+    return set_up(experiment, make_split(data, SplitConfig(), Streams(2))).plan
 
 
 # ------------------------------------------------------------ what a run claims
@@ -441,7 +441,9 @@ def test_a_start_that_depends_on_the_data_is_refused(tiny, monkeypatch):
 
 
 def test_privacy_settings_survive_toml():
-    experiment = make_experiment("demo", "fedmf", settings={**CENTRAL, "privacy.quantile": 0.7})
+    experiment = ExperimentRequest(
+        "demo", "fedmf", settings={**CENTRAL, "privacy.quantile": 0.7}
+    ).experiment()
     assert Experiment.from_toml(experiment.to_toml()) == experiment
     assert experiment.privacy.quantile == 0.7
 

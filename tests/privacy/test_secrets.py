@@ -12,13 +12,13 @@ from conftest import blocks, interactions
 from hushrec.aggregation import ClientRows, Update
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import make_task
 from hushrec.privacy.discrete import law
 from hushrec.privacy.protection import finite_or_zero
 from hushrec.streams import SecretStreams, Streams
 from hushrec.testing import taste_world
-from hushrec.tuning import Start, tune
+from hushrec.tuning import tune
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 1.0, "privacy.clip": 1.0}
 
@@ -92,7 +92,7 @@ def test_small_seeds_do_not_give_the_noise(world):
 
 def test_a_key_is_good_for_one_experiment_and_one_data_set(world):
     def noise(settings, data=world):
-        experiment = make_experiment("w", "popularity", settings=settings)
+        experiment = ExperimentRequest("w", "popularity", settings=settings).experiment()
         split = make_split(data, experiment.split, Streams(0))
         task = make_task(experiment, split, key="the same key")
         return task.secret.words("privacy/sum/counts", 1).take(4).tolist()
@@ -177,8 +177,13 @@ def test_one_date_for_everybody_must_be_given(small):
 
 
 def test_a_search_would_have_to_pay_for_every_trial(tiny, tmp_path):
-    with pytest.raises(ConfigError, match="all of them have to be paid for"):
-        tune(tiny, Start("fedmf", rounds=1, settings=CENTRAL), tmp_path / "search", trials=1)
+    with pytest.raises(ConfigError, match="all of them are charged to the privacy budget"):
+        tune(
+            tiny,
+            ExperimentRequest(tiny.name, "fedmf", rounds=1, settings=CENTRAL),
+            tmp_path / "search",
+            trials=1,
+        )
     assert not (tmp_path / "search").exists()
 
 

@@ -13,8 +13,8 @@ from hushrec.aggregation.statistics import PLACES, Tally, exact_sum
 from hushrec.api import Run, train
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.federation.experiment import make_experiment
-from hushrec.federation.setup import plan_privacy
+from hushrec.federation.experiment import ExperimentRequest
+from hushrec.federation.setup import set_up
 from hushrec.privacy.accountant import Accountant
 from hushrec.privacy.noise import ValidationQueries, centred_sum
 from hushrec.runs.folder import RunFolder
@@ -36,8 +36,10 @@ def go(data, settings, method="fedmf", rounds=6, **more):
 
 def plan(data, settings, method="fedmf", rounds=6):
     small = {**(FEDMF if method == "fedmf" else {}), **settings}
-    experiment = make_experiment("tiny", method, settings=small, rounds=rounds, seed=2)
-    return plan_privacy(experiment, make_split(data, SplitConfig(), Streams(2)))
+    experiment = ExperimentRequest(
+        "tiny", method, settings=small, rounds=rounds, seed=2
+    ).experiment()
+    return set_up(experiment, make_split(data, SplitConfig(), Streams(2))).plan
 
 
 def log(out, key):

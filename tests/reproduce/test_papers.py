@@ -11,7 +11,7 @@ from experiments.results import Results
 from experiments.runner import changes, installed
 
 from hushrec.data import load
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.methods.base import method_class
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +88,7 @@ def test_every_command_can_be_given(papers, monkeypatch):
     different = {(t.method, t.preset, t.protocol, repr(t.settings)): t for t in tasks}
     for task in different.values():  # whatever the data, a name or value that is none is refused
         told = {"preset": task.preset, "protocol": task.protocol, "settings": task.settings}
-        make_experiment(task.data, task.method, **told)
+        ExperimentRequest(task.data, task.method, **told).experiment()
 
 
 def test_every_result_belongs_to_an_exhibit(papers):

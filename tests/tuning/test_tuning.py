@@ -11,16 +11,16 @@ from hushrec.cli import main
 from hushrec.config import DEFAULT_METHOD
 from hushrec.errors import ConfigError, RunError, StoppedError
 from hushrec.evaluation.evaluator import Evaluator
-from hushrec.federation.experiment import read_preset
+from hushrec.federation.experiment import ExperimentRequest, read_preset
 from hushrec.methods.base import Between, OneOf, Tunable, method_class, method_names
-from hushrec.tuning import Start, tune
+from hushrec.tuning import tune
 
 pytest.importorskip("optuna", reason="needs the 'tune' extra")
 
 
 def search(data, out, trials=8, seed=0, **more):
-    start = Start("fedmf", rounds=6, seed=seed, settings={"d": 4})
-    return tune(data, start, out, trials=trials, **more)
+    request = ExperimentRequest(data.name, "fedmf", rounds=6, seed=seed, settings={"d": 4})
+    return tune(data, request, out, trials=trials, **more)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ def test_the_preset_gives_the_same_validation_value(tiny, whole):
 
 
 def test_hopeless_trials_are_stopped(small, tmp_path):
-    start = Start("fedmf", rounds=10, settings={"d": 4})
-    found = tune(small, start, tmp_path / "s", trials=12)
+    request = ExperimentRequest(small.name, "fedmf", rounds=10, settings={"d": 4})
+    found = tune(small, request, tmp_path / "s", trials=12)
     stopped = [trial for trial in found.trials if trial.state == "stopped"]
     assert stopped
     assert all(max(trial.looks) < 10 for trial in stopped)
@@ -111,20 +111,20 @@ def test_another_search_is_not_mixed_in(tiny, tmp_path):
 
 def test_what_cannot_be_searched_is_refused(tiny, tmp_path):
     with pytest.raises(ConfigError, match="no options to search"):
-        tune(tiny, Start("popularity"), tmp_path / "a")
+        tune(tiny, ExperimentRequest(tiny.name, "popularity"), tmp_path / "a")
     fixed = {"lr": 0.1, "item_rate": 1.0, "init_std": 0.1}
     with pytest.raises(ConfigError, match="no options to search"):
-        tune(tiny, Start("fedmf", settings=fixed), tmp_path / "b")
+        tune(tiny, ExperimentRequest(tiny.name, "fedmf", settings=fixed), tmp_path / "b")
     leaking = tmp_path / "leaking.toml"
     leaking.write_text('protocol = "published"\n')
     with pytest.raises(ConfigError, match="would tune the leak"):
-        tune(tiny, Start("fedmf", preset=str(leaking)), tmp_path / "c")
+        tune(tiny, ExperimentRequest(tiny.name, "fedmf", preset=str(leaking)), tmp_path / "c")
 
 
 def test_a_diverging_trial_is_a_line_not_an_end(tiny, tmp_path):
     found = search(tiny, tmp_path / "s", trials=1)
     assert found.trials[0].state == "done"
-    far = Start("pfedrec", rounds=3, settings={"init_std": 1e12, "d": 4})
+    far = ExperimentRequest(tiny.name, "pfedrec", rounds=3, settings={"init_std": 1e12, "d": 4})
     wild = tune(tiny, far, tmp_path / "w", trials=2)
     assert {trial.state for trial in wild.trials} == {"diverged"}
     with pytest.raises(RunError, match="no trial came to its end"):
@@ -134,7 +134,9 @@ def test_a_diverging_trial_is_a_line_not_an_end(tiny, tmp_path):
 @pytest.mark.parametrize("name", sorted({DEFAULT_METHOD, "fedmix", "fednext", "fedease", "fedals"}))
 def test_the_default_and_what_is_recommended_can_be_searched(name, tiny, tmp_path):
     settings = {"network_rounds": 2} if name == "fedmix" else {}
-    found = tune(tiny, Start(name, settings=settings), tmp_path / "s", trials=2)
+    found = tune(
+        tiny, ExperimentRequest(tiny.name, name, settings=settings), tmp_path / "s", trials=2
+    )
     assert [trial.state for trial in found.trials] == ["done", "done"]
     assert found.trials[0].options != found.trials[1].options
 

@@ -13,7 +13,7 @@ from hushrec.audit.layout import stages_of
 from hushrec.audit.membership import membership
 from hushrec.audit.soundness import soundness
 from hushrec.errors import RunError
-from hushrec.federation.setup import make_task, plan_privacy
+from hushrec.federation.setup import make_task, set_up
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
 from hushrec.privacy.plan import NoPlan, Plan
 from hushrec.runs.folder import AUDIT_FILE, FINAL
@@ -55,7 +55,7 @@ def audit(
             "audit a run with silos.kind = none"
         )
     streams = Streams(seed)
-    plan = plan_privacy(run.experiment, run.split)
+    plan = set_up(run.experiment, run.split).plan
     if not isinstance(plan, NoPlan):
         # Uploads are replayed with the clipping bound that the run ended with.
         state = run.folder.read_checkpoint(FINAL)["protection"]

@@ -26,7 +26,7 @@ from hushrec.deployment.provisioning.make import (
 )
 from hushrec.errors import ConfigError, DataError
 from hushrec.federation.contract import Agreement, Catalogue, SecureSums
-from hushrec.federation.experiment import make_experiment, parse_settings
+from hushrec.federation.experiment import ExperimentRequest, parse_settings
 
 
 @click.group("federate")
@@ -57,14 +57,14 @@ class ExperimentOptions:
         distributed = settings.get("privacy.mode") == "distributed"
         if distributed:
             settings = {"privacy.nodes": nodes, **settings}
-        experiment = make_experiment(
+        experiment = ExperimentRequest(
             data,
             self.method,
             preset=self.preset,
             settings=settings,
             rounds=self.rounds,
             seed=self.seed,
-        )
+        ).experiment()
         secure = SecureSums() if self.secure or distributed else None
         return Agreement(experiment, catalogue, secure)
 

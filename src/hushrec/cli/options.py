@@ -144,14 +144,15 @@ part_option = click.option(
 def gather(name: str, kind: type[Any], *options: Decorator) -> Decorator:
     """Add these options to a command, which gets their values as one ``kind`` called ``name``.
 
-    ``kind`` is a dataclass; its fields have the names of the options.
+    ``kind`` is a dataclass, whose fields have the names of the options; fields without an option
+    keep their defaults.
     """
     names = [field.name for field in fields(kind)]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)  # hands on the options that the command has already
         def gathered(**given: Any) -> Any:
-            value = kind(**{each: given.pop(each) for each in names})
+            value = kind(**{each: given.pop(each) for each in names if each in given})
             return command(**given, **{name: value})
 
         decorated: Callable[..., Any] = gathered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,81 +9,25 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from hushrec.api import Run, TrainOptions, train, train_seeds
+from hushrec.api import Execution, Run, train_request, train_request_seeds
 from hushrec.cli import options
 from hushrec.cli.display import Talk, load_aloud, polite_stop, talk_options, training_display
 from hushrec.cli.options import PLACE
 from hushrec.cli.terminal import Console, print_json
-from hushrec.data.views import Protocol
 from hushrec.errors import ConfigError
 from hushrec.federation.backends.simulation import Machine
-from hushrec.federation.experiment import Experiment, make_experiment, parse_settings, read_config
+from hushrec.federation.experiment import Experiment, ExperimentRequest, parse_settings, read_config
 from hushrec.reporting.html import REPORT, write_report
 from hushrec.reporting.tables import facts, result_table
 from hushrec.runs.folder import SEEDS, RunFolder, left_off, require_free
 
-AGAIN = ("resume", "out", "rounds", "threads", "quiet", "verbose", "log", "as_json")
-"""What may be said of a run that goes on."""
+WITH_RESUME = ("resume", "out", "rounds", "threads", "quiet", "verbose", "log", "as_json")
+"""Options that go with --resume."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What to train."""
-
-    data: str
-    items: str | None
-    method: str
-    preset: str | None
-    config: Path | None
-    protocol: Protocol | None
-    rounds: int | None
-    seed: int | None
-    seeds: int
-
-    def experiment(self, settings: Mapping[str, Any]) -> Experiment:
-        """Return what will be trained; refuse what cannot be."""
-        made = make_experiment(
-            self.data,
-            self.method,
-            items=self.items,
-            preset=self.preset,
-            settings=settings,
-            protocol=self.protocol,
-            rounds=self.rounds,
-            seed=self.seed,
-        )
-        made.make_method()
-        return made
-
-    def completed(self) -> tuple[Asked, dict[str, Any]]:
-        """Return this with what a file says where the command line is silent, and its settings."""
-        if self.config is None:
-            return self, {}
-        wanted = read_config(self.config)
-        context = click.get_current_context()
-        silent = {
-            name: at
-            for name, at in wanted.model_dump(exclude={"settings"}, exclude_none=True).items()
-            if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
-        }
-        if context.get_parameter_source("data") is ParameterSource.COMMANDLINE:
-            silent.pop("items", None)  # a list of items belongs to its data
-        if silent.get("method", self.method) != wanted.method and wanted.settings:
-            raise ConfigError(
-                f"{self.config} has options of {wanted.method}: leave out --method {self.method}"
-            )
-        return replace(self, **silent), wanted.settings
-
-    @property
-    def chosen_seeds(self) -> range:
-        """The seeds, of which the first may be named."""
-        first = self.seed or 0
-        return range(first, first + self.seeds)
-
-
-@dataclass(frozen=True)
-class Protected:
-    """What the options say of privacy; the section of that name in the settings."""
+class PrivacyOptions:
+    """The options about privacy: keys of the section ``privacy``."""
 
     mode: str | None
     epsilon: float | None
@@ -96,34 +39,28 @@ class Protected:
     epsilon_max: float | None
 
     def settings(self) -> dict[str, Any]:
-        """Return what was given, as ``--set`` would have it."""
+        """Return the given options as ``--set`` has them."""
         return {f"privacy.{name}": at for name, at in asdict(self).items() if at is not None}
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the run goes."""
+class Output:
+    """The run folder, and the seeds that are trained in it."""
 
     out: Path | None
     resume: bool
     overwrite: bool
+    seeds: int
 
 
 @click.command("train")
 @options.gather(
-    "asked",
-    Asked,
+    "request",
+    ExperimentRequest,
     options.data_option,
     options.items_option,
     options.method_option,
     options.preset_option,
-    click.option(
-        "--config",
-        type=PLACE,
-        metavar="FILE",
-        help="A run's config.toml, or a file like it: data, method and all settings. What else is "
-        "said here goes before it.",
-    ),
     click.option(
         "--protocol",
         type=click.Choice(["honest", "published"]),
@@ -131,14 +68,18 @@ class Place:
     ),
     click.option("--rounds", type=int, metavar="N"),
     click.option("--seed", type=options.SEED, metavar="S", help="First (or only) seed.  [0]"),
-    click.option(
-        "--seeds", type=click.IntRange(1, 1_000), default=1, metavar="N", help="How many seeds."
-    ),
+)
+@click.option(
+    "--config",
+    type=PLACE,
+    metavar="FILE",
+    help="A run's config.toml, or a file like it: data, method and all settings. Options of the "
+    "command line override it.",
 )
 @options.threads_option
 @options.gather(
-    "protected",
-    Protected,
+    "privacy",
+    PrivacyOptions,
     click.option(
         "--privacy",
         "mode",
@@ -169,8 +110,8 @@ class Place:
 )
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable.")
 @options.gather(
-    "place",
-    Place,
+    "output",
+    Output,
     click.option("--out", type=PLACE, metavar="DIR", help="The run folder."),
     click.option(
         "--resume",
@@ -179,15 +120,19 @@ class Place:
         "that was still improving.",
     ),
     click.option("--overwrite", is_flag=True, help="Replace the run in --out."),
+    click.option(
+        "--seeds", type=click.IntRange(1, 1_000), default=1, metavar="N", help="How many seeds."
+    ),
 )
 @talk_options
 @options.json_option
 def train_command(
-    asked: Asked,
+    request: ExperimentRequest,
+    config: Path | None,
     threads: int | None,
-    protected: Protected,
+    privacy: PrivacyOptions,
     pairs: tuple[str, ...],
-    place: Place,
+    output: Output,
     talk: Talk,
     as_json: bool,
 ) -> None:
@@ -210,37 +155,31 @@ def train_command(
     Sections for --set: split, cohort, evaluation, store, privacy, silos; all else is an option of
     the method. `hushrec methods` lists methods, options and presets.
     """
-    settings: dict[str, Any] = {}
-    if place.resume:
-        asked = _asked_before(asked, place)
+    if output.resume:
+        request, several = _resumed(request, output)
+        out = output.out or Path()
     else:
-        asked, settings = asked.completed()
-    out = place.out or _default_out(asked)
-    settings |= parse_settings(pairs) | protected.settings()
-    if not place.resume:
-        require_free(out, overwrite=place.overwrite)
-        asked.experiment(settings)  # a typo is said before data is read
-    data = load_aloud(asked.data, asked.items, quiet=as_json or talk.quiet)
+        request, several = _completed(request, config), output.seeds > 1
+        given = parse_settings(pairs) | privacy.settings()
+        request = replace(request, settings={**request.settings, **given})
+        experiment = request.experiment()  # a typo is reported before data is read
+        out = output.out or _default_out(experiment)
+        require_free(out, overwrite=output.overwrite)
+    data = load_aloud(request.data, request.items, quiet=as_json or talk.quiet)
     with training_display(as_json, talk) as on_round, polite_stop() as should_stop:
-        said: TrainOptions = {
-            "preset": asked.preset,
-            "protocol": asked.protocol,
-            "rounds": asked.rounds,
-            "seed": asked.seed,
-            "settings": settings,
-            "overwrite": place.overwrite,
-            "resume": place.resume,
-            "machine": Machine(threads),
-            "on_round": on_round,
-            "should_stop": should_stop,
-        }
-        if asked.seeds > 1:
-            run, summary = None, train_seeds(data, asked.method, asked.chosen_seeds, out, **said)
-        elif place.resume and asked.rounds is None and _lacks_its_report(out):
+        execution = Execution(
+            Machine(threads), on_round, should_stop, output.overwrite, output.resume
+        )
+        run = None
+        if several:
+            first = request.seed or 0
+            seeds = range(first, first + output.seeds)
+            summary = train_request_seeds(request, data, seeds, out, execution)
+        elif output.resume and request.rounds is None and _lacks_its_report(out):
             run = Run.open(out, data)
             summary = dict(run.summary)
         else:
-            run = train(data, asked.method, out=out, **said)
+            run = train_request(request, data, out, execution)
             summary = dict(run.summary)
     # Of several seeds only one is in memory at a time.
     runs = [run] if run else (Run.open(out / name, data) for name in summary["runs"])
@@ -255,21 +194,40 @@ def train_command(
     console.print(f"report: {reports[0]}", soft_wrap=True)
 
 
-def _asked_before(asked: Asked, place: Place) -> Asked:
-    """Return what the run in --out was begun with; nothing of it may be given again."""
-    if place.out is None:
+def _completed(request: ExperimentRequest, config: Path | None) -> ExperimentRequest:
+    """Return the request with the values of a file, where the command line gives none."""
+    if config is None:
+        return request
+    values = read_config(config)
+    context = click.get_current_context()
+    unset = {
+        name: value
+        for name, value in values.items()
+        if name == "settings"
+        or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
+    }
+    if context.get_parameter_source("data") is ParameterSource.COMMANDLINE:
+        unset.pop("items", None)  # a list of items belongs to its data
+    method = values.get("method")
+    if unset.get("method", request.method) != method and values["settings"]:
+        raise ConfigError(f"{config} has options of {method}: leave out --method {request.method}")
+    return replace(request, **unset)
+
+
+def _resumed(request: ExperimentRequest, output: Output) -> tuple[ExperimentRequest, bool]:
+    """Return the data of the run in --out, and whether it has several seeds."""
+    if output.out is None:
         raise ConfigError("--resume needs the run folder: --resume --out DIR")
     context = click.get_current_context()
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name not in AGAIN:
+        if given and option.name not in WITH_RESUME:
             raise ConfigError(
                 f"--resume goes on with the run's own settings: leave out {option.opts[0]}"
             )
-    folder = RunFolder.open(left_off(place.out))
-    # The folder knows which seeds; what matters here is whether there are several.
-    seeds, begun = 2 if (folder.path / SEEDS).exists() else 1, folder.experiment()
-    return replace(asked, data=begun.data, items=begun.items, seeds=seeds)
+    folder = RunFolder.open(left_off(output.out))
+    begun, several = folder.experiment(), (folder.path / SEEDS).exists()
+    return replace(request, data=begun.data, items=begun.items), several
 
 
 def _lacks_its_report(out: Path) -> bool:
@@ -278,6 +236,6 @@ def _lacks_its_report(out: Path) -> bool:
     return finished and not (out / REPORT).exists()
 
 
-def _default_out(asked: Asked) -> Path:
-    mark = "-published" if asked.protocol == "published" else ""
-    return Path("runs") / (options.default_name(asked.data, asked.method) + mark)
+def _default_out(experiment: Experiment) -> Path:
+    mark = "-published" if experiment.protocol == "published" else ""
+    return Path("runs") / (options.default_name(experiment.data, experiment.method) + mark)

@@ -290,11 +290,11 @@ class LookForm:
 
 def round_shape(task: Task, protection: Protection, download: Download) -> UploadShape:
     """Return what a sum of a round looks like: it is asked of no clients, so nobody decides it."""
-    nobody = replace(task.nobody, noise=np.zeros(0))
+    public = replace(task.public, noise=np.zeros(0))
     empty = download.to(np.zeros(0, np.int64))
-    upload, _ = take_part(task, protection, empty, nobody, task.nobodys)
-    update = protection.receive(upload.update, nobody.clients, download.round)
-    return UploadShape.of(update, nobody.n_items)
+    upload, _ = take_part(task, protection, empty, public, task.empty_private)
+    update = protection.receive(upload.update, public.clients, download.round)
+    return UploadShape.of(update, public.n_items)
 
 
 def about(request: TrainRequest | EvaluationRequest) -> str:

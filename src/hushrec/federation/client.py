@@ -1,7 +1,8 @@
-"""What a client does in a round: the only place where fit, protect and keep meet.
+"""What a client does in a round: fit the method, protect the upload, keep the private parameters.
 
-A client is a device or a silo. Several of them are a stack, which is trained at once; whatever a
-stack does is exact for one, so that a simulation of thousands and a device run the same lines.
+A client is a device or a silo. Several clients are trained together as a batch; the result of each
+client is the same in a batch of any size, so a simulation of thousands and a single device run the
+same lines.
 """
 
 from __future__ import annotations
@@ -22,50 +23,50 @@ from hushrec.privacy.protection import Protection
 from hushrec.private.store import PrivateStore
 from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 
-NOBODY: NDArray[np.int64] = np.zeros(0, np.int64)
+NO_CLIENTS: NDArray[np.int64] = np.zeros(0, np.int64)
 NO_STATE: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What clients and server agree on before the first round."""
+    """What clients and server know before the first round, each from the experiment alone."""
 
     method: Method
     protection: Protection
     streams: Streams
     secret: SecretStreams
-    """On a device its own; a simulation has one for all clients, addressed by their numbers."""
-    nobody: TrainView
-    """What is public of the data: the catalogue and its features, and no client."""
+    """Of the device itself; a simulation has one for all clients, addressed by client number."""
+    public: TrainView
+    """The public view: the catalogue and its features, and no clients."""
 
     @cached_property
     def initial(self) -> Shared:
-        """The shared parameters before the first round, which everybody can work out."""
-        return self.method.init(self.nobody, self.streams)
+        """The shared parameters before the first round, from the public view."""
+        return self.method.init(self.public, self.streams)
 
     @cached_property
-    def nobodys(self) -> Private:
-        """The private parameters of no clients."""
-        fields = self.method.private_fields(self.nobody, self.initial, self.streams)
-        return PrivateStore(fields, 0).read(NOBODY)
+    def empty_private(self) -> Private:
+        """The private parameters of a batch without clients."""
+        fields = self.method.private_fields(self.public, self.initial, self.streams)
+        return PrivateStore(fields, 0).read(NO_CLIENTS)
 
     def download(
         self,
         number: int,
         shared: Shared,
-        clients: NDArray[np.int64] = NOBODY,
+        clients: NDArray[np.int64] = NO_CLIENTS,
         state: Mapping[str, float] = NO_STATE,
     ) -> Download:
-        """Return what these clients are sent in a round; ``state`` is that of the protection."""
+        """Return what these clients receive in a round; ``state`` is that of the protection."""
         method = self.method
         own = method.download_own(shared, clients)
         return Download(number, method.download(shared), own, state)
 
     def upload_shape(self, download: Download) -> UploadShape:
-        """Return what everybody uploads in this round: it follows from what everybody receives."""
+        """Return the shape of every upload of this round; it follows from the download alone."""
         now = Round(download.round, self.streams)
-        fitted = self.method.fit(download.received, self.nobodys, self.nobody, now)
-        return UploadShape.of(fitted.update, self.nobody.n_items)
+        fitted = self.method.fit(download.received, self.empty_private, self.public, now)
+        return UploadShape.of(fitted.update, self.public.n_items)
 
     def protection_of(self, download: Download) -> Protection:
         """Return the protection of this round's uploads."""
@@ -78,7 +79,7 @@ class Task:
 def take_part(
     task: Task, protection: Protection, download: Download, view: TrainView, private: Private
 ) -> tuple[Upload, Private]:
-    """Train a stack of clients on what they received and keep: (what leaves them, what stays)."""
+    """Train a batch of clients; return their upload and their new private parameters."""
     number = download.round
     secret = SecretRound(number, task.secret)
     now = Round(

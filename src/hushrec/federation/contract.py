@@ -71,8 +71,8 @@ class Catalogue:
         """Identify the catalogue: two that differ in anything have different digests."""
         return hashlib.blake2b(self.to_bytes(), digest_size=16).hexdigest()
 
-    def nobody(self, protocol: Protocol, *, silos: bool) -> TrainView:
-        """Return what training sees of no client at all."""
+    def public_view(self, protocol: Protocol, *, silos: bool) -> TrainView:
+        """Return the training view of a batch without clients."""
         usual = {name: c for name, c in self.context.items() if isinstance(c, Categorical)}
         return TrainView(
             users=NO_ROWS.astype(np.int32),
@@ -208,9 +208,9 @@ class Agreement:
         return self.experiment.silos.kind != "none"
 
     @cached_property
-    def nobody(self) -> TrainView:
-        """What training sees of no client."""
-        return self.catalogue.nobody(self.experiment.protocol, silos=self.silos)
+    def public(self) -> TrainView:
+        """The public view: the catalogue and its features, and no clients."""
+        return self.catalogue.public_view(self.experiment.protocol, silos=self.silos)
 
     @cached_property
     def settings_digest(self) -> str:

@@ -1,4 +1,4 @@
-"""`Experiment`: everything that decides the outcome of a run, frozen, unknown keys refused.
+"""`Experiment`: everything that decides the outcome of a run; `ExperimentRequest` makes one.
 
 What does not decide it (threads, chunk size, the output folder) is not in here. Round trip:
 ``Experiment.from_toml(experiment.to_toml()) == experiment``.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 import tomli_w
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
-from hushrec.config import Seed, Settings
+from hushrec.config import DEFAULT_METHOD, Seed, Settings
 from hushrec.data.partition import SilosConfig
 from hushrec.data.splitting import SplitConfig
 from hushrec.data.views import CohortConfig, Protocol
@@ -66,12 +67,16 @@ class Experiment(Settings):
     def make_method(self) -> Method:
         """Build the configured method."""
         found = _class_for(self.method, self.privacy.mode)
-        if self.silos.kind != "none" and not found.traits.silos:
+        self.check_silos(found)
+        return found(_validated(found.Config, self.options, f"option of {self.method}"))
+
+    def check_silos(self, method: type[Method]) -> None:
+        """Refuse silos with a method that trains one user per client."""
+        if self.silos.kind != "none" and not method.traits.silos:
             raise ConfigError(
                 f"{self.method} trains one user per client: use silos.kind = none, or a method "
                 "for silos (lipm, pfedme)"
             )
-        return found(_validated(found.Config, self.options, f"option of {self.method}"))
 
     def to_toml(self) -> str:
         """Write as TOML; what is None is left out."""
@@ -93,46 +98,57 @@ NONE = "none"
 SECTIONS = ("split", "cohort", "evaluation", "store", "privacy", "silos")
 
 
-def make_experiment(
-    data: str,
-    method: str,
-    *,
-    items: str | None = None,
-    preset: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    protocol: Protocol | None = None,
-    rounds: int | None = None,
-    seed: int | None = None,
-) -> Experiment:
-    """Build an experiment from defaults, a preset, then explicit settings, later ones winning.
+@dataclass(frozen=True)
+class ExperimentRequest:
+    """What somebody asks to be trained: names, and settings that differ from the defaults.
 
-    ``settings`` are options of the method (``lr``) or dotted keys of a section
-    (``cohort.size``). None means not given.
+    The command line, Python, `hushrec tune` and a configuration file all make one; `experiment`
+    completes it. None means not given.
     """
-    given = {} if preset is None else read_preset(method, preset)
-    mode = (settings or {}).get("privacy.mode") or given.get("privacy", {}).get("mode")
-    found = _class_for(method, mode)
-    values: dict[str, Any] = {"options": {}}
-    # Yardsticks do not converge; their last round is the result.
-    every = found.traits.every if found.traits.learns else found.traits.rounds
-    if every > 1:
-        values["evaluation"] = {"every": every}
-    _merge(values, given)
-    for key, value in (settings or {}).items():
-        section, dot, name = key.partition(".")
-        if not dot:
-            values["options"][key] = value
-        elif section in SECTIONS:
-            values.setdefault(section, {})[name] = value
-        else:
-            raise ConfigError(f"unknown section '{section}' in '{key}'{nearest(section, SECTIONS)}")
-    said = {"protocol": protocol, "rounds": rounds, "seed": seed}
-    values |= {name: value for name, value in said.items() if value is not None}
-    config = _validated(found.Config, values["options"], f"option of {method}")
-    values["options"] = _plain(config)
-    values.setdefault("rounds", found(config).planned_rounds)
-    named = {"data": data, "items": items, "method": method, "preset": preset}
-    return _validated(Experiment, {**named, **values}, "setting")
+
+    data: str
+    method: str | None = None
+    """A name that `hushrec methods` lists.  [the default method]"""
+    items: str | None = None
+    """Path of the public list of items, for data that is a file."""
+    preset: str | None = None
+    """A set of options that ships with the method, or a file of one's own."""
+    protocol: Protocol | None = None
+    rounds: int | None = None
+    seed: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the method (``lr``), and dotted keys of the other sections (``cohort.size``)."""
+
+    def experiment(self) -> Experiment:
+        """Return defaults, preset and settings as one experiment, later ones winning."""
+        method = self.method or DEFAULT_METHOD
+        given = {} if self.preset is None else read_preset(method, self.preset)
+        mode = self.settings.get("privacy.mode") or given.get("privacy", {}).get("mode")
+        found = _class_for(method, mode)
+        values: dict[str, Any] = {"options": {}}
+        # Baselines do not converge; their last round is the result.
+        every = found.traits.every if found.traits.learns else found.traits.rounds
+        if every > 1:
+            values["evaluation"] = {"every": every}
+        _merge(values, given)
+        for key, value in self.settings.items():
+            section, dot, name = key.partition(".")
+            if not dot:
+                values["options"][key] = value
+            elif section in SECTIONS:
+                values.setdefault(section, {})[name] = value
+            else:
+                hint = nearest(section, SECTIONS)
+                raise ConfigError(f"unknown section '{section}' in '{key}'{hint}")
+        named = {"protocol": self.protocol, "rounds": self.rounds, "seed": self.seed}
+        values |= {name: value for name, value in named.items() if value is not None}
+        config = _validated(found.Config, values["options"], f"option of {method}")
+        values["options"] = _plain(config)
+        values.setdefault("rounds", found(config).planned_rounds)
+        names = {"data": self.data, "items": self.items, "method": method, "preset": self.preset}
+        experiment = _validated(Experiment, {**names, **values}, "setting")
+        experiment.check_silos(found)
+        return experiment
 
 
 def _class_for(method: str, privacy_mode: str | None) -> type[Method]:
@@ -184,30 +200,17 @@ def _read_toml(path: Path, what: str) -> dict[str, Any]:
     return found
 
 
-class Wanted(Settings):
-    """What a file says is to be trained, as the command line would say it."""
-
-    data: str | None = None
-    items: str | None = None
-    method: str | None = None
-    preset: str | None = None
-    protocol: Protocol | None = None
-    rounds: Annotated[int, Field(ge=1)] | None = None
-    seed: Seed | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Options of the method, and keys of sections, dotted."""
-
-
-def read_config(path: Path) -> Wanted:
-    """Read a file in the shape of an `Experiment`: a run's config.toml, or a few keys of one."""
-    said = _read_toml(path, "configuration")
-    for key in said:
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a run's config.toml, or a file with a few keys of one, as fields of a request."""
+    values = _read_toml(path, "configuration")
+    for key in values:
         if key not in Experiment.model_fields:
             raise ConfigError(f"{path}: unknown key '{key}'{nearest(key, Experiment.model_fields)}")
-    settings = said.pop("options", {})
+    settings = values.pop("options", {})
     for section in SECTIONS:
-        settings |= {f"{section}.{key}": at for key, at in said.pop(section, {}).items()}
-    return _validated(Wanted, {**said, "settings": settings}, f"key in {path}")
+        settings |= {f"{section}.{key}": at for key, at in values.pop(section, {}).items()}
+    _validated(Experiment, {"data": "", "method": "", **values}, f"key in {path}")
+    return {**values, "settings": settings}
 
 
 def parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
@@ -267,8 +270,8 @@ def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Mode
 def _with_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     """Read "none" as None where None fits and the word does not: TOML has no None."""
     read = dict(values)
-    for name, field in model.model_fields.items():
-        given, kind = values.get(name), field.annotation
+    for name, declared in model.model_fields.items():
+        given, kind = values.get(name), declared.annotation
         if given == NONE and _fits(kind, None) and not _fits(kind, NONE):
             read[name] = None
         elif isinstance(given, Mapping) and isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -32,7 +32,7 @@ ALGEBRA_THREADS = 2
 
 
 @dataclass
-class State:
+class ServerState:
     """All that a round changes on the server; what a checkpoint holds."""
 
     shared: Shared
@@ -78,7 +78,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Server:
+class Training:
     """What the loop works with: what was asked for, how privacy is given, and the clients."""
 
     experiment: Experiment
@@ -134,7 +134,7 @@ class Journal(Protocol):
         """Write the line of a round."""
         ...
 
-    def save(self, state: State, *, now: bool) -> None:
+    def save(self, state: ServerState, *, now: bool) -> None:
         """Save what the run can go on from: now, or if it is time."""
         ...
 
@@ -145,7 +145,7 @@ class NoJournal:
     def record(self, line: Mapping[str, Any]) -> None:
         """Forget it."""
 
-    def save(self, state: State, *, now: bool) -> None:
+    def save(self, state: ServerState, *, now: bool) -> None:
         """Forget it."""
 
 
@@ -161,20 +161,25 @@ class Notes(NoJournal):
 
 
 def run_rounds(
-    server: Server,
-    state: State,
+    training: Training,
+    state: ServerState,
     journal: Journal,
     on_round: Callable[[RoundReport], None] = lambda report: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Train to the end or an early stop; the state then holds the selected round."""
-    experiment, task, plan, backend = server.experiment, server.task, server.plan, server.backend
+    experiment, task, plan, backend = (
+        training.experiment,
+        training.task,
+        training.plan,
+        training.backend,
+    )
     method, libraries = task.method, ThreadpoolController()
     while state.round < experiment.rounds and not state.is_stale(experiment.evaluation):
         began, number = time.perf_counter(), state.round + 1
         # 1. Who takes part.
-        drawn = experiment.cohort.draw(len(server.clients), server.coins, number)
-        cohort, state.ledger = plan.admit(server.clients[drawn], state.ledger, number)
+        drawn = experiment.cohort.draw(len(training.clients), training.coins, number)
+        cohort, state.ledger = plan.admit(training.clients[drawn], state.ledger, number)
         # 2. What they receive.
         download = task.download(number, state.shared, cohort, state.protection)
         protection = task.protection_of(download.to(cohort[:0]))
@@ -194,9 +199,9 @@ def run_rounds(
             state.up_bytes += collected.up_bytes
             state.down_bytes += collected.down_bytes
         state.round = number
-        loss = collected.loss.mean if server.protects else _mean_loss(collected.loss, number)
+        loss = collected.loss.mean if training.protects else _mean_loss(collected.loss, number)
         # 8. Look at the validation items and select the round.
-        seen = _look(server, state)
+        seen = _evaluate(training, state)
         # 9. Record, and save from time to time.
         seconds = time.perf_counter() - began
         state.seconds += seconds
@@ -219,28 +224,28 @@ def run_rounds(
             raise StoppedError(f"stopped after round {number}")
 
 
-def _look(server: Server, state: State) -> dict[str, Any]:
+def _evaluate(training: Training, state: ServerState) -> dict[str, Any]:
     """Look at the validation items, if it is time, and select the round; say what was seen.
 
     The best look selects. Under privacy only noised looks may, which are paid for; without them the
     last round is shipped, and looks are for the log.
     """
-    experiment, method, backend = server.experiment, server.task.method, server.backend
-    config, number, paid = experiment.evaluation, state.round, server.plan.validation_queries
+    experiment, method, backend = training.experiment, training.task.method, training.backend
+    config, number, paid = experiment.evaluation, state.round, training.plan.validation_queries
     regular = number in config.evaluation_rounds(experiment.rounds)
     if not (regular or is_marked(method, number) or is_marked(method, number + 1)):
         return {"valid": None}
-    looked = backend.evaluate(server.serving(state.shared), "valid")
+    looked = backend.evaluate(training.serving(state.shared), "valid")
     seen = {"valid": looked.means(), **backend.describe(state.shared, number)}
     better = False
-    if not server.protects:
+    if not training.protects:
         better = state.select(selection_value(looked, config), regular=regular)
     elif paid is None:
         better = number == experiment.rounds
         if better:
             state.take_last()
     elif regular:
-        secret = SecretRound(number, server.task.secret)
+        secret = SecretRound(number, training.task.secret)
         seen["noised"] = paid.value(looked.tallies[config.candidates], config.select, secret)
         better = state.select(seen["noised"], regular=True)
     if better:

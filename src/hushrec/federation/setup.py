@@ -1,8 +1,14 @@
-"""Everything a run needs before its first round: the task, the plan, the clients, the state."""
+"""Builds everything a run needs before its first round, each part once.
+
+`Setup` holds what follows from the experiment and from public data: the method, the public view,
+the secret streams and the privacy plan. The coordinator and every node of a federation build it
+with `set_up_public`, and come to the same plan. `set_up` adds the data of a split, which a
+simulation holds as a whole.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +20,11 @@ from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import Evaluator
 from hushrec.federation.backends.base import Simulation
-from hushrec.federation.backends.simulation import Machine
-from hushrec.federation.client import Task
+from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
+from hushrec.federation.client import NO_CLIENTS, Task
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.rounds import Server, State
-from hushrec.methods.base import Method, SharesBudget
+from hushrec.federation.rounds import ServerState, Training
+from hushrec.methods.base import Method, Shared, SharesBudget
 from hushrec.privacy.calibration import Schedule, gradient_noise_plan, make_plan, personal_budgets
 from hushrec.privacy.config import check_declared, check_privacy, public_facts
 from hushrec.privacy.plan import SILO, NoPlan, Plan
@@ -28,10 +34,121 @@ from hushrec.streams import SecretStreams, Streams, new_key
 
 
 @dataclass(frozen=True)
-class Prepared(Server):
-    """A server whose clients are all in this process."""
+class SimulatedTraining(Training):
+    """A training whose clients are all in this process."""
 
     backend: Simulation
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The method, its public view and the privacy plan of a run."""
+
+    experiment: Experiment
+    task: Task
+    plan: Plan
+    key: str = field(repr=False)
+    """Of the noise; good for this experiment and this data only: elsewhere it gives other noise."""
+    data: str
+    """Digest of the data, to which the key is bound."""
+
+    def first_state(self, n_clients: int, shared: Shared | None = None) -> ServerState:
+        """Return the server's state before the first round."""
+        return ServerState(
+            self.task.initial if shared is None else shared,
+            self.data,
+            self.key,
+            protection=self.plan.protection.state,
+            ledger=self.plan.first_ledger(n_clients),
+        )
+
+
+@dataclass(frozen=True)
+class SimulationSetup(Setup):
+    """The setup of a run whose users are all in one split."""
+
+    split: Split
+    view: TrainView
+    """Training view of all clients."""
+    clients: NDArray[np.int64]
+    """The population that cohorts are drawn from."""
+    shared: Shared
+    """The shared parameters before the first round."""
+
+    def start(
+        self,
+        machine: Machine = THIS_MACHINE,
+        scratch: Path | None = None,
+        key: str | None = None,
+    ) -> tuple[SimulatedTraining, ServerState]:
+        """Return the training with its backend, and the state before the first round.
+
+        ``scratch`` is a folder for private parameters that outgrow the memory; ``key`` is that of
+        the noise of a run that is resumed.
+        """
+        if key is not None:
+            secret = _secret_streams(self.experiment, key, self.data)
+            changed = replace(self, key=key, task=replace(self.task, secret=secret))
+            return changed.start(machine, scratch)
+        experiment, task, plan = self.experiment, self.task, self.plan
+        fields = task.method.private_fields(self.view, self.shared, task.streams)
+        n_clients = len(self.view.clients)
+        store = PrivateStore.create(fields, n_clients, experiment.store, scratch)
+        tolerant, threads = experiment.privacy.promises, machine.n_threads
+        evaluator = Evaluator(self.split, experiment.evaluation, task.streams, threads, tolerant)
+        make_backend = find("backends", machine.backend)
+        view = replace(self.view, noise=plan.deviations)
+        backend = make_backend(task, view, store, evaluator, machine)
+        training = SimulatedTraining(
+            experiment, task, plan, self.clients, backend, self.split.newcomers
+        )
+        return training, self.first_state(n_clients, self.shared)
+
+
+def set_up(experiment: Experiment, split: Split) -> SimulationSetup:
+    """Work out the setup of a simulation; refuse what cannot be drawn or guaranteed."""
+    config, method = experiment.privacy, experiment.make_method()
+    clients = split.member_clients if config.promises else split.training_clients
+    if method.traits.pooled and experiment.cohort.kind != "all":
+        raise ConfigError(f"{method.name} pools all data: cohort.kind must be 'all'")
+    experiment.cohort.draw(len(clients), Streams(experiment.seed), 1)
+    check_supported(experiment, type(method), len(clients))
+    view, data, key = split.train_view(experiment.protocol), split.digest(), new_key()
+    task = _task(experiment, method, view.take(NO_CLIENTS), key, data)
+    shared = method.init(view, task.streams)
+    budgets: NDArray[np.float64] | None = None
+    undeclared: tuple[str, ...] = ()
+    if config.promises:
+        if any(not np.array_equal(array, task.initial[name]) for name, array in shared.items()):
+            raise ConfigError(
+                f"{method.name} starts from shared parameters that depend on the users' data, "
+                "which no noise covers: use another method, or privacy.mode = none"
+            )
+        undeclared = check_declared(config, split.data, view.user_features)
+        budgets = personal_budgets(config, view, split.data.users, clients)
+    plan = _find_plan(experiment, task, len(clients), budgets, undeclared)
+    task = replace(task, protection=plan.protection)
+    return SimulationSetup(experiment, task, plan, key, data, split, view, clients, shared)
+
+
+def set_up_public(
+    experiment: Experiment,
+    public: TrainView,
+    key: str,
+    data: str,
+    population: int,
+    budgets: NDArray[np.float64] | None = None,
+) -> Setup:
+    """Work out the setup from what is public: a node comes to the same one as the coordinator.
+
+    ``key`` is the own one of whoever calls, and ``data`` a digest that it is bound to. ``budgets``
+    are the clients' personal budgets, by number, where they have any.
+    """
+    method = experiment.make_method()
+    check_supported(experiment, type(method), population)
+    task = _task(experiment, method, public, key, data)
+    plan = _find_plan(experiment, task, population, budgets)
+    return Setup(experiment, replace(task, protection=plan.protection), plan, key, data)
 
 
 def make_task(
@@ -40,92 +157,29 @@ def make_task(
     protection: Protection = Protection(),  # noqa: B008 - a frozen value
     key: str | None = None,
 ) -> Task:
-    """Return what clients and server agree on; without a ``key``, noise comes from a new one.
+    """Return the task of a simulation with another protection or key than its run had."""
+    public = split.train_view(experiment.protocol).take(NO_CLIENTS)
+    method, data = experiment.make_method(), split.digest()
+    task = _task(experiment, method, public, key or new_key(), data)
+    return replace(task, protection=protection)
 
-    A key is good for this experiment and this data only: used elsewhere, it gives other noise.
-    """
-    nobody = split.train_view(experiment.protocol).take(np.zeros(0, np.int64))
-    return agreed_task(experiment, nobody, key or new_key(), split.digest(), protection)
+
+def _task(experiment: Experiment, method: Method, public: TrainView, key: str, data: str) -> Task:
+    secret = _secret_streams(experiment, key, data)
+    return Task(method, Protection(), Streams(experiment.seed), secret, public)
 
 
-def agreed_task(
-    experiment: Experiment,
-    nobody: TrainView,
-    key: str,
-    bound_to: str,
-    protection: Protection = Protection(),  # noqa: B008 - a frozen value
-) -> Task:
-    """Return the task of whoever has this key, for noise of their own; ``nobody`` is public."""
+def _secret_streams(experiment: Experiment, key: str, data: str) -> SecretStreams:
     seeded = experiment.privacy.noise_seed
-    secret = (
-        SecretStreams.from_key(key, experiment.to_toml(), bound_to)
-        if seeded is None
-        else SecretStreams(seeded)
-    )
-    return Task(experiment.make_method(), protection, Streams(experiment.seed), secret, nobody)
+    if seeded is not None:
+        return SecretStreams(seeded)
+    return SecretStreams.from_key(key, experiment.to_toml(), data)
 
 
-def prepare(
-    experiment: Experiment,
-    split: Split,
-    plan: Plan,
-    machine: Machine,
-    place: Path | None = None,
-    key: str | None = None,
-) -> tuple[Prepared, State]:
-    """Return a server with everybody in this process, and its state before the first round.
-
-    ``place`` is a folder for private parameters that outgrow the memory, ``key`` that of the noise
-    of a run that goes on.
-    """
-    key = key or new_key()
-    task = make_task(experiment, split, plan.protection, key)
-    method, streams = task.method, task.streams
-    if method.traits.pooled and experiment.cohort.kind != "all":
-        raise ConfigError(f"{method.name} pools all data: cohort.kind must be 'all'")
-    view = split.train_view(experiment.protocol)
-    shared = method.init(view, streams)
-    fields = method.private_fields(view, shared, streams)
-    store = PrivateStore.create(fields, len(view.clients), experiment.store, place)
-    tolerant, threads = experiment.privacy.promises, machine.n_threads
-    evaluator = Evaluator(split, experiment.evaluation, streams, threads, tolerant)
-    make_backend = find("backends", machine.backend)
-    backend = make_backend(task, replace(view, noise=plan.deviations), store, evaluator, machine)
-    server = Prepared(
-        experiment, task, plan, population_of(experiment, split), backend, split.newcomers
-    )
-    protection, ledger = plan.protection.state, plan.first_ledger(len(view.clients))
-    return server, State(shared, split.digest(), key, protection=protection, ledger=ledger)
-
-
-def population_of(experiment: Experiment, split: Split) -> NDArray[np.int64]:
-    """Return the clients that cohorts are drawn from; under privacy nobody's data decides it."""
-    return split.member_clients if experiment.privacy.promises else split.training_clients
-
-
-def plan_privacy(experiment: Experiment, split: Split) -> Plan:
-    """Find how the run gives the privacy that is asked for, or refuse it."""
-    config, method = experiment.privacy, experiment.make_method()
-    clients = population_of(experiment, split)
-    check_asked(experiment, len(clients))
-    view, task = split.train_view(experiment.protocol), make_task(experiment, split)
-    if not config.promises:
-        return agreed_plan(experiment, task, len(clients))
-    shared = method.init(view, task.streams)
-    if any(not np.array_equal(array, task.initial[name]) for name, array in shared.items()):
-        raise ConfigError(
-            f"{method.name} starts from shared parameters that depend on the users' data, which no "
-            "noise covers: use another method, or privacy.mode = none"
-        )
-    undeclared = check_declared(config, split.data, view.user_features)
-    own = personal_budgets(config, view, split.data.users, clients)
-    return agreed_plan(experiment, task, len(clients), own, undeclared)
-
-
-def check_asked(experiment: Experiment, population: int) -> None:
-    """Refuse what cannot be promised to so many clients, whatever their data."""
+def check_supported(experiment: Experiment, method: type[Method], population: int) -> None:
+    """Refuse what cannot be guaranteed to so many clients, whatever their data."""
     config = experiment.privacy
-    check_privacy(config, experiment.cohort, type(experiment.make_method()), population)
+    check_privacy(config, experiment.cohort, method, population)
     dates = experiment.split.valid_from, experiment.split.test_from
     if config.promises and experiment.split.kind == "time" and None in dates:
         raise ConfigError(
@@ -133,20 +187,20 @@ def check_asked(experiment: Experiment, population: int) -> None:
             "covers what it lets into training: give split.valid_from and split.test_from, or "
             "another split.kind"
         )
-    _check_looks(experiment)
+    _check_validation_queries(experiment)
 
 
-def agreed_plan(
+def _find_plan(
     experiment: Experiment,
     task: Task,
     population: int,
-    own: NDArray[np.float64] | None = None,
+    budgets: NDArray[np.float64] | None = None,
     undeclared: tuple[str, ...] = (),
 ) -> Plan:
-    """Find the plan from what everybody knows: a node comes to the same one as the server.
+    """Find the privacy plan from what is public.
 
-    ``own`` are the clients' personal budgets, by number, where they have any; ``undeclared`` is
-    what everybody knows and should not, where that is accepted (`check_declared`).
+    ``undeclared`` names public facts that were taken from people's rows, where that is accepted
+    (`check_declared`).
     """
     config, method = experiment.privacy, task.method
     if not config.promises:
@@ -155,7 +209,7 @@ def agreed_plan(
             pooled=method.traits.pooled,
             reveals=method.traits.reveals,
         )
-    keeps_private = bool(method.private_fields(task.nobody, task.initial, task.streams))
+    keeps_private = bool(method.private_fields(task.public, task.initial, task.streams))
     if config.on_sums and experiment.cohort.kind == "fixed" and keeps_private:
         raise ConfigError(
             f"{method.name} keeps private parameters, so what a client uploads depends on the "
@@ -164,59 +218,59 @@ def agreed_plan(
         )
     if config.mode == "local-gradients":
         plan = gradient_noise_plan(
-            config, experiment.cohort, method, task.nobody, experiment.rounds, population
+            config, experiment.cohort, method, task.public, experiment.rounds, population
         )
     else:
         schedule = replace(
             upload_schedule(method, task, experiment.rounds),
             validation_rounds=experiment.evaluation.evaluation_rounds(experiment.rounds),
         )
-        plan = make_plan(config, experiment.cohort, schedule, population, own)
+        plan = make_plan(config, experiment.cohort, schedule, population, budgets)
     plan = replace(
         plan,
         protection=plan.protection.after(_layers(experiment, task)),
         public=_public(experiment, task, population, undeclared),
         undeclared=undeclared,
     )
-    return plan if task.nobody.holders is None else replace(plan, unit=SILO)
+    return plan if task.public.holders is None else replace(plan, unit=SILO)
 
 
 def _public(
     experiment: Experiment, task: Task, population: int, undeclared: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Name everything that a guarantee takes as known to everybody."""
-    facts = [*public_facts(task.nobody, undeclared), f"the number of clients, {population:,}"]
+    """Name all facts that the guarantee takes as public."""
+    facts = [*public_facts(task.public, undeclared), f"the number of clients, {population:,}"]
     if experiment.split.kind == "time":
         facts.append("the dates of the split")
     return tuple(facts)
 
 
-def _check_looks(experiment: Experiment) -> None:
-    """Refuse that validation items, which are somebody's, decide anything that is not paid for."""
+def _check_validation_queries(experiment: Experiment) -> None:
+    """Refuse validation queries that select or stop, and are not charged to the privacy budget."""
     config, privacy = experiment.evaluation, experiment.privacy
     if privacy.selection_share is None:
         if privacy.promises and config.patience:
             raise ConfigError(
-                f"evaluation.patience = {config.patience} would let somebody's validation items "
-                "end the run, which no noise covers: leave it out, and all rounds are run, or pay "
-                "for looks with privacy.selection_share = 0.1"
+                f"evaluation.patience = {config.patience} would let users' validation items end "
+                "the run, which no noise covers: leave it out, and all rounds are run, or charge "
+                "the validation queries to the budget with privacy.selection_share = 0.1"
             )
         return
     if config.users:
         raise ConfigError(
             f"evaluation.users = {config.users}: who is drawn depends on who else has validation "
-            "items, so one user could move a look by more than their score: leave it out, or leave "
-            "out privacy.selection_share"
+            "items, so one user could move a validation query by more than their score: leave it "
+            "out, or leave out privacy.selection_share"
         )
     if experiment.silos.kind != "none":
         raise ConfigError(
-            "a silo would move a look by the scores of all its users: leave out "
+            "a silo would move a validation query by the scores of all its users: leave out "
             "privacy.selection_share, and the last round is shipped"
         )
 
 
 def _layers(experiment: Experiment, task: Task) -> list[Mechanism]:
-    """Make the layers of other packages, for the shape of the first round's uploads."""
+    """Make the mechanisms of other packages, for the shape of the first round's uploads."""
     if not experiment.privacy.layers:
         return []
     shape = task.upload_shape(task.download(1, task.initial))
@@ -224,7 +278,7 @@ def _layers(experiment: Experiment, task: Task) -> list[Mechanism]:
 
 
 def upload_schedule(method: Method, task: Task, rounds: int) -> Schedule:
-    """Return what is uploaded when: nobody's data decides it, so it is asked of no clients."""
+    """Return the upload shape of every round, which the public view alone decides."""
     sent = task.download(1, task.initial)
     shapes = {
         number: task.upload_shape(replace(sent, round=number)) for number in range(1, rounds + 1)
@@ -234,16 +288,16 @@ def upload_schedule(method: Method, task: Task, rounds: int) -> Schedule:
         if isinstance(method, SharesBudget)
         else ((), None)
     )
-    # Rounds that share a budget out say themselves that they upload, and each its own shape.
-    speaking = {number: shape for number, shape in shapes.items() if shape.entries or shares}
-    first = next(iter(speaking.values()), shapes[1])
-    if not shares and any(shape != first for shape in speaking.values()):
+    # Rounds that share out a budget all upload, each with a shape of its own.
+    uploading = {number: shape for number, shape in shapes.items() if shape.entries or shares}
+    first = next(iter(uploading.values()), shapes[1])
+    if not shares and any(shape != first for shape in uploading.values()):
         raise ConfigError(
             f"{method.name} uploads something else in some rounds than in others, which is not "
             "accounted for: use another method, or privacy.mode = none"
         )
-    silent = frozenset(shapes.keys() - speaking.keys()) if speaking else frozenset()
+    silent = frozenset(shapes.keys() - uploading.keys()) if uploading else frozenset()
     most = max(shape.entries for shape in shapes.values())
-    if shares:  # what came out of a round may shape the next; pairs of items are the most there is
-        most = max(most, task.nobody.n_items**2)
+    if shares:  # a round's sum may decide the next shape; pairs of items are the largest one
+        most = max(most, task.public.n_items**2)
     return Schedule(first, rounds, silent, shares, norm, most)

@@ -9,7 +9,7 @@ from typing import Any
 from hushrec.errors import ConfigError, RunError
 from hushrec.federation.backends.base import Backend
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.rounds import State
+from hushrec.federation.rounds import ServerState
 from hushrec.io.codec import Arrays
 from hushrec.io.files import remove
 from hushrec.methods.base import Shared, Staged
@@ -37,19 +37,19 @@ class Diary:
         """Add a line to metrics.jsonl."""
         self.folder.append_metrics(line)
 
-    def save(self, state: State, *, now: bool) -> None:
+    def save(self, state: ServerState, *, now: bool) -> None:
         """Write a checkpoint now, or if the last one is old."""
         if now or time.monotonic() - self.saved_at > self.seconds:
             files = _files(state, self.backend, (CURRENT, SELECTED))
             self.folder.save_checkpoint(f"round-{state.round:06d}", _numbers(state), files)
             self.saved_at = time.monotonic()
 
-    def reopen(self, state: State) -> None:
+    def reopen(self, state: ServerState) -> None:
         """Let a finished run go on: what it came to is no result any more."""
         remove(self.folder.path / "summary.json")
         self.save(state, now=True)
 
-    def finish(self, state: State) -> None:
+    def finish(self, state: ServerState) -> None:
         """Write what the run came to: the selected round alone."""
         if self.folder.checkpoint_name() == FINAL:  # it died after it had written this
             self.folder.drop_checkpoints(but=FINAL)
@@ -94,7 +94,7 @@ def prolonged(folder: RunFolder, rounds: int | None) -> Experiment:
     return longer
 
 
-def restore(state: State, backend: Backend, folder: RunFolder, rounds: int) -> bool:
+def restore(state: ServerState, backend: Backend, folder: RunFolder, rounds: int) -> bool:
     """Go back to the newest checkpoint, or to the start if there is none.
 
     Say whether the run was finished and now goes on to more rounds, up to ``rounds``.
@@ -133,7 +133,9 @@ def load_model(
     return folder.read_tensors(name, f"{role}-shared.safetensors"), parts
 
 
-def _files(state: State, backend: Backend, roles: Iterable[str]) -> Iterator[tuple[str, Arrays]]:
+def _files(
+    state: ServerState, backend: Backend, roles: Iterable[str]
+) -> Iterator[tuple[str, Arrays]]:
     for role in roles:
         selected = role == SELECTED
         if selected and not state.selected_round:
@@ -145,5 +147,5 @@ def _files(state: State, backend: Backend, roles: Iterable[str]) -> Iterator[tup
         yield LEDGER, vars(state.ledger)
 
 
-def _numbers(state: State) -> dict[str, Any]:
+def _numbers(state: ServerState) -> dict[str, Any]:
     return {key: getattr(state, key) for key in NUMBERS}

@@ -17,8 +17,8 @@ from hushrec.evaluation.evaluator import Evaluator, PartRanks, chance_ranks, pop
 from hushrec.evaluation.metrics import ListMetric, parse_metric, summarise
 from hushrec.federation.backends.base import Backend
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.rounds import State
-from hushrec.federation.setup import Prepared
+from hushrec.federation.rounds import ServerState
+from hushrec.federation.setup import SimulatedTraining
 from hushrec.io.files import checked_path
 from hushrec.io.memory import usable_cores
 from hushrec.io.rows import Rows
@@ -38,7 +38,7 @@ Measured = dict[str, dict[str, float]]
 class Unsaved:
     """State of a run in memory that its folder would hold besides the results."""
 
-    state: State
+    state: ServerState
     backend: Backend
     lines: Sequence[dict[str, Any]]
 
@@ -71,24 +71,24 @@ class Run:
     @classmethod
     def of(
         cls,
-        server: Prepared,
+        training: SimulatedTraining,
         split: Split,
-        state: State,
+        state: ServerState,
         summary: Mapping[str, Any],
         folder: RunFolder | None,
     ) -> Run:
         """Return the run that has just been trained."""
-        store, ranks = server.backend.selected, server.backend.ranks
+        store, ranks = training.backend.selected, training.backend.ranks
         assert store is not None, "the last round is always evaluated"
         model = Model(
-            server.task.method,
+            training.task.method,
             state.selected_shared,
             store,
             ServingData.of(split),
-            server.task.streams,
-            server.experiment.privacy.promises,
+            training.task.streams,
+            training.experiment.privacy.promises,
         )
-        return cls(server.experiment, split, model, summary, ranks, folder)
+        return cls(training.experiment, split, model, summary, ranks, folder)
 
     @classmethod
     def open(cls, path: str | Path, data: Interactions | None = None) -> Run:

@@ -13,8 +13,8 @@ from hushrec.data import partition as silos
 from hushrec.data.splitting import Split
 from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
 from hushrec.evaluation.metrics import Coverage, PopularityBias
-from hushrec.federation.rounds import State
-from hushrec.federation.setup import Prepared
+from hushrec.federation.rounds import ServerState
+from hushrec.federation.setup import SimulatedTraining
 from hushrec.io.memory import peak_rss_bytes
 from hushrec.methods.base import Staged, facts_of
 from hushrec.privacy.composition import Claim, compose, promises
@@ -71,11 +71,11 @@ def _privacy_of_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**weakest, "statement": together.statement, "together": together.as_dict()}
 
 
-def _improves_still(server: Prepared, state: State) -> bool:
+def _improves_still(training: SimulatedTraining, state: ServerState) -> bool:
     """Say whether validation was best at the last round, of a method that more would help."""
-    method = server.task.method
+    method = training.task.method
     learns = method.traits.learns and not isinstance(method, Staged)
-    chosen = server.selected_by == "validation" and state.round == server.experiment.rounds
+    chosen = training.selected_by == "validation" and state.round == training.experiment.rounds
     return learns and chosen and state.selected_round == state.round
 
 
@@ -90,12 +90,14 @@ def data_digest(data: Interactions) -> str:
     return hashed.hexdigest()
 
 
-def summarise(server: Prepared, split: Split, state: State, data: Interactions) -> dict[str, Any]:
+def summarise(
+    training: SimulatedTraining, split: Split, state: ServerState, data: Interactions
+) -> dict[str, Any]:
     """Return what summary.json holds; these names are a contract. ``data`` was split."""
-    experiment, backend, method = server.experiment, server.backend, server.task.method
+    experiment, backend, method = training.experiment, training.backend, training.task.method
     evaluator, store, shared = backend.evaluator, backend.selected, state.selected_shared
     assert evaluator is not None and store is not None, "a round was selected"
-    model = evaluator.model(method, server.serving(shared), store)
+    model = evaluator.model(method, training.serving(shared), store)
     top = evaluator.top_items(model, "test", 10)
     counts = np.bincount(split.train.positives.values, minlength=split.data.n_items)
     n_test = len(evaluator.evaluated_users("test"))
@@ -110,8 +112,8 @@ def summarise(server: Prepared, split: Split, state: State, data: Interactions) 
         "options": experiment.options,
         "rounds": state.round,
         "selected_round": state.selected_round,
-        "selected_by": server.selected_by,
-        "improving": _improves_still(server, state),
+        "selected_by": training.selected_by,
+        "improving": _improves_still(training, state),
         "seed": experiment.seed,
         "test": evaluator.summarise(backend.ranks["test"]),
         "valid": evaluator.summarise(backend.ranks["valid"]),
@@ -130,5 +132,7 @@ def summarise(server: Prepared, split: Split, state: State, data: Interactions) 
         "communication": {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes},
         "time": {"total_s": state.seconds, "per_round_s": state.seconds / max(1, state.round)},
         "peak_rss_bytes": peak_rss_bytes(),
-        "privacy": server.plan.statement(state.account, state.round, state.ledger, state.up_bytes),
+        "privacy": training.plan.statement(
+            state.account, state.round, state.ledger, state.up_bytes
+        ),
     }

@@ -11,21 +11,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from hushrec.aggregation.statistics import Evaluation
-from hushrec.data.splitting import Split, make_split
+from hushrec.data.splitting import make_split
 from hushrec.errors import ConfigError
 from hushrec.federation.backends.base import Backend
 from hushrec.federation.backends.reference import OneByOne
 from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
-from hushrec.federation.experiment import make_experiment
-from hushrec.federation.rounds import NoJournal, RoundReport, Server, State, run_rounds
-from hushrec.federation.setup import make_task, plan_privacy, prepare
+from hushrec.federation.experiment import ExperimentRequest
+from hushrec.federation.rounds import NoJournal, RoundReport, ServerState, Training, run_rounds
+from hushrec.federation.setup import SimulationSetup, set_up
 from hushrec.methods.base import SharesBudget, method_class, method_names
 from hushrec.streams import Streams
 from hushrec.testing.checks import check_same
@@ -74,9 +74,9 @@ FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Played:
-    """What a run came to."""
+    """State, reports and test evaluation of a run."""
 
-    state: State
+    state: ServerState
     reports: list[RoundReport]
     test: Evaluation
 
@@ -88,9 +88,9 @@ class BackendContract:
     """The machine that trains; it names the entry point of the backend."""
     rounds: ClassVar[int] = 3
 
-    def make(self, server: Server, split: Split) -> Backend:
-        """Return the backend for a server's clients; the server's own one is the reference."""
-        return prepare(server.experiment, split, server.plan, self.machine)[0].backend
+    def make(self, setup: SimulationSetup) -> Backend:
+        """Return the backend for the clients of a setup."""
+        return setup.start(self.machine)[0].backend
 
     @pytest.mark.parametrize("mode", PRIVACY)
     @pytest.mark.parametrize("method", method_names())
@@ -110,9 +110,10 @@ class BackendContract:
 
     def compare(self, method: str, settings: Mapping[str, Any]) -> None:
         """Play a run on the backend and on the reference, and hold them equal."""
-        split, server = self._reference(method, settings)
-        ours = play(replace(server, backend=self.make(server, split)), split)
-        theirs = play(server, split)
+        setup = self._setup(method, settings)
+        ours = play(setup, self.make(setup))
+        devices = OneByOne(setup.task, setup.split, setup.experiment, setup.plan.deviations)
+        theirs = play(setup, devices)
         check_same(ours.state.shared, theirs.state.shared, "the shared parameters")
         check_same(ours.state.selected_shared, theirs.state.selected_shared, "the selected ones")
         for name in ("account", "protection", "selected_round", "up_bytes", "down_bytes"):
@@ -124,25 +125,25 @@ class BackendContract:
             places = theirs.test.tallies[name].places
             assert np.array_equal(tally.places, places), "the histogram of places differs"
 
-    def _reference(self, method: str, settings: Mapping[str, Any]) -> tuple[Split, Server]:
+    def _setup(self, method: str, settings: Mapping[str, Any]) -> SimulationSetup:
         rest = dict(settings)
         protocol = rest.pop("protocol", None)
-        experiment = make_experiment("tastes", method, settings=rest, protocol=protocol)
+        experiment = ExperimentRequest(
+            "tastes", method, settings=rest, protocol=protocol
+        ).experiment()
         # Rounds that share a budget are what they are.
         if not isinstance(experiment.make_method(), SharesBudget):
             experiment = experiment.model_copy(update={"rounds": self.rounds})
         split = make_split(taste_world(), experiment.split, Streams(0), experiment.silos)
-        plan = plan_privacy(experiment, split)
-        task = make_task(experiment, split, plan.protection)
-        devices = OneByOne(task, split, experiment, plan.deviations)
-        clients = split.training_clients
-        return split, Server(experiment, task, plan, clients, devices, split.newcomers)
+        return set_up(experiment, split)
 
 
-def play(server: Server, split: Split) -> Played:
-    """Run all rounds and look at the test items."""
+def play(setup: SimulationSetup, backend: Backend) -> Played:
+    """Run all rounds on a backend and evaluate the test items."""
     reports: list[RoundReport] = []
-    _, state = prepare(server.experiment, split, server.plan, THIS_MACHINE)
-    run_rounds(server, state, NoJournal(), reports.append)
-    serving = server.serving(state.selected_shared)
-    return Played(state, reports, server.backend.evaluate(serving, "test", selected=True))
+    parts = setup.experiment, setup.task, setup.plan, setup.clients
+    training = Training(*parts, backend, setup.split.newcomers)
+    state = setup.first_state(len(setup.view.clients), setup.shared)
+    run_rounds(training, state, NoJournal(), reports.append)
+    serving = training.serving(state.selected_shared)
+    return Played(state, reports, backend.evaluate(serving, "test", selected=True))

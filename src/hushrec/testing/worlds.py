@@ -86,8 +86,8 @@ class Federation:
         machine: Machine = THIS_MACHINE,
         seed: int = 0,
     ) -> None:
-        streams, nobody = Streams(seed), view.take(np.zeros(0, np.int64))
-        self.task = Task(method, protection, streams, SecretStreams(seed), nobody)
+        streams, public = Streams(seed), view.take(np.zeros(0, np.int64))
+        self.task = Task(method, protection, streams, SecretStreams(seed), public)
         self.shared = method.init(view, streams)
         fields = method.private_fields(view, self.shared, streams)
         self.store = store or PrivateStore(fields, len(view.clients))

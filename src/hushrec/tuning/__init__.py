@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,14 +26,12 @@ from hushrec.data import Interactions
 from hushrec.data.splitting import make_split
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
 from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
-from hushrec.federation.experiment import Experiment, make_experiment
+from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.federation.rounds import NoJournal, RoundReport, run_rounds
-from hushrec.federation.setup import prepare
+from hushrec.federation.setup import set_up
 from hushrec.io.files import append_line, atomic_folder, is_free, write_text
 from hushrec.io.stored import checked, parse_json, read_json, read_text
 from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
-from hushrec.privacy.plan import NoPlan
-from hushrec.privacy.protection import Protection
 from hushrec.runs.formats import TrialLine
 from hushrec.streams import Streams
 
@@ -77,54 +75,32 @@ class Search:
         return max(done, key=lambda trial: (trial.value or 0.0, -trial.number))
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where a search begins."""
-
-    method: str
-    preset: str | None = None
-    """The method's defaults without one."""
-    rounds: int | None = None
-    """Of a trial; as many as the preset or the method says without it."""
-    seed: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fixed for all trials."""
-
-    def experiment(self, data: str, items: str | None) -> Experiment:
-        """Return what trial 0 trains; refuse what cannot be searched."""
-        base = make_experiment(
-            data,
-            self.method,
-            items=items,
-            preset=self.preset,
-            settings=self.settings,
-            rounds=self.rounds,
-            seed=self.seed,
+def base_experiment(request: ExperimentRequest) -> Experiment:
+    """Return what trial 0 trains; refuse what cannot be searched."""
+    base = request.experiment()
+    if not search_space(base, request):
+        raise ConfigError(f"{base.method} declares no options to search for (Tunable.search)")
+    if base.protocol != "honest":
+        raise ConfigError("a search under the published protocol would tune the leak: use honest")
+    if base.privacy.mode != "none":
+        raise ConfigError(
+            "every trial of a search would release another model, and all of them are charged to "
+            f"the privacy budget: leave out privacy.mode = {base.privacy.mode}, search on public "
+            "data, and train once with what it finds"
         )
-        if not self.space(base):
-            raise ConfigError(f"{self.method} declares no options to search for (Tunable.search)")
-        if base.protocol != "honest":
-            raise ConfigError(
-                "a search under the published protocol would tune the leak: use honest"
-            )
-        if base.privacy.mode != "none":
-            raise ConfigError(
-                "every trial of a search would release another model, and all of them have to be "
-                f"paid for: leave out privacy.mode = {base.privacy.mode}, search on public data, "
-                "and train once with what it finds"
-            )
-        return base
+    return base
 
-    def space(self, base: Experiment) -> SearchSpace:
-        """Return where to look: what the method declares, but for what is fixed."""
-        tuned = base.make_method()
-        known = tuned.search if isinstance(tuned, Tunable) else {}
-        return {name: where for name, where in known.items() if name not in self.settings}
+
+def search_space(base: Experiment, request: ExperimentRequest) -> SearchSpace:
+    """Return the options that the method declares, but for those that the request fixes."""
+    method = base.make_method()
+    declared = method.search if isinstance(method, Tunable) else {}
+    return {name: where for name, where in declared.items() if name not in request.settings}
 
 
 def tune(
     data: Interactions,
-    start: Start,
+    request: ExperimentRequest,
     out: Path,
     *,
     trials: int = 20,
@@ -134,8 +110,8 @@ def tune(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Search:
     """Search until the folder holds this many trials."""
-    base = start.experiment(data.name, data.items_file)
-    space = start.space(base)
+    base = base_experiment(replace(request, data=data.name, items=data.items_file))
+    space = search_space(base, request)
     search = _open(out, base, space)
     if any(trial.state == "done" for trial in search.trials):
         write_preset(search, base, command)  # it may have been stopped just before this
@@ -145,10 +121,9 @@ def tune(
         proposal = _Proposal(search.trials, space, base)
         watch = _Watch(proposal, partial(on_round, number))
         state: Literal["done", "stopped", "diverged"] = "done"
-        asked = _with_options(base, proposal.options)
-        server, begun = prepare(asked, split, NoPlan(Protection()), machine)
+        training, begun = set_up(_with_options(base, proposal.options), split).start(machine)
         try:
-            run_rounds(server, begun, NoJournal(), watch, should_stop)
+            run_rounds(training, begun, NoJournal(), watch, should_stop)
         except _HopelessError:
             state = "stopped"
         except DivergedError:

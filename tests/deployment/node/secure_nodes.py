@@ -18,10 +18,9 @@ from hushrec.deployment.node.sums import Member
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.sums import StageRequest
 from hushrec.deployment.transport import MemoryLink
-from hushrec.federation.backends.simulation import THIS_MACHINE
 from hushrec.federation.contract import Registered, SecureSums
-from hushrec.federation.experiment import make_experiment
-from hushrec.federation.setup import plan_privacy, prepare
+from hushrec.federation.experiment import ExperimentRequest
+from hushrec.federation.setup import set_up
 from hushrec.io.codec import kind_of
 from hushrec.secagg import Identity
 from hushrec.streams import Streams
@@ -109,12 +108,13 @@ class World:
         if method in ("pfedrec", "fedmf"):
             more = {"d": 8, "rounds": 3, **more}
         rounds = more.pop("rounds", None)
-        self.experiment = make_experiment("tastes", method, settings=more, rounds=rounds)
+        self.experiment = ExperimentRequest(
+            "tastes", method, settings=more, rounds=rounds
+        ).experiment()
         self.split = make_split(taste_world(), self.experiment.split, Streams(0))
-        self.plan = plan_privacy(self.experiment, self.split)
-        self.server, self.state = prepare(
-            self.experiment, self.split, self.plan, THIS_MACHINE, key="1"
-        )
+        self.setup = set_up(self.experiment, self.split)
+        self.plan = self.setup.plan
+        self.server, self.state = self.setup.start(key="1")
         self.task, self.cohort = self.server.task, self.server.clients
         self.made = Secured(folder, self.split.data, self.experiment, nodes, secure, rules)
         self.wire, self.events = self.made.wire, self.made.events
@@ -141,7 +141,7 @@ class World:
         left = np.setdiff1d(self.cohort, np.concatenate([*gone, np.zeros(0, np.int64)]))
         download = self.download(number)
         protection = self.task.protection_of(download.to(self.cohort[:0]))
-        fresh, _ = prepare(self.experiment, self.split, self.plan, THIS_MACHINE, key="1")
+        fresh, _ = self.setup.start(key="1")
         return fresh.backend.train(download, protection, left)
 
     def table(self, name, query):

@@ -15,7 +15,7 @@ from hushrec.deployment.node.database import NodeStore
 from hushrec.deployment.node.runs import Done, NodeRuns
 from hushrec.errors import ConfigError, DataError, MessageError, RunError
 from hushrec.federation.contract import Agreement, Catalogue
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.methods.base import PerClient, PerClientRows, PerClientTable
 from hushrec.private.store import PrivateStore
 from hushrec.testing import taste_world
@@ -41,7 +41,8 @@ def described(world):
 
 def agreement(world=None, method="pfedrec", **settings) -> Agreement:
     return Agreement(
-        make_experiment("tastes", method, settings=settings), Catalogue.of(world or taste_world())
+        ExperimentRequest("tastes", method, settings=settings).experiment(),
+        Catalogue.of(world or taste_world()),
     )
 
 

@@ -59,12 +59,12 @@ class OnNodes(BackendContract):
             self.folder = Path(folder)
             yield
 
-    def make(self, server, split):
-        _, desk, roster = federated(self.folder, split.data, server.experiment, self.nodes)
-        assert roster.newcomers == server.newcomers
-        promised = server.experiment.privacy.promises
-        assert roster.clients(promised=promised).tolist() == server.clients.tolist()
-        return Nodes(server.task, server.experiment, roster, desk)
+    def make(self, setup):
+        _, desk, roster = federated(self.folder, setup.split.data, setup.experiment, self.nodes)
+        assert roster.newcomers == setup.split.newcomers
+        promised = setup.experiment.privacy.promises
+        assert roster.clients(promised=promised).tolist() == setup.clients.tolist()
+        return Nodes(setup.task, setup.experiment, roster, desk)
 
 
 class TestThree(OnNodes):

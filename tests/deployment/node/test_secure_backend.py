@@ -30,9 +30,9 @@ class TestSecure(BackendContract):
             self.folder = Path(folder)
             yield
 
-    def make(self, server, split):
-        made = Secured(self.folder, split.data, server.experiment, self.nodes)
-        return Nodes(server.task, server.experiment, made.roster, made.desk, 0, made.summing)
+    def make(self, setup):
+        made = Secured(self.folder, setup.split.data, setup.experiment, self.nodes)
+        return Nodes(setup.task, setup.experiment, made.roster, made.desk, 0, made.summing)
 
     @pytest.mark.parametrize(("method", "mode"), METHODS)
     def test_every_method(self, method, mode):

@@ -18,13 +18,12 @@ from hushrec.deployment.node import database as schema
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.sums import StageReply, StageRequest
 from hushrec.errors import ConfigError, FederationError, MessageError
-from hushrec.federation.backends.simulation import THIS_MACHINE
 from hushrec.federation.contract import Agreement, Catalogue, SecureSums
-from hushrec.federation.experiment import make_experiment
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.messages import Download
 from hushrec.federation.requests import EvaluationRequest, Refusal, TrainRequest
 from hushrec.federation.rounds import NoJournal, run_rounds
-from hushrec.federation.setup import plan_privacy, prepare
+from hushrec.federation.setup import set_up
 from hushrec.io.codec import Message
 from hushrec.secagg import Identity, Stage, masks
 from hushrec.secagg.messages import ANNOUNCEMENT_BYTES
@@ -515,7 +514,7 @@ def test_a_higher_threshold_is_held_to(tmp_path):
 
 def agreed(secure, nodes=4, **settings):
     made = Agreement(
-        make_experiment("tastes", "pfedrec", settings=settings),
+        ExperimentRequest("tastes", "pfedrec", settings=settings).experiment(),
         Catalogue.of(taste_world()),
         secure,
     )
@@ -600,15 +599,14 @@ def test_a_download_is_encoded_once_for_all_nodes_of_a_secure_sum(world, encoded
 
 
 def test_a_download_is_encoded_once_for_all_nodes_in_the_clear(tmp_path, encoded):
-    experiment = make_experiment("tastes", "pfedrec", settings={"d": 8}, rounds=1)
+    experiment = ExperimentRequest("tastes", "pfedrec", settings={"d": 8}, rounds=1).experiment()
     split = make_split(taste_world(), experiment.split, Streams(0))
-    plan = plan_privacy(experiment, split)
-    server, _ = prepare(experiment, split, plan, THIS_MACHINE, key="1")
+    setup = set_up(experiment, split)
     _, desk, roster = federated(tmp_path, split.data, experiment, 3)
-    backend, task = Nodes(server.task, experiment, roster, desk), server.task
-    download = task.download(1, task.initial, server.clients, plan.protection.state)
-    found = backend.train(download, task.protection, server.clients)
-    assert found.summed.clients == len(server.clients)
+    backend, task = Nodes(setup.task, experiment, roster, desk), setup.task
+    download = task.download(1, task.initial, setup.clients, setup.plan.protection.state)
+    found = backend.train(download, task.protection, setup.clients)
+    assert found.summed.clients == len(setup.clients)
     assert len(encoded) == 1
     backend.evaluate(task.method.serving(task.initial), "valid", selected=True)
     assert len(encoded) == 2

@@ -1,16 +1,16 @@
-"""A run of a federation, from the invitation to the last look: the server's side.
+"""The coordinator's side of a federated run, from the invitation to the last evaluation.
 
-It is the loop of every run, `federation.rounds`, over the nodes of a `Link`. A checkpoint is
-written after each round, so that a run which was interrupted, on the server or under way, goes on
-as if nothing had happened: nodes answer a round that they have done with the bytes of their first
-answer.
+It runs the loop of every run, `federation.rounds`, over the nodes of a `Link`. A checkpoint is
+written after each round, so a run that was interrupted, on the server or on the way, goes on as if
+nothing had happened: nodes answer a round that they have done with the bytes of their first answer.
 
-::
+The folder of a run holds::
 
-    config.toml  metrics.jsonl  checkpoint/     as in every run folder     roster.json
-which node holds which numbers     events.jsonl                                what happened: one
-line of JSON an event     sums/                                       what must outlive a restart of
-secure sums     result.json                                 what it came to
+    config.toml  metrics.jsonl  checkpoint/     as in every run folder
+    roster.json                                 which node holds which numbers
+    events.jsonl                                what happened: one JSON object per line
+    sums/                                       recovery journal of secure aggregation
+    result.json                                 the results
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from hushrec.deployment.coordinator.session import Desk
 from hushrec.deployment.coordinator.summing import Securely
 from hushrec.deployment.transport import Link, NodeId
 from hushrec.errors import ConfigError, RunError
-from hushrec.federation.client import Task
 from hushrec.federation.contract import Agreement, Registered
-from hushrec.federation.rounds import RoundReport, Server, State, run_rounds
-from hushrec.federation.setup import agreed_plan, agreed_task, check_asked
+from hushrec.federation.rounds import RoundReport, ServerState, Training, run_rounds
+from hushrec.federation.setup import set_up_public
 from hushrec.methods.base import facts_of
 from hushrec.privacy.plan import Plan
 from hushrec.runs.checkpoint import Diary, restore, saved_key
@@ -103,18 +102,18 @@ class FederatedRun:
         should_stop: Callable[[], bool],
     ) -> dict[str, Any]:
         roster, desk = self._gather(link)
-        server, state = self._server(roster, desk)
-        restore(state, server.backend, self.folder, server.experiment.rounds)
+        training, state = self._start(roster, desk)
+        restore(state, training.backend, self.folder, training.experiment.rounds)
         self.events.tell("going on" if state.round else "begun", round=state.round, run=roster.run)
-        assert isinstance(server.backend, Nodes)
-        server.backend.round = state.round
-        server.backend.selected = state.selected_round
-        journal = _Chronicle(self.folder, server, self.events)
-        run_rounds(server, state, journal, on_round, should_stop)
+        assert isinstance(training.backend, Nodes)
+        training.backend.round = state.round
+        training.backend.selected = state.selected_round
+        journal = _Chronicle(self.folder, training, self.events)
+        run_rounds(training, state, journal, on_round, should_stop)
         parts: tuple[Part, ...] = ("valid", "test")
-        serving, result = server.serving(state.selected_shared), _result(server, state, roster)
+        serving, result = training.serving(state.selected_shared), _result(training, state, roster)
         for part in parts:
-            result[part] = server.backend.evaluate(serving, part, selected=True).means()
+            result[part] = training.backend.evaluate(serving, part, selected=True).means()
         journal.finish(state)
         self._book.clear()
         self.folder.write_json(RESULT, result)
@@ -153,33 +152,25 @@ class FederatedRun:
             )
         return Securely(desk, self.registered, self._book)
 
-    def _server(self, roster: Roster, desk: Desk) -> tuple[Server, State]:
-        """Come to the task and the plan that every node comes to by itself."""
-        experiment, promised = self.agreement.experiment, self.agreement.experiment.privacy.promises
-        clients, key = roster.clients(promised=promised), saved_key(self.folder) or new_key()
-        check_asked(experiment, len(clients))
-        task = agreed_task(experiment, self.agreement.nobody, key, roster.digest)
-        plan = agreed_plan(experiment, task, len(clients), roster.epsilon)
-        task = Task(task.method, plan.protection, task.streams, task.secret, task.nobody)
-        nodes = Nodes(task, experiment, roster, desk, summing=self._summing(desk))
-        state = State(
-            task.initial,
-            roster.digest,
-            key,
-            protection=plan.protection.state,
-            ledger=plan.first_ledger(len(roster.trains)),
-        )
-        return Server(experiment, task, plan, clients, nodes, roster.newcomers), state
+    def _start(self, roster: Roster, desk: Desk) -> tuple[Training, ServerState]:
+        """Build the training over the nodes, and the state before the first round."""
+        experiment, public = self.agreement.experiment, self.agreement.public
+        clients = roster.clients(promised=experiment.privacy.promises)
+        key, budgets = saved_key(self.folder) or new_key(), roster.epsilon
+        setup = set_up_public(experiment, public, key, roster.digest, len(clients), budgets)
+        nodes = Nodes(setup.task, experiment, roster, desk, summing=self._summing(desk))
+        training = Training(experiment, setup.task, setup.plan, clients, nodes, roster.newcomers)
+        return training, setup.first_state(len(roster.trains))
 
 
 class _Chronicle(Diary):
     """Writes a checkpoint after every round, and tells that it is there."""
 
-    def __init__(self, folder: RunFolder, server: Server, events: Events) -> None:
-        super().__init__(folder, server.backend, seconds=0.0)
-        self.plan, self.events = server.plan, events
+    def __init__(self, folder: RunFolder, training: Training, events: Events) -> None:
+        super().__init__(folder, training.backend, seconds=0.0)
+        self.plan, self.events = training.plan, events
 
-    def save(self, state: State, *, now: bool) -> None:
+    def save(self, state: ServerState, *, now: bool) -> None:
         """Save, and tell how far it is and what it cost."""
         super().save(state, now=True)
         sent = {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes}
@@ -187,7 +178,7 @@ class _Chronicle(Diary):
         self.events.tell("round", round=state.round, seconds=state.seconds, epsilon=spent, **sent)
 
 
-def spent_epsilon(plan: Plan, state: State) -> float | None:
+def spent_epsilon(plan: Plan, state: ServerState) -> float | None:
     """Return what the rounds so far cost; None where nothing is promised."""
     said = plan.statement(state.account, state.round, state.ledger, state.up_bytes)
     spent: float | None = said.get("spent_epsilon")
@@ -205,8 +196,8 @@ def is_finished(folder: RunFolder) -> bool:
     return (folder.path / RESULT).exists()
 
 
-def _result(server: Server, state: State, roster: Roster) -> dict[str, Any]:
-    experiment, plan = server.experiment, server.plan
+def _result(training: Training, state: ServerState, roster: Roster) -> dict[str, Any]:
+    experiment, plan = training.experiment, training.plan
     return {
         "method": experiment.method,
         "data": experiment.data,
@@ -214,10 +205,10 @@ def _result(server: Server, state: State, roster: Roster) -> dict[str, Any]:
         "seed": experiment.seed,
         "rounds": state.round,
         "selected_round": state.selected_round,
-        "selected_by": server.selected_by,
+        "selected_by": training.selected_by,
         "nodes": {name: len(holding.users) for name, holding in roster.holdings.items()},
-        "clients": len(server.clients),
-        "model": dict(facts_of(server.task.method, state.selected_shared)),
+        "clients": len(training.clients),
+        "model": dict(facts_of(training.task.method, state.selected_shared)),
         "communication": {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes},
         "time": {"total_s": state.seconds, "per_round_s": state.seconds / max(1, state.round)},
         "privacy": plan.statement(state.account, state.round, state.ledger, state.up_bytes),

@@ -1,8 +1,8 @@
-"""A node's share of a run: its users, numbered as the server says, and what they train with.
+"""A node's share of a run: its users, numbered by the server, and the backend they train in.
 
-Everything is worked out here, from the node's own agreement and data: the server says how many
-clients there are, which numbers this node's have and, where clients have budgets, what is left of
-theirs after rounding down. It cannot ask for less noise than the agreement has.
+Everything is worked out from the node's own contract and data. The server says how many clients
+there are, which numbers the clients of this node have and, where clients have personal budgets,
+what those are after rounding down. It cannot ask for less noise than the contract has.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from hushrec.deployment.node.runs import NodeRun
 from hushrec.errors import MessageError
 from hushrec.evaluation.evaluator import Evaluator
 from hushrec.federation.backends.simulation import InProcess, Machine
-from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.requests import Assignment
-from hushrec.federation.setup import agreed_plan, agreed_task, check_asked
+from hushrec.federation.setup import Setup, set_up_public
 from hushrec.privacy.budgets import by_feature
 from hushrec.privacy.plan import Plan
 from hushrec.private import PrivateFields
@@ -33,54 +32,44 @@ from hushrec.streams import Streams
 
 @dataclass(frozen=True)
 class Engine:
-    """The node's clients, ready to train and to be looked at."""
+    """The node's clients, ready to train and to be evaluated."""
 
     backend: InProcess
     plan: Plan
     places: Mapping[int, int]
-    """Where each client is in the backend, by its number in the run."""
+    """Index of each client in the backend, by its number in the run."""
     kept: Mapping[int, int]
-    """The same by its number in the store."""
+    """The same index by the client's number in the store."""
     training: NDArray[np.int64]
     """Clients with something to train on, by their numbers in the run."""
 
 
-def split_of(store: NodeStore, run: NodeRun, terms: Assignment | None = None) -> Split:
-    """Split the node's own interactions; before there are terms, users are numbered from 0."""
+def split_of(store: NodeStore, run: NodeRun, assignment: Assignment | None = None) -> Split:
+    """Split the node's own interactions; before there are assignment, users are numbered from 0."""
     order = sorted(run.members, key=lambda user: run.members[user])
     places = np.array([run.members[user] for user in order], np.int64)
     data = store.interactions({user: k for k, user in enumerate(order)}, run.upto)
     if data is None:
         raise MessageError("this node holds no interaction with an item of the catalogue")
     own = np.array([run.clients[place] for place in places.tolist()], np.int64)
-    if terms is None:
+    if assignment is None:
         numbers, clients, population = np.arange(len(places)), own, len(places)
     else:
-        if places.max() >= len(terms.users) or own.max() >= len(terms.clients):
+        if places.max() >= len(assignment.users) or own.max() >= len(assignment.clients):
             raise MessageError("the server numbers fewer users than this node told it of")
-        numbers, clients = terms.users[places], terms.clients[own]
-        population = terms.population
+        numbers, clients = assignment.users[places], assignment.clients[own]
+        population = assignment.population
     holders = clients.astype(np.int32) if store.agreement.silos else None
     experiment = store.agreement.experiment
     share = Share(numbers, population, holders)
     return split_share(data, experiment.split, Streams(experiment.seed), share)
 
 
-def task_of(store: NodeStore, terms: Assignment) -> tuple[Task, Plan]:
-    """Return what the node's clients train by, from the agreement and what the server says."""
-    experiment = store.agreement.experiment
-    check_asked(experiment, terms.training)
-    task = agreed_task(experiment, store.agreement.nobody, store.noise_key, terms.run)
-    plan = agreed_plan(experiment, task, terms.training, _told_budgets(experiment, terms))
-    return replace(task, protection=plan.protection), plan
-
-
 @dataclass(frozen=True)
 class Ready:
-    """All that an engine is made of but the private parameters."""
+    """All parts of an engine but the private parameters."""
 
-    task: Task
-    plan: Plan
+    setup: Setup
     view: TrainView
     fields: PrivateFields
     evaluator: Evaluator
@@ -88,48 +77,64 @@ class Ready:
 
 
 class Engines:
-    """Makes the engine for a message.
+    """Makes the engine that answers a message.
 
-    What it is made of stays the same during a run, unless somebody is forgotten, so it is kept for
-    the next message; private parameters are read from the file each time.
+    The setup is worked out once for a run, and the split once unless a user is removed; private
+    parameters are read from the file for each message.
     """
 
     def __init__(self, store: NodeStore, machine: Machine) -> None:
         self.store = store
         self.machine = machine
-        self._kept: tuple[object, Ready] | None = None
+        self._setup: tuple[str, Setup] | None = None
+        self._ready: tuple[object, Ready] | None = None
 
-    def of(self, run: NodeRun, terms: Assignment) -> Engine:
-        """Make everything ready but the private parameters."""
-        key = run.id, terms.digest, run.upto, run.members, run.clients
-        if self._kept is None or self._kept[0] != key:
-            self._kept = key, self._ready(run, terms)
-        ready, experiment = self._kept[1], self.store.agreement.experiment
-        view = ready.view
+    def setup(self, assignment: Assignment) -> Setup:
+        """Return the setup of a run, from the contract and the server's assignment."""
+        if self._setup is None or self._setup[0] != assignment.digest:
+            agreement, budgets = self.store.agreement, _told_budgets(self.store, assignment)
+            key, public = self.store.noise_key, agreement.public
+            self._setup = (
+                assignment.digest,
+                set_up_public(
+                    agreement.experiment, public, key, assignment.run, assignment.training, budgets
+                ),
+            )
+        return self._setup[1]
+
+    def of(self, run: NodeRun, assignment: Assignment) -> Engine:
+        """Return the engine of a run, with empty private parameters."""
+        key = run.id, assignment.digest, run.upto, run.members, run.clients
+        if self._ready is None or self._ready[0] != key:
+            self._ready = key, self._make_ready(run, assignment)
+        ready = self._ready[1]
+        setup, view = ready.setup, ready.view
+        experiment = setup.experiment
         private = PrivateStore.create(ready.fields, len(view.clients), experiment.store, None)
-        backend = InProcess(ready.task, view, private, ready.evaluator, self.machine)
+        backend = InProcess(setup.task, view, private, ready.evaluator, self.machine)
         places = {number: place for place, number in enumerate(view.clients.tolist())}
         kept = {
             client: places[number]
-            for client, number in enumerate(terms.clients.tolist())
+            for client, number in enumerate(assignment.clients.tolist())
             if number in places
         }
-        return Engine(backend, ready.plan, places, kept, ready.training)
+        return Engine(backend, setup.plan, places, kept, ready.training)
 
-    def _ready(self, run: NodeRun, terms: Assignment) -> Ready:
+    def _make_ready(self, run: NodeRun, assignment: Assignment) -> Ready:
         agreement = self.store.agreement
         experiment = agreement.experiment
-        split = split_of(self.store, run, terms)
+        split = split_of(self.store, run, assignment)
         view = split.train_view(experiment.protocol)
-        task, plan = task_of(self.store, terms)
-        _check_budgets(experiment, view, terms)
+        setup = self.setup(assignment)
+        task, plan = setup.task, setup.plan
+        _check_budgets(self.store, view, assignment)
         deviations = None if plan.deviations is None else plan.deviations[view.clients]
         fields = task.method.private_fields(view, task.initial, task.streams)
         tolerant, threads = experiment.privacy.promises, self.machine.n_threads
         evaluator = Evaluator(split, experiment.evaluation, task.streams, threads, tolerant)
         training = split.training_clients
         numbers = training if agreement.silos else view.clients[training].astype(np.int64)
-        return Ready(task, plan, replace(view, noise=deviations), fields, evaluator, numbers)
+        return Ready(setup, replace(view, noise=deviations), fields, evaluator, numbers)
 
 
 def activity_of(view: TrainView) -> NDArray[np.int64]:
@@ -145,26 +150,26 @@ def declared_by(experiment: Experiment, split: Split) -> NDArray[np.float64]:
     return by_feature(features, feature, split.data.users, split.members)
 
 
-def _told_budgets(experiment: Experiment, terms: Assignment) -> NDArray[np.float64] | None:
-    """Return everybody's budgets as far as a node needs them: its own, and the largest."""
-    if (terms.epsilon is None) != (experiment.privacy.budgets is None):
+def _told_budgets(store: NodeStore, assignment: Assignment) -> NDArray[np.float64] | None:
+    """Return the personal budgets that a node needs: those of its clients, and the largest."""
+    if (assignment.epsilon is None) != (store.agreement.experiment.privacy.budgets is None):
         raise MessageError("the server and this node do not agree on who has a budget")
-    if terms.epsilon is None:
+    if assignment.epsilon is None:
         return None
-    own = np.zeros(terms.population + 1)
-    own[terms.clients], own[-1] = terms.epsilon, terms.largest_epsilon
+    own = np.zeros(assignment.population + 1)
+    own[assignment.clients], own[-1] = assignment.epsilon, assignment.largest_epsilon
     return own
 
 
-def _check_budgets(experiment: Experiment, view: TrainView, terms: Assignment) -> None:
-    """Refuse budgets that were not agreed."""
-    config, own = experiment.privacy, _told_budgets(experiment, terms)
-    if own is None or terms.epsilon is None:
+def _check_budgets(store: NodeStore, view: TrainView, assignment: Assignment) -> None:
+    """Refuse budgets outside of the contract."""
+    config, own = store.agreement.experiment.privacy, _told_budgets(store, assignment)
+    if own is None or assignment.epsilon is None:
         return
     if config.budgets == "activity":
         assert config.epsilon_min is not None and config.epsilon_max is not None, "checked"
-        kept = (terms.epsilon == 0) | (terms.epsilon >= config.epsilon_min)
-        if not kept.all() or terms.largest_epsilon > config.epsilon_max:
+        kept = (assignment.epsilon == 0) | (assignment.epsilon >= config.epsilon_min)
+        if not kept.all() or assignment.largest_epsilon > config.epsilon_max:
             raise MessageError("the server gives budgets outside of the agreed range")
     else:
         assert config.budget_feature is not None, "checked"

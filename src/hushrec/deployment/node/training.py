@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hushrec.aggregation import UploadShape
 from hushrec.aggregation.statistics import Evaluation
 from hushrec.deployment.node.runs import NodeRun, NodeRuns
-from hushrec.deployment.node.setup import Engine, Engines, task_of
+from hushrec.deployment.node.setup import Engine, Engines
 from hushrec.deployment.sums import NodeSum, round_shape
 from hushrec.errors import MessageError
 from hushrec.federation.backends.simulation import Machine
@@ -47,10 +47,10 @@ class Work:
 
     def shape(self, request: TrainRequest) -> UploadShape:
         """Return what a sum of this round looks like; it takes nobody's data."""
-        task, _ = task_of(self.store, request.assignment)
+        task = self.engines.setup(request.assignment).task
         check_received(task.method.download(task.initial), request.download.common)
-        nobodys = request.download.to(np.zeros(0, np.int64))
-        return round_shape(task, task.protection_of(nobodys), request.download)
+        common = request.download.to(np.zeros(0, np.int64))
+        return round_shape(task, task.protection_of(common), request.download)
 
     def train(self, run: NodeRun, request: TrainRequest) -> Trained:
         """Let the clients that are asked for, and can pay, take part in a round."""

@@ -36,7 +36,7 @@ from hushrec.deployment.provisioning.keys import (
 )
 from hushrec.errors import ConfigError
 from hushrec.federation.contract import Agreement
-from hushrec.federation.setup import plan_privacy
+from hushrec.federation.setup import set_up
 from hushrec.io.files import atomic_folder, require_empty, write_bytes
 from hushrec.secagg.keys import Identity
 from hushrec.streams import Streams
@@ -142,7 +142,7 @@ def _shares(federation: FederationSpec) -> _Shares | None:
     if data is None:
         return None
     split = make_split(data, experiment.split, Streams(experiment.seed), experiment.silos)
-    plan_privacy(experiment, split)
+    set_up(experiment, split)
     count, holders = len(federation.nodes), split.holders
     node = deal_users(data.n_users, count, federation.partition, experiment.seed, holders)
     return _Shares(node, holders)

@@ -90,7 +90,7 @@ class OneByOne:
         self, download: Download, protection: Protection, cohort: NDArray[np.int64]
     ) -> Collected:
         """Let the clients take part one after the other."""
-        summed, loss = ExactSum(self.task.nobody.n_items), LossSum()
+        summed, loss = ExactSum(self.task.public.n_items), LossSum()
         up_bytes = down_bytes = zeroed_out = 0
         expected = Expected(
             download.round,
