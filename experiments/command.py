@@ -21,7 +21,7 @@ from experiments.states import state_of
 from hushrec.api import Execution
 from hushrec.cli import options
 from hushrec.cli.display import polite_stop, training_display
-from hushrec.cli.options import PLACE
+from hushrec.cli.options import PATH
 from hushrec.cli.terminal import Console, print_json, say
 from hushrec.errors import ConfigError, nearest
 from hushrec.federation.backends.simulation import Machine
@@ -99,13 +99,13 @@ class Place:
     Place,
     click.option(
         "--experiments",
-        type=PLACE,
+        type=PATH,
         metavar="DIR",
         help="The folder 'experiments' of a checkout.  [here, or where hushrec runs from]",
     ),
     click.option(
         "--runs",
-        type=PLACE,
+        type=PATH,
         default=Path("runs/reproduce"),
         show_default=True,
         metavar="DIR",

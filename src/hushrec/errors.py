@@ -17,7 +17,7 @@
 
 The command line prints the message without a traceback and exits with code 2; with 3 after
 `DivergedError`, with 130 after `StoppedError`, and with 70 after any other exception, which is a
-bug (`cli.guard`).
+bug (`cli.terminal`).
 
 Titles, ids, file names and column names are untrusted text: some characters control a terminal or
 change the order of display. Whatever prints, logs or draws such text passes it through `plain`.

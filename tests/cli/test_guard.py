@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hushrec.cli import main
-from hushrec.cli.options import PLACE, SOURCE
+from hushrec.cli.options import PATH, SOURCE
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_fault_of_ours_is_a_sentence_and_its_traceback_a_file(
     assert result.exit_code == 70
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
-    assert line.startswith("hushrec: this is a fault of hushrec, and not yours: KeyError (")
+    assert line.startswith("hushrec: this is a bug in hushrec: KeyError (")
     assert "Please report it" in line
     assert len(line) < 600
     assert line.isprintable()
@@ -63,7 +63,7 @@ def test_where_no_log_can_be_kept_it_says_how_to_see_the_traceback(
     ("error", "exit_code", "part"),
     [
         (MemoryError("Unable to allocate 7 TiB"), 2, "7 TiB): use less data, a smaller d"),
-        (MemoryError(), 2, "not enough memory"),
+        (MemoryError(), 2, "not have enough memory"),
         (OSError(errno.EROFS, os.strerror(errno.EROFS), "/a"), 2, "/a: Read-only file system"),
         (OSError("no words from the system"), 2, "no words from the system"),
         (KeyboardInterrupt(), 130, "stopped"),
@@ -117,7 +117,7 @@ PATHS = [
     pytest.param(words, command, parameter, id=" ".join((*words, parameter.name or "")))
     for words, command in commands()
     for parameter in command.params
-    if parameter.type in (PLACE, SOURCE)
+    if parameter.type in (PATH, SOURCE)
 ]
 
 
@@ -129,7 +129,7 @@ def test_no_path_goes_unchecked() -> None:
             named = {"FILE", "DIR", "RUN", "NAME|FILE"} & {
                 parameter.make_metavar(click.Context(command))
             }
-            assert not named or parameter.type in (PLACE, SOURCE), (words, parameter)
+            assert not named or parameter.type in (PATH, SOURCE), (words, parameter)
 
 
 @pytest.mark.parametrize(("words", "command", "parameter"), PATHS)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import hushrec
-from hushrec.cli.reference import described, keys_of, reference
+from hushrec.cli.reference import describe_method, keys_of, reference
 from hushrec.federation.experiment import SECTIONS, Experiment
 from hushrec.methods.base import method_names
 
@@ -24,15 +24,15 @@ def test_every_key_says_what_it_is_for():
 
 
 @pytest.mark.parametrize("name", method_names())
-def test_every_method_is_described(name):
-    found = described(name)
+def test_every_method_is_describe_method(name):
+    found = describe_method(name)
     assert found.about
     assert set(found.tuned) <= {key.name for key in found.options}
     assert all(key.about for key in (*found.options, *found.noised))
 
 
 def test_limits_and_choices_are_in_words():
-    keys = {key.name: key for key in described("fednext").options}
+    keys = {key.name: key for key in describe_method("fednext").options}
     assert keys["power"].kind == "a number > 0, ≤ 1"
     assert keys["recency"].kind == "a number ≥ 0 or none" and keys["recency"].default is None
     split = {key.name: key for key in keys_of(Experiment.model_fields["split"].annotation)}

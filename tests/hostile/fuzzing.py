@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from hypothesis import strategies as st
 
 from hushrec.cli import main
-from hushrec.cli.guard import TRACEBACK
+from hushrec.cli.terminal import TRACEBACK
 from hushrec.runs.folder import RunFolder
 from hushrec.serving.recommender import BundleError, Recommender
 

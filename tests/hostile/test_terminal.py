@@ -102,7 +102,7 @@ def test_rich_text_progress_and_drawings_are_safe_too():
     console = terminal.Console()
     console.file = io.StringIO()
     console.print(table, HOSTILE)
-    bars = terminal.progress(terminal.words("{task.description}"), BarColumn())
+    bars = terminal.progress(terminal.text_column("{task.description}"), BarColumn())
     console.print(bars.make_tasks_table([]))
     bars.add_task(HOSTILE)
     console.print(bars.make_tasks_table(bars.tasks))

@@ -9,7 +9,7 @@ import sys
 import numba
 import pytest
 
-from hushrec.cli.guard import NO_CACHE
+from hushrec.cli.terminal import NO_CACHE
 
 SOURCE = """
 from hushrec.kernels.jit import njit

@@ -1,7 +1,7 @@
 """The command line. Results go to standard output, everything else to standard error.
 
-A module for each group of commands, imported when it is asked for; `options` has what they share,
-`display` what training shows. Nothing else in hushrec knows click.
+Each group of commands is a module that is imported when it is used; `options` has shared options,
+`display` the progress of training, `terminal` output and errors. No other package imports click.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 import click
 
 import hushrec
-from hushrec.cli.guard import guarded, listening
-from hushrec.cli.terminal import complain, safe_usage, say
+from hushrec.cli.terminal import announce_compilation, complain, error_guard, safe_usage, say
 from hushrec.errors import ConfigError, DivergedError, HushrecError, StoppedError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -59,7 +58,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "node": (
         "node:node_commands",
-        "Look after a node of a federation: its data, and what it keeps of its runs.",
+        "Manage a node of a federation: its data and the state of its runs.",
     ),
     "privacy": (
         "privacy:privacy_commands",
@@ -94,7 +93,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Search for a method's options on the validation items, and write them as a preset.",
     ),
 }
-"""Where each command is, and what it is for in its own words: help does not wait for all."""
+"""Module and summary of each command: `--help` needs no import of them."""
 
 
 def module_of(module: str) -> ModuleType:
@@ -113,7 +112,7 @@ def module_of(module: str) -> ModuleType:
 
 
 class _Commands(click.Group):
-    """Imports a command when it is asked for, and turns errors into a line and an exit code."""
+    """Imports a command when it is used; turns errors into one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -122,8 +121,8 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
-        found: click.Command = getattr(module_of(module), name)
-        return found
+        command: click.Command = getattr(module_of(module), name)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -134,13 +133,13 @@ class _Commands(click.Group):
             return super().make_context(*given, **more)
 
     def resolve_command(self, *given: Any) -> Any:
-        found = super().resolve_command(*given)
-        listening()
-        return found
+        resolved = super().resolve_command(*given)
+        announce_compilation()
+        return resolved
 
     def invoke(self, context: click.Context) -> Any:
         try:
-            with safe_usage(), guarded():
+            with safe_usage(), error_guard():
                 return super().invoke(context)
         except StoppedError as stopped:
             say(str(stopped), err=True)
@@ -163,6 +162,6 @@ def main() -> None:
     hushrec audit runs/first
 
     \b
-    Exit codes: 0 done; 1 an audit contradicted a claim; 2 what was asked for cannot
-    be done; 3 training diverged; 70 a fault of hushrec; 130 stopped, and saved.
+    Exit codes: 0 done; 1 an audit contradicted a claim; 2 invalid input or request;
+    3 training diverged; 70 a bug in hushrec; 130 stopped, and saved.
     """

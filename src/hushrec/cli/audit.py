@@ -1,4 +1,4 @@
-"""``hushrec audit``: attack a run, and say whether its claim stands."""
+"""``hushrec audit``: attack a finished run, and test its privacy claim."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from hushrec.api import Run
 from hushrec.audit.auditor import Progress, audit
 from hushrec.cli.options import SEED, json_option, run_argument
-from hushrec.cli.terminal import Console, print_json, progress, say, words
+from hushrec.cli.terminal import Console, print_json, progress, say, text_column
 from hushrec.reporting.html import write_report
 from hushrec.reporting.tables import plain_table
 
@@ -34,7 +34,7 @@ from hushrec.reporting.tables import plain_table
     type=click.IntRange(1_000, 10_000_000),
     default=10_000,
     show_default=True,
-    help="Canary trials; more of them prove more.",
+    help="Canary trials; more of them prove a higher bound.",
 )
 @click.option(
     "--seed",
@@ -48,8 +48,8 @@ from hushrec.reporting.tables import plain_table
 def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: bool) -> None:
     """Attack a finished run: membership, items in uploads, canary users, clipping and noise.
 
-    Writes audit.json and the report. Exits with 1 if something contradicts the claimed epsilon, and
-    says what.
+    Writes audit.json and the report. Exits with 1, and names the evidence, if an attack contradicts
+    the claimed epsilon.
 
     \b
     hushrec audit runs/first
@@ -87,7 +87,7 @@ def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _membership_table(found: Mapping[str, Any]) -> Table:
-    table = _new_table("Membership: who, or what, was in training?", found.get("skipped"))
+    table = _new_table("Membership inference on users or items", found.get("skipped"))
     if "skipped" in found:
         return table
     for name in ("", "model", "95 % interval", "popularity", "chance"):
@@ -107,7 +107,7 @@ def _membership_table(found: Mapping[str, Any]) -> Table:
 
 
 def _guessed(found: Mapping[str, Any] | None) -> str:
-    """Say what guesses prove, where they prove anything."""
+    """Return the lower bound that the guesses prove, if there are any."""
     if found is None:
         return ""
     return (
@@ -118,7 +118,7 @@ def _guessed(found: Mapping[str, Any] | None) -> str:
 
 
 def _items_table(found: Mapping[str, Any]) -> Table:
-    table = _new_table("Items: what one client's upload gives away", found.get("skipped"))
+    table = _new_table("Items inferred from one client's upload", found.get("skipped"))
     if "skipped" in found:
         return table
     for name in ("seen", "items named", "95 % interval", "rows", "right by support"):
@@ -145,7 +145,7 @@ def _canary_table(found: list[Mapping[str, Any]], claim: Mapping[str, Any]) -> T
     why = None
     if not found:
         why = "no guarantee to test" if claim["epsilon"] is None else "not tested"
-    table = _new_table("Canaries: what epsilon is at least", why)
+    table = _new_table("Canaries: lower bounds of epsilon", why)
     if why:
         return table
     for name in ("", "claimed", "at least", "if Gaussian", "most provable", "delta"):
@@ -170,7 +170,7 @@ def _canary_table(found: list[Mapping[str, Any]], claim: Mapping[str, Any]) -> T
 
 
 def _soundness_table(found: Mapping[str, Any]) -> Table:
-    table = _new_table("Clipping and noise: is it what the claim rests on?", None)
+    table = _new_table("Clipping and noise: tests of the mechanism", None)
     for name in ("numbers", "arrays", "rounds", "tests", "problems"):
         table.add_column(name, justify="right")
     table.add_row(
@@ -202,7 +202,7 @@ def _display(quiet: bool) -> Iterator[Progress]:
     if quiet:
         yield lambda what, done, total: None
         return
-    columns = (words("{task.description:10}"), BarColumn(), MofNCompleteColumn())
+    columns = (text_column("{task.description:10}"), BarColumn(), MofNCompleteColumn())
     with progress(*columns, TimeRemainingColumn()) as bars:
         tasks: dict[str, Any] = {}
 

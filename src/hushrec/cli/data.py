@@ -9,8 +9,8 @@ import click
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
 from hushrec.cli.display import reading_display
-from hushrec.cli.options import PLACE, SOURCE, gather, items_option, json_option
-from hushrec.cli.terminal import Console, print_json, progress, say, words
+from hushrec.cli.options import PATH, SOURCE, gather, items_option, json_option
+from hushrec.cli.terminal import Console, print_json, progress, say, text_column
 from hushrec.data.catalog import fetch, import_file, load, names
 from hushrec.data.reading import FeatureFiles
 from hushrec.data.sources import CATALOG, DataSet, cache_dir
@@ -33,7 +33,7 @@ def data_commands() -> None:
 @data_commands.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
-    """List the data sets that can be named, and where they are.
+    """List the known data sets, and where they are.
 
     \b
     hushrec data list
@@ -94,7 +94,12 @@ def fetch_command(name: str, as_json: bool) -> None:
     """
     if name in CATALOG:
         say(f"{CATALOG[name].title}\nTerms: {CATALOG[name].licence}", err=True)
-    columns = (words("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (
+        text_column("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
     bar = progress(*columns, transient=True, quiet=as_json)
     with bar:
         task = bar.add_task(name, total=None)
@@ -109,8 +114,8 @@ def fetch_command(name: str, as_json: bool) -> None:
 
 
 @data_commands.command("import")
-@click.argument("file", type=PLACE)
-@click.option("--name", required=True, help="What to call it from now on, as in --data NAME.")
+@click.argument("file", type=PATH)
+@click.option("--name", required=True, help="Name of the import, for --data NAME.")
 @gather(
     "columns",
     Columns,
@@ -118,16 +123,16 @@ def fetch_command(name: str, as_json: bool) -> None:
     click.option("--item", help="Column of the items."),
     click.option("--value", help="Column of ratings, weights or counts."),
     click.option("--time", help="Column of times: numbers or ISO dates."),
-    click.option("--title", help="Column of what to print for an item."),
-    click.option("--delimiter", help="What separates the fields, if it is not recognised."),
+    click.option("--title", help="Column of the items' titles."),
+    click.option("--delimiter", help="Field delimiter, if it is not recognised."),
 )
 @gather(
     "features",
     FeatureFiles,
-    click.option("--users", type=PLACE, help="File of user features."),
+    click.option("--users", type=PATH, help="File of user features."),
     click.option(
         "--items",
-        type=PLACE,
+        type=PATH,
         help="Public list of items, with their features.",
     ),
     click.option(
@@ -147,13 +152,13 @@ def import_command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Read a file once and keep it under a name.
+    """Import a file under a name.
 
-    CSV, TSV, other delimiters, JSON lines and Parquet are read, gzip or not. --items is the public
-    list of items, which training under privacy needs: an id per line, or a table. Features come
-    from files with a line per user or item; a column is a category, or a set of them separated by |
-    (NAME:set), or a number with its range (NAME:number:0:100). Categories of users that are public
-    are named (NAME:category:A|B, NAME:set:A|B).
+    Reads CSV, TSV, other delimiters, JSON lines and Parquet, gzip-compressed or not. --items is
+    the public list of items, which training under privacy needs: an id per line, or a table.
+    Feature files have a line per user or item; a column is a category, a set of categories
+    separated by | (NAME:set), or a number with its range (NAME:number:0:100). Public categories of
+    users are declared by name (NAME:category:A|B, NAME:set:A|B).
 
     \b
     hushrec data import ratings.csv --name mine

@@ -20,8 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from hushrec.cli.options import PLACE, gather
-from hushrec.cli.terminal import Console, progress, say, words
+from hushrec.cli.options import PATH, gather
+from hushrec.cli.terminal import Console, progress, say, text_column
 from hushrec.data import Interactions, load
 from hushrec.data.text import Progress, is_stream
 from hushrec.errors import ConfigError, plain
@@ -51,7 +51,7 @@ talk_options = gather(
     Talk,
     click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result and errors."),
     click.option("-v", "--verbose", is_flag=True, help="Say a line for every round."),
-    click.option("--log", type=PLACE, metavar="FILE", help="Add lines about progress to a file."),
+    click.option("--log", type=PATH, metavar="FILE", help="Add lines about progress to a file."),
 )
 
 
@@ -74,7 +74,7 @@ def load_aloud(name: str, items: str | None, *, quiet: bool) -> Interactions:
 @contextmanager
 def reading_display(quiet: bool) -> Iterator[Progress]:
     """Show how far reading is, and how long it will take, if it takes long at all."""
-    columns = (words("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (text_column("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     began = time.monotonic()
     with ExitStack() as stack:
         bars = progress(*columns, transient=True, quiet=quiet)
@@ -164,8 +164,8 @@ class _Lines:
 
 @contextmanager
 def _bar() -> Iterator[_Speaker]:
-    columns = (words("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with progress(*columns, TimeRemainingColumn(), words("{task.fields[state]}")) as bars:
+    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with progress(*columns, TimeRemainingColumn(), text_column("{task.fields[state]}")) as bars:
         task = bars.add_task("training", total=None, state="")
         latest = ""
 

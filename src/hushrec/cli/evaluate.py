@@ -11,7 +11,7 @@ import click
 from hushrec.analysis.run import guidance_effects, metrics_by_group, metrics_by_table
 from hushrec.api import Run
 from hushrec.cli import options
-from hushrec.cli.options import PLACE, runs_like
+from hushrec.cli.options import PATH, complete_runs
 from hushrec.cli.terminal import Console, print_json
 from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError
@@ -152,7 +152,7 @@ def analyse_command(
 
 
 @click.command("compare")
-@click.argument("folders", metavar="RUN RUN...", nargs=-1, type=PLACE, shell_complete=runs_like)
+@click.argument("folders", metavar="RUN RUN...", nargs=-1, type=PATH, shell_complete=complete_runs)
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", default=("hr@10", "ndcg@10"))
 @click.option("--candidates", default="full", show_default=True, help="full, or sampled99.")
 @click.option(
@@ -164,7 +164,7 @@ def analyse_command(
 )
 @click.option(
     "--plot",
-    type=PLACE,
+    type=PATH,
     metavar="FILE.svg",
     help="Draw the runs' validation curves in one picture.",
 )

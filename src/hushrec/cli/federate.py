@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hushrec.cli.options import PLACE, SEED, SOURCE, gather, json_option
+from hushrec.cli.options import PATH, SEED, SOURCE, gather, json_option
 from hushrec.cli.terminal import print_json, say
 from hushrec.data import Interactions, load
 from hushrec.data.partition import Deal
@@ -134,7 +134,7 @@ def make_rehearsal(
 
 
 @federate_commands.command("init")
-@click.argument("folder", metavar="DIR", type=PLACE)
+@click.argument("folder", metavar="DIR", type=PATH)
 @experiment_options
 @gather(
     "source",
@@ -154,7 +154,7 @@ def make_rehearsal(
     ),
     click.option(
         "--items",
-        type=PLACE,
+        type=PATH,
         metavar="FILE",
         help="Public list of items: of the nodes' own data, or of the data in --data.",
     ),
@@ -227,7 +227,7 @@ def init_command(
 
 
 @federate_commands.command("renew")
-@click.argument("folder", metavar="DIR", type=PLACE)
+@click.argument("folder", metavar="DIR", type=PATH)
 @json_option
 def renew_command(folder: Path, as_json: bool) -> None:
     """Make a new certificate for the server, with the authority's key in DIR/ca.
@@ -245,7 +245,7 @@ def renew_command(folder: Path, as_json: bool) -> None:
 
 
 @federate_commands.command("server")
-@click.argument("folder", metavar="SERVER", type=PLACE)
+@click.argument("folder", metavar="SERVER", type=PATH)
 def server_command(folder: Path) -> None:
     """Run the server of a federation in the foreground, until Ctrl-C or a TERM.
 
@@ -276,7 +276,7 @@ def server_command(folder: Path) -> None:
 
 
 @federate_commands.command("node")
-@click.argument("folder", metavar="NODE", type=PLACE)
+@click.argument("folder", metavar="NODE", type=PATH)
 def node_command(folder: Path) -> None:
     """Run a node of a federation in the foreground, until Ctrl-C or a TERM.
 

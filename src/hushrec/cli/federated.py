@@ -21,7 +21,7 @@ from hushrec.cli.federate import (
     federate_commands,
     make_rehearsal,
 )
-from hushrec.cli.options import PLACE, data_option, json_option
+from hushrec.cli.options import PATH, data_option, json_option
 from hushrec.cli.recommend import show_recommendations
 from hushrec.cli.terminal import Console, print_json, say
 from hushrec.deployment.coordinator.events import Event, EventLog
@@ -40,7 +40,7 @@ TASK_SECONDS = 60.0
 
 
 @federate_commands.command("run")
-@click.argument("folder", metavar="SERVER", type=PLACE)
+@click.argument("folder", metavar="SERVER", type=PATH)
 @click.option("--resume", is_flag=True, help="Continue the newest run after an interruption.")
 @json_option
 def run_command(folder: Path, resume: bool, as_json: bool) -> None:
@@ -124,7 +124,7 @@ def show_result(result: Mapping[str, Any]) -> None:
 
 
 @federate_commands.command("status")
-@click.argument("folder", metavar="SERVER", type=PLACE)
+@click.argument("folder", metavar="SERVER", type=PATH)
 @click.option("--watch", is_flag=True, help="Refresh every two seconds, until Ctrl-C.")
 @json_option
 def status_command(folder: Path, watch: bool, as_json: bool) -> None:
@@ -174,7 +174,7 @@ def _table(status: Status) -> Table:
 
 
 @federate_commands.command("rehearse")
-@click.argument("folder", metavar="[DIR]", required=False, type=PLACE)
+@click.argument("folder", metavar="[DIR]", required=False, type=PATH)
 @click.option("--nodes", "count", type=click.IntRange(2, 50), default=3, show_default=True)
 @data_option
 @experiment_options

@@ -1,9 +1,4 @@
-"""``hushrec methods``: what can be trained, with which options.
-
-``hushrec doctor``: what is installed, and where things are looked for.
-
-``hushrec studio``: runs, users, privacy and the leak in a browser.
-"""
+"""``hushrec methods``, ``doctor`` and ``studio``."""
 
 from __future__ import annotations
 
@@ -20,10 +15,9 @@ from typing import Any
 import click
 
 from hushrec.api import train
-from hushrec.cli.guard import keep
-from hushrec.cli.options import PLACE, json_option, methods_like
-from hushrec.cli.reference import Described, Key, described, reference, shown
-from hushrec.cli.terminal import Console, print_json, say
+from hushrec.cli.options import PATH, complete_methods, json_option
+from hushrec.cli.reference import Key, MethodDescription, describe_method, format_default, reference
+from hushrec.cli.terminal import Console, log_fault, print_json, say
 from hushrec.data.sources import cache_dir
 from hushrec.data.synthetic import demo
 from hushrec.errors import ConfigError, RunError, nearest
@@ -34,7 +28,7 @@ from hushrec.reporting.tables import plain_table
 
 
 @click.command("methods")
-@click.argument("name", metavar="[NAME]", required=False, shell_complete=methods_like)
+@click.argument("name", metavar="[NAME]", required=False, shell_complete=complete_methods)
 @click.option("--markdown", is_flag=True, help="Every key of every section and method, as a page.")
 @json_option
 def methods_command(name: str | None, markdown: bool, as_json: bool) -> None:
@@ -52,7 +46,7 @@ def methods_command(name: str | None, markdown: bool, as_json: bool) -> None:
     known = method_names()
     if name is not None and name not in known:
         raise ConfigError(f"unknown method '{name}'{nearest(name, known)}")
-    entries = [described(one) for one in known if name in (None, one)]
+    entries = [describe_method(one) for one in known if name in (None, one)]
     if as_json:
         found = [
             {**asdict(one), "options": {key.name: asdict(key) for key in one.options}}
@@ -65,19 +59,19 @@ def methods_command(name: str | None, markdown: bool, as_json: bool) -> None:
         _describe(entries[0])
 
 
-def _list(entries: list[Described]) -> None:
+def _list(entries: list[MethodDescription]) -> None:
     table = plain_table()
     table.add_column("method", no_wrap=True)
-    for column in ("what it is", "presets"):
+    for column in ("description", "presets"):
         table.add_column(column, overflow="fold")
     for entry in entries:
         table.add_row(entry.name, entry.about, " ".join(entry.presets))
     console = Console()
     console.print(table)
-    console.print("hushrec methods NAME describes one and its options", style="dim")
+    console.print("hushrec methods NAME describes a method and its options", style="dim")
 
 
-def _describe(entry: Described) -> None:
+def _describe(entry: MethodDescription) -> None:
     console = Console()
     console.print(entry.name, style="bold", end="  ")
     console.print(entry.about)
@@ -94,10 +88,12 @@ def _describe(entry: Described) -> None:
 def _options(keys: list[Key], title: str | None) -> object:
     table = plain_table(title)
     table.add_column("--set", no_wrap=True)
-    for column in ("may be", "what it is"):
+    for column in ("values", "description"):
         table.add_column(column, overflow="fold")
     for key in keys:
-        table.add_row(f"{key.name}={shown(key.default)}", key.kind.replace("`", ""), key.about)
+        table.add_row(
+            f"{key.name}={format_default(key.default)}", key.kind.replace("`", ""), key.about
+        )
     return table
 
 
@@ -161,28 +157,28 @@ def doctor_command(compiles: bool, as_json: bool) -> None:
 
 
 def _compile() -> None:
-    """Train the default method on enough people for two stacks, and write a report: that is all."""
+    """Compile all kernels of the default method: train on users for two batches, write a report."""
     few = {"newton_rounds": 1, "network_rounds": 2, "evaluation.every": 1}
-    with TemporaryDirectory() as place:
-        write_report(train(demo(viewers=600), out=Path(place) / "run", settings=few))
+    with TemporaryDirectory() as folder:
+        write_report(train(demo(viewers=600), out=Path(folder) / "run", settings=few))
 
 
 @click.command("studio")
-@click.argument("folder", metavar="[FOLDER]", type=PLACE, default="runs")
+@click.argument("folder", metavar="[FOLDER]", type=PATH, default="runs")
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen at; other than this machine's own, the page asks for a token.",
+    help="Address to listen on; on another than the loopback one, requests need a token.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8610,
     show_default=True,
-    help="Port to listen at; 0 takes a free one.",
+    help="Port to listen on; 0 takes a free one.",
 )
-@click.option("--open", "open_it", is_flag=True, help="Show it in a browser at once.")
+@click.option("--open", "open_it", is_flag=True, help="Open it in a browser.")
 def studio_command(folder: Path, host: str, port: int, open_it: bool) -> None:
     """Look at a folder of runs in a browser: progress, comparisons, users, privacy, the leak.
 
@@ -191,16 +187,16 @@ def studio_command(folder: Path, host: str, port: int, open_it: bool) -> None:
     hushrec studio runs --port 0 --open
     hushrec studio runs --host 0.0.0.0     # prints an address with a token; plain HTTP
 
-    It reads and changes nothing. Ctrl-C ends it.
+    It only reads. Ctrl-C ends it.
     """
     from hushrec.studio.server import studio_server
 
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; train something first: hushrec train")
-    with studio_server(folder, host, port, keep) as (server, address):
+    with studio_server(folder, host, port, log_fault) as (server, address):
         say(f"{folder} is shown at {address.url}")
         if address.token:
-            say("others can listen on the way: prefer a tunnel, ssh -L", err=True)
+            say("the connection is not encrypted: prefer a tunnel, ssh -L", err=True)
         if open_it:
             webbrowser.open(address.url)
         server.serve_forever()

@@ -1,4 +1,4 @@
-"""``hushrec node``: what a node of a federation keeps, and how it is looked after."""
+"""``hushrec node``: the database of a federation's node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from hushrec.cli.options import COUNT, PLACE, gather, json_option
+from hushrec.cli.options import COUNT, PATH, gather, json_option
 from hushrec.cli.recommend import show_recommendations
 from hushrec.cli.terminal import print_json, say
 from hushrec.data.reading import read_interactions
@@ -19,14 +19,14 @@ from hushrec.deployment.node.runs import NodeRuns
 from hushrec.errors import DataError
 from hushrec.federation.contract import Agreement
 
-store_argument = click.argument("store", metavar="NODE", type=PLACE)
+store_argument = click.argument("store", metavar="NODE", type=PATH)
 
 
 @click.group("node")
 def node_commands() -> None:
-    """Look after a node of a federation: its data, and what it keeps of its runs.
+    """Manage a node of a federation: its data and the state of its runs.
 
-    NODE is one file; only its owner may read it.
+    NODE is one file that only its owner may read.
 
     \b
     hushrec node init shop.node --contract contract.hushrec --name shop
@@ -43,13 +43,13 @@ def node_commands() -> None:
 @click.option(
     "--contract",
     required=True,
-    type=PLACE,
-    help="File of the federation: the experiment and the public list of items.",
+    type=PATH,
+    help="Contract of the federation: the experiment and the public list of items.",
 )
-@click.option("--name", required=True, help="What the server calls this node.")
+@click.option("--name", required=True, help="Name of the node in the federation.")
 @json_option
 def init_command(store: Path, contract: Path, name: str, as_json: bool) -> None:
-    """Make a node that trains by an agreement, and by nothing else.
+    """Make a node that is bound to a contract.
 
     \b
     hushrec node init shop.node --contract contract.hushrec --name shop
@@ -61,7 +61,7 @@ def init_command(store: Path, contract: Path, name: str, as_json: bool) -> None:
 
 @node_commands.command("import")
 @store_argument
-@click.argument("file", type=PLACE)
+@click.argument("file", type=PATH)
 @gather(
     "columns",
     Columns,
@@ -70,14 +70,14 @@ def init_command(store: Path, contract: Path, name: str, as_json: bool) -> None:
     click.option("--value", help="Column of ratings, weights or counts."),
     click.option("--time", help="Column of times: numbers or ISO dates."),
     click.option("--title", hidden=True),
-    click.option("--delimiter", help="What separates the fields, if it is not recognised."),
+    click.option("--delimiter", help="Field delimiter, if it is not recognised."),
 )
 @json_option
 def import_command(store: Path, file: Path, columns: Columns, as_json: bool) -> None:
     """Add the interactions of a file, read as `hushrec data import` reads one.
 
-    Items that the federation's list does not know stay here, are counted, and take no part.
-    What comes in while a run goes on waits for the next one.
+    Interactions with items outside the federation's catalogue are stored and counted, but not
+    used. Interactions that are imported during a run are used from the next run on.
 
     \b
     hushrec node import shop.node ratings.csv
@@ -122,9 +122,9 @@ def add_command(
 @click.argument("user")
 @json_option
 def forget_command(store: Path, user: str, as_json: bool) -> None:
-    """Remove a user: interactions, private parameters, ledger; the file is written anew.
+    """Remove a user: interactions, private parameters, ledger; the file is rewritten.
 
-    What the shared model learnt from the user before stays in it, and the command says so.
+    The shared parameters keep what they learnt from the user, and the command says so.
 
     \b
     hushrec node forget shop.node alice
@@ -140,8 +140,8 @@ def forget_command(store: Path, user: str, as_json: bool) -> None:
     )
     if gone.others:
         say(
-            f"{gone.others:,} other users lost their private parameters with them: a silo has one "
-            "set for all, and the next round makes a new one"
+            f"{gone.others:,} other users share the removed private parameters of their silo; the "
+            "next round makes new ones"
         )
     say(
         f"{gone.uploads:,} protected uploads held the user's part. {gone.still_held}"
@@ -158,23 +158,23 @@ def forget_command(store: Path, user: str, as_json: bool) -> None:
 def recommend_command(store: Path, user: str, count: int, as_json: bool) -> None:
     """Recommend items that a user of this node has not touched yet.
 
-    Nothing leaves the node: it scores with the model of the last run that came to its end, with
-    what it keeps of the user, and with everything the user touched until now.
+    Uses the model of the last finished run, the user's private parameters and all interactions of
+    the user. Nothing leaves the node.
 
     \b
     hushrec node recommend shop.node alice
     hushrec node recommend shop.node alice -k 5 --json
     """
     with NodeStore.open(store) as node:
-        found = recommend(node, user, count)
-    show_recommendations(user, found, as_json)
+        recommendations = recommend(node, user, count)
+    show_recommendations(user, recommendations, as_json)
 
 
 @node_commands.command("status")
 @store_argument
 @json_option
 def status_command(store: Path, as_json: bool) -> None:
-    """Say what the node holds and how far its run is.
+    """Show what the node holds, and the progress of its run.
 
     \b
     hushrec node status shop.node
@@ -202,12 +202,11 @@ def _show_taken(taken: Taken, as_json: bool) -> None:
         print_json(asdict(taken))
         return
     unknown = (
-        f"; {taken.unknown_items:,} of them with items that the federation does not know, which "
-        "stay here"
+        f"; {taken.unknown_items:,} of them with items outside the catalogue, which are not used"
         if taken.unknown_items
         else ""
     )
-    say(f"{taken.rows:,} interactions taken in, {taken.users:,} new users{unknown}")
+    say(f"{taken.rows:,} interactions imported, {taken.users:,} new users{unknown}")
 
 
 def _show(facts: dict[str, object], as_json: bool) -> None:

@@ -1,11 +1,7 @@
-"""The types of options and arguments that are paths: checked before anything is done with them.
+"""Parameter types, options and shell completions that commands share.
 
-What a shell may put where a word is unfinished: methods, data sets, presets, runs.
-
-Switched on by what click prints: ``_HUSHREC_COMPLETE=bash_source hushrec`` (or zsh_source,
-fish_source), to be read by the shell.
-
-Options that commands have in common, and a way to pass those that belong together as one.
+Completion is switched on by the script that ``_HUSHREC_COMPLETE=bash_source hushrec`` prints (or
+zsh_source, fish_source).
 """
 
 from __future__ import annotations
@@ -25,49 +21,49 @@ from hushrec.config import DEFAULT_METHOD, names
 from hushrec.io.files import checked_path
 
 
-def _left_as_given(name: str) -> str:
-    """Check what may be a path, or the name of something."""
+def _name_or_path(name: str) -> str:
+    """Check a name that may be a path."""
     checked_path(name)
     return name
 
 
-PLACE = FuncParamType(checked_path)
-"""A file or a folder, as a `Path` that can be worked with."""
-PLACE.name = "path"
-SOURCE = FuncParamType(_left_as_given)
-"""The name of something that ships, or a file, as text."""
+PATH = FuncParamType(checked_path)
+"""A file or folder, as a checked `Path`."""
+PATH.name = "path"
+SOURCE = FuncParamType(_name_or_path)
+"""A name of something that ships, or the path of a file, as text."""
 SOURCE.name = "source"
 
 
-DEEPEST = 3
-"""Folders below the one we are in that runs are looked for in."""
+MAX_DEPTH = 3
+"""Levels of folders that are searched for runs."""
 
 
-def methods_like(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """Name methods that begin so."""
+def complete_methods(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+    """Complete a method."""
     return _items(names("methods"), word)
 
 
-def data_like(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """Name data sets that begin so, and leave files to the shell."""
+def complete_data(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+    """Complete a data set or a file."""
     from hushrec.data.catalog import names as data_names
 
     return [*_items(data_names(), word), CompletionItem(word, type="file")]
 
 
-def presets_like(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """Name presets of the method that was said, and leave files to the shell."""
+def complete_presets(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+    """Complete a preset of the chosen method, or a file."""
     from hushrec.federation.experiment import preset_names
 
     found = preset_names(ctx.params.get("method") or "")
     return [*_items(found, word), CompletionItem(word, type="file")]
 
 
-def runs_like(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
-    """Name folders of runs that begin so; where there are none, leave folders to the shell."""
+def complete_runs(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+    """Complete the folder of a run, or any folder if there are no runs."""
     found: list[str] = []
     level = [Path()]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [
             each
             for folder in level
@@ -89,17 +85,17 @@ SEED = click.IntRange(0, 2**63 - 1)
 
 
 class Number(click.FloatRange):
-    """A real number between two others, and a number."""
+    """A real number in a range, other than NaN."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Refuse what is not a number: it lies in every range."""
-        found: float = super().convert(value, param, ctx)
-        if math.isnan(found):
+        """Refuse NaN, which compares false with both ends of a range."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
             self.fail(f"{value} is not a number.", param, ctx)
-        return found
+        return number
 
 
-run_argument = click.argument("folder", metavar="RUN", type=PLACE, shell_complete=runs_like)
+run_argument = click.argument("folder", metavar="RUN", type=PATH, shell_complete=complete_runs)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on standard output and nothing else."
 )
@@ -114,7 +110,7 @@ data_option = click.option(
     default="demo",
     show_default=True,
     metavar="NAME|FILE",
-    shell_complete=data_like,
+    shell_complete=complete_data,
 )
 items_option = click.option(
     "--items",
@@ -127,14 +123,14 @@ method_option = click.option(
     default=DEFAULT_METHOD,
     show_default=True,
     metavar="NAME",
-    shell_complete=methods_like,
+    shell_complete=complete_methods,
 )
 preset_option = click.option(
     "--preset",
     type=SOURCE,
     metavar="NAME",
     help="A set of options that ships, for example 'paper'.",
-    shell_complete=presets_like,
+    shell_complete=complete_presets,
 )
 part_option = click.option(
     "--part", type=click.Choice(["valid", "test"]), default="test", show_default=True
@@ -142,7 +138,7 @@ part_option = click.option(
 
 
 def gather(name: str, kind: type[Any], *options: Decorator) -> Decorator:
-    """Add these options to a command, which gets their values as one ``kind`` called ``name``.
+    """Add options to a command, which receives their values as one argument ``name``.
 
     ``kind`` is a dataclass, whose fields have the names of the options; fields without an option
     keep their defaults.
@@ -150,7 +146,7 @@ def gather(name: str, kind: type[Any], *options: Decorator) -> Decorator:
     names = [field.name for field in fields(kind)]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)  # hands on the options that the command has already
+        @wraps(command)  # keeps the options that the command already has
         def gathered(**given: Any) -> Any:
             value = kind(**{each: given.pop(each) for each in names if each in given})
             return command(**given, **{name: value})
@@ -164,6 +160,6 @@ def gather(name: str, kind: type[Any], *options: Decorator) -> Decorator:
 
 
 def default_name(data: str, method: str) -> str:
-    """Name a folder after what is trained in it; of a file its name alone."""
+    """Return the default name of a run's folder: data set or file name, and method."""
     name = Path(data).stem if Path(data).is_file() else data
     return f"{name}-{method}".replace("/", "-")

@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from hushrec.cli import module_of
-from hushrec.cli.options import PLACE, Number, gather, json_option
+from hushrec.cli.options import PATH, Number, gather, json_option
 from hushrec.cli.terminal import Console, print_json, say
 from hushrec.errors import ConfigError
 from hushrec.io.files import write_text
@@ -150,7 +150,7 @@ def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
 
 
 @privacy_commands.command("compose")
-@click.argument("folders", metavar="RUN [RUN ...]", nargs=-1, required=True, type=PLACE)
+@click.argument("folders", metavar="RUN [RUN ...]", nargs=-1, required=True, type=PATH)
 @click.option(
     "--delta", type=Number(1e-300, 1), metavar="D", help="Where to state the sum.  [the runs' own]"
 )
@@ -217,7 +217,7 @@ def tables_command(as_json: bool) -> None:
 @privacy_commands.command("plot")
 @noise_option
 @setting_options
-@click.option("--out", type=PLACE, default=Path("epsilon.svg"), show_default=True)
+@click.option("--out", type=PATH, default=Path("epsilon.svg"), show_default=True)
 @json_option
 def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> None:
     """Draw epsilon against rounds.

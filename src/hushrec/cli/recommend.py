@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from hushrec.api import Run
-from hushrec.cli.options import COUNT, PLACE, json_option, run_argument, runs_like
+from hushrec.cli.options import COUNT, PATH, complete_runs, json_option, run_argument
 from hushrec.cli.terminal import Console, print_json, say
 from hushrec.data.reading import read_history
 from hushrec.errors import ConfigError
@@ -33,7 +33,7 @@ from hushrec.serving.model import Recommendation
 @click.option("-k", "count", type=COUNT, default=10, show_default=True)
 @click.option(
     "--history",
-    type=PLACE,
+    type=PATH,
     metavar="FILE",
     help="Items of a user the run does not know: one id a line, oldest first, or a table.",
 )
@@ -96,7 +96,7 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
 
 @click.command("export")
 @run_argument
-@click.argument("bundle", metavar="DIR", type=PLACE)
+@click.argument("bundle", metavar="DIR", type=PATH)
 @click.option(
     "--neighbours",
     type=COUNT,
@@ -137,7 +137,7 @@ def export_command(
 
 @click.command("release")
 @run_argument
-@click.argument("place", metavar="DIR", type=PLACE)
+@click.argument("place", metavar="DIR", type=PATH)
 @json_option
 def release_command(folder: Path, place: Path, as_json: bool) -> None:
     """Write what a run's guarantee covers, and nothing else, into a new folder.
@@ -168,12 +168,12 @@ def release_command(folder: Path, place: Path, as_json: bool) -> None:
 
 @click.command("report")
 @click.argument(
-    "folders", metavar="RUN...", nargs=-1, required=True, type=PLACE, shell_complete=runs_like
+    "folders", metavar="RUN...", nargs=-1, required=True, type=PATH, shell_complete=complete_runs
 )
 @click.option("--without-samples", is_flag=True, help="Leave out users' histories and lists.")
 @click.option("--map", "with_map", is_flag=True, help="Draw the items as one user sees them.")
 @click.option("--user", metavar="ID", help="Show a user's lists: own, global, random, popular.")
-@click.option("--out", type=PLACE, metavar="FILE.html", help="Where the page of several runs goes.")
+@click.option("--out", type=PATH, metavar="FILE.html", help="Where the page of several runs goes.")
 def report_command(
     folders: tuple[Path, ...],
     without_samples: bool,

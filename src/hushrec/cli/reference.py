@@ -1,4 +1,4 @@
-"""Everything that can be set, from the code that reads it, for people (docs/reference.md)."""
+"""Reference of all configuration keys, generated from their models (docs/reference.md)."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from hushrec.errors import MissingExtraError
 from hushrec.federation.experiment import SECTIONS, Experiment, preset_names
 from hushrec.methods.base import Method, Tunable, method_class, method_names
 
-WORTH_SAYING = 1e9
-"""A limit from here on only keeps out what nobody means."""
+SHOWN_LIMIT = 1e9
+"""Limits from here on are not shown: they only exclude nonsense."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """One thing that can be set."""
+    """A configuration key."""
 
     name: str
     default: Any
     kind: str
-    """What it may be, in words."""
+    """Its allowed values, in words."""
     about: str
 
 
 @dataclass(frozen=True)
-class Described:
-    """A method as a reader meets it."""
+class MethodDescription:
+    """Name, options and presets of a method."""
 
     name: str
     about: str
-    """The first line of its description; how to install it, where a part is missing."""
+    """First line of its docstring, or how to install it if an extra is missing."""
     options: list[Key]
     presets: list[str]
     tuned: list[str]
-    """The options that `hushrec tune` looks for."""
+    """Options that `hushrec tune` searches."""
     noised: list[Key]
-    """Its options where noise is added to sums, if they are others."""
+    """Its options under central or distributed noise, if they differ."""
 
 
 def keys_of(model: type[BaseModel]) -> list[Key]:
@@ -54,16 +54,16 @@ def keys_of(model: type[BaseModel]) -> list[Key]:
     ]
 
 
-def described(name: str) -> Described:
+def describe_method(name: str) -> MethodDescription:
     """Describe a method."""
     presets = preset_names(name)
     try:
         found = method_class(name)
     except MissingExtraError as error:
-        return Described(name, str(error), [], presets, [], [])
+        return MethodDescription(name, str(error), [], presets, [], [])
     about = (found.__doc__ or "").strip().splitlines()[0]
     noised = [] if found.under_noise is None else keys_of(found.under_noise.Config)
-    return Described(name, about, keys_of(found.Config), presets, _tuned(found), noised)
+    return MethodDescription(name, about, keys_of(found.Config), presets, _tuned(found), noised)
 
 
 def _tuned(found: type[Method]) -> list[str]:
@@ -89,11 +89,11 @@ def reference() -> str:
         parts += [f"## `{section}`", _one_line(kind.__doc__ or ""), _table(keys_of(kind))]
     parts.append("## Methods")
     for name in method_names():
-        parts += _method(described(name))
+        parts += _method_section(describe_method(name))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _method(found: Described) -> list[str]:
+def _method_section(found: MethodDescription) -> list[str]:
     lines = [f"### `{found.name}`", found.about]
     if found.presets:
         lines.append(f"Presets: {', '.join(f'`{name}`' for name in found.presets)}.")
@@ -106,26 +106,20 @@ def _method(found: Described) -> list[str]:
 
 
 def _table(keys: list[Key]) -> str:
-    rows = [
-        f"| `{key.name}` | {_code(shown(key.default))} | {_cell(key.kind)} | {_cell(key.about)} |"
-        for key in keys
-    ]
-    return "\n".join(["| key | default | may be | what it is |", "|---|---|---|---|", *rows])
+    rows = []
+    for key in keys:
+        default = format_default(key.default)
+        code = f"`{default}`" if default else ""
+        kind, about = (text.replace("|", "\\|") for text in (key.kind, key.about))
+        rows.append(f"| `{key.name}` | {code} | {kind} | {about} |")
+    return "\n".join(["| key | default | values | description |", "|---|---|---|---|", *rows])
 
 
-def shown(default: Any) -> str:
-    """Write a default as ``--set`` takes it."""
+def format_default(default: Any) -> str:
+    """Format a default as ``--set`` accepts it."""
     if default is None:
         return "none"
     return default if isinstance(default, str) else json.dumps(default)
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _default(field: FieldInfo) -> Any:
@@ -143,7 +137,7 @@ def _kind(field: FieldInfo) -> str:
 
 
 def _words(schema: dict[str, Any]) -> str:
-    """Say in words what a JSON schema allows."""
+    """Describe the values that a JSON schema allows."""
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_words(one) for one in schema["anyOf"]))
     if "enum" in schema or "const" in schema:
@@ -155,7 +149,7 @@ def _words(schema: dict[str, Any]) -> str:
     names |= {"boolean": "true or false", "string": "text", "object": "a table"}
     marks = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     given = {mark: schema[at] for at, mark in marks.items() if at in schema}
-    limits = [f"{mark} {at:g}" for mark, at in given.items() if abs(at) < WORTH_SAYING]
+    limits = [f"{mark} {at:g}" for mark, at in given.items() if abs(at) < SHOWN_LIMIT]
     return " ".join([names.get(kind, kind), ", ".join(limits)]).strip()
 
 

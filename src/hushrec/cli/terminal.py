@@ -1,17 +1,25 @@
-"""What the terminal is told: the only module that prints.
+"""Terminal output and error handling of commands: the only module that prints.
 
-Strings are text and nothing else. Their control characters are shown and not obeyed
-(`hushrec.errors`), square brackets and colons mean themselves: what is bold is said by a style.
+Strings are plain text: control characters are escaped (`hushrec.errors.plain`), and rich's markup
+and emoji codes are off. `error_guard` turns unexpected exceptions of a command into one line and an
+exit code; hushrec's own errors pass through it to `hushrec.cli`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
+import signal
 import sys
+import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,22 +31,34 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from hushrec.errors import plain, shortened
+from hushrec.errors import DiskError, HushrecError, plain, shortened
 
 _NOT_FOR_TERMINALS = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-LEAST_WORDS = 12
-"""Columns of words are not folded to less than this, or to their longest word."""
-WIDEST = 10_000
+MIN_TEXT_WIDTH = 12
+"""Text columns are not folded below this width, or their longest word."""
+MAX_WIDTH = 10_000
+BUG = 70
+"""Exit code of a bug in hushrec: EX_SOFTWARE of sysexits.h."""
+LOG = "last-error.log"
+TRACEBACK = "HUSHREC_TRACEBACK"
+"""Environment variable that prints tracebacks to standard error."""
+NO_CACHE = (
+    "hushrec: no folder can be written for compiled kernels, so each process compiles them again; "
+    "set NUMBA_CACHE_DIR to a writable folder"
+)
+COMPILING = "compiling kernels for this machine, once: this takes up to a minute"
+MAX_MESSAGE = 300
+"""Characters of an unexpected error's message that are shown."""
 
 
 class Console(RichConsole):
-    """A console for strings of any origin."""
+    """A console that prints untrusted strings as plain text."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
 
     def print(self, *objects: Any, **more: Any) -> None:
-        """Print; a table that is too wide row by row, for half a figure is none."""
+        """Print; a table that is too wide for the terminal is printed row by row, not cut."""
         fitting = [self._fitting(one) if isinstance(one, Table) else one for one in objects]
         super().print(*fitting, **more)
 
@@ -49,29 +69,29 @@ class Console(RichConsole):
                 column.min_width = max(map(len, cells), default=1)
             else:
                 longest = max((len(word) for cell in cells for word in cell.split()), default=1)
-                column.min_width = min(longest, LEAST_WORDS)
-        needed = Measurement.get(self, self.options.update(max_width=WIDEST), table).minimum
+                column.min_width = min(longest, MIN_TEXT_WIDTH)
+        needed = Measurement.get(self, self.options.update(max_width=MAX_WIDTH), table).minimum
         if needed <= self.width:
             return table
-        if not self.is_terminal:  # a file is as wide as need be
+        if not self.is_terminal:  # a file has no width
             self.width = needed
             return table
         return _row_by_row(table)
 
     def render_str(self, text: str, **more: Any) -> Text:
-        """Lay a string out as it will be shown."""
+        """Render a string without control characters."""
         return super().render_str(plain(text), **more)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Make sure of what was no string; a console's own commands are no text."""
+        """Escape the text of every segment but control segments."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=plain(segment.text))
 
 
 def _row_by_row(table: Table) -> Group:
-    """Lay a table out as a list: the words of a row, and below them its figures by name."""
+    """Lay a table out as a list: the text of a row, and below it its figures by name."""
     parts: list[RenderableType] = [] if table.title is None else [Text(plain(table.title))]
     heads = [str(column.header) for column in table.columns]
     for cells in zip(*(column.cells for column in table.columns), strict=True):
@@ -86,8 +106,8 @@ def _row_by_row(table: Table) -> Group:
     return Group(*parts, *([] if table.caption is None else [Text(plain(table.caption))]))
 
 
-def words(template: str) -> TextColumn:
-    """Return a column of words for `progress`."""
+def text_column(template: str) -> TextColumn:
+    """Return a text column for `progress`."""
     return TextColumn(template, markup=False)
 
 
@@ -102,24 +122,125 @@ def say(text: object, *, err: bool = False) -> None:
 
 
 def complain(error: BaseException) -> None:
-    """Print an error as one sentence of bearable length."""
+    """Print an error, shortened to one line."""
     say(f"hushrec: {shortened(str(error))}", err=True)
 
 
 def print_json(value: object) -> None:
-    """Print a result for programs, and for people who look at it; a dataclass is its fields."""
+    """Print a value as indented JSON; a dataclass becomes an object."""
     text = json.dumps(value, indent=2, default=asdict, ensure_ascii=False)
-    # JSON escapes what lies below a space; what else a terminal obeys can only be inside a string.
+    # JSON escapes characters below the space; other control characters occur in strings only.
     click.echo(_NOT_FOR_TERMINALS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 @contextmanager
 def safe_usage() -> Iterator[None]:
-    """Make what click says of words on the command line as safe as what we say."""
+    """Escape control characters in click's own usage errors."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal without our letters shows others
+        if hasattr(stream, "reconfigure"):  # for terminals of another encoding
             stream.reconfigure(errors="replace")
     try:
         yield
     except click.UsageError as error:
         raise click.UsageError(shortened(plain(error.format_message())), error.ctx) from None
+
+
+# ------------------------------------------------------------ unexpected errors
+
+
+@contextmanager
+def error_guard() -> Iterator[None]:
+    """Turn exceptions other than hushrec's and click's into one line and an exit code."""
+    try:
+        with _terminable():
+            yield
+    # click ends the program silently after a broken pipe, as in `| head`.
+    except (
+        HushrecError,
+        click.ClickException,
+        click.Abort,
+        click.exceptions.Exit,
+        BrokenPipeError,
+    ):
+        raise
+    except KeyboardInterrupt:
+        say("hushrec: stopped", err=True)
+        sys.exit(130)
+    except MemoryError as error:
+        say(
+            f"hushrec: this machine does not have enough memory{_in_brackets(error)}: use less "
+            "data, a smaller d, a smaller batch or cohort, fewer --threads, or --set "
+            "store.kind=file",
+            err=True,
+        )
+        sys.exit(2)
+    except OSError as error:
+        file = "" if error.filename is None else f"{error.filename}: "
+        say(f"hushrec: {_one_line(file + (error.strerror or str(error)))}", err=True)
+        sys.exit(2)
+    except Exception as error:
+        say(
+            f"hushrec: this is a bug in hushrec: {type(error).__name__}"
+            f"{_in_brackets(error)}. Please report it with the command and {log_fault(error)}.",
+            err=True,
+        )
+        sys.exit(BUG)
+
+
+def announce_compilation() -> None:
+    """Print a line when kernels are compiled, if the command has imported any."""
+    compiled: Any = sys.modules.get("hushrec.kernels.jit")
+    if compiled is None:
+        return
+    if compiled.UNCACHED:
+        say(NO_CACHE, err=True)
+    else:
+        compiled.on_compiling = lambda: say(COMPILING, err=True)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, so that temporary files are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def log_fault(error: Exception) -> str:
+    """Print the traceback if `TRACEBACK` is set, else write it to a file; return where it is."""
+    # Imported here because only failures need them.
+    from hushrec.data.sources import cache_dir
+    from hushrec.io.files import write_bytes
+
+    text = "".join(traceback.format_exception(error))
+    if os.environ.get(TRACEBACK):
+        say(text, err=True)
+        return "the lines above"
+    system = f"hushrec {version('hushrec')}, Python {platform.python_version()}, {sys.platform}"
+    file: Path = cache_dir() / LOG
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(file, f"{system}\n{text}".encode("utf-8", "backslashreplace"))
+    except (OSError, DiskError):
+        return f"its output with {TRACEBACK}=1"
+    return str(file)
+
+
+def _in_brackets(error: BaseException) -> str:
+    return f" ({_one_line(str(error))})" if str(error) else ""
+
+
+def _one_line(text: str) -> str:
+    """Return untrusted text as one short, printable line."""
+    line = " ".join(text.split())
+    line = line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"
+    return "".join(one if one.isprintable() else "?" for one in line)

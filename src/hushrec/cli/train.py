@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from hushrec.api import Execution, Run, train_request, train_request_seeds
 from hushrec.cli import options
 from hushrec.cli.display import Talk, load_aloud, polite_stop, talk_options, training_display
-from hushrec.cli.options import PLACE
+from hushrec.cli.options import PATH
 from hushrec.cli.terminal import Console, print_json
 from hushrec.errors import ConfigError
 from hushrec.federation.backends.simulation import Machine
@@ -71,7 +71,7 @@ class Output:
 )
 @click.option(
     "--config",
-    type=PLACE,
+    type=PATH,
     metavar="FILE",
     help="A run's config.toml, or a file like it: data, method and all settings. Options of the "
     "command line override it.",
@@ -112,7 +112,7 @@ class Output:
 @options.gather(
     "output",
     Output,
-    click.option("--out", type=PLACE, metavar="DIR", help="The run folder."),
+    click.option("--out", type=PATH, metavar="DIR", help="The run folder."),
     click.option(
         "--resume",
         is_flag=True,

@@ -9,7 +9,7 @@ import click
 
 from hushrec.cli import options
 from hushrec.cli.display import Talk, load_aloud, polite_stop, talk_options, training_display
-from hushrec.cli.options import PLACE, SOURCE, presets_like
+from hushrec.cli.options import PATH, SOURCE, complete_presets
 from hushrec.cli.terminal import Console, print_json
 from hushrec.federation.backends.simulation import Machine
 from hushrec.federation.experiment import ExperimentRequest, parse_settings
@@ -29,7 +29,7 @@ from hushrec.tuning import PRESET, base_experiment, tune
         type=SOURCE,
         metavar="NAME",
         help="What trial 0 and the fixed options come from.",
-        shell_complete=presets_like,
+        shell_complete=complete_presets,
     ),
     click.option("--rounds", type=int, metavar="N", help="Rounds of a trial."),
     click.option("--seed", type=options.SEED, default=0, show_default=True, metavar="S"),
@@ -38,7 +38,7 @@ from hushrec.tuning import PRESET, base_experiment, tune
     "--trials", type=click.IntRange(1, 100_000), default=20, show_default=True, metavar="N"
 )
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option.")
-@click.option("--out", type=PLACE, metavar="DIR", help="The search's folder.")
+@click.option("--out", type=PATH, metavar="DIR", help="The search's folder.")
 @options.threads_option
 @talk_options
 @options.json_option

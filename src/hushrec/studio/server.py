@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             where = self.log_fault(error)
-            message = f"This is a fault of hushrec: {type(error).__name__}. See {where}."
+            message = f"This is a bug in hushrec: {type(error).__name__}. See {where}."
         return Response(self.studio.error_page(status, message), status=status)
 
     def _check_access(self, path: str, query: Mapping[str, str]) -> Response | None:
