@@ -419,7 +419,7 @@ def test_each_silo_gets_an_attention_weighted_average_of_the_others():
 
 @pytest.mark.parametrize("wrong", [{"lipm": False}, {"guidance": 0.5}])
 def test_averages_refuse_what_they_cannot(wrong):
-    with pytest.raises(ValueError, match="averages = "):
+    with pytest.raises(ValueError, match=r"averages (= |> )"):
         LIPMConfig(**SMALL, averages=2, **wrong)
 
 

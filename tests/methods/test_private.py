@@ -376,8 +376,8 @@ def test_the_command_line_works_by_itself(tmp_path):
 @pytest.mark.parametrize(
     ("more", "rounds", "message"),
     [
-        ({}, 1, "takes 2 rounds"),
-        ({}, 3, "takes 2 rounds"),
+        ({}, 1, "has 2 rounds"),
+        ({}, 3, "has 2 rounds"),
         ({"cohort.kind": "poisson", "cohort.probability": 0.5}, None, "cohort.kind = all"),
         ({"cohort.kind": "fixed", "cohort.size": 9}, None, "cohort.kind = all"),
         ({"privacy.clipping": "adaptive"}, None, "bounds its uploads itself"),

@@ -37,7 +37,7 @@ from hushrec.methods.nn_self import NNSelf  # noqa: E402
 from hushrec.methods.privrec import (  # noqa: E402
     PrivRec,
     PrivRecCEN,
-    _alike,
+    _balanced,
 )
 from hushrec.training.networks import (  # noqa: E402
     FeatureNetwork,
@@ -170,7 +170,7 @@ def test_shares_are_part_of_the_clipped_and_noised_upload():
 def test_pooled_users_may_count_alike():
     view = odd_clients()
     samples = draw_device_samples(view, 1, 1, Round(1, STREAMS))
-    drawn = _alike(samples, np.random.default_rng(0))
+    drawn = _balanced(samples, np.random.default_rng(0))
     owner = np.repeat(np.arange(len(view)), samples.lengths)[drawn]
     counts = np.bincount(owner, minlength=len(view))
     assert (counts[samples.lengths > 0] == counts.max()).all()

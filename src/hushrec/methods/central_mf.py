@@ -1,8 +1,7 @@
-"""Centralised matrix factorisation: what pooling everybody's data would give.
+"""Matrix factorisation on pooled data: a baseline that is neither federated nor private.
 
-Not federated and not private: the yardstick that shows what federation costs. BCE with sampled
-negatives, one SGD step per sample on user vector and item row, L2 decay (Koren et al., 2009, with
-the implicit loss of He et al., 2017).
+Binary cross-entropy with sampled negatives, one SGD step per sample on user vector and item row, L2
+weight decay (Koren et al., 2009, with the implicit loss of He et al., 2017).
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from hushrec.training.samples import PURPOSE, client_data
 
 
 class CentralMFConfig(MethodConfig):
-    """Options of centralised matrix factorisation; a round is one pass over the data."""
+    """Options of centralised matrix factorisation; a round is one epoch."""
 
     d: Width = 32
     """Width of user vectors and item rows."""
     lr: Annotated[float, Field(gt=0)] = 0.05
-    """Rate of vectors and rows."""
+    """Learning rate of vectors and rows."""
     decay: Annotated[float, Field(ge=0)] = 0.01
     """L2 decay of vectors and rows."""
     negatives: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Drawn per positive, afresh every pass."""
+    """Negatives per positive, drawn again in every epoch."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
-    """Standard deviation of vectors and rows before training."""
+    """Standard deviation of the initial vectors and rows."""
 
 
 class CentralMF(Method, Tunable):
@@ -73,11 +72,11 @@ class CentralMF(Method, Tunable):
         return {"items": drawn * np.float32(self.config.init_std)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
-        """Hold one vector per user."""
+        """Keep one vector per user."""
         return {"vector": PerClient(first_vector(self.config.d, self.config.init_std, streams))}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Pass once over all samples in random order."""
+        """Train for one epoch on pooled samples in random order."""
         table, vectors = shared["items"].copy(), np.array(private["vector"])
         loss = fit_pooled(
             now.key(PURPOSE),
@@ -92,7 +91,7 @@ class CentralMF(Method, Tunable):
         return Fitted(update, {"vector": vectors}, np.full(len(view), loss))
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Take the trained table."""
+        """Add the change of the table."""
         change = total.dense["items"] if "items" in total.dense else np.float64(0)
         return {"items": (shared["items"] + change).astype(np.float32)}
 

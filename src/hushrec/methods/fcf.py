@@ -1,15 +1,15 @@
-"""FCF, federated collaborative filtering (Ammad-ud-din et al., 2019): implicit matrix factorisation
-whose item step is a gradient step on the server.
+"""FCF: federated collaborative filtering (Ammad-ud-din et al., 2019).
 
-The loss is that of iALS (Hu, Koren, Volinsky 2008): sum over (u, i) of c_ui (p_ui - <x_u, y_i>)²
-with p = 1 and c = 1 + alpha on positives, p = 0 and c = 1 elsewhere, plus ridge on both sides. A
-device solves for its x_u from the received items; nothing is kept, it follows from the past. The
-gradient of an item is a sum over users, -2 sum c_ui (p_ui - <x_u, y_i>) x_u + 2 ridge y_i, and the
-server takes a step along it with Adam, as the paper does.
+Implicit matrix factorisation with the loss of iALS (Hu, Koren, Volinsky 2008): the sum over (u, i)
+of c_ui (p_ui - <x_u, y_i>)² with p = 1 and c = 1 + alpha on positives, p = 0 and c = 1 elsewhere,
+plus ridge on both sides. Shared: item vectors y_i. Private: nothing; a device solves for its x_u
+from the received item vectors and its history.
 
-What the devices send per item has two parts: y_i times the sum of x xᵀ for all items alike, and a
-correction for positives. A device uploads x xᵀ and its corrections; the server does the product. It
-is the same gradient as uploading m rows, in d² numbers and a few rows.
+A round: the gradient of an item is a sum over users, -2 sum c_ui (p_ui - <x_u, y_i>) x_u
++ 2 ridge y_i, and the server takes one Adam step with it, as in the paper. The gradient has two
+parts: y_i times the sum of x xᵀ, for all items, and a correction for positives. Deviation from the
+paper: a device uploads x xᵀ and its corrections in place of m rows, and the server computes the
+product, which is the same gradient with less communication.
 """
 
 from __future__ import annotations
@@ -38,53 +38,52 @@ class FCFConfig(MethodConfig):
     """Options of FCF."""
 
     d: Width = 25
-    """Width of a user and of an item vector."""
+    """Width of user and item vectors."""
     alpha: Annotated[float, Field(gt=0)] = 4.0
-    """A positive weighs 1 + alpha, anything else 1."""
+    """Weight of a positive is 1 + alpha, of any other pair 1."""
     ridge: Annotated[float, Field(gt=0)] = 10.0
-    """Regularisation of users and of items."""
+    """L2 regularisation of user and item vectors."""
     rate: Annotated[float, Field(gt=0)] = 0.02
-    """Rate of the server's step (gamma)."""
+    """Learning rate of the server's Adam step (gamma)."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Adam's memory of the gradient."""
+    """Adam's decay of the mean gradient."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """Adam's memory of its square."""
+    """Adam's decay of the mean squared gradient."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
-    """Standard deviation of the item vectors before training."""
+    """Standard deviation of the initial item vectors."""
     positive_above: float | None = None
-    """A training row with a value above this is a positive, any other as good as none.
-    [all positive]"""
+    """Training rows with a value above this are positives, others are ignored.  [all positive]"""
 
 
 class FCF(Method):
-    """Federated implicit matrix factorisation: users solve, the server steps along the gradient."""
+    """Federated implicit MF: devices solve for user vectors, the server updates item vectors."""
 
     name = "fcf"
     Config = FCFConfig
     config: FCFConfig
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Draw the item vectors; Adam remembers nothing yet."""
+        """Draw the item vectors, with an initial state of Adam."""
         drawn = streams.generator("init/items").standard_normal((view.n_items, self.config.d))
         nothing = np.zeros_like(drawn)
         items = drawn * self.config.init_std
         return {"items": items, "mean": nothing, "square": nothing, "steps": np.zeros(1)}
 
     def download(self, shared: Shared) -> Shared:
-        """Send the item vectors only: what Adam remembers is the server's."""
+        """Send the item vectors, without the state of Adam."""
         return {"items": shared["items"]}
 
     def serving(self, shared: Shared) -> Shared:
-        """Send the item vectors only."""
+        """Return the item vectors."""
         return {"items": shared["items"]}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Solve for the clients' vectors; upload what the items' gradients need of them."""
+        """Solve for the clients' vectors; upload their terms of the item gradients."""
         items, liked = shared["items"], self.liked(view)
         vectors = self.vectors(items, liked)
         owner = np.repeat(np.arange(len(view)), liked.lengths)
         guess = np.einsum("rd,rd->r", vectors[owner], items[liked.values])
-        # c (p - guess) = -guess on everything, which x xᵀ stands for, and this much more here.
+        # c (p - guess) is -guess for all items, which x xᵀ covers, plus this for positives.
         more = (1 + self.config.alpha) * (1 - guess) + guess
         rows = ClientRows(
             liked.indptr, liked.values, (more[:, None] * vectors[owner]).astype(np.float32)
@@ -93,7 +92,7 @@ class FCF(Method):
         return Fitted(Update(len(view), rows={"items": rows}, dense={"squares": squares}), {})
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Take one step of Adam along the gradient, as a mean over the clients."""
+        """Take one Adam step with the mean gradient over the clients."""
         config, items = self.config, shared["items"]
         gradient = 2 * config.ridge * items / total.clients
         if "squares" in total.dense:
@@ -110,12 +109,12 @@ class FCF(Method):
         return {"items": moved, "mean": mean, "square": square, "steps": steps}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        """Solve for the client's vector from its history and score with it."""
+        """Score with vectors solved from the clients' histories."""
         vectors = self.vectors(shared["items"], self.liked(history))
         return score_inner_product(shared["items"], vectors)
 
     def liked(self, view: TrainView) -> Ragged:
-        """Return the items that are positives of each client, ascending."""
+        """Return the positives of each client, ascending."""
         if self.config.positive_above is None:
             return distinct_items(view.positives)
         keep = view.values.values > self.config.positive_above
@@ -123,7 +122,7 @@ class FCF(Method):
         return distinct_items(Ragged(ends, view.positives.values[keep]))
 
     def vectors(self, items: Array, liked: Ragged) -> Array:
-        """Solve for the vectors of clients that like these items."""
+        """Return the user vectors of clients with these positives."""
         # (YᵀY + alpha Y_uᵀY_u + ridge) x = (1 + alpha) Y_uᵀ 1, divided by alpha for the kernel.
         weight = self.config.alpha
         ridge = np.full(len(liked), self.config.ridge / weight)

@@ -1,16 +1,16 @@
 """FedNCF: federated neural collaborative filtering (Perifanis and Efraimidis, 2022).
 
-As measured by Zhang et al., 2023, section 6.2. Shared: item table Q [m, d] and score function f, a
-network with one output. Private: user vector p_u [d]. The score is f([p_u, q_i]) (He et al., 2017,
-the MLP branch).
+As measured by Zhang et al., 2023, section 6.2. Shared: item table Q [m, d] and score function f, an
+MLP with one output. Private: user vector p_u [d]. The score is f([p_u, q_i]) (He et al., 2017, the
+MLP branch).
 
-A round on a device: batches of positives and freshly drawn negatives, binary cross-entropy, one
-joint step on p_u, f and the touched rows; upload the deltas of f and of the rows; the server adds
-their means.
+A round on a device: SGD on the binary cross-entropy of positives and sampled negatives, one joint
+step per batch on p_u, f and the touched rows; the device uploads the deltas of f and of the rows;
+the server adds their means.
 
-``dual`` adds the dual personalization of PFedRec (Zhang et al., 2023, section 6.4, table 3): f
-stays on the device, the rows' step comes after that on p_u and f and sees the new ones, and a
-device scores with its own rows on top of the table it received, not with the new mean.
+``dual`` adds the dual personalization of PFedRec (Zhang et al., 2023, section 6.4, table 3): f is
+private, the step on the rows follows the step on p_u and f and uses the new ones, and a device
+scores with its own rows on the table that it received, not with the new mean.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from hushrec.training.networks import initial_row_network, score_row_networks, t
 
 
 class FedNCFConfig(FedMFConfig):
-    """Options of FedMF, and the network's. Rates are those of the preset `paper`."""
+    """Options of FedMF, and of the network; default rates are those of the preset `paper`."""
 
     lr: Annotated[float, Field(gt=0)] = 0.7
-    """Rate of the network."""
+    """Learning rate of the network."""
     item_rate: Annotated[float, Field(ge=0)] = 20.0
-    """Item rows move at lr * (number of items) * item_rate."""
+    """Learning rate of item rows: lr * (number of items) * item_rate."""
     init_std: Annotated[float, Field(gt=0)] = 0.3
-    """Standard deviation of the item rows and of the first user vector."""
+    """Standard deviation of the initial item rows and user vector."""
     hidden: tuple[Width, ...] = (32, 16, 8)
-    """Widths of the hidden layers, between 2d inputs and one score."""
+    """Widths of the hidden layers, between 2d inputs and one output."""
     vector_rate: Annotated[float, Field(gt=0)] = 20.0
-    """The user vector moves at lr * vector_rate: a network that was just drawn hardly passes on a
-    gradient to its inputs, so useful rates are large."""
+    """Learning rate of the user vector: lr * vector_rate. An untrained network passes small
+    gradients to its inputs, so useful rates are large."""
 
 
 class FedNCF(DualSwitch):
-    """A network over user vector and item row: table and network shared, vectors private."""
+    """An MLP over user vector and item row; table and MLP are shared, vectors private."""
 
     name = "fedncf"
     Config = FedNCFConfig
@@ -66,18 +66,18 @@ class FedNCF(DualSwitch):
 
     @property
     def search(self) -> SearchSpace:
-        """Look for the vector's rate too."""
+        """Search space of the rates, the vector's included."""
         return {**super().search, "vector_rate": Between(1.0, 100.0)}
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Draw the item table, and the network where it is shared."""
+        """Draw the item table, and the network if it is shared."""
         config = self.config
         table = initial_table(config.d, config.init_std, view.n_items, streams)
         network = {} if config.dual else self._network(streams)
         return {**shared_after(config.dual, table, table), **network}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
-        """Keep the user vector; with dual personalization also the network and the own rows."""
+        """Keep the user vector; with ``dual`` also the network and own rows."""
         config = self.config
         vector = PerClient(first_vector(config.d, config.init_std, streams))
         if not config.dual:
@@ -86,7 +86,7 @@ class FedNCF(DualSwitch):
         return {"vector": vector, "rows": own_rows(config, view), **network}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Train vectors, networks and rows; upload the deltas of what is shared."""
+        """Train vectors, networks and rows; upload the deltas of shared parameters."""
         config, table = self.config, shared["items"]
         received = {name: shared[name] for name in shared if name.startswith("layer")}
         params, rows, losses = train_row_networks(
@@ -113,7 +113,7 @@ class FedNCF(DualSwitch):
         return {**shared, **shared_after(self.config.dual, new, shared["items"]), **network}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        """Score with what is newest, or with the own network and rows on the received table."""
+        """Score with the new parameters, or, with ``dual``, with own network and own rows."""
         if self.config.dual:
             return score_row_networks(_kept(private), shared["received"], private["rows"])
         network = {name: shared[name] for name in shared if name.startswith("layer")}
@@ -125,5 +125,5 @@ class FedNCF(DualSwitch):
 
 
 def _kept(private: Private) -> tensors.Arrays:
-    """Return the parameters a client keeps, without its rows."""
+    """Return the private vector and network, without the rows."""
     return {name: np.asarray(array) for name, array in private.items() if name != "rows"}

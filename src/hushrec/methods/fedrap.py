@@ -1,29 +1,29 @@
 """FedRAP: federated recommendation with additive personalization (Li et al., ICLR 2024).
 
-Shared: common item table C [m, d]. Private: personal item table D_u [m, d], kept between rounds,
-and the user vector u with its bias, one linear layer as in the authors' code. The score is
-<u, D_i + C_i> + b ("two-way personalization").
-
-The objective ("varying regularization weights") of round a on a device:
+Shared: common item table C [m, d]. Private: personal item table D_u [m, d], and the user vector u
+with a bias b, one linear layer as in the authors' code. The score is <u, D_i + C_i> + b ("two-way
+personalization"). The objective of round a on a device ("varying regularization weights"):
 
     BCE - lambda_a ||D_u - C||_F^2 + mu_a ||C||_1
 
 with lambda_a = tanh(a / 10) v1 and mu_a = tanh(a / 10) v2.
 
-Regularisers are means over entries, so that they scale like the BCE: the difference over those of
-the batch's rows, ||C||_1 over all of C. In the authors' code the schedule never reaches the loss;
-here it does. A round on a device: some epochs of joint SGD steps on u, D and its copy of C; upload
-the changed rows of C. Server: the mean, then the proximal step of ||C||_1, which is where exact
-zeros come from: C <- sign(C) max(|C| - t, 0), t = mu_a / (m d) times the sum of a device's rates,
-the mean over the devices. On the devices it would be in vain: a mean of copies is zero only where
-all of them are.
+A round on a device: some epochs of joint SGD steps on u, D_u and its copy of C; the device uploads
+the changed rows of C. Server: the mean, then the proximal step of ||C||_1, C <- sign(C)
+max(|C| - t, 0) with t = mu_a / (m d) times the mean over devices of the sum of a device's rates.
 
-D and C feel the same pull of the BCE, so an uploaded change of C shows how D moved up to the
-regularisers. FedRAP keeps D's values at home, not its direction of travel.
+Deviations from the paper and its code: regularisers are means over entries, so that they scale like
+the BCE (of the batch's rows for the difference, of all C for the L1 norm). The schedule of the
+weights reaches the loss, which it does not in the authors' code. The L1 term is a proximal step on
+the server, which gives exact zeros; on the devices it would not, because a mean of copies is 0 only
+where all copies are.
 
-Weight decay shrinks whole tables, as torch's SGD does, rows a device did not train included.
-Those all shrink by one factor per round, so a device keeps D as a table and a scale, and uploads
-the factor of its copy of C beside the rows that differ from the shrunk C.
+What an upload reveals: D_u and C have the same BCE gradient, so an uploaded change of C shows the
+change of D_u up to the regularisers. FedRAP keeps the values of D_u private, not its updates.
+
+Weight decay applies to whole tables, as torch's SGD does. Rows that a device did not train all
+shrink by one factor per round, so a device keeps D_u as a table and a scale, and uploads the factor
+of its copy of C with the rows that differ from the shrunk C.
 """
 
 from __future__ import annotations
@@ -70,46 +70,46 @@ from hushrec.training.inner_product import (
 Array = NDArray[Any]
 
 ZERO = 1e-4
-"""An entry of C smaller than this counts as zero."""
+"""Entries of C below this are counted as near zero."""
 SMALLEST_SCALE = np.float32(1e-3)
-"""A device writes its scale into its table before the scale falls below this."""
+"""Below this scale a device multiplies its table by the scale and resets the scale to 1."""
 
 
 class FedRAPConfig(SampledConfig):
-    """Defaults are those of the authors' code."""
+    """Options of FedRAP; defaults are those of the authors' code."""
 
     epochs: Annotated[int, Field(ge=1)] = 10
-    """Passes over the client's samples per round."""
+    """Epochs per round."""
     batch: Annotated[int, Field(ge=1)] = 2048
-    """Samples per step; the loss is a mean over them."""
+    """Batch size; the loss is a mean over the batch."""
     lr: Annotated[float, Field(gt=0)] = 0.5
-    """Rate of the user vector and its bias in the first round."""
+    """Learning rate of the user vector and its bias in the first round."""
     table_lr: Annotated[float, Field(ge=0)] = 200.0
-    """Rate of both item tables in the first round."""
+    """Learning rate of both item tables in the first round."""
     personal_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Rate of D as a share of that of C. The paper has 1; less keeps devices close to C, which the
-    server's mean moves by a client's share of a step only."""
+    """Learning rate of D as a share of that of C. The paper has 1; less keeps devices close to C,
+    which a client's step changes only by its share of the mean."""
     round_decay: Annotated[float, Field(gt=0, le=1)] = 0.97
-    """All rates shrink by this factor from one round to the next."""
+    """Factor on all rates after each round."""
     batch_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """All rates shrink by this factor from one batch to the next, afresh in each round."""
+    """Factor on all rates after each batch; rates start again in each round."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    """L2 decay of vector, bias and both tables."""
+    """L2 weight decay of vector, bias and both tables."""
     difference: Annotated[float, Field(ge=0)] = 0.1
-    """v1, the weight that pushes D and C apart; 0 for the ablation without this term."""
+    """Weight of the difference of D and C (v1); 0 for the ablation without this term."""
     sparsity: Annotated[float, Field(ge=0)] = 0.1
-    """v2, the weight that makes C sparse; 0 for the ablation without this term."""
+    """Weight of the penalty on C (v2); 0 for the ablation without this term."""
     penalty: Literal["l1", "l2"] = "l1"
-    """What makes C small: the mean of |C|, by the server's proximal step, or of its square, by the
-    devices' gradients (ablation)."""
+    """Penalty on C: the mean of |C|, by the server's proximal step, or of C², by the devices'
+    gradients (ablation)."""
     schedule: Literal["tanh", "constant"] = "tanh"
-    """Whether both weights grow as tanh(round / 10), or hold from the start (ablation)."""
+    """Whether both weights grow as tanh(round / 10), or are constant (ablation)."""
     bias: bool = True
     """Whether the user vector has a bias, as in the authors' code."""
     init_std: Annotated[float, Field(gt=0)] = 1.0
-    """Standard deviation of both tables before training."""
+    """Standard deviation of both initial tables."""
     send_above: Annotated[float, Field(ge=0)] = 0.0
-    """A row of C none of whose entries moved by more than this is not uploaded."""
+    """Rows of C whose entries all changed by at most this are not uploaded."""
 
     @model_validator(mode="after")
     def _decays_gently(self) -> Self:
@@ -119,14 +119,14 @@ class FedRAPConfig(SampledConfig):
 
 
 class FedRAP(Method, Tunable, OwnTable, ItemTables, Described):
-    """A shared sparse table plus a private one, under a private user vector."""
+    """A shared sparse item table plus a private one, with a private user vector."""
 
     name = "fedrap"
     Config = FedRAPConfig
     config: FedRAPConfig
     own_table = ("personal", "scale")
     search: ClassVar[SearchSpace] = {
-        # C moves by a client's share of a step, so it wants larger rates than D.
+        # C changes by a client's share of a step, so it needs larger rates than D.
         "lr": Between(0.02, 1.0),
         "table_lr": Between(10.0, 20_000.0),
         "personal_rate": Between(1e-5, 1.0),
@@ -138,12 +138,12 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, Described):
     }
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Draw C."""
+        """Draw the common table."""
         config = self.config
         return {"common": initial_table(config.d, config.init_std, view.n_items, streams)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
-        """Keep D, the user vector and its bias; all devices start from the same draw."""
+        """Keep D, the user vector and its bias; all devices start from one draw."""
         d, std = self.config.d, self.config.init_std
         vector, bias = first_score_function(d, streams)
         personal = initial_table(d, std, view.n_items, streams, "init/personal")
@@ -160,7 +160,7 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, Described):
         return float(share * self.config.difference), float(share * self.config.sparsity)
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Train u, D and the device's copy of C; upload what changed in C."""
+        """Train u, D and the device's copy of C; upload the changed rows of C."""
         config = self.config
         common = np.zeros((view.n_items, config.d), np.float32)
         common[shared["ids"]] = shared["rows"]
@@ -214,10 +214,9 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, Described):
     def _whole_table(
         self, view: TrainView, round_number: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]:
-        """Return what a round does to every row of each client's tables.
+        """Return, for each client, the sum of its batches' rates and the weight decay of C and D.
 
-        That is the sum of the rates of its batches, which the L1 term needs, and the factors by
-        which weight decay shrinks C and D.
+        The L1 term needs the sum of rates; weight decay is a factor on whole tables.
         """
         config = self.config
         has_negatives = view.excluded().lengths < view.n_items
@@ -246,23 +245,23 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, Described):
         return {"ids": ids, "rows": shared["common"][ids]}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        """Score with the own table on top of the newest common one."""
+        """Score with the sum of the new common table and the personal table."""
         tables = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return score_own_tables(tables + shared["common"], vectors, biases)
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
-        """Leave D out: the score is <u, C_i> + b."""
+        """Set D to 0, so that the score is <u, C_i> + b."""
         return shared, {**private, "scale": np.zeros_like(np.asarray(private["scale"]))}
 
     def item_tables(self, shared: Shared, private: Private) -> dict[str, NDArray[np.float32]]:
-        """Return C, D and what is scored with, their sum (figure 5)."""
+        """Return C, D and their sum (figure 5)."""
         (personal,) = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
         common = shared["common"]
         return {"common": common, "personal": personal, "added": common + personal}
 
     def facts(self, shared: Shared) -> Mapping[str, float]:
-        """Say how sparse C is."""
+        """Return the sparsity of C."""
         common = shared["common"]
         return {
             "exact zeros in C": float((common == 0).mean()),
@@ -272,7 +271,7 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, Described):
 
 
 def _rescaled(tables: Array, changed: ClientRows, scales: Array) -> Array:
-    """Put changed rows in place, and small scales into their tables; those become 1."""
+    """Write changed rows into the tables, and multiply tables by small scales, which become 1."""
     tables, small = with_rows(tables, changed), scales < SMALLEST_SCALE
     tables[small] *= scales[small, None, None]
     scales[small] = 1

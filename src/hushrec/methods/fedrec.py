@@ -1,17 +1,17 @@
 """FedRec: federated recommendation with explicit feedback (Lin, Liang, Pan and Ming, 2020).
 
-Matrix factorisation of ratings. Shared: item table V. Private: user vector U_u. So that the rows of
-an upload do not name what was rated, a device adds unrated items, ``rho`` for each rated one, with
-made-up ratings. *User averaging* takes the user's mean rating. *Hybrid filling* does so at first
-and takes the device's own prediction from round ``predict_from`` on, which pulls less at the model.
+Matrix factorisation of ratings. Shared: item table V. Private: user vector U_u. To hide which items
+were rated, a device adds ``rho`` unrated items per rated item to its samples, with virtual ratings:
+the user's mean rating (*user averaging*), or from round ``predict_from`` on the device's own
+prediction (*hybrid filling*), which biases the model less.
 
-Predictions are r_ui = mean_u + <U_u, V_i>, so that a filled-in mean is a residual of zero. A device
-takes its steps on the squared error, user vector and rows together; the server adds to each row the
-mean change over the devices that sent it, whose number each upload's last column counts.
+A round: predictions are r_ui = mean_u + <U_u, V_i>, so that a filled-in mean is a residual of 0; a
+device takes SGD steps on the squared error, jointly on user vector and rows; the server adds the
+mean change of each row over the devices that sent it, counted in the last column of the upload.
 
-The fill hides which of the uploaded items were rated, not that all others were not; it is no
-formal guarantee. Rating prediction is not ranking: what people rate is itself the signal, and this
-method looks away from it.
+The virtual ratings hide which of the uploaded items were rated, not that all other items were
+unrated, and give no formal guarantee. The method predicts ratings and does not model which items
+are rated, so its rankings are weak.
 """
 
 from __future__ import annotations
@@ -45,46 +45,46 @@ class FedRecConfig(MethodConfig):
     """Options of FedRec."""
 
     d: Width = 20
-    """Embedding dimensions."""
+    """Width of user vectors and item rows."""
     lr: Annotated[float, Field(gt=0)] = 0.5
-    """Rate of a step."""
+    """Learning rate."""
     batch: Annotated[int, Field(ge=1)] = 256
     """Samples per step."""
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Passes over a client's samples in a round."""
+    """Epochs per round."""
     rho: Annotated[int, Field(ge=1)] = 1
-    """Unrated items that hide each rated one."""
+    """Unrated items per rated item."""
     fill: Literal["average", "hybrid"] = "hybrid"
-    """What they are rated with."""
+    """Virtual ratings: the user's mean, or predictions from round `predict_from` on."""
     predict_from: Annotated[int, Field(ge=1)] = 10
-    """The first round in which `hybrid` fills in predictions."""
+    """First round in which `hybrid` uses predictions."""
     decay: Annotated[float, Field(ge=0)] = 1e-3
     """Weight of the squared vectors in the loss."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
-    """Deviation of the first vectors."""
+    """Standard deviation of the initial vectors."""
 
 
 class FedRec(Method):
-    """Federated rating prediction, with made-up ratings among the real ones."""
+    """Federated rating prediction with virtual ratings of unrated items."""
 
     name = "fedrec"
     Config = FedRecConfig
     config: FedRecConfig
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Draw V."""
+        """Draw the item table."""
         c = self.config
         drawn = streams.generator("init/items").standard_normal((view.n_items, c.d))
         return {"items": (c.init_std * drawn).astype(np.float32)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
-        """Keep the user vector; all devices start from one."""
+        """Keep the user vector; all devices start from one draw."""
         c = self.config
         drawn = streams.generator("init/vector").standard_normal(c.d)
         return {"vector": PerClient((c.init_std * drawn).astype(np.float32))}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Fill in, and take the steps of a round."""
+        """Add virtual ratings and train; upload changed rows with a count."""
         c = self.config
         vectors = np.asarray(private["vector"])
         params, tables, losses = train_tensors(
@@ -105,17 +105,17 @@ class FedRec(Method):
     def samples(
         self, table: NDArray[np.float32], vectors: NDArray[np.float32], view: TrainView, now: Round
     ) -> DeviceSamples:
-        """Return each device's residual ratings, real and made up, in the order of its steps."""
+        """Return each device's residual ratings, real and virtual, in training order."""
         c = self.config
         drawn = draw_unshuffled(view, c.rho, now)
         owner = np.repeat(np.arange(len(view)), np.diff(drawn.indptr))
-        made_up = drawn.labels == 0
+        virtual = drawn.labels == 0
         residuals = np.zeros(len(drawn.items), np.float32)
         means = np.repeat(mean_ratings(view), view.positives.lengths)
-        residuals[~made_up] = view.values.values - means
+        residuals[~virtual] = view.values.values - means
         if c.fill == "hybrid" and now.number >= c.predict_from:
-            predicted = (vectors[owner[made_up]] * table[drawn.items[made_up]]).sum(1)
-            residuals[made_up] = predicted
+            predicted = (vectors[owner[virtual]] * table[drawn.items[virtual]]).sum(1)
+            residuals[virtual] = predicted
         return replace(drawn, labels=residuals).in_epochs(c.epochs)
 
     def _loss(self, params: Params, rows: Params, batch: DeviceBatch) -> Tensor:
@@ -126,10 +126,10 @@ class FedRec(Method):
         return torch.sum(errors * batch.weights, 1)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Add to every row the mean change over the devices that sent it."""
+        """Add the mean change of each row over the devices that sent it."""
         ids, summed = total.rows["items"]
         items = shared["items"].astype(np.float64)
-        # Under noise the count is noisy too, and may be anything.
+        # Under noise the count is noisy and may be below 1.
         items[ids] += summed[:, :-1] / np.maximum(1, summed[:, -1:])
         return {"items": items.astype(np.float32)}
 

@@ -1,17 +1,17 @@
 """FedRecon: federated reconstruction (Singhal et al., 2021), for matrix factorisation.
 
-Shared: item table Q [m, d]. Private: nothing that a round inherits. As measured by Zhang et al.,
-2023, section 6.2: "between every two rounds, this method does not inherit user embedding from the
-previous round but trains it from scratch".
+Shared: item table Q [m, d]. Private: the user vector, reconstructed in every round ("between every
+two rounds, this method does not inherit user embedding from the previous round but trains it from
+scratch", Zhang et al., 2023, section 6.2); a device keeps the last one for scoring.
 
-A round on a device (Singhal et al., algorithm 1): reconstruct the user vector from its first draw
-with the received Q frozen; then, with the vector frozen, steps on the touched rows; upload their
-deltas; the server adds the mean. Both parts see all the device's samples. The device keeps the
-vector it reconstructed last, to score with.
+A round on a device (Singhal et al., algorithm 1): train the user vector from its initial value with
+the received Q frozen, then train the touched rows with the vector frozen; upload their deltas; the
+server adds their mean. Deviation from the paper: both steps use all samples of the device, which
+the paper splits into a support and a query set.
 
 ``dual`` adds the dual personalization of PFedRec (Zhang et al., 2023, table 3): after the
-reconstruction each batch takes a step on the vector, then, with the new one, on the rows; and a
-device scores with its own rows on top of the table it received.
+reconstruction each batch takes a step on the vector and then, with the new vector, on the rows; a
+device scores with its own rows on the table that it received.
 """
 
 from __future__ import annotations
@@ -21,26 +21,24 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from hushrec.aggregation import Update
 from hushrec.data.views import TrainView
 from hushrec.methods.base import Between, Fitted, OneOf, Private, SearchSpace, Shared
 from hushrec.methods.fedmf import FedMF, FedMFConfig
-from hushrec.methods.shared.dual import kept_rows
 from hushrec.streams import Round
-from hushrec.training.inner_product import Descent, deltas, first_vector, train_inner_product
+from hushrec.training.inner_product import Descent, first_vector, train_inner_product
 
 
 class FedReconConfig(FedMFConfig):
-    """Options of FedMF, and how long a vector is reconstructed."""
+    """Options of FedMF, and of the reconstruction."""
 
     recon_epochs: Annotated[int, Field(ge=1)] = 10
-    """Passes over the client's samples that reconstruct its vector, before those on the rows."""
+    """Epochs of the reconstruction of the user vector."""
     recon_lr: Annotated[float, Field(gt=0)] = 1.0
-    """Rate of the reconstruction."""
+    """Learning rate of the reconstruction."""
 
 
 class FedRecon(FedMF):
-    """Matrix factorisation whose user vectors are reconstructed in every round."""
+    """Matrix factorisation with user vectors that are reconstructed in every round."""
 
     name = "fedrecon"
     Config = FedReconConfig
@@ -48,7 +46,7 @@ class FedRecon(FedMF):
 
     @property
     def search(self) -> SearchSpace:
-        """Look for how long to reconstruct, beside FedMF's options."""
+        """Search space of FedMF, and of the reconstruction."""
         return {
             **super().search,
             "recon_epochs": OneOf((1, 3, 10, 20)),
@@ -56,7 +54,7 @@ class FedRecon(FedMF):
         }
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Reconstruct the vectors, then train the rows; upload the rows' deltas."""
+        """Reconstruct the vectors, then train the rows; upload the deltas of the rows."""
         config, table = self.config, shared["items"]
         first = first_vector(config.d, config.init_std, now.streams)
         vectors = np.repeat(first[None], len(view), axis=0)
@@ -66,6 +64,4 @@ class FedRecon(FedMF):
         own, item = config.rates(view.n_items)
         descent = Descent(own if config.dual else 0.0, item, two_steps=config.dual)
         trained, losses = train_inner_product(view, now, table, vectors, None, config.pace, descent)
-        update = Update(len(view), rows={"items": deltas(trained, table)})
-        rows = {"rows": kept_rows(trained, table, config.own_share)} if config.dual else {}
-        return Fitted(update, {"vector": vectors, **rows}, losses)
+        return self._fitted(table, vectors, trained, losses)

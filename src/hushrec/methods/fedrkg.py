@@ -1,33 +1,33 @@
 """FedRKG: personalised federated recommendation with knowledge guidance (Lim et al., 2025).
 
-Private: item table P_u [m, d], user vector e_u (with a bias where the backbone has one), score
-function M_u where the backbone has one, gate (W_u [3d], b_u). Shared: the guidance table P_g, sent
-only after a guidance round.
+Private: item table P_u [m, d], user vector e_u (and bias, if the backbone has one), score function
+M_u, if the backbone has one, gate (W_u [3d], b_u). Shared: the guidance table P_g, sent only after
+a guidance round.
 
-Ordinary rounds train (P_u, e_u) on the device (eq. 2) and upload nothing. Every ``interval``
-rounds the devices upload P_u after training, and the server takes the mean, P_g (algorithm 1,
-line 11); its sum grows as they arrive. Then each device trains its gate with everything else frozen
-(eq. 7 and 8) on the fused rows of eq. 6 and commits them for all items (eq. 9):
+A round: devices train (P_u, e_u) locally (eq. 2) and upload nothing, except in every
+``interval``-th round, a guidance round, in which they upload P_u and the server computes the mean,
+P_g (algorithm 1, line 11). Then each device trains its gate with all other parameters frozen (eq. 7
+and 8) on the fused rows of eq. 6, and replaces its table by them (eq. 9):
 
     P_u <- beta P_u + 2 (1 - beta) g P_g,   g = sigmoid(W_u . [P_u, P_g, P_u - P_g] + b_u)
 
-W_u and b_u start at 0, so an untrained gate is 1/2 and guidance the plain mix of eq. 3. The devices
-hear of P_g with the next download, so the commit of guidance round t is the first thing they do in
-round t + 1: the paper's order of steps, seen by the evaluation one round later. Where cohorts are
-drawn, guidance reaches the cohort of that round.
+W_u and b_u start at 0, so an untrained gate is 1/2 and guidance is the fixed mix of eq. 3. Devices
+receive P_g with the next download, so the guidance of round t is applied at the start of round
+t + 1: the order of the paper, but an evaluation sees it one round later. With sampled cohorts,
+guidance reaches the cohort of round t + 1. P_u itself is uploaded in guidance rounds, as in the
+paper (``reveals``).
 
-P_u itself travels in guidance rounds: that is the paper's method, and ``reveals`` says so.
+``guidance = "replace"`` ("w/ GIE", global item embeddings only) has one table, P_g: in every round
+devices start from it and upload the deltas of their rows, the server adds the mean, and devices
+score with P_g. This is the backbone without personal tables, as the paper's figures show (its rows
+"w/ GIE" and FedMF are equal); ``interval`` and ``beta`` have no effect.
 
-With ``guidance = "replace"`` ("w/ GIE", global item embeddings only) there is one table, P_g: every
-round every device starts from it, uploads how its rows moved, and the mean of that is added; a
-device scores with P_g. That is the backbone without personal tables, as the paper's figures are
-(its rows "w/ GIE" and FedMF are the same); ``interval`` and ``beta`` mean nothing then.
-
-With ``privacy.mode = "local-gradients"`` the gradient of P_u is clipped and noised in every round
-(section 5.2, eq. 10 to 14): one step a round on all samples, since how many batches a client has
-is its data, and noise on every row, since which rows move is. P_u is then made of noised gradients
-and guidance tables only; e_u, M_u and b_u learn without noise and stay. A trained gate is not: it
-shapes P_u past the noise, which the paper passes over, so a guarantee needs ``guidance = "fixed"``.
+``privacy.mode = "local-gradients"`` clips and noises the gradient of P_u in every round (section
+5.2, eq. 10 to 14). Deviations from the paper: a round is one step on all samples, because the
+number of batches depends on private data, and all rows get noise, because the set of updated rows
+does too. P_u is then a function of noised gradients and guidance tables; e_u, M_u and b_u are
+trained without noise and stay private. A trained gate changes P_u without noise, which the paper
+does not discuss, so a guarantee needs ``guidance = "fixed"``.
 """
 
 from __future__ import annotations
@@ -83,39 +83,39 @@ Array = NDArray[Any]
 
 GRADIENT = "gradient"
 GUIDE_PURPOSE = "guide"
-"""The stream of a gate's own negatives."""
+"""Purpose of the stream of the gate's negatives."""
 
 
 class FedRKGConfig(InnerProductConfig):
-    """Rates are those of the authors' code; `guidance` holds the paper's ablations."""
+    """Options of FedRKG; default rates are those of the authors' code."""
 
     backbone: Literal["fedmf", "pfedrec", "fedncf"] = "pfedrec"
-    """A user vector and joint steps; a score function with bias and two steps; or a user vector
-    under a network and joint steps, which needs the 'neural' extra."""
+    """fedmf: user vector, joint steps; pfedrec: score function with bias, two steps; fedncf: user
+    vector and MLP, joint steps, which needs the 'neural' extra."""
     score_function: Literal["linear", "mlp"] = "linear"
-    """Of the pfedrec backbone: one layer, or a network, which needs the 'neural' extra."""
+    """Score function of the pfedrec backbone: linear, or an MLP, which needs the 'neural' extra."""
     hidden: tuple[Width, ...] | None = None
-    """Widths of the hidden layers of a network.  [the paper's, appendix C: 32 for fedncf, so
+    """Widths of the hidden layers of an MLP.  [as in the paper, appendix C: 32 for fedncf, so
     64-32-1 with d = 32, and 16 for pfedrec, 32-16-1]"""
     guidance: Literal["adaptive", "fixed", "replace", "none"] = "adaptive"
-    """With the gate; without it ("w/o AG", eq. 3); one table for all in place of P_u, replaced in
-    every round ("w/ GIE"); none ("w/ PIE")."""
+    """adaptive: with the gate; fixed: without it ("w/o AG", eq. 3); replace: one global table in
+    place of P_u ("w/ GIE"); none: no guidance ("w/ PIE")."""
     interval: Annotated[int, Field(ge=1)] = 100
-    """T_int: every how many rounds the tables are uploaded."""
+    """Number of rounds between uploads of the tables (T_int)."""
     beta: Annotated[float, Field(ge=0, le=1)] = 0.99
-    """How much of P_u a commit keeps."""
+    """Weight of P_u in the fused rows."""
     gate_lr: Annotated[float, Field(ge=0)] = 1e-4
-    """Rate of the gate."""
+    """Learning rate of the gate."""
     gate_epochs: Annotated[int, Field(ge=0)] = 5
-    """Passes over the client's samples per guidance; 0 leaves the gate at 1/2."""
+    """Epochs of training the gate after each guidance round; 0 keeps the gate at 1/2."""
     clip: Annotated[float, Field(gt=0)] | None = 1.0
-    """Largest norm of a gradient, of recommender and gate alike; none with None."""
+    """Bound of the norm of gradients, of recommender and gate; None for no bound."""
     round_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Rates of vector and table shrink by this factor from one round to the next."""
+    """Factor on the rates of vector and table after each round."""
 
 
 class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
-    """Private tables that are guided by their mean from time to time."""
+    """Private item tables that are mixed with their mean every ``interval`` rounds."""
 
     name = "fedrkg"
     Config = FedRKGConfig
@@ -135,38 +135,38 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
                 f"score_function = mlp is for the pfedrec backbone, not {self.config.backbone}"
             )
         if self.has_network:
-            _tensors()  # refuses here what is not installed, before a run begins
+            _networks()  # raises MissingExtraError before a run begins
 
     @property
     def has_network(self) -> bool:
-        """Whether a device scores with a network, and not with an inner product."""
+        """Whether a device scores with an MLP, not with an inner product."""
         return self.config.backbone == "fedncf" or self.config.score_function == "mlp"
 
     @property
     def global_only(self) -> bool:
-        """Whether there is one table for all ("w/ GIE")."""
+        """Whether there is one global table ("w/ GIE")."""
         return self.config.guidance == "replace"
 
     @property
     def own_table(self) -> tuple[str, ...]:
-        """Name P_u."""
+        """Names of the private table fields."""
         return () if self.global_only else ("table",)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Draw the table that every device starts from (algorithm 1, line 2)."""
+        """Draw the initial table of all devices (algorithm 1, line 2)."""
         table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
         return {"guidance": table, "fresh": np.full(1, self.global_only, np.int64)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
-        """Keep table, vector, bias and gate; a newcomer starts from the last guidance table."""
+        """Keep table, vector, bias and gate; new devices start from the last guidance table."""
         config, d, first = self.config, self.config.d, {}
         if config.score_function == "linear":
-            # A linear layer's draw for any backbone: the rates of the authors' code go with it.
+            # All backbones use the initialisation of a linear layer, as the authors' rates do.
             first["vector"], bias = first_score_function(d, streams)
             first["bias"] = bias if config.backbone == "pfedrec" else np.zeros_like(bias)
         if self.has_network:
             width, hidden = (2 * d, (32,)) if config.backbone == "fedncf" else (d, (16,))
-            first |= _tensors().initial_row_network(width, config.hidden or hidden, streams)
+            first |= _networks().initial_row_network(width, config.hidden or hidden, streams)
         recommender = {name: PerClient(array) for name, array in first.items()}
         if self.global_only:
             return recommender
@@ -178,7 +178,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         }
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Commit the guidance, if there is any, then train alone; upload in guidance rounds."""
+        """Apply received guidance, if any, then train locally; upload in guidance rounds."""
         if self.global_only:
             table = shared["guidance"]
             kept, rows, losses = self._trained(table, private, view, now)
@@ -214,7 +214,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
     ) -> tuple[dict[str, Array], ClientRows, NDArray[np.float64]]:
         """Train the recommender from one table, or each device from its own (eq. 2).
 
-        Returns vector, bias and network, the rows of the table that moved, and the losses.
+        Returns vector, bias and network, the trained rows of the table, and the losses.
         """
         config, two_steps = self.config, self.config.backbone == "pfedrec"
         descent = Descent(*self._rates(view, now), two_steps=two_steps, clip=config.clip)
@@ -224,7 +224,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
             pace = pace._replace(batch=max(1, most))
         kept = {name: np.array(private[name]) for name in private if name in ("vector", "bias")}
         if self.has_network:
-            network, rows, losses = _tensors().train_row_networks(
+            network, rows, losses = _networks().train_row_networks(
                 view, now, tables, _network(private), pace, descent
             )
             return kept | network, rows, losses
@@ -254,23 +254,23 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         config = self.config
         if self.global_only:
             raise ConfigError(
-                "with guidance = replace what is uploaded is the step itself: use --privacy "
-                "local-gaussian, which noises it"
+                "guidance = replace uploads deltas of the global table: use --privacy "
+                "local-gaussian, which adds noise to uploads"
             )
         if config.epochs != 1:
             raise ConfigError(
-                f"epochs = {config.epochs}: under noise on gradients a round is one step: use "
+                f"epochs = {config.epochs}: under noise on gradients a round is one step; use "
                 "epochs = 1, and more rounds"
             )
         if config.item_rate == 0:
-            raise ConfigError("item_rate = 0: there is no step on the item table to be noised")
+            raise ConfigError("item_rate = 0: there is no step on the item table to add noise to")
         return UploadShape(view.n_items, {GRADIENT: config.d}, {})
 
     def uncovered(self) -> str | None:
-        """Name the gate, where it is trained."""
+        """Return a reason if the gate is trained without noise."""
         if self.config.guidance == "adaptive" and self.config.gate_epochs:
             return (
-                "the gate is trained on a client's data without noise and shapes the table that "
+                "the gate is trained on a client's data without noise and changes the table that "
                 "it uploads next: use guidance = fixed, or gate_epochs = 0"
             )
         return None
@@ -284,7 +284,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         view: TrainView,
         now: Round,
     ) -> dict[str, Array]:
-        """Train the gates, all else frozen (eq. 7 and 8)."""
+        """Train the gates with all other parameters frozen (eq. 7 and 8)."""
         config = self.config
         samples = draw_device_samples(
             view, config.negatives, config.gate_epochs, now, purpose=GUIDE_PURPOSE
@@ -307,7 +307,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         trained, _, _ = tensors.train_tensors(
             {**_network(private), **gates},
             {"items": tables, "guidance": guidance},
-            _tensors().gated_loss(_tensors().row_loss, config.beta),
+            _networks().gated_loss(_networks().row_loss, config.beta),
             [tensors.DescentStep(dict.fromkeys(gates, config.gate_lr), config.clip)],
             samples,
             config.batch,
@@ -316,7 +316,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         return {name: trained[name] for name in gates}
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Take the mean of the tables, if they came (algorithm 1, line 11)."""
+        """Compute the mean of the tables after a guidance round (algorithm 1, line 11)."""
         if self.global_only:
             mean = apply_mean(shared["guidance"], total, "table")
             return {"guidance": mean, "fresh": shared["fresh"]}
@@ -326,19 +326,19 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         return {"guidance": mean.astype(np.float32), "fresh": np.ones(1, np.int64)}
 
     def download(self, shared: Shared) -> Shared:
-        """Send the guidance table in the round after it was made, and else nothing."""
+        """Send the guidance table in the round after a guidance round, and otherwise nothing."""
         return {"guidance": shared["guidance"]} if shared["fresh"][0] else {}
 
     def serving(self, shared: Shared) -> Shared:
-        """Send nothing to who scores with its own table."""
+        """Return the global table if there is one; devices otherwise score with their own."""
         return {"guidance": shared["guidance"]} if self.global_only else {}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        """Score with the own table alone, or with that of all."""
+        """Score with the private table, or with the global one."""
         table = shared["guidance"] if self.global_only else np.asarray(private["table"])
         scores: NDArray[np.float32]
         if self.has_network:
-            scores = _tensors().score_row_networks(_network(private), table)
+            scores = _networks().score_row_networks(_network(private), table)
             return scores
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         if self.global_only:
@@ -347,7 +347,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         return score_own_tables(table, vectors, biases)
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
-        """Give everybody the last guidance table."""
+        """Replace private tables by the last guidance table."""
         if self.global_only:
             raise no_own_table(self.name)
         guidance, clients = shared["guidance"], len(np.asarray(private["gate"]))
@@ -370,13 +370,13 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
 
 
 def _network(private: Private) -> dict[str, Array]:
-    """Return what a network scores with: its layers, and the vector where the backbone has one."""
+    """Return the parameters of the MLP: layers, and the vector if the backbone has one."""
     names = [name for name in private if name == "vector" or name.startswith("layer")]
     return {name: np.asarray(private[name]) for name in names}
 
 
-def _tensors() -> ModuleType:
-    """Import what trains networks; the other backbones do without it."""
+def _networks() -> ModuleType:
+    """Import the training of networks, which needs torch; other backbones do not."""
     from hushrec.training import networks
 
     return networks

@@ -1,10 +1,12 @@
-"""FOFL-SELF (Jalalirad et al., 2019, "A Simple and Efficient Federated Recommender System"):
-Reptile like PrivRec, but with ids in place of features.
+"""FOFL-SELF: a simple and efficient federated recommender system (Jalalirad et al., 2019).
 
-An item is known by a row of a shared table [m, d], a user by one vector that every device starts
-from and fine-tunes: no user id leaves a device. Both go through PrivRec's network. No proximal
-term. A device uploads the differences of its network and of the rows it touched, so its upload
-names its items.
+Reptile, as PrivRec, with ids in place of features. Shared: item table [m, d], an initial user
+vector, and PrivRec's network over both. Private: nothing between rounds; before scoring, a device
+adapts a copy of the shared parameters.
+
+A round: each device trains a copy, without a proximal term, and uploads the differences of the
+network and of the rows that it touched, so the upload reveals its items. The server adds
+``server_rate`` times the mean difference.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ class FOFLSelfConfig(FeatureNetworkConfig):
     """Options of FOFL-SELF."""
 
     item_lr: Annotated[float, Field(gt=0)] = 0.5
-    """Rate of a step on the item rows; a row is in few samples of a batch, so it may be larger."""
+    """Learning rate of item rows; larger, because a row is in few samples of a batch."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
-    """Standard deviation of the item rows before training."""
+    """Standard deviation of the initial item rows."""
     item_server_rate: Annotated[float, Field(gt=0)] = 1.0
-    """The same for item rows: of a cohort only a few clients touch a row."""
+    """``server_rate`` of item rows; only a few clients of a cohort touch a row."""
 
 
 class FOFLSelf(Method):
-    """Reptile over item ids: a shared item table and network that a device adapts."""
+    """Reptile with item ids: a shared item table and network that devices adapt."""
 
     name = "fofl-self"
     Config = FOFLSelfConfig
@@ -50,7 +52,7 @@ class FOFLSelf(Method):
     traits = Traits(rounds=300, stack_interactions=FEATURE_STACK)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Draw the item table, the first user vector and the network."""
+        """Draw the item table, the initial user vector and the network."""
         table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
         return {"items": table, "theta": self._network().initial(streams)}
 
@@ -67,7 +69,7 @@ class FOFLSelf(Method):
         return Fitted(update, {}, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Follow the mean difference."""
+        """Add the mean difference, times the server rates."""
         config = self.config
         step = config.server_rate * total.dense["theta"] / total.clients
         slower = replace(total, clients=total.clients / config.item_server_rate)
@@ -77,7 +79,7 @@ class FOFLSelf(Method):
         }
 
     def adapt(self, shared: Shared, private: Private, view: TrainView, streams: Streams) -> Private:
-        """Fine-tune each device's copy on its own past."""
+        """Fine-tune each device's copy on its history."""
         config = self.config
         if not config.adapt_epochs:
             return {}
@@ -87,7 +89,7 @@ class FOFLSelf(Method):
         return {"theta": theta, "items": rows}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        """Run all items through each device's copy."""
+        """Score all items with each device's copy."""
         network, table = self._network(), shared["items"]
         thetas, own = private.get("theta"), private.get("items")
         if thetas is None:
@@ -97,9 +99,9 @@ class FOFLSelf(Method):
             for clients, real in tensors.groups_in_order(len(history)):
                 items = np.broadcast_to(table, (tensors.GROUP, *table.shape)).copy()
                 if isinstance(own, ClientRows):
-                    for place, client in enumerate(clients):
+                    for number, client in enumerate(clients):
                         mine = slice(own.indptr[client], own.indptr[client + 1])
-                        items[place, own.ids[mine]] = own.rows[mine]
+                        items[number, own.ids[mine]] = own.rows[mine]
                 params = network.unpack(torch.from_numpy(np.asarray(thetas)[clients]))
                 itself = torch.ones(tensors.GROUP, 1, 1)
                 logits = network.logits(params, itself, torch.from_numpy(items))
@@ -107,7 +109,7 @@ class FOFLSelf(Method):
         return scores
 
     def _network(self) -> FeatureNetwork:
-        """Return a network whose one user field is the user vector, and whose items are rows."""
+        """Return a network with the user vector as one user field, and items as numeric rows."""
         return FeatureNetwork((1,), 0, (), self.config.d, self.config.d, self.config.hidden)
 
     def _samples(self, view: TrainView, epochs: int, now: Round) -> DeviceSamples:

@@ -1,42 +1,38 @@
-"""Several averages in place of one model, of which each client has its own mix (LIPM).
+"""LIPM: federated recommendation guided by local interests (Zhu, Cui, Xing and Wang).
 
-LIPM: federated recommendation guided by local interests (Zhu, Cui, Xing and Wang).
+A client is a silo of users, or one user. The recommender is an MLP over a user's embedding, an
+item's, their entrywise product and, with ``lipm``, the user's interest. Shared: item table Q,
+network, query q. Private: user embeddings, interests, and the change of the network by fine-tuning.
 
-A client is a silo of users, or one user. The recommender is a perceptron over a user's embedding,
-an item's, their product entry by entry and, with LIPM, the user's interest. Shared: item table Q,
-network. Private: user embeddings, interests, and how the network was tuned. Adam, started anew in
-every round.
+A round with ``lipm`` (section 3.1; the paper's equations are not numbered):
 
-With ``lipm`` (section 3.1; the equations have no numbers, so they are named here):
-
+- Fine-tuning after the download, theta_i = theta - lambda grad L_i: some SGD steps on the network.
+  The client trains from there with Adam; the change by fine-tuning is kept and added to the newest
+  network for scoring.
 - Interest, u(t) = GRU(x(t), u(t-1)): t counts rounds, x is the mean embedding of a user's
-  ``recent`` last training items. The scorer sees u beside the embeddings or, with
-  ``meets_items``, added to the user's. A silo's interest is the mean of its users'.
-- Aggregation, a_i = softmax(g(u_i)): g(u) = <q, u> / ``temperature`` against a query q that the
-  server holds, bounded by ``weight_bound``. Nothing in the paper trains g, so q stays as drawn. A
-  client uploads its deltas times w = exp(g - bound), which is at most 1, and w beside them
-  (`OWN_WEIGHT`); the server divides by the sum of w. What is clipped are the deltas before.
-- Fusion, phi_i = f(theta_i, u_i): the deltas of item rows times a gate 2 sigma(W u_i), one at the
-  start. W is trained, after the rest, to lower the client's loss under the gated deltas.
-- Fine-tuning after the download, theta_i = theta - lambda grad L_i (the paper prints a plus): some
-  plain steps on the network. The client trains from there, and what the steps changed is kept and
-  added to the newest network when the client scores.
+  ``recent`` last training items. u is an input of the MLP or, with ``meets_items``, added to the
+  user's embedding. A silo's interest is the mean of its users'.
+- Fusion, phi_i = f(theta_i, u_i): the deltas of item rows times a gate 2 sigma(W u_i), which starts
+  at 1. W is trained last, to lower the client's loss with the gated deltas.
+- Aggregation, a_i = softmax(g(u_i)): g(u) = <q, u> / ``temperature``, bounded by ``weight_bound``.
+  A client uploads its deltas times w = exp(g - bound), at most 1, and w itself (`OWN_WEIGHT`); the
+  server divides by the sum of w. Clipping applies to the deltas before weighting.
+- ``matching`` adds the cross-entropy of <u M, q_i>, interest and item only, with M trained.
 
-- "Matching degree" in the loss, which the paper names and does not define: ``matching`` times the
-  cross-entropy of <u M, q_i>, the interest and the item alone, M trained.
+Deviations from the paper: it prints a plus in the fine-tuning step. It does not train g, so q keeps
+its initial value. It names a "matching degree" in the loss without defining it.
 
-With ``averages`` of K > 1 there is no one global model: each silo gets an average of its own, of
-like-minded silos above all. The server keeps K averages, each with a query of its own; a silo's
-shares in them are s(u) = softmax over k of <q_k, u> / ``temperature``. It uploads its delta
-s_k-fold for each k, with s; average k moves by the sum of those over the sum S_k of s_k; and what
-the silo starts from, and scores with, is the sum of s_k(u) times average k. So silo j counts for
-silo i with sum_k s_k(u_i) s_k(u_j) / S_k, attention of one silo to another, and the server sees
-sums only. Every average costs an upload and a download of the model's size.
+Beyond the paper, ``averages`` = K > 1 gives each silo its own mix of K averages in place of one
+global model. Each average has a query q_k; the shares of a silo are s(u) = softmax over k of
+<q_k, u> / ``temperature``. A silo uploads s_k times its delta for each k, and s; average k adds the
+sum of these over the sum S_k of s_k; a silo starts from, and scores with, the sum of s_k(u) times
+average k. So silo j counts for silo i with weight sum_k s_k(u_i) s_k(u_j) / S_k, and the server
+sees sums only. Every average costs an upload and a download of the model's size.
 
-Without ``lipm`` this is federated averaging of the perceptron, the paper's baseline, which may be
-fine-tuned alike (``tuned_baseline``). DPPS (section
-3.2) is the ``privacy`` section: personal budgets, with ``guidance`` here. The interest leaves a
-client only through the gate and g, that is in the clipped and noised upload.
+Without ``lipm`` this is federated averaging of the MLP, the paper's baseline, optionally with the
+same fine-tuning (``tuned_baseline``). DPPS (section 3.2) is the ``privacy`` section with personal
+budgets, and ``guidance`` here. The interest leaves a client only through the gate and g, that is
+within the clipped and noised upload.
 """
 
 from __future__ import annotations
@@ -85,7 +81,7 @@ from hushrec.training.tensors import torch
 def mixed(
     arrays: NDArray[np.float32], shares: NDArray[np.float32] | None, clients: int
 ) -> NDArray[np.float32]:
-    """Return each silo's mix of averages, or for everybody the one that there is."""
+    """Return each silo's mix of averages, or the only average for all silos."""
     if shares is None:
         return np.repeat(arrays[None], clients, 0)
     out = np.zeros((clients, *arrays.shape[1:]), np.float32)
@@ -100,7 +96,7 @@ def mixed_rows(
     ids: NDArray[Any],
     owner: NDArray[np.int64],
 ) -> NDArray[np.float32]:
-    """Return rows of the table, each as its silo's mix of averages has it."""
+    """Return rows of the table, each mixed by the shares of its silo."""
     if shares is None:
         rows: NDArray[np.float32] = table[ids]
         return rows
@@ -116,7 +112,7 @@ def shared_out(
     network: NDArray[np.float32],
     shares: NDArray[np.float32],
 ) -> Update:
-    """Return each silo's delta, share by share, for every average."""
+    """Return each silo's delta times its share, for every average."""
     rows = {
         f"items{k}": ClientRows(
             touched.indptr,
@@ -136,45 +132,45 @@ class LIPMConfig(PerceptronConfig):
     """Options of LIPM."""
 
     lipm: bool = True
-    """Interests guide the aggregation; without, plain federated averaging."""
+    """Whether interests guide the aggregation; without, plain federated averaging."""
     interest: Width = 16
-    """Dimensions of the interest."""
+    """Width of the interest."""
     recent: Annotated[int, Field(ge=1)] = 20
-    """Last training items that make a user's current behaviour."""
+    """Number of last training items whose mean embedding is the input of the GRU."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Divides the score of an interest before the softmax."""
+    """Temperature of the softmax over interest scores."""
     weight_bound: Annotated[float, Field(gt=0)] = 1.0
-    """Bound of that score, so that no client outweighs another by more than exp(2 bounds)."""
+    """Bound of the interest score, so that weights differ by a factor of at most exp(2 bound)."""
     gate_steps: Annotated[int, Field(ge=0)] = 10
-    """Steps on the gate in a round."""
+    """Number of steps on the gate per round."""
     tune_rate: Annotated[float, Field(gt=0)] = 0.05
-    """Lambda: rate of the fine-tuning after the download."""
+    """Learning rate of the fine-tuning after the download (lambda)."""
     tune_steps: Annotated[int, Field(ge=0)] = 10
-    """Steps of it."""
+    """Number of fine-tuning steps."""
     tuned_baseline: bool = False
-    """Without ``lipm``: whether clients fine-tune after the download all the same, so that LIPM is
-    measured against averaging with the same steps."""
+    """Without ``lipm``: whether clients fine-tune after the download, for a baseline with the same
+    steps."""
     meets_items: bool = False
-    """Where the interest enters the score: as a part of the user's embedding, which meets every
-    item entry by entry, or only beside it, as an input of its own."""
+    """Whether the interest is added to the user's embedding, which is multiplied with the item's,
+    and not a separate input of the MLP."""
     matching: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the interest's match with the items in the loss."""
+    """Weight of the matching of interests and items in the loss."""
     averages: Annotated[int, Field(ge=1, le=64)] = 1
-    """Averages that the server keeps: one for all, or several that each silo has its own mix of."""
+    """Number of averages on the server, of which each silo has its own mix."""
     guidance: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Gamma: share of its own last noise that a client takes back in its next upload (DPPS)."""
+    """Share of its last noise that a client subtracts from its next upload (gamma of DPPS)."""
 
     @model_validator(mode="after")
     def _averages_need_interests(self) -> Self:
         if self.averages > 1 and not self.lipm:
-            raise ValueError("averages = K > 1 are mixed by interests: use lipm = true")
+            raise ValueError("averages > 1 are mixed by interests: use lipm = true")
         if self.averages > 1 and self.guidance:
-            raise ValueError("guidance takes back the noise on one delta: use averages = 1")
+            raise ValueError("guidance subtracts the noise of one delta: use averages = 1")
         return self
 
 
 class LIPM(Method, Tunable):
-    """A perceptron over silos, aggregated under the guidance of local interests."""
+    """An MLP recommender of silos, aggregated with weights from local interests."""
 
     name = "lipm"
     Config = LIPMConfig
@@ -183,7 +179,7 @@ class LIPM(Method, Tunable):
 
     @property
     def search(self) -> SearchSpace:
-        """Look for what the paper searched, and for LIPM's own options."""
+        """Search space of the paper, and of LIPM's own options."""
         usual: SearchSpace = {"lr": Between(1e-4, 2e-2), "decay": Between(1e-3, 0.3)}
         if self.tunes:
             steps = OneOf((0, 3, 10, 30))
@@ -201,12 +197,12 @@ class LIPM(Method, Tunable):
 
     @property
     def tunes(self) -> bool:
-        """Whether clients fine-tune what they receive."""
+        """Whether clients fine-tune the received network."""
         return self.config.lipm or self.config.tuned_baseline
 
     @property
     def perceptron(self) -> Perceptron:
-        """The network that is trained."""
+        """The network."""
         c = self.config
         guided = (c.interest, c.matching, c.meets_items) if c.lipm else ()
         return Perceptron(c.d, c.hidden, *guided)
@@ -229,7 +225,7 @@ class LIPM(Method, Tunable):
         return shared
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
-        """Keep a row for every user of the silo, and with LIPM what fine-tuning changed."""
+        """Keep rows of the silo's users and, with ``lipm``, the change by fine-tuning."""
         c = self.config
         n_users = np.diff(view.client_indptr)
         fields: dict[str, PerClient | PerClientRows] = {"users": PerClientRows(n_users, c.d)}
@@ -243,7 +239,7 @@ class LIPM(Method, Tunable):
         return fields
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Tune, train, gate and weigh; upload deltas."""
+        """Fine-tune, train, gate and weight; upload deltas."""
         c, table = self.config, shared["items"]
         samples = draw_silo_samples(view, c.negatives, c.epochs, now)
         shares = self._shares(shared, private, view)
@@ -274,7 +270,7 @@ class LIPM(Method, Tunable):
             whole = trained._replace(items=np.concatenate([start.items, deltas], 1))
             network = self._with_gate(problem, whole, np.repeat(mean, np.diff(indptr), 0))
             gates = perceptron.unpack(network)["gate"].numpy()
-            # Not a product of matrices, whose rounding may depend on how many clients there are.
+            # Not a matrix product, whose rounding may depend on the number of clients.
             gate = 2 / (1 + np.exp(-(mean[:, :, None] * gates).sum(1)))
             deltas = deltas * np.repeat(gate, samples.touched.lengths, 0)
             if c.averages > 1:
@@ -295,19 +291,19 @@ class LIPM(Method, Tunable):
         return Fitted(update, kept, losses)
 
     def _tuned(self, problem: SiloProblem, start: SiloModel) -> NDArray[np.float32]:
-        """Take some plain steps on the received network, but for the gate."""
-        rule, head = PlainSGD(self.config.tune_rate), set(problem.shapes) - {"gate"}
+        """Take some SGD steps on the received network, except on the gate."""
+        optimiser, head = PlainSGD(self.config.tune_rate), set(problem.shapes) - {"gate"}
         done = train_silo_networks(
-            problem, start, rule, moves=NETWORK, only=head, steps=self.config.tune_steps
+            problem, start, optimiser, moves=NETWORK, only=head, steps=self.config.tune_steps
         )
         return done.model.network
 
     def _with_gate(
         self, problem: SiloProblem, start: SiloModel, interests: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Take some steps on the gate alone, under the loss of the gated deltas.
+        """Take some steps on the gate only, with the loss of the gated deltas.
 
-        The items of ``start`` are received rows and their deltas, side by side; ``interests`` are
+        The items of ``start`` are received rows concatenated with their deltas; ``interests`` are
         those of each user's silo.
         """
         gated = replace(
@@ -316,8 +312,10 @@ class LIPM(Method, Tunable):
             fixed={**problem.fixed, "client": interests},
             decay=0.0,
         )
-        rule, steps = LazyAdam(self.config.lr), self.config.gate_steps
-        done = train_silo_networks(gated, start, rule, moves=NETWORK, only={"gate"}, steps=steps)
+        optimiser, steps = LazyAdam(self.config.lr), self.config.gate_steps
+        done = train_silo_networks(
+            gated, start, optimiser, moves=NETWORK, only={"gate"}, steps=steps
+        )
         return done.model.network
 
     def _guided(
@@ -328,10 +326,10 @@ class LIPM(Method, Tunable):
         past_noise: PastNoise | None,
         table: tuple[int, ...],
     ) -> Update:
-        """Take back a share of each client's last noise (section 3.2, gradient - gamma * noise).
+        """Subtract a share of each client's last noise (section 3.2, gradient - gamma * noise).
 
-        A round's delta stands for its gradients. Corrected here, and not step by step, Adam cannot
-        scale the correction away; and what is clipped afterwards holds it, so the account stands.
+        The correction applies to the round's delta, not to each gradient, which Adam would rescale.
+        Clipping follows, so the privacy accounting does not change.
         """
         if past_noise is None:
             return update
@@ -358,7 +356,7 @@ class LIPM(Method, Tunable):
             return self._apply_averages(shared, total)
         weights = total.clients
         if self.config.lipm:
-            # Noise may push the sum to where no clients' weights can be; their bound is public.
+            # Noise may push the sum outside the range of client weights, whose bound is public.
             least = total.clients * np.exp(-2 * self.config.weight_bound)
             weights = total.clients / 2 + float(total.dense[OWN_WEIGHT])
             weights = float(np.clip(weights, least, total.clients))
@@ -369,10 +367,10 @@ class LIPM(Method, Tunable):
         return {**shared, "items": items.astype(np.float32), "network": network.astype(np.float32)}
 
     def _apply_averages(self, shared: Shared, total: Total) -> Shared:
-        """Move each average by the mean of the deltas, weighed by the silos' shares in it."""
+        """Add to each average the mean delta, weighted by the silos' shares."""
         items = shared["items"].astype(np.float64)
         network = shared["network"].astype(np.float64)
-        # Noise may make a sum of shares anything; an average that nobody shares in stays.
+        # Noisy sums of shares are bounded below; an average without shares stays unchanged.
         weights = np.maximum(total.dense["shares"], 1e-3 * total.clients)
         for k, weight in enumerate(weights):
             ids, summed = total.rows[f"items{k}"]
@@ -383,7 +381,7 @@ class LIPM(Method, Tunable):
     def _shares(
         self, shared: Shared, private: Private, view: TrainView
     ) -> NDArray[np.float32] | None:
-        """Return each silo's shares in the averages by its last interests; None for one average."""
+        """Return each silo's shares from its last interests; None for one average."""
         if self.config.averages == 1:
             return None
         mean = client_means(_rows(private, "interests", view), view)
@@ -392,7 +390,7 @@ class LIPM(Method, Tunable):
     def _own_shares(
         self, queries: NDArray[np.float32], interests: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Return s(u): [silos, averages]."""
+        """Return the shares s(u), [silos, averages]."""
         scores = (interests[:, None] * queries).sum(-1) / np.float32(self.config.temperature)
         powers = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
         shares: NDArray[np.float32] = powers / powers.sum(1, keepdims=True)
@@ -401,19 +399,19 @@ class LIPM(Method, Tunable):
     def interest_scores(
         self, query: NDArray[np.float32], interests: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Return g(u_i), bounded."""
+        """Return the bounded interest scores g(u_i)."""
         c = self.config
         scores = (interests * query).sum(1) / np.float32(c.temperature)
         bounded: NDArray[np.float32] = np.clip(scores, -c.weight_bound, c.weight_bound)
         return bounded
 
     def serving(self, shared: Shared) -> Shared:
-        """Send the item table and the network; the query is for training, and for mixtures."""
+        """Return the item table and the network, and the query for several averages."""
         names = ("items", "network") if self.config.averages == 1 else ("items", "network", "query")
         return {name: shared[name] for name in names}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        """Score with the newest network, tuned as the client last tuned it."""
+        """Score with the newest network plus the client's last change by fine-tuning."""
         c = self.config
         scores = np.zeros((len(history), history.n_items), np.float32)
         users, indptr = _rows(private, "users", history), history.client_indptr

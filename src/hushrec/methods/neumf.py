@@ -1,13 +1,13 @@
 """NeuMF: neural matrix factorisation on pooled data (He et al., 2017).
 
-Not federated and not private: the yardstick for the neural methods. Two branches with tables of
-their own (He et al., section 3.4): GMF multiplies user vector and item row entry by entry (eq. 9),
-MLP runs a network over the two (eq. 10), and one layer weighs both outputs (eq. 12). Binary
-cross-entropy (eq. 7) with sampled negatives. Without ``products`` the MLP branch is alone: the
-three-layer NCF that PFedRec is measured against (Zhang et al., 2023, section 6.2).
+A baseline that is neither federated nor private. Two branches with separate tables (He et al.,
+section 3.4): GMF multiplies user vector and item row entry by entry (eq. 9), MLP is a network over
+both (eq. 10), and one output layer weights both branches (eq. 12). Binary cross-entropy (eq. 7)
+with sampled negatives. Without ``products`` only the MLP branch remains: the three-layer NCF that
+PFedRec is compared with (Zhang et al., 2023, section 6.2).
 
-SGD on mini-batches. A row is in few of them, so rows move by the sum over their samples, as if one
-sample came at a time, and the layers by the mean over the batch.
+Deviation from the paper: SGD on mini-batches, without pre-training of the branches. Rows take the
+sum of the gradients of their samples, because a row is in few batches, and the layers their mean.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ Array = NDArray[Any]
 
 
 class NeuMFConfig(CentralMFConfig):
-    """Options of NeuMF; a round is one pass over the data.
+    """Options of NeuMF; a round is one epoch.
 
-    Both branches have vectors and rows of width d. Decay counts for each of their samples.
+    Both branches have vectors and rows of width d. Weight decay applies per sample.
     """
 
     products: bool = True
-    """Whether there is a GMF branch; without, it is NCF."""
+    """Whether there is a GMF branch; without it the method is NCF."""
     hidden: Annotated[tuple[Width, ...], Field(min_length=1)] = (32, 16, 8)
-    """Widths of the MLP branch after its 2d inputs; the last one goes into the final layer."""
+    """Widths of the hidden layers of the MLP branch, after its 2d inputs."""
     lr: Annotated[float, Field(gt=0)] = 0.1
-    """Rate of the layers."""
+    """Learning rate of the layers."""
     row_lr: Annotated[float, Field(gt=0)] = 0.05
-    """Rate of vectors and rows, for each of their samples."""
+    """Learning rate of vectors and rows, per sample."""
     batch: Annotated[int, Field(ge=1)] = 256
     """Samples per step."""
 
@@ -78,14 +78,14 @@ class NeuMF(Method, Tunable):
     }
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Draw both branches' item rows, side by side, and the layers."""
+        """Draw the item rows of both branches, concatenated, and the layers."""
         config, shape = self.config, (view.n_items, 2 * self.config.d)
         need = 24 * shape[0] * shape[1]
         require_memory(need, f"item tables of width d={config.d}", "a smaller d")
         drawn = streams.generator("init/items").standard_normal(shape, np.float32)
         layers = tensors.initial_mlp([2 * config.d, *config.hidden], streams, "init/mlp")
         final = tensors.initial_mlp([config.d + config.hidden[-1], 1], streams, "init/final")
-        drawn[:, : config.d] *= config.products  # rows and vectors of zeros never move
+        drawn[:, : config.d] *= config.products  # zero rows and vectors have zero gradients
         return {
             "items": drawn * np.float32(config.init_std),
             **layers,
@@ -93,13 +93,13 @@ class NeuMF(Method, Tunable):
         }
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
-        """Hold both branches' vectors of a user."""
+        """Keep the user vectors of both branches."""
         both = first_vector(2 * self.config.d, self.config.init_std, streams)
         both[: self.config.d] *= self.config.products
         return {"vector": PerClient(both)}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Pass once over all samples in random order."""
+        """Train for one epoch on pooled samples in random order."""
         config = self.config
         samples = draw_device_samples(view, config.negatives, 1, now)
         clients = np.repeat(np.arange(len(view)), samples.lengths)
@@ -131,14 +131,14 @@ class NeuMF(Method, Tunable):
         return Fitted(Update(1, dense=change), {"vector": users}, np.full(len(view), loss))
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Take the trained parameters."""
+        """Add the changes of the parameters."""
         return {
             name: (array + total.dense.get(name, 0.0)).astype(np.float32)
             for name, array in shared.items()
         }
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        """Score every item for one user after the other."""
+        """Score all items, user by user."""
         vectors = torch.from_numpy(np.array(private["vector"]))
         layers = {name: torch.from_numpy(array) for name, array in shared.items()}
         items = layers.pop("items")[None]
@@ -150,7 +150,7 @@ class NeuMF(Method, Tunable):
 
 
 def _logits(layers: tensors.Params, users: Tensor, items: Tensor) -> Tensor:
-    """Score pairs of user vectors and item rows, [1, samples or 1, 2d]: [1, samples]."""
+    """Return the logits [1, samples] of user vectors and item rows [1, samples or 1, 2d]."""
     d = items.shape[-1] // 2
     users = users.expand_as(items)
     network = {name: tensor[None] for name, tensor in layers.items() if name.startswith("layer")}

@@ -1,17 +1,17 @@
 """pFedMe: personalised federated learning with Moreau envelopes (T Dinh, Tran and Nguyen, 2020).
 
-The perceptron of `hushrec.methods.lipm`, without interests, over silos or single users. Shared: the
-item table and the network, w. Private: user embeddings, and the client's own model theta_i.
+The network of `hushrec.methods.lipm`, without interests, on silos or single users. Shared: the item
+table and the network, w. Private: user embeddings, and the client's own model theta_i.
 
 A round on a client (algorithm 1): w_i starts at w. On every batch theta_i takes ``steps`` steps on
-f_i(theta) + lambda/2 ||theta - w_i||², then w_i follows: w_i <- w_i - eta lambda (w_i - theta_i).
-The upload is w_i - w. Server: w <- (1 - beta) w + beta mean(w_i). A client scores with theta_i;
-items it did not touch score with w's rows.
+f_i(theta) + lambda/2 ||theta - w_i||², then w_i <- w_i - eta lambda (w_i - theta_i). The upload is
+w_i - w. Server: w <- (1 - beta) w + beta mean(w_i). A client scores with theta_i; items that it did
+not touch are scored with rows of w.
 
-The steps are Adam's: the paper leaves the solver open, and plain descent needs thousands of steps
-for the rows of a table that a batch rarely holds. For the same reason only rows in the batch
-follow. eta lambda is one option, ``follow``. lambda is smaller than the paper's 15, which suits
-parameters that every sample moves. User embeddings are in no envelope: they are nobody else's.
+Deviations from the paper: the inner solver, which the paper leaves open, is Adam, because rows of a
+table need thousands of SGD steps; only rows in the batch follow theta_i; eta lambda is one option,
+``follow``; lambda is smaller than the paper's 15, which suits parameters that every sample updates;
+user embeddings are private and have no envelope.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ class PFedMeConfig(PerceptronConfig):
     """Options of pFedMe."""
 
     epochs: Annotated[int, Field(ge=1)] = 2
-    """Passes over a client's samples in a round."""
+    """Epochs per round."""
     decay: Annotated[float, Field(ge=0)] = 3e-3
-    """Weight of the squared embeddings in the loss."""
+    """Weight of the squared norm of embeddings in the loss."""
     steps: Annotated[int, Field(ge=1)] = 3
-    """K: steps of theta on every batch."""
+    """Number of steps of theta on every batch (K)."""
     pull: Annotated[float, Field(gt=0)] = 0.01
-    """Lambda: weight of the distance between theta and w."""
+    """Weight of the squared distance between theta and w (lambda)."""
     follow: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Eta lambda: share of the way that w goes to theta after a batch."""
+    """Share of the distance by which w follows theta after a batch (eta lambda)."""
     server_rate: Annotated[float, Field(gt=0)] = 1.0
-    """Beta."""
+    """Share of the distance by which the server moves w towards the mean (beta)."""
 
 
 class PFedMe(Method):
-    """Each client's own model, held near a shared one by a Moreau envelope."""
+    """A personal model per client, kept near a shared model by a Moreau envelope."""
 
     name = "pfedme"
     Config = PFedMeConfig
@@ -75,7 +75,7 @@ class PFedMe(Method):
 
     @property
     def perceptron(self) -> Perceptron:
-        """The network that is trained."""
+        """The network."""
         return Perceptron(self.config.d, self.config.hidden)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
@@ -85,7 +85,7 @@ class PFedMe(Method):
         return {"items": items, "network": self.perceptron.initial(streams)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
-        """Keep user embeddings and the own model, of the item table the touched rows."""
+        """Keep user embeddings, and the client's own network and touched item rows."""
         c = self.config
         positives = np.diff(view.positives.indptr[view.client_indptr])
         touched = np.minimum(view.n_items, positives * (1 + c.negatives * c.epochs))
@@ -96,7 +96,7 @@ class PFedMe(Method):
         }
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Train theta and let w follow (algorithm 1)."""
+        """Train theta, which w follows (algorithm 1)."""
         c = self.config
         perceptron, indptr, kept = self.perceptron, view.client_indptr, private["users"]
         assert isinstance(kept, ClientRows)
@@ -125,7 +125,7 @@ class PFedMe(Method):
         return Fitted(update, own, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Go beta of the way to the mean of the w_i."""
+        """Move w towards the mean of the w_i by beta."""
         rate = self.config.server_rate / total.clients
         ids, summed = total.rows["items"]
         items = shared["items"].astype(np.float64)
@@ -134,7 +134,7 @@ class PFedMe(Method):
         return {"items": items.astype(np.float32), "network": network.astype(np.float32)}
 
     def serving(self, shared: Shared) -> Shared:
-        """Send the item table: the network is the client's own."""
+        """Return the item table; the network is private."""
         return {"items": shared["items"]}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:

@@ -1,17 +1,19 @@
 """PFedRec: dual personalization on federated recommendation (Zhang et al., IJCAI 2023).
 
 Shared: item table Q [m, d]. Private: score function (w_u, b_u), one linear layer (eq. 6), and the
-item rows the device last trained. Bi-level objective: eq. 5; loss: binary cross-entropy, eq. 7,
-with negatives from the items the device has not touched, eq. 8. With ``score_function = "mlp"`` the
-score function is a network of several layers, trained in tensors (the 'neural' extra).
+item rows that the device trained last. Bi-level objective: eq. 5. Loss: binary cross-entropy, eq.
+7, with negatives from the items without interaction, eq. 8. With ``score_function = "mlp"`` the
+score function is an MLP (needs the 'neural' extra).
 
-A round on device u (algorithm 1, ClientUpdate): start from the received Q; for each batch a step
-on (w, b) at ``lr``, then, with the new (w, b), a step on the item rows at lr * m * ``item_rate``.
-Upload the touched rows' deltas. Server (algorithm 1, line 6): the plain mean over participants.
+A round on device u (algorithm 1, ClientUpdate): start from the received Q; on each batch take a
+step on (w, b) at rate ``lr`` and then, with the new (w, b), a step on the item rows at rate
+lr * m * ``item_rate``; upload the deltas of the touched rows. Server (algorithm 1, line 6): the
+unweighted mean over participants.
 
-A device scores with its own table, the received Q with its own rows in place, not with the new
-mean. The simulation keeps one copy of the last broadcast (``received``) and each device's own rows
-instead of n whole tables; a device that sat a round out scores on the broadcast of that round.
+A device scores with its own table: the table that it received, with its own rows in place of the
+received ones. Deviation from the paper: the simulation stores one copy of the last broadcast
+(``received``) and each device's own rows in place of one table per device, so a device that did not
+take part in a round scores on the broadcast of that round.
 """
 
 from __future__ import annotations
@@ -58,16 +60,16 @@ from hushrec.training.inner_product import (
 
 
 class PFedRecConfig(DualConfig):
-    """Options of the inner-product family, and the kind of score function."""
+    """Options of PFedRec."""
 
     score_function: Literal["linear", "mlp"] = "linear"
-    """One linear layer, as in the paper, or a network; that needs the 'neural' extra."""
+    """One linear layer, as in the paper, or an MLP, which needs the 'neural' extra."""
     hidden: tuple[Width, ...] = (16,)
-    """Widths of the hidden layers of "mlp", between d inputs and one score."""
+    """Widths of the hidden layers of "mlp", between d inputs and one output."""
 
 
 class PFedRec(Method, Tunable, OwnTable, ItemTables):
-    """A shared item table, tuned on each device, under a private score function."""
+    """A shared item table, fine-tuned on each device, with a private score function."""
 
     name = "pfedrec"
     Config = PFedRecConfig
@@ -78,7 +80,7 @@ class PFedRec(Method, Tunable, OwnTable, ItemTables):
     def __init__(self, config: MethodConfig | None = None) -> None:
         super().__init__(config)
         if self.config.score_function == "mlp":
-            _tensors()  # refuses here what is not installed, before a run begins
+            _networks()  # raises MissingExtraError before a run begins
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw Q from N(0, init_std)."""
@@ -86,20 +88,20 @@ class PFedRec(Method, Tunable, OwnTable, ItemTables):
         return {"items": table, "received": table}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
-        """Keep the score function and the own rows; all devices share one first score function."""
+        """Keep the score function and own rows; all devices start from one score function."""
         rows = own_rows(self.config, view)
         if self.config.score_function == "mlp":
-            network = _tensors().initial_row_network(self.config.d, self.config.hidden, streams)
+            network = _networks().initial_row_network(self.config.d, self.config.hidden, streams)
             return {"rows": rows, **{name: PerClient(array) for name, array in network.items()}}
         vector, bias = first_score_function(self.config.d, streams)
         return {"vector": PerClient(vector), "bias": PerClient(bias), "rows": rows}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Tune the score function, then the rows (algorithm 1, ClientUpdate)."""
+        """Train the score function, then the rows (algorithm 1, ClientUpdate)."""
         config, table = self.config, shared["items"]
         descent = Descent(*config.rates(view.n_items), two_steps=True)
         if config.score_function == "mlp":
-            kept, trained, losses = _tensors().train_row_networks(
+            kept, trained, losses = _networks().train_row_networks(
                 view, now, table, _network(private), config.pace, descent
             )
         else:
@@ -112,7 +114,7 @@ class PFedRec(Method, Tunable, OwnTable, ItemTables):
         return Fitted(update, {**kept, "rows": rows}, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Average (algorithm 1, line 6), and remember what the devices had received."""
+        """Add the mean delta (algorithm 1, line 6), and keep the table that was sent."""
         new = apply_mean(shared["items"], total, "items")
         return {"items": new, "received": shared["items"]}
 
@@ -121,13 +123,13 @@ class PFedRec(Method, Tunable, OwnTable, ItemTables):
         return {"items": shared["items"]}
 
     def serving(self, shared: Shared) -> Shared:
-        """Send what the own rows lie on."""
+        """Return the table that was sent last, which own rows are combined with."""
         return {"received": shared["received"]}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
         """Score with the device's own table."""
         if self.config.score_function == "mlp":
-            scores: NDArray[np.float32] = _tensors().score_row_networks(
+            scores: NDArray[np.float32] = _networks().score_row_networks(
                 _network(private), shared["received"], private["rows"]
             )
             return scores
@@ -135,7 +137,7 @@ class PFedRec(Method, Tunable, OwnTable, ItemTables):
         return score_own_rows(shared["received"], private["rows"], vectors, biases)
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
-        """Leave the own rows out, and take the newest mean (figure 3)."""
+        """Replace own tables by the new mean (figure 3)."""
         return without_own_rows(shared, private)
 
     def item_tables(self, shared: Shared, private: Private) -> dict[str, NDArray[np.float32]]:
@@ -143,7 +145,7 @@ class PFedRec(Method, Tunable, OwnTable, ItemTables):
         return table_of_one(shared, private)
 
 
-def _tensors() -> ModuleType:
+def _networks() -> ModuleType:
     """Import the training of networks, which needs torch; a linear score function does not."""
     from hushrec.training import networks
 

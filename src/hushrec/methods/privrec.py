@@ -1,31 +1,28 @@
-"""PrivRec and DP-PrivRec (Wang et al., 2021, "Fast-adapting and Privacy-preserving Federated
-Recommender System"): features in, one score out, meta-learned so that a few steps personalise it.
+"""PrivRec and DP-PrivRec: fast-adapting and privacy-preserving federated recommendation.
 
-Users and items are known by their features alone (section 2.1, equation 1): an embedding per
-category, numbers as they are, an MLP with four hidden layers of ReLUs, as equation 1 has it
-(section 4.1 says Sigmoid, which is f, the output's, for implicit feedback; for ratings f is linear:
-``output``). Every parameter is shared; what is private is the data and the copy that a device
-fine-tunes for itself.
+Wang et al., 2021. Users and items are represented by features only (section 2.1, equation 1): an
+embedding per category, numeric features as they are, an MLP with four hidden ReLU layers. Shared:
+all parameters theta. Private: nothing between rounds; before scoring, a device adapts a copy of
+theta on its history for `adapt_epochs` epochs (section 3.3).
 
-A round (Algorithm 1): exactly M clients; each starts from the received theta0 and runs E2 epochs of
-minibatch SGD on BCE + mu/2 |theta - theta0|² (equation 7; the text drops the square, the FedProx it
-cites has it); the server moves theta0 by alpha3 times the mean difference (Reptile, equation 6).
+A round (algorithm 1): exactly M clients; each starts from the received theta0 and runs E2 epochs of
+minibatch SGD on BCE + mu/2 |theta - theta0|² (equation 7); the server adds alpha3 times the mean
+difference (Reptile, equation 6). DP-PrivRec (algorithm 2) is this method under ``--privacy
+central`` with a fixed-size cohort and adaptive clipping: the preset ``dp-paper``. Noise is added to
+the mean before the server's rate.
 
-With ``shares`` a client also uploads its items, scaled to norm 1 together, and the server's sum of
-them so far says how popular an item is: one more feature of it, log(1 + count / mean count). It is
-part of the upload, so clipped, noised and accounted for with the rest.
+Choices where the paper is ambiguous: hidden layers are ReLU as in equation 1, where section 4.1
+says sigmoid, which is the output's activation for implicit feedback (``output``: linear for
+ratings); the proximal term is squared as in FedProx, where the text has no square (``proximal``).
 
-Before it is asked, a device runs `adapt_epochs` epochs of the same on its own past (section 3.3).
+Beyond the paper: with ``shares`` a client also uploads its items, scaled to joint norm 1, and the
+server's running sum gives each item a popularity feature, log(1 + count / mean count). The counts
+are part of the upload, so they are clipped, noised and charged to the privacy budget with it.
 
-DP-PrivRec (Algorithm 2) is this method under ``--privacy central`` with a cohort of fixed size and
-adaptive clipping: the preset ``dp-paper``. The noise is on the mean, before the server's rate.
-
-PrivRec-CEN: PrivRec's network on pooled data, what federation is measured against.
-
-Not federated and not private: one network, minibatches over everybody's samples in random order,
-a round is one pass. As in the paper (section 4.1), an unseen user still adapts a copy. The paper
-treats "each user as a task": with ``tasks`` a pass has as many samples of every user, drawn with
-replacement, so that users count alike; without, samples do.
+`PrivRecCEN` trains the same network on pooled data, as a baseline that is neither federated nor
+private: minibatches over all users' samples in random order, one epoch a round; an unseen user
+adapts a copy (section 4.1). The paper treats "each user as a task": with ``tasks`` an epoch has
+equally many samples of every user, drawn with replacement.
 """
 
 from __future__ import annotations
@@ -58,8 +55,8 @@ from hushrec.training.samples import DeviceSamples, draw_device_samples
 from hushrec.training.tensors import Tensor, torch
 
 FEATURE_STACK = 512
-"""Interactions of a stack: a cohort is small and a client takes long, so that threads share few
-clients each."""
+"""Interactions in a batch of clients; small, because few clients with long training are shared by
+the threads."""
 
 
 class PrivRecConfig(FeatureNetworkConfig):
@@ -68,24 +65,24 @@ class PrivRecConfig(FeatureNetworkConfig):
     mu: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the proximal term."""
     proximal: Literal["squared", "norm"] = "squared"
-    """The squared distance from the received parameters, or the distance, as the text prints it."""
+    """Squared distance from the received parameters, or the distance, as the paper prints it."""
     output: Literal["sigmoid", "linear"] = "sigmoid"
-    """Whether what is predicted is a preference under cross-entropy, or a rating under the squared
-    error, a drawn item counting 0."""
+    """sigmoid: predict preferences with cross-entropy; linear: predict ratings with squared error,
+    sampled items having rating 0."""
     shares: bool = False
-    """Whether each item's share of the interactions so far is one more feature of it."""
+    """Whether each item's share of all interactions is an additional feature."""
 
     @model_validator(mode="after")
     def _ratings_have_no_threshold(self) -> Self:
         if self.output == "linear" and self.positive_above is not None:
             raise ValueError(
-                "output = linear predicts ratings as they are: leave out positive_above"
+                "output = linear predicts ratings and has no threshold: leave out positive_above"
             )
         return self
 
 
 class PrivRec(Method):
-    """Features, never ids, through a network that a device adapts in a few steps."""
+    """A meta-learned network over features that a device adapts in a few steps."""
 
     name = "privrec"
     Config = PrivRecConfig
@@ -105,17 +102,17 @@ class PrivRec(Method):
         return Fitted(self.upload(trained - shared["theta"], view), {}, losses)
 
     def upload(self, moved: NDArray[np.float32], view: TrainView) -> Update:
-        """Return what clients send: how their copies moved and, with shares, their items."""
+        """Return the uploads: differences of the copies and, with ``shares``, item counts."""
         counts = count_items(view).rows if self.config.shares else {}
         return Update(len(view), rows=counts, dense={"theta": moved})
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Follow the mean difference (equation 6)."""
+        """Add the mean difference, times the server rate (equation 6)."""
         step = self.config.server_rate * total.dense["theta"] / total.clients
         return {"theta": (shared["theta"] + step).astype(np.float32), **self.counted(shared, total)}
 
     def counted(self, shared: Shared, total: Total) -> dict[str, Array]:
-        """Return the sum of what clients had so far, with this round's."""
+        """Return the running sum of item counts, including this round's."""
         if not self.config.shares:
             return {}
         counts = shared["counts"].astype(np.float64)
@@ -125,7 +122,7 @@ class PrivRec(Method):
         return {"counts": counts.astype(np.float32)}
 
     def adapt(self, shared: Shared, private: Private, view: TrainView, streams: Streams) -> Private:
-        """Fine-tune each device's copy on its own past."""
+        """Fine-tune each device's copy on its history."""
         config = self.config
         if not config.adapt_epochs:
             return {}
@@ -133,22 +130,22 @@ class PrivRec(Method):
         return {"theta": self._trained(shared, view, samples, config.adapt_rate)[0]}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        """Run all items through each device's copy, each different row of features once."""
+        """Score all items with each device's copy, each distinct feature row once."""
         thetas = private.get("theta")
         if thetas is None:
             thetas = np.broadcast_to(shared["theta"], (len(history), len(shared["theta"])))
         network = self.network(history)
         user_rows, item_rows = self.inputs(shared, history)
         users = torch.from_numpy(user_rows)
-        distinct, place = np.unique(item_rows, axis=0, return_inverse=True)
-        place = place.reshape(-1)
+        distinct, inverse = np.unique(item_rows, axis=0, return_inverse=True)
+        inverse = inverse.reshape(-1)
         items = torch.from_numpy(distinct).expand(tensors.GROUP, *distinct.shape)
         scores = np.empty((len(history), history.n_items), np.float32)
         with torch.no_grad():
             for clients, real in tensors.groups_in_order(len(history)):
                 params = network.unpack(torch.from_numpy(np.asarray(thetas)[clients]))
                 logits = network.logits(params, users[clients][:, None], items)
-                scores[clients[:real]] = logits.numpy()[:real, place]
+                scores[clients[:real]] = logits.numpy()[:real, inverse]
         return scores
 
     def _trained(
@@ -167,16 +164,16 @@ class PrivRec(Method):
         return copies, losses
 
     def descent(self, lr: float, mu: float) -> ProximalDescent:
-        """Return how a step goes."""
+        """Return the rates of SGD with the proximal term."""
         config = self.config
         return ProximalDescent(lr, mu, config.proximal == "squared", 0.0, config.output == "linear")
 
     def inputs(self, shared: Shared, view: TrainView) -> tuple[Array, Array]:
-        """Return the features of the clients and of all items, shares among them."""
+        """Return the features of the clients and of all items, including shares."""
         users, items = features(view)
         if not self.config.shares:
             return users, items
-        counts = np.maximum(shared["counts"], 0)  # noise may leave less than nothing
+        counts = np.maximum(shared["counts"], 0)  # noisy counts may be negative
         popular = np.log1p(counts / max(float(counts.mean()), 1e-12)).astype(np.float32)
         return users, np.concatenate([items, popular[:, None]], 1)
 
@@ -187,14 +184,14 @@ class PrivRec(Method):
         return replace(network, item_numbers=network.item_numbers + more) if more else network
 
     def samples(self, view: TrainView, epochs: int, now: Round) -> DeviceSamples:
-        """Draw the clients' samples of a round: their rows, and items they have none of."""
+        """Draw the clients' samples of a round: training rows and negatives."""
         above, ratings = self.config.positive_above, self.config.output == "linear"
         return draw_device_samples(
             view, self.config.negatives, epochs, now, positive_above=above, ratings=ratings
         )
 
     def _loss(self, shared: Shared, view: TrainView) -> tensors.LossOf:
-        """Return the same loss for autograd to differentiate, as often as it likes."""
+        """Return the loss for autograd, which can differentiate it twice."""
         network, received = self.network(view), torch.from_numpy(shared["theta"])
         users, items = map(torch.from_numpy, self.inputs(shared, view))
         mu, kind, linear = self.config.mu, self.config.proximal, self.config.output == "linear"
@@ -212,21 +209,21 @@ class PrivRec(Method):
 
 
 def features(view: TrainView) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the features of the clients and of all items, a row each."""
+    """Return the feature rows of the clients and of all items."""
     users = encode(view.user_features, np.arange(len(view)), "user")
     items = encode(view.item_features, np.arange(view.n_items), "item")
     return users.rows, items.rows
 
 
 class PrivRecCENConfig(PrivRecConfig):
-    """Options of PrivRec-CEN: those of PrivRec, and of the pooled passes."""
+    """Options of PrivRec, and of training on pooled data."""
 
     pooled_batch: Annotated[int, Field(ge=1)] = 256
-    """Samples of a pooled step, of all users together."""
+    """Batch size of pooled samples."""
     pooled_lr: Annotated[float, Field(gt=0)] = 0.1
-    """Rate of a pooled step."""
+    """Learning rate on pooled samples."""
     tasks: bool = False
-    """Whether every user counts alike in a pass, or every sample."""
+    """Whether an epoch has equally many samples of every user, not every sample once."""
 
 
 class PrivRecCEN(PrivRec):
@@ -238,12 +235,12 @@ class PrivRecCEN(PrivRec):
     traits = Traits(rounds=20, pooled=True, stack_interactions=FEATURE_STACK)
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Pass once over all samples in random order."""
+        """Train for one epoch on pooled samples in random order."""
         samples = self.samples(view, 1, now)
         generator = now.generator("fit/order")
         order = generator.permutation(len(samples.items))
         if self.config.tasks:
-            order = generator.permutation(_alike(samples, generator))
+            order = generator.permutation(_balanced(samples, generator))
         theta, loss = train_pooled_network(
             self.network(view),
             self.descent(self.config.pooled_lr, 0.0),
@@ -257,7 +254,7 @@ class PrivRecCEN(PrivRec):
         return Fitted(update, {}, np.repeat(loss, len(view)))
 
     def _pooled_counts(self, view: TrainView) -> dict[str, ClientRows]:
-        """Return everybody's items as one upload, where shares are a feature."""
+        """Return the item counts of all users as one upload, with ``shares``."""
         if not self.config.shares:
             return {}
         mine = count_items(view).rows[COUNTS]
@@ -266,13 +263,13 @@ class PrivRecCEN(PrivRec):
         return {COUNTS: ClientRows(np.array([0, view.n_items]), ids, counts[:, None])}
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Take the trained network."""
+        """Add the change of the network."""
         moved = (shared["theta"] + total.dense["theta"]).astype(np.float32)
         return {"theta": moved, **self.counted(shared, total)}
 
 
-def _alike(samples: DeviceSamples, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Draw places of samples, as many of every user that has any, with replacement."""
+def _balanced(samples: DeviceSamples, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Draw equally many sample indices of every user, with replacement."""
     starts, lengths = samples.indptr[:-1], samples.lengths
     who = np.flatnonzero(lengths > 0)
     each = -(-len(samples.items) // max(1, len(who)))

@@ -1,4 +1,4 @@
-"""Options that several methods share, and what is made of them."""
+"""Options that several methods share."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from hushrec.methods.base import Between, MethodConfig, SearchSpace
 
 
 class SampledConfig(MethodConfig):
-    """How a client's samples are made and gone through."""
+    """Samples and epochs of local training."""
 
     d: Width = 32
     """Width of an item row."""
     negatives: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Drawn per positive, afresh every round."""
+    """Negatives per positive, drawn again in every round."""
     epochs: Annotated[int, Field(ge=1)] = 1
-    """Passes over the client's samples per round."""
+    """Epochs per round."""
     batch: Annotated[int, Field(ge=1)] = 256
-    """Samples per step; the loss is a mean over them."""
+    """Batch size; the loss is a mean over the batch."""
 
     @property
     def pace(self) -> Pace:
-        """How a client goes through its samples."""
+        """Negatives, epochs and batch size, for the kernels."""
         return Pace(self.negatives, self.epochs, self.batch)
 
 
 class InnerProductConfig(SampledConfig):
-    """Options of the members that train one table."""
+    """Options of methods that train one item table and a client vector."""
 
     lr: Annotated[float, Field(gt=0)] = 0.1
-    """Rate of the client's own vector."""
+    """Learning rate of the client's own parameters."""
     item_rate: Annotated[float, Field(ge=0)] = 80.0
-    """Item rows move at lr * (number of items) * item_rate: the loss is a mean over the batch and
-    the server divides by the number of clients, so useful rates are large."""
+    """Learning rate of item rows: lr * (number of items) * item_rate. Useful rates are large,
+    because the loss is a mean over the batch and the server divides by the number of clients."""
     init_std: Annotated[float, Field(gt=0)] = 1.0
-    """Standard deviation of the item rows before training."""
+    """Standard deviation of the initial item rows."""
 
     def rates(self, n_items: int) -> tuple[float, float]:
-        """Return the rates of (own parameters, item rows)."""
+        """Return the learning rates of (own parameters, item rows)."""
         return self.lr, self.lr * n_items * self.item_rate
 
 
@@ -50,14 +50,14 @@ SEARCH: SearchSpace = {
     "item_rate": Between(1.0, 100.0),
     "init_std": Between(0.03, 1.0),
 }
-"""Where `hushrec tune` looks: low item rates keep the devices close to the shared table."""
+"""Search space of `hushrec tune`; low item rates keep devices close to the shared table."""
 
 
 class FeatureNetworkConfig(MethodConfig):
-    """Options of every method with this network."""
+    """Options of methods with a feature network."""
 
     d: Width = 64
-    """Width of an embedding."""
+    """Embedding width."""
     hidden: Annotated[tuple[Width, ...], Field(min_length=1)] = (
         64,
         32,
@@ -66,45 +66,44 @@ class FeatureNetworkConfig(MethodConfig):
     )
     """Widths of the hidden layers."""
     lr: Annotated[float, Field(gt=0)] = 0.05
-    """Rate of a step on the device (alpha1)."""
+    """Learning rate on the device (alpha1)."""
     epochs: Annotated[int, Field(ge=1)] = 5
-    """Passes over the client's samples per round (E2)."""
+    """Epochs per round (E2)."""
     batch: Annotated[int, Field(ge=1)] = 32
-    """Samples per step; the loss is a mean over them."""
+    """Batch size; the loss is a mean over the batch."""
     positive_above: float | None = None
-    """A training row with a value above this is a positive, any other a negative.  [all positive]
-    """
+    """Training rows with a value above this are positives, others negatives.  [all positive]"""
     negatives: Annotated[int, Field(ge=0, le=1000)] = 4
-    """Items without a training row that are drawn as negatives, per row, afresh every round."""
+    """Negatives per training row, from items without one, drawn again in every round."""
     server_rate: Annotated[float, Field(gt=0)] = 1.0
-    """How far the server follows the mean difference (alpha3)."""
+    """Factor on the mean difference that the server adds (alpha3)."""
     adapt_epochs: Annotated[int, Field(ge=0)] = 5
-    """Passes over its samples that a device fine-tunes its copy for before it scores."""
+    """Epochs for which a device adapts its copy before scoring."""
     adapt_lr: Annotated[float, Field(gt=0)] | None = None
-    """Rate of those steps.  [lr]"""
+    """Learning rate of the adaptation.  [lr]"""
 
     @property
     def adapt_rate(self) -> float:
-        """The rate of fine-tuning."""
+        """Learning rate of the adaptation."""
         return self.lr if self.adapt_lr is None else self.adapt_lr
 
 
 class PerceptronConfig(MethodConfig):
-    """Options of the perceptron and of its training on a client."""
+    """Options of the MLP of LIPM and pFedMe, and of its local training."""
 
     d: Width = 64
-    """Embedding dimensions."""
+    """Embedding width."""
     hidden: tuple[Width, ...] = (64, 32)
     """Widths of the hidden layers."""
     lr: Annotated[float, Field(gt=0)] = 5e-3
-    """Rate of Adam."""
+    """Learning rate of Adam."""
     batch: Annotated[int, Field(ge=1)] = 128
-    """Samples per step."""
+    """Batch size."""
     epochs: Annotated[int, Field(ge=1)] = 5
-    """Passes over a client's samples in a round."""
+    """Epochs per round."""
     negatives: Annotated[int, Field(ge=1)] = 1
-    """Negatives per positive, drawn afresh in every epoch."""
+    """Negatives per positive, drawn again in every epoch."""
     decay: Annotated[float, Field(ge=0)] = 0.05
-    """Weight of the squared embeddings in the loss, so that silos do not learn theirs by heart."""
+    """Weight of the squared norm of embeddings in the loss, against overfitting of silos."""
     init_std: Annotated[float, Field(gt=0)] = 0.1
-    """Deviation of the first item table."""
+    """Standard deviation of the initial item table."""
