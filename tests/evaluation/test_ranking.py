@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hushrec.errors import DivergedError, InputError, RunError
 from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled
-from hushrec.kernels.top_k import top_k
+from hushrec.kernels.ragged import top_k
 
 Lists = Sequence[Sequence[int]]
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from hushrec import train
 from hushrec.aggregation import ExactSum
+from hushrec.analysis.run import adaptation_curve, first_rows
 from hushrec.cli import main
 from hushrec.data.features import encode
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.data.views import Ragged
 from hushrec.errors import ConfigError
-from hushrec.evaluation.adaptation import adaptation_curve, first_rows
 from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator
 from hushrec.federation.backends.simulation import Machine
 from hushrec.methods.base import method_class

@@ -18,7 +18,7 @@ from hushrec.analysis.run import table_scorers
 from hushrec.api import Run
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError
-from hushrec.kernels.top_k import top_k
+from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import ItemTables, OwnTable
 from hushrec.methods.baselines import distinct_items
 from hushrec.serving.model import Scorer

@@ -8,14 +8,18 @@ from typing import Any
 
 import click
 
-from hushrec.analysis.run import guidance_effects, metrics_by_group, metrics_by_table
+from hushrec.analysis.run import (
+    adaptation_curve,
+    guidance_effects,
+    metrics_by_group,
+    metrics_by_table,
+)
 from hushrec.api import Run
 from hushrec.cli import options
 from hushrec.cli.options import PATH, complete_runs
 from hushrec.cli.terminal import Console, print_json
 from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError
-from hushrec.evaluation.adaptation import adaptation_curve
 from hushrec.evaluation.evaluator import Evaluator
 from hushrec.evaluation.metrics import parse_metric, user_metric
 from hushrec.io.memory import usable_cores

@@ -25,7 +25,7 @@ from hushrec.evaluation.groups import (
 )
 from hushrec.evaluation.metrics import summarise, tally, user_metric
 from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled
-from hushrec.kernels.top_k import top_k
+from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Guided, Method, Shared
 from hushrec.methods.baselines import Popularity, distinct_items
 from hushrec.private.store import PrivateStore

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hushrec.errors import DivergedError, InputError, RunError
 from hushrec.kernels.jit import njit
-from hushrec.kernels.top_k import checked_lists
+from hushrec.kernels.ragged import checked_lists
 
 IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]

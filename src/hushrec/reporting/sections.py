@@ -17,7 +17,7 @@ from hushrec.analysis.item_map import GRID, item_map
 from hushrec.api import Run
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.evaluation.ranking import Ranks
-from hushrec.kernels.top_k import top_k
+from hushrec.kernels.ragged import top_k
 from hushrec.reporting import plots, svg
 from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot

@@ -21,7 +21,7 @@ from hushrec.data.interactions import StrArray
 from hushrec.data.splitting import Split, join
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError, InputError
-from hushrec.kernels.top_k import checked_lists
+from hushrec.kernels.ragged import checked_lists
 
 Array = NDArray[Any]
 UserIndices = NDArray[np.int64]

@@ -29,7 +29,7 @@ from hushrec.io.files import atomic_folder, checked_path
 from hushrec.io.memory import usable_cores
 from hushrec.io.rows import Rows
 from hushrec.io.stored import Stored, checked, read_json
-from hushrec.kernels.top_k import top_k
+from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Explains, Method, Private, Shared, method_class
 from hushrec.private.store import PrivateStore, StoreConfig
 from hushrec.serving.data import ServingData, UserIndices
