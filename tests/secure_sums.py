@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy import stats
 
-from hushrec.secagg import Identity, Layout, Node, NodeState, Server, Stage, Terms
-from hushrec.secagg.layout import WORD
+from hushrec.secagg import Identity, NodeState, Stage, SumNode, SumServer, SumTerms, VectorLayout
+from hushrec.secagg.vectors import WORD
 
 FRAME = 56
 """Bytes of a message before its body."""
@@ -20,16 +20,16 @@ def identities(count):
 def make_terms(nodes, words=8, wide=(), number=1, **more):
     """The terms of one sum over these nodes."""
     public = {name: identity.public for name, identity in nodes.items()}
-    return Terms("test", number, public, Layout({"x": (words,)}, tuple(wide)), **more)
+    return SumTerms("test", number, public, VectorLayout({"x": (words,)}, tuple(wide)), **more)
 
 
 @dataclass
 class Play:
     """All parties of one sum."""
 
-    nodes: dict[str, Node]
+    nodes: dict[str, SumNode]
     vectors: dict[str, np.ndarray]
-    server: Server
+    server: SumServer
     states: dict[str, NodeState] = field(default_factory=dict)
     said: dict[Stage, dict[str, bytes]] = field(default_factory=dict)
     """What nodes sent, also what got lost."""
@@ -38,8 +38,8 @@ class Play:
 
     @classmethod
     def of(cls, people, vectors, terms):
-        nodes = {name: Node(terms, name, identity) for name, identity in people.items()}
-        return cls(nodes, vectors, Server(terms))
+        nodes = {name: SumNode(terms, name, identity) for name, identity in people.items()}
+        return cls(nodes, vectors, SumServer(terms))
 
     @property
     def terms(self):
@@ -53,7 +53,7 @@ class Play:
         elif stage == Stage.MASKED:
             step = node.mask(state, message, self.vectors[name])
         else:
-            act = {Stage.SHARES: "share", Stage.AGREEMENT: "agree", Stage.REVEALED: "reveal"}
+            act = {Stage.SHARES: "share", Stage.CONSISTENCY: "agree", Stage.REVEALED: "reveal"}
             step = getattr(node, act[stage])(state, message)
         return NodeState.from_bytes(step[0].to_bytes()), step[1]
 

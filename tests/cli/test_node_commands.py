@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from hushrec.cli import main
-from hushrec.federation.contract import Agreement, Catalogue
+from hushrec.federation.contract import Catalogue, Contract
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.testing import taste_world
 
@@ -16,7 +16,7 @@ from hushrec.testing import taste_world
 @pytest.fixture
 def node(tmp_path):
     experiment = ExperimentRequest("tastes", "pfedrec").experiment()
-    agreed = Agreement(experiment, Catalogue.of(taste_world()))
+    agreed = Contract(experiment, Catalogue.of(taste_world()))
     agreed.write(tmp_path / "contract.hushrec")
     path = tmp_path / "shop.node"
     made = run("init", path, "--contract", tmp_path / "contract.hushrec", "--name", "shop")
@@ -69,7 +69,7 @@ def test_one_person_is_enough(node, tmp_path):
         (("forget", "{node}", "nobody"), "no user 'nobody'"),
         (("status", "{tmp}/none.node"), "hushrec node init"),
         (("init", "{node}", "--contract", "{tmp}/contract.hushrec", "--name", "b"), "exists"),
-        (("init", "{tmp}/x.node", "--contract", "{tmp}/bad.csv", "--name", "b"), "no agreement"),
+        (("init", "{tmp}/x.node", "--contract", "{tmp}/bad.csv", "--name", "b"), "no contract"),
         (("init", "{tmp}/x.node", "--contract", "{tmp}/contract.hushrec", "--name", ""), "name"),
     ],
 )

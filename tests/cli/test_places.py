@@ -157,10 +157,10 @@ def test_a_federation_finds_no_room(made: Path, tmp_path: Path) -> None:
 def test_a_node_finds_no_room(made: Path, tmp_path: Path) -> None:
     init = ["federate", "init", tmp_path / "f", "--data", made / "ratings.csv", "--nodes", "1"]
     assert hushrec(*init).exit_code == 0
-    agreement = tmp_path / "f" / "server" / "contract.hushrec"
+    contract = tmp_path / "f" / "server" / "contract.hushrec"
     node = tmp_path / "own" / "shop.node"
     node.parent.mkdir()
-    new = ["node", "init", node, "--contract", agreement, "--name", "shop"]
+    new = ["node", "init", node, "--contract", contract, "--name", "shop"]
     for size in (0, 5_000, 30_000):
         with room_for(size):
             _is_clear_error(hushrec(*new), "cannot write")

@@ -10,19 +10,19 @@ from safetensors.numpy import load_file
 
 from dealing import SUFFIX, deal
 from hushrec.api import train
-from hushrec.deployment.coordinator.policy import Rules
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run
+from hushrec.deployment.coordinator.session import Policy
 from hushrec.deployment.coordinator.status import status_of
 from hushrec.deployment.flower.prometheus import StatusCollector
-from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.recommend import recommend
 from hushrec.deployment.node.runs import NodeRuns
-from hushrec.deployment.node.sums import Member
+from hushrec.deployment.node.sums import NodeCredentials
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.transport import Failure, MemoryLink
 from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
 from hushrec.federation import setup
-from hushrec.federation.contract import Agreement, Catalogue, Registered, SecureSums
+from hushrec.federation.contract import Catalogue, Contract, NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.runs.folder import RunFolder
 from hushrec.secagg import Identity
@@ -64,10 +64,10 @@ class Lossy:
     def work(self, name, message):
         member = self.members.get(name)
         if self.kept is None:
-            with NodeStore.open(self.paths[name]) as store:
+            with NodeDatabase.open(self.paths[name]) as store:
                 return Worker(store, tell=print, member=member).answer(message)
         if name not in self.kept:
-            store = NodeStore.open(self.paths[name])
+            store = NodeDatabase.open(self.paths[name])
             self.kept[name] = Worker(store, tell=print, member=member)
         return self.kept[name].answer(message)
 
@@ -93,17 +93,19 @@ def rehearsal(folder, data, method, settings=None, rounds=3, nodes=NODES, secure
     experiment = ExperimentRequest(
         data.name, method, rounds=rounds, settings=settings or {}
     ).experiment()
-    agreement, dealt = deal(data, experiment, folder, nodes, secure)
-    rules = Rules(nodes=nodes, min_nodes=2, backoff_seconds=0.01, enrol_seconds=0.5)
-    lossy = Lossy({name: folder / f"{name}{SUFFIX}" for name in dealt})
-    identities = {name: Identity(bytes([k + 1] * 32)) for k, name in enumerate(dealt)}
+    contract, partition = deal(data, experiment, folder, nodes, secure)
+    policy = Policy(nodes=nodes, min_nodes=2, backoff_seconds=0.01, enrol_seconds=0.5)
+    lossy = Lossy({name: folder / f"{name}{SUFFIX}" for name in partition})
+    identities = {name: Identity(bytes([k + 1] * 32)) for k, name in enumerate(partition)}
     public = {name: identity.public for name, identity in identities.items()}
-    registered = Registered("test", public)
-    lossy.members = {name: Member(registered, identity) for name, identity in identities.items()}
+    registered = NodeRegistry("test", public)
+    lossy.members = {
+        name: NodeCredentials(registered, identity) for name, identity in identities.items()
+    }
 
     def begin(resume=False, **more):
-        ruled, runs = rules.model_copy(update=more), folder / "runs"
-        return FederatedRun.open(runs, agreement, ruled, dealt, registered, resume=resume)
+        ruled, runs = policy.model_copy(update=more), folder / "runs"
+        return FederatedRun.open(runs, contract, ruled, partition, registered, resume=resume)
 
     return begin, lossy
 
@@ -144,7 +146,7 @@ def test_a_node_that_keeps_running_says_what_one_that_starts_anew_says(secure, t
         def forget(lossy=lossy, forgotten=forgotten):
             user = next(forgotten, None)
             for path in lossy.paths.values():
-                with NodeStore.open(path) as store:
+                with NodeDatabase.open(path) as store:
                     if user is not None and store.number_of(user) is not None:
                         store.forget(user)
             return False
@@ -220,7 +222,7 @@ def test_lost_answers_are_asked_for_again_and_count_once(tmp_path):
         **{"node-1": 1, "node-2": 2, "node-3": 1}
     }
     assert status.stage == "finished"
-    with NodeStore.open(tmp_path / "b" / "node-2.node") as store:
+    with NodeDatabase.open(tmp_path / "b" / "node-2.node") as store:
         assert NodeRuns(store).status()["round"] == 3
 
 
@@ -228,7 +230,7 @@ def test_a_node_that_says_what_cannot_be_is_named_and_left_out(tmp_path):
     data = taste_world()
     begin, lossy = rehearsal(tmp_path / "f", data, "pfedrec", rounds=4)
     lossy.spoil = {("node-2", number): b"\x80\x04pickle" for number in range(2, 20)}
-    result = begin(offences=3).train(lossy.link())
+    result = begin(max_invalid_replies=3).train(lossy.link())
     status = status_of(newest_run(tmp_path / "f" / "runs"))
     assert status.nodes["node-2"].excluded and status.nodes["node-2"].refused == 3
     assert not status.nodes["node-1"].excluded
@@ -295,7 +297,7 @@ def test_no_message_names_a_user_or_holds_what_is_private(method, tmp_path):
         assert user.encode() not in said
     kept = 0
     for path in lossy.paths.values():
-        with NodeStore.open(path) as store:
+        with NodeDatabase.open(path) as store:
             assert store.noise_key.encode() not in said
             for (arrays,) in store.rows("SELECT arrays FROM private"):
                 # Any 16 numbers in a row of what a client keeps to itself.
@@ -317,7 +319,7 @@ def test_a_node_recommends_what_one_process_would(tmp_path):
         begin().train(lossy.link())
         alone = train(data, method, rounds=3)
         for path in lossy.paths.values():
-            with NodeStore.open(path) as store:
+            with NodeDatabase.open(path) as store:
                 for (user,) in store.rows("SELECT name FROM users ORDER BY id LIMIT 4"):
                     assert recommend(store, user, 5) == alone.recommend(user, 5)
 
@@ -325,12 +327,12 @@ def test_a_node_recommends_what_one_process_would(tmp_path):
 def test_new_interactions_and_newcomers_count_at_once(tmp_path):
     data = taste_world()
     begin, lossy = rehearsal(tmp_path / "f", data, "fednext")
-    with NodeStore.open(lossy.paths["node-1"]) as store:
+    with NodeDatabase.open(lossy.paths["node-1"]) as store:
         user = store.one("SELECT name FROM users ORDER BY id")
         with pytest.raises(RunError, match="no model yet"):
             recommend(store, user)
     begin().train(lossy.link())
-    with NodeStore.open(lossy.paths["node-1"]) as store:
+    with NodeDatabase.open(lossy.paths["node-1"]) as store:
         first = recommend(store, user, 5)
         store.add(user, first[0].item, 1.0, None)
         then = recommend(store, user, 5)
@@ -355,7 +357,7 @@ def test_an_undeclared_list_cannot_be_agreed_on():
         "x", "fednext", settings={**NOISE, "privacy.undeclared": True}
     ).experiment()
     with pytest.raises(ConfigError, match=r"leave out privacy\.undeclared"):
-        Agreement(experiment, Catalogue.of(taste_world()))
+        Contract(experiment, Catalogue.of(taste_world()))
 
 
 def test_a_failure_is_no_answer():

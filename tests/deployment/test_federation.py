@@ -23,7 +23,7 @@ from hushrec.deployment.coordinator.status import Status, status_of
 from hushrec.deployment.flower.processes import Processes, free_port
 from hushrec.deployment.flower.programs import begin_run, server_running, start_node
 from hushrec.deployment.flower.prometheus import metrics_served
-from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
 from hushrec.deployment.provisioning.folders import ServerConfig, ServerFolder
 from hushrec.errors import RunError
@@ -143,7 +143,7 @@ def test_whoever_is_killed_comes_back_and_nothing_is_counted_twice(tmp_path):
     for name, array in load_file(tmp_path / "alone" / FINAL).items():
         np.testing.assert_array_equal(trained[name], array)
     for path in (top / "nodes").iterdir():
-        with NodeStore.open(path / "data.node") as store:
+        with NodeDatabase.open(path / "data.node") as store:
             runs = NodeRuns(store)
             uploads = runs.uploads(runs.newest())
             status = runs.status()
@@ -179,8 +179,8 @@ def test_noise_that_nobody_can_remove_on_sums_that_nobody_can_open(tmp_path):
     assert status.nodes["node-2"].lost >= 1 and not status.lost_rounds
     assert not list((top / "server").rglob("sum-kept"))
     for path in (top / "nodes").iterdir():
-        with NodeStore.open(path / "data.node") as store:
-            assert store.agreement.secure is not None
+        with NodeDatabase.open(path / "data.node") as store:
+            assert store.contract.secure is not None
     model = load_file(newest_run(top / "server" / "runs").path / FINAL)
     alone = train(
         "demo", "popularity", settings={"privacy.mode": "central", "privacy.epsilon": 8.0}
@@ -196,8 +196,8 @@ def test_a_node_that_sends_what_cannot_be_is_refused_and_named(tmp_path):
     pairs = (f"evaluation.every={rounds}",)
     make_rehearsal(top, "demo", 3, ExperimentOptions("pfedrec", None, rounds, 0, pairs))
     config = ServerConfig.read(top / "server")
-    patient = config.rules.model_copy(update={"offences": rounds})
-    config.model_copy(update={"rules": patient}).write(top / "server")
+    patient = config.policy.model_copy(update={"max_invalid_replies": rounds})
+    config.model_copy(update={"policy": patient}).write(top / "server")
     evil = [sys.executable, str(HERE / "evil_node.py"), str(top / "nodes" / "node-2")]
     with parties(top, {"node-2": evil}):
         done = run_once(top)

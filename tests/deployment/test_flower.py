@@ -41,7 +41,7 @@ from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
 from hushrec.deployment.provisioning.keys import Authority, new_node_key
 from hushrec.deployment.provisioning.make import FederationSpec, ServerAddress, make_federation
 from hushrec.errors import RunError
-from hushrec.federation.contract import Agreement, Catalogue
+from hushrec.federation.contract import Catalogue, Contract
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.testing import taste_world
 
@@ -57,10 +57,10 @@ def made(tmp_path_factory):
     """A federation of four, of which the server knows three."""
     folder = tmp_path_factory.mktemp("flower") / "tastes"
     data = taste_world()
-    agreement = Agreement(ExperimentRequest("tastes", "pfedrec").experiment(), Catalogue.of(data))
+    contract = Contract(ExperimentRequest("tastes", "pfedrec").experiment(), Catalogue.of(data))
     place = ServerAddress(port=free_port())
     names = (*REGISTERED, TRUSTING, "cleo")
-    make_federation(folder, FederationSpec("tastes", agreement, names, place, data))
+    make_federation(folder, FederationSpec("tastes", contract, names, place, data))
     (folder / "server" / "nodes" / "cleo.pub").unlink()
     return folder
 

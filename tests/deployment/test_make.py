@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.serialization import (
 
 from hushrec.cli import main
 from hushrec.data.partition import deal_users
-from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
 from hushrec.deployment.provisioning.keys import Authority
 from hushrec.deployment.provisioning.make import FederationSpec, ServerAddress, make_federation
 from hushrec.errors import ConfigError
-from hushrec.federation.contract import Agreement, Catalogue
+from hushrec.federation.contract import Catalogue, Contract
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.io.files import write_bytes
 from hushrec.secagg.keys import is_signed
@@ -42,9 +42,9 @@ def made(tmp_path_factory):
     data = taste_world()
     # No name is a part of another.
     data = replace(data, users=np.array([f"person-{k:04d}" for k in range(data.n_users)]))
-    agreement = Agreement(ExperimentRequest("tastes", "pfedrec").experiment(), Catalogue.of(data))
+    contract = Contract(ExperimentRequest("tastes", "pfedrec").experiment(), Catalogue.of(data))
     names = ("ada", "ben", "cleo")
-    make_federation(folder, FederationSpec("tastes", agreement, names, ServerAddress(HOSTS), data))
+    make_federation(folder, FederationSpec("tastes", contract, names, ServerAddress(HOSTS), data))
     return folder
 
 
@@ -153,7 +153,7 @@ def secrets_of(made, name):
         # The first and the last line of an OpenSSH key are the same in all of them.
         lines = (own / file).read_bytes().splitlines()[1:-1]
         yield from lines[1:-1] if file == "node.key" else lines
-    with NodeStore.open(own / "data.node") as store:
+    with NodeDatabase.open(own / "data.node") as store:
         yield store.noise_key.encode()
         yield from (user.encode() for (user,) in store.rows("SELECT name FROM users"))
 
@@ -185,7 +185,7 @@ def test_a_secret_that_others_may_read_is_refused(made, tmp_path, name):
 
 def test_a_folder_stands_alone(made, tmp_path):
     shutil.copytree(made / "nodes" / "ben", tmp_path / "moved")
-    with NodeStore.open(NodeFolder.open(tmp_path / "moved").store) as store:
+    with NodeDatabase.open(NodeFolder.open(tmp_path / "moved").store) as store:
         assert store.name == "ben"
         assert store.counts()["users"] > 0
 
@@ -196,15 +196,15 @@ def test_a_folder_stands_alone(made, tmp_path):
 @pytest.mark.parametrize("how", ["random", "in-order"])
 def test_every_user_is_on_exactly_one_node_and_nothing_is_lost(tmp_path, how):
     data = taste_world()
-    agreement = Agreement(ExperimentRequest("tastes", "pfedrec").experiment(), Catalogue.of(data))
-    federation = FederationSpec("f", agreement, ("a", "b", "c", "d"), data=data, partition=how)
+    contract = Contract(ExperimentRequest("tastes", "pfedrec").experiment(), Catalogue.of(data))
+    federation = FederationSpec("f", contract, ("a", "b", "c", "d"), data=data, partition=how)
     made = make_federation(tmp_path / "f", federation)
     users, rows = [], []
     server = ServerFolder.open(tmp_path / "f" / "server")
-    assert server.config.rules.nodes == 4
+    assert server.config.policy.nodes == 4
     dealt = server.partition
     for name, taken in made.items():
-        with NodeStore.open(tmp_path / "f" / "nodes" / name / "data.node") as store:
+        with NodeDatabase.open(tmp_path / "f" / "nodes" / name / "data.node") as store:
             here = [user for (user,) in store.rows("SELECT name FROM users ORDER BY id")]
             assert taken.users == len(here)
             # The server numbers them as they are in the file, and is told no name.
@@ -247,7 +247,7 @@ def test_a_rehearsal_of_silos(tmp_path):
     assert done.exit_code == 0, done.output
     silos = []
     for name in ("node-1", "node-2"):
-        with NodeStore.open(tmp_path / "f" / "nodes" / name / "data.node") as store:
+        with NodeDatabase.open(tmp_path / "f" / "nodes" / name / "data.node") as store:
             silos.append({silo for (silo,) in store.rows("SELECT DISTINCT silo FROM users")})
             dealt = ServerFolder.open(tmp_path / "f" / "server").partition[name]
             assert dealt.clients.tolist() == sorted(silos[-1])
@@ -273,7 +273,7 @@ def test_nodes_that_bring_their_own_data(tmp_path):
     server = ServerFolder.open(tmp_path / "shops" / "server")
     assert server.config.listen == "0.0.0.0"
     assert server.partition is None
-    catalogue = server.agreement.catalogue
+    catalogue = server.contract.catalogue
     assert catalogue.digest == said["catalogue"]
     assert catalogue.titles.tolist() == ["Ex", "Why", "Zed"]
     assert list(catalogue.item_features) == ["genre"]

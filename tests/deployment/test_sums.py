@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hushrec.aggregation import UploadShape
-from hushrec.deployment.sums import COUNTS, NodeSum, RoundForm, round_shape
+from hushrec.deployment.sums import COUNTS, NodeSum, RoundVector, round_shape
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.protection import Protection
-from hushrec.secagg.layout import WIDE
+from hushrec.secagg.vectors import WIDE
 from hushrec.testing import Federation, clients_of
 
 ITEMS = 20
@@ -34,7 +34,7 @@ def vectors(method, rounds):
         collected = federation.round()
         told = collected.loss, collected.up_bytes, collected.zeroed_out
         summed = NodeSum("run", number, collected.summed, *told)
-        out.append((shape, RoundForm(shape).pack(summed, 1)))
+        out.append((shape, RoundVector(shape).pack(summed, 1)))
     return out
 
 

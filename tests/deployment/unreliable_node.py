@@ -12,7 +12,7 @@ from pathlib import Path
 from hushrec.cli import main
 from hushrec.deployment.flower import transport as flower
 from hushrec.deployment.node.runs import NodeRuns
-from hushrec.deployment.node.training import Work
+from hushrec.deployment.node.training import NodeTrainer
 
 POINTS = ("before-fit", "after-fit", "in-transaction", "before-reply", "after-reply")
 
@@ -49,7 +49,7 @@ def before(owner, name, fate, point):
 
 def doom(folder, points):
     fate = Fate(folder, points)
-    plain_train, plain_push = Work.train, flower.push_message
+    plain_train, plain_push = NodeTrainer.train, flower.push_message
 
     def train(self, run, request):
         fate.round = request.download.round
@@ -61,7 +61,7 @@ def doom(folder, points):
         plain_push(*arguments)
         fate.meets("after-reply")
 
-    Work.train, flower.push_message = train, push
+    NodeTrainer.train, flower.push_message = train, push
     before(NodeRuns, "finish_round", fate, "after-fit")
     before(NodeRuns, "_write_private", fate, "in-transaction")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hushrec.cli import main
 from hushrec.deployment.coordinator.run import _Chronicle
-from hushrec.deployment.coordinator.session import Desk
+from hushrec.deployment.coordinator.session import Session
 
 POINTS = ("among-the-answers", "before-the-checkpoint", "after-the-checkpoint")
 
@@ -23,7 +23,7 @@ def doom(file):
                 out.write(f"{point}\n")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    plain_ask, plain_save = Desk.ask, _Chronicle.save
+    plain_ask, plain_save = Session.ask, _Chronicle.save
 
     def ask(self, what, number, *rest):
         for found in plain_ask(self, what, number, *rest):
@@ -35,7 +35,7 @@ def doom(file):
         plain_save(self, state, now=now)
         meets("after-the-checkpoint", state.round)
 
-    Desk.ask, _Chronicle.save = ask, save
+    Session.ask, _Chronicle.save = ask, save
 
 
 if __name__ == "__main__":

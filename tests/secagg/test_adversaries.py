@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from hushrec.errors import MessageError, TooFewError
-from hushrec.secagg import Identity, Stage, keys, masks, messages
+from hushrec.secagg import Identity, Stage, keys, messages, vectors
 from hushrec.secagg.keys import SHARE_BYTES, recover, weights_at_zero
-from hushrec.secagg.layout import WORD
-from hushrec.secagg.messages import SERVER, Announcement, place_bytes
+from hushrec.secagg.messages import SERVER, Announcement, index_bytes
 from hushrec.secagg.node import OwnSecrets
+from hushrec.secagg.vectors import WORD
 from secure_sums import CHANCE, FRAME, body, least_likely, next_sum, play, wrapped_sum
 
 
 def secret(shares):
-    """What shares (by place) recover, as bytes."""
-    numbers = {place + 1: int.from_bytes(share, "little") for place, share in shares.items()}
+    """What shares (by index) recover, as bytes."""
+    numbers = {index + 1: int.from_bytes(share, "little") for index, share in shares.items()}
     return recover(numbers, weights_at_zero(list(numbers))).to_bytes(32, "little")
 
 
@@ -69,7 +69,7 @@ def test_without_masks_it_is_not(kind, monkeypatch):
         def update(self, data):
             return data
 
-    monkeypatch.setattr(masks, "keystream", lambda key: Zeros())
+    monkeypatch.setattr(vectors, "keystream", lambda key: Zeros())
     sums = play(3, words=2**16)
     sums.vectors = dict.fromkeys(sums.nodes, INPUTS[kind](2**16))
     sums.until(Stage.MASKED)
@@ -82,25 +82,25 @@ def test_without_masks_it_is_not(kind, monkeypatch):
 def server_plays_the_others(sums):
     """Answer one node in the name of all others, with keys of the server; return its vector."""
     terms, victim = sums.terms, sums.nodes["a"]
-    me, server = victim.place, Identity.generate()
+    me, server = victim.index, Identity.generate()
     state, said = sums.answer("a", Stage.KEYS)
     theirs = Announcement.from_bytes(said[FRAME:])
-    made = {place: OwnSecrets.of(bytes([place] * 32), terms.threshold) for place in (1, 2, 3)}
+    made = {index: OwnSecrets.of(bytes([index] * 32), terms.threshold) for index in (1, 2, 3)}
     listed = {
-        place: own.announcement().signed(terms, place, server).to_bytes()
-        for place, own in made.items()
+        index: own.announcement().signed(terms, index, server).to_bytes()
+        for index, own in made.items()
     }
     table = messages.write_table(terms, {me: said[FRAME:], **listed})
     told = messages.write(terms, Stage.KEYS, SERVER, table)
     state, shares = sums.answer("a", Stage.SHARES, told, state)
     sealed = messages.read_table(terms, memoryview(shares)[FRAME:], messages.SEALED_BYTES, "it")
 
-    def key(place, *way):
-        shared = keys.agree(made[place].cipher_key, theirs.cipher_key)
-        return keys.derive(shared, "shares", terms.digest + place_bytes(*way))
+    def key(index, *way):
+        shared = keys.agree(made[index].cipher_key, theirs.cipher_key)
+        return keys.derive(shared, "shares", terms.digest + index_bytes(*way))
 
     def about(*way):
-        return terms.digest + place_bytes(*way)
+        return terms.digest + index_bytes(*way)
 
     opened = {p: keys.unseal(key(p, me, p), sealed[p], about(me, p)) for p in made}
     mask_key = secret({p: text[:SHARE_BYTES] for p, text in opened.items()})
@@ -108,12 +108,12 @@ def server_plays_the_others(sums):
     back = {p: keys.seal(key(p, p, me), own.shares(me), about(p, me)) for p, own in made.items()}
     told = messages.write(terms, Stage.SHARES, SERVER, messages.write_table(terms, back))
     state, sent = sums.answer("a", Stage.MASKED, told, state)
-    laid = [masks.own_mask(mask_seed, added=False)]
-    for place, own in made.items():
+    laid = [vectors.own_mask(mask_seed, added=False)]
+    for index, own in made.items():
         public = own.announcement().mask_key
-        pair, added = masks.pair_mask(terms, mask_key, (me, place), public)
+        pair, added = vectors.pair_mask(terms.digest, mask_key, (me, index), public)
         laid.append((pair, not added))
-    return masks.laid_on(body(sent), terms.layout, laid).view(np.int64)
+    return vectors.add_masks(body(sent), terms.layout, laid).view(np.int64)
 
 
 def test_a_forged_key_is_noticed_by_name():
@@ -176,19 +176,19 @@ def test_a_node_insists_on_its_own_keys_and_on_different_ones():
 
 def test_a_second_list_of_survivors_is_refused():
     """Both lists together would ask for both kinds of shares of one node."""
-    sums = play(4).until(Stage.AGREEMENT)
+    sums = play(4).until(Stage.CONSISTENCY)
     everybody = sums.told[Stage.MASKED]["a"]
     without = messages.write_set(sums.terms, {0, 1, 2})
     second = messages.write(sums.terms, Stage.MASKED, SERVER, without)
     for told in (everybody, second):
         with pytest.raises(MessageError, match="sent node 'a' its list of survivors already"):
-            sums.answer("a", Stage.AGREEMENT, told)
+            sums.answer("a", Stage.CONSISTENCY, told)
     sums.step(Stage.REVEALED)
     shares = messages.read_table(
         sums.terms, memoryview(sums.said[Stage.REVEALED]["a"])[FRAME:], SHARE_BYTES, "it"
     )
     assert set(shares) == {0, 1, 2, 3}  # one share of each node, and that was all
-    again = {Stage.AGREEMENT: second, Stage.REVEALED: sums.told[Stage.AGREEMENT]["a"]}
+    again = {Stage.CONSISTENCY: second, Stage.REVEALED: sums.told[Stage.CONSISTENCY]["a"]}
     for stage, told in again.items():
         with pytest.raises(MessageError, match="already"):
             sums.answer("a", stage, told)
@@ -206,10 +206,10 @@ def test_a_node_masks_nothing_for_too_few():
 def test_nodes_refuse_a_sum_over_too_few_or_without_them():
     sums = play(4).until(Stage.MASKED)
 
-    def tell(name, places):
-        told = messages.write_set(sums.terms, places)
+    def tell(name, indices):
+        told = messages.write_set(sums.terms, indices)
         message = messages.write(sums.terms, Stage.MASKED, SERVER, told)
-        return sums.answer(name, Stage.AGREEMENT, message)
+        return sums.answer(name, Stage.CONSISTENCY, message)
 
     with pytest.raises(TooFewError, match="2 of 4 nodes sent a vector, and 3 are needed"):
         tell("a", {0, 1})
@@ -233,28 +233,29 @@ def different_lists(sums):
     for name, gone in lost.items():
         left = {k for k, other in enumerate(sums.nodes) if other not in gone}
         told = messages.write(terms, Stage.MASKED, SERVER, messages.write_set(terms, left))
-        states[name], said = sums.answer(name, Stage.AGREEMENT, told)
+        states[name], said = sums.answer(name, Stage.CONSISTENCY, told)
         signed[name] = left, said[FRAME:]
-    for place, (name, (left, _)) in enumerate(signed.items()):
+    for index, (name, (left, _)) in enumerate(signed.items()):
         agreed = {k: signed[terms.names[k]][1] for k in left}
         told = messages.write_table(terms, agreed)
-        message = messages.write(terms, Stage.AGREEMENT, SERVER, told)
+        message = messages.write(terms, Stage.CONSISTENCY, SERVER, told)
         _, said = sums.answer(name, Stage.REVEALED, message, states[name])
         table = messages.read_table(terms, memoryview(said)[FRAME:], SHARE_BYTES, "it")
         for owner, share in table.items():
-            revealed.setdefault((owner, owner in left), {})[place] = share
+            revealed.setdefault((owner, owner in left), {})[index] = share
     laid = [
-        masks.own_mask(secret(dict(list(revealed[owner, True].items())[:3])), added=False)
+        vectors.own_mask(secret(dict(list(revealed[owner, True].items())[:3])), added=False)
         for owner in (0, 1)
     ]
     announced = [Announcement.from_bytes(m[FRAME:]) for m in sums.said[Stage.KEYS].values()]
     for gone in (2, 3, 4):
         key = secret(dict(list(revealed[gone, False].items())[:3]))
         laid += [
-            masks.pair_mask(terms, key, (gone, left), announced[left].mask_key) for left in (0, 1)
+            vectors.pair_mask(terms.digest, key, (gone, left), announced[left].mask_key)
+            for left in (0, 1)
         ]
     total = body(sums.said[Stage.MASKED]["a"]) + body(sums.said[Stage.MASKED]["b"])
-    return masks.laid_on(total, terms.layout, laid).view(np.int64)
+    return vectors.add_masks(total, terms.layout, laid).view(np.int64)
 
 
 def test_different_lists_for_different_nodes_are_noticed():
@@ -282,14 +283,14 @@ def test_nodes_that_were_told_different_keys_or_sharers_do_not_agree():
     sums.told[Stage.SHARES] = sums.server.close()
     sums.step(Stage.MASKED)
     with pytest.raises(MessageError, match="what node 'd' sent as its agreement is no signature"):
-        sums.step(Stage.AGREEMENT)
+        sums.step(Stage.CONSISTENCY)
 
 
 @pytest.mark.parametrize("how", ["too few", "not in the sum", "of another sum"])
 def test_agreements_are_counted_and_checked(how):
     sums = play(5)
-    sums.until(Stage.AGREEMENT, lost={Stage.MASKED: {"e"}})
-    signed = {k: m[FRAME:] for k, m in enumerate(sums.said[Stage.AGREEMENT].values())}
+    sums.until(Stage.CONSISTENCY, lost={Stage.MASKED: {"e"}})
+    signed = {k: m[FRAME:] for k, m in enumerate(sums.said[Stage.CONSISTENCY].values())}
     if how == "too few":
         del signed[3]
         expected = pytest.raises(TooFewError, match="3 of 5 nodes agreed")
@@ -297,12 +298,12 @@ def test_agreements_are_counted_and_checked(how):
         signed[4] = signed[0]
         expected = pytest.raises(MessageError, match="names node 'e', which is not in the sum")
     else:
-        later = next_sum(sums).until(Stage.AGREEMENT, lost={Stage.MASKED: {"e"}})
-        signed[1] = later.said[Stage.AGREEMENT]["b"][FRAME:]
+        later = next_sum(sums).until(Stage.CONSISTENCY, lost={Stage.MASKED: {"e"}})
+        signed[1] = later.said[Stage.CONSISTENCY]["b"][FRAME:]
         expected = pytest.raises(MessageError, match="node 'b' did not agree")
     told = messages.write_table(sums.terms, signed)
     with expected:
-        message = messages.write(sums.terms, Stage.AGREEMENT, SERVER, told)
+        message = messages.write(sums.terms, Stage.CONSISTENCY, SERVER, told)
         sums.answer("a", Stage.REVEALED, message)
 
 
@@ -316,7 +317,7 @@ def test_a_late_vector_stays_closed():
     sums.vectors["d"] = INPUTS["a ramp"](size)
     sums.until(Stage.SHARES)
     seed = sums.states["d"].seed
-    for stage in (Stage.MASKED, Stage.AGREEMENT, Stage.REVEALED):
+    for stage in (Stage.MASKED, Stage.CONSISTENCY, Stage.REVEALED):
         sums.step(stage, lost={"d"})
     late = body(sums.said[Stage.MASKED]["d"])
     with pytest.raises(MessageError, match="node 'd' sent its masked vector; awaited"):
@@ -325,15 +326,17 @@ def test_a_late_vector_stays_closed():
         messages.read_table(sums.terms, memoryview(said)[FRAME:], SHARE_BYTES, "it")
         for said in sums.said[Stage.REVEALED].values()
     ]
-    key = secret({place: table[3] for place, table in enumerate(tables)})
+    key = secret({index: table[3] for index, table in enumerate(tables)})
     announced = [Announcement.from_bytes(m[FRAME:]) for m in sums.said[Stage.KEYS].values()]
     assert keys.public_half(key) == announced[3].mask_key
-    pairs = [masks.pair_mask(sums.terms, key, (3, k), announced[k].mask_key) for k in range(3)]
-    opened = masks.laid_on(late, sums.terms.layout, [(pair, not sign) for pair, sign in pairs])
+    pairs = [
+        vectors.pair_mask(sums.terms.digest, key, (3, k), announced[k].mask_key) for k in range(3)
+    ]
+    opened = vectors.add_masks(late, sums.terms.layout, [(pair, not sign) for pair, sign in pairs])
     assert least_likely(opened, sums.vectors["d"]) > CHANCE
     # The control: with the seed that nobody revealed, the same steps end at the vector.
-    own = masks.own_mask(OwnSecrets.of(seed, sums.terms.threshold).mask_seed, added=False)
-    vector = masks.laid_on(opened, sums.terms.layout, [own]).view(np.int64)
+    own = vectors.own_mask(OwnSecrets.of(seed, sums.terms.threshold).mask_seed, added=False)
+    vector = vectors.add_masks(opened, sums.terms.layout, [own]).view(np.int64)
     np.testing.assert_array_equal(vector, sums.vectors["d"])
     assert least_likely(vector.view(WORD), sums.vectors["d"]) < CHANCE
 
@@ -343,12 +346,12 @@ def test_a_late_vector_stays_closed():
 
 def test_a_wrong_share_is_noticed_and_gives_no_sum():
     for lost, owner in (({}, "a"), ({Stage.MASKED: {"d"}}, "d")):
-        sums = play(4).until(Stage.AGREEMENT, lost)
-        for name, told in sums.told[Stage.AGREEMENT].items():
+        sums = play(4).until(Stage.CONSISTENCY, lost)
+        for name, told in sums.told[Stage.CONSISTENCY].items():
             _, said = sums.answer(name, Stage.REVEALED, told)
             if name == "b":
                 # Not the lowest bits: X25519 does not look at three of them.
-                at = FRAME + 1 + SHARE_BYTES * sums.terms.place(owner) + 16
+                at = FRAME + 1 + SHARE_BYTES * sums.terms.index(owner) + 16
                 said = said[:at] + bytes([said[at] ^ 1]) + said[at + 1 :]
             sums.server.receive(name, said)
         with pytest.raises(MessageError, match=f"node '{owner}' cannot be lifted.*'b'"):
@@ -374,7 +377,7 @@ def test_a_dealer_of_numbers_outside_the_field_is_named(monkeypatch):
     for name in sums.nodes:
         with monkeypatch.context() as patch:
             if name == "c":
-                patch.setattr(OwnSecrets, "shares", lambda own, place: b"\xff" * 2 * SHARE_BYTES)
+                patch.setattr(OwnSecrets, "shares", lambda own, index: b"\xff" * 2 * SHARE_BYTES)
             message = sums.told[Stage.KEYS][name]
             sums.states[name], said = sums.answer(name, Stage.SHARES, message)
         sums.server.receive(name, said)

@@ -100,7 +100,7 @@ def test_messages_of_the_sum_before_are_refused(stage, finished):
     # Under the new number: what is inside is bound to the old one.
     body = finished.said[stage]["a"][FRAME:]
     renamed = messages.write(sums.terms, stage, 0, body)
-    if stage in (Stage.KEYS, Stage.AGREEMENT):
+    if stage in (Stage.KEYS, Stage.CONSISTENCY):
         with pytest.raises(MessageError, match="node 'a'"):
             sums.server.receive("a", renamed)
 
@@ -119,7 +119,7 @@ def test_tables_must_be_whole(stage):
     size = {Stage.SHARES: messages.SEALED_BYTES, Stage.REVEALED: SHARE_BYTES}[stage]
     _, good = sums.answer("a", stage, sums.told[Stage(stage - 1)]["a"])
     table = messages.read_table(sums.terms, memoryview(good)[FRAME:], size, "it")
-    less = {place: entry for place, entry in table.items() if place != 3}
+    less = {index: entry for index, entry in table.items() if index != 3}
     for bad in (less, {}, {**table, 0: table[1]} if stage == Stage.SHARES else {}):
         message = messages.write(sums.terms, stage, 0, messages.write_table(sums.terms, bad))
         with pytest.raises(
@@ -133,7 +133,7 @@ def test_who_was_left_out_stays_out():
     sums = play(4)
     sums.until(Stage.SHARES, lost={Stage.SHARES: {"d"}})
     sums.step(Stage.MASKED)
-    late = messages.write(sums.terms, Stage.AGREEMENT, 3, bytes(64))
+    late = messages.write(sums.terms, Stage.CONSISTENCY, 3, bytes(64))
     with pytest.raises(MessageError, match="node 'd' was left out before"):
         sums.server.receive("d", late)
     sums.until_end()

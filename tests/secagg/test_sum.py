@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushrec.errors import ConfigError, MessageError, TooFewError
-from hushrec.secagg import Layout, NodeState, Server, Stage, Terms
+from hushrec.secagg import NodeState, Stage, SumServer, SumTerms, VectorLayout
 from secure_sums import (
     Play,
     identities,
@@ -106,22 +106,22 @@ def test_one_sum_after_the_other():
 def test_a_server_that_starts_again_opens_the_sum():
     """What is kept before the last stage is enough, and tells no more than what travelled."""
     sums = play(4)
-    for stage in (Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.AGREEMENT):
+    for stage in (Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.CONSISTENCY):
         sums.step(stage, {"c"} if stage == Stage.MASKED else ())
     kept = sums.server.to_bytes()
     sums.step(Stage.REVEALED, lost={"a", "b"})
     with pytest.raises(TooFewError):
         sums.server.total()
-    sums.server = Server.from_bytes(sums.terms, sums.server.to_bytes())
+    sums.server = SumServer.from_bytes(sums.terms, sums.server.to_bytes())
     assert sums.server.awaited == ("a", "b", "d")
     for name, said in sums.said[Stage.REVEALED].items():
         sums.server.receive(name, said)
     rest = [vector for name, vector in sums.vectors.items() if name != "c"]
     assert sums.server.total().tolist() == wrapped_sum(rest)
     assert sums.server.survivors == ("a", "b", "d")
-    assert Server.from_bytes(sums.terms, kept).to_bytes() == kept
+    assert SumServer.from_bytes(sums.terms, kept).to_bytes() == kept
     with pytest.raises(MessageError):
-        Server.from_bytes(sums.terms, kept[:-1])
+        SumServer.from_bytes(sums.terms, kept[:-1])
 
 
 def test_nodes_of_two_versions_understand_each_other(monkeypatch):
@@ -167,9 +167,9 @@ def test_terms_that_hide_nothing_are_refused():
         make_terms(identities(2))
     public = identities(3)["a"].public
     with pytest.raises(ConfigError, match="same identity"):
-        Terms("f", 1, dict.fromkeys("abc", public), Layout({"x": (1,)}))
+        SumTerms("f", 1, dict.fromkeys("abc", public), VectorLayout({"x": (1,)}))
     with pytest.raises(ConfigError, match="32 bytes"):
-        Terms("f", 1, {"a": b"", "b": public, "c": b"1"}, Layout({"x": (1,)}))
+        SumTerms("f", 1, {"a": b"", "b": public, "c": b"1"}, VectorLayout({"x": (1,)}))
 
 
 def test_every_part_of_the_terms_is_in_the_digest():
@@ -181,7 +181,7 @@ def test_every_part_of_the_terms_is_in_the_digest():
         replace(terms, number=2),
         replace(terms, asked_threshold=4),
         replace(terms, about="another model"),
-        replace(terms, layout=Layout({"y": (8,)})),
+        replace(terms, layout=VectorLayout({"y": (8,)})),
         replace(terms, identities={**terms.identities, "a": other}),
         replace(terms, identities={**terms.identities, "e": other}),
     ]
@@ -189,7 +189,7 @@ def test_every_part_of_the_terms_is_in_the_digest():
     for each in variants[:-1]:
         # A server that goes by other terms gets no further than the first message.
         sums = play(4)
-        sums.server = Server(each)
+        sums.server = SumServer(each)
         with pytest.raises(MessageError, match=r"node 'a' (goes by other terms|sent a message of)"):
             sums.step(Stage.KEYS)
 
@@ -239,7 +239,7 @@ def test_a_node_that_starts_again_says_the_same():
 
 def test_terms_must_not_change_during_a_sum():
     sums = play(3).until(Stage.KEYS)
-    node = replace(sums.nodes["a"], terms=replace(sums.terms, layout=Layout({"y": (8,)})))
+    node = replace(sums.nodes["a"], terms=replace(sums.terms, layout=VectorLayout({"y": (8,)})))
     with pytest.raises(ConfigError, match="began sum 1 under other terms"):
         node.share(sums.states["a"], sums.told[Stage.KEYS]["a"])
     with pytest.raises(ConfigError, match="registered with another identity"):

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from hushrec.aggregation.statistics import LARGEST_LOSS, LossSum
 from hushrec.errors import ConfigError, DivergedError
-from hushrec.secagg import Layout, Stage, masks
-from hushrec.secagg.layout import WIDE, WORD
+from hushrec.secagg import Stage, VectorLayout, vectors
+from hushrec.secagg.vectors import WIDE, WORD
 from secure_sums import play
 
 WIDEST = 2 ** (64 * WIDE - 1)
 
 
 def test_named_arrays_and_wide_numbers_come_back():
-    layout = Layout({"rows": (3, 2), "none": (0, 4), "clients": ()}, ("loss", "hits"))
+    layout = VectorLayout({"rows": (3, 2), "none": (0, 4), "clients": ()}, ("loss", "hits"))
     arrays = {
         "rows": np.arange(-3, 3).reshape(3, 2),
         "none": np.zeros((0, 4), np.int64),
@@ -36,7 +36,7 @@ def test_named_arrays_and_wide_numbers_come_back():
 
 def test_losses_of_any_size_fit():
     """Of a million clients with the largest loss there is, on each of the most nodes."""
-    layout = Layout({}, ("loss",))
+    layout = VectorLayout({}, ("loss",))
     loss = 2**20 * int(LARGEST_LOSS) * 2**128
     assert LossSum.of(np.array([LARGEST_LOSS * (1 - 2**-53)])).steps * 2**20 <= loss
     for sign in (1, -1):
@@ -44,7 +44,7 @@ def test_losses_of_any_size_fit():
 
 
 def test_what_could_overflow_is_refused():
-    layout = Layout({"x": (1,)}, ("loss",))
+    layout = VectorLayout({"x": (1,)}, ("loss",))
     for nodes in (3, 4):
         most, widest = (2**63 - 1) // nodes, (WIDEST - 1) // nodes
         layout.pack({"x": np.array([-most])}, {"loss": widest}, nodes)
@@ -57,7 +57,7 @@ def test_what_could_overflow_is_refused():
 
 
 def test_what_does_not_follow_the_layout_is_refused():
-    layout = Layout({"x": (2,)})
+    layout = VectorLayout({"x": (2,)})
     for arrays, word in [
         ({}, "'x' is in the layout"),
         ({"x": np.zeros(2, np.int64), "y": np.zeros(1, np.int64)}, "'y'"),
@@ -68,18 +68,18 @@ def test_what_does_not_follow_the_layout_is_refused():
             layout.pack(arrays, {}, 3)
     for given_layout in [({}, ()), ({"": (1,)}, ()), ({"x": (1,)}, ("x",)), ({"x": (2**33,)}, ())]:
         with pytest.raises(ConfigError):
-            Layout(*given_layout)
+            VectorLayout(*given_layout)
     with pytest.raises(ConfigError, match="shape"):
-        Layout({"x": (-1, -5)})
+        VectorLayout({"x": (-1, -5)})
 
 
 def test_digests_tell_layouts_apart():
     layouts = [
-        Layout({"a": (2, 3), "b": (1,)}),
-        Layout({"b": (1,), "a": (2, 3)}),
-        Layout({"a": (3, 2), "b": (1,)}),
-        Layout({"a": (2, 3)}, ("b",)),
-        Layout({"a": (6,), "b": (1,)}),
+        VectorLayout({"a": (2, 3), "b": (1,)}),
+        VectorLayout({"b": (1,), "a": (2, 3)}),
+        VectorLayout({"a": (3, 2), "b": (1,)}),
+        VectorLayout({"a": (2, 3)}, ("b",)),
+        VectorLayout({"a": (6,), "b": (1,)}),
     ]
     assert len({layout.digest for layout in layouts}) == len(layouts)
     assert layouts[0].digest == replace(layouts[0]).digest
@@ -93,7 +93,7 @@ def slow(vector, layout, laid):
     out = vector.tobytes()
     sizes = [8] * layout.words + [8 * WIDE] * len(layout.wide)
     for key, added in laid:
-        stream, done, at = masks.keystream(key).update(bytes(len(out))), b"", 0
+        stream, done, at = vectors.keystream(key).update(bytes(len(out))), b"", 0
         for size in sizes:
             number = int.from_bytes(out[at : at + size], "little")
             mask = int.from_bytes(stream[at : at + size], "little")
@@ -108,25 +108,25 @@ words = st.sampled_from([0, 1, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
 
 
 @st.composite
-def vectors(draw):
+def masked_cases(draw):
     count, wide = draw(st.integers(0, 11)), draw(st.integers(0, 3))
-    layout = Layout({"x": (count + (not wide),)}, tuple(f"w{k}" for k in range(wide)))
+    layout = VectorLayout({"x": (count + (not wide),)}, tuple(f"w{k}" for k in range(wide)))
     size = layout.length
     pair = [draw(st.lists(words, min_size=size, max_size=size)) for _ in range(2)]
     return layout, *(np.array(one, WORD) for one in pair)
 
 
-@given(vectors(), st.lists(st.tuples(st.binary(min_size=32, max_size=32), st.booleans())))
+@given(masked_cases(), st.lists(st.tuples(st.binary(min_size=32, max_size=32), st.booleans())))
 def test_masks_are_the_slow_ones(case, laid):
     layout, vector, other = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masks, "STRETCH", 4)  # several stretches, and one that is not full
-        masked = masks.laid_on(vector, layout, laid)
+        patch.setattr(vectors, "STRETCH", 4)  # several stretches, and one that is not full
+        masked = vectors.add_masks(vector, layout, laid)
         np.testing.assert_array_equal(masked, slow(vector, layout, laid))
         off = [(key, not added) for key, added in laid]
-        np.testing.assert_array_equal(masks.laid_on(masked, layout, off), vector)
+        np.testing.assert_array_equal(vectors.add_masks(masked, layout, off), vector)
     total = vector.copy()
-    masks.add(total, other, layout)
+    vectors.add(total, other, layout)
     a, b, c = (layout.unpack(v.view(np.int64)) for v in (vector, other, total))
     for name in layout.wide:
         assert (a[1][name] + b[1][name] - c[1][name]) % 2 ** (64 * WIDE) == 0
@@ -136,7 +136,9 @@ def test_masks_are_the_slow_ones(case, laid):
 
 def test_the_keystream_is_chacha20():
     """RFC 8439, appendix A.1, the first vector."""
-    assert masks.keystream(bytes(32)).update(bytes(16)).hex() == "76b8e0ada0f13d90405d6ae55386bd28"
+    assert (
+        vectors.keystream(bytes(32)).update(bytes(16)).hex() == "76b8e0ada0f13d90405d6ae55386bd28"
+    )
 
 
 def test_masking_holds_one_copy_besides_the_vector():

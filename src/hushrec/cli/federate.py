@@ -15,7 +15,7 @@ from hushrec.data.partition import Deal
 from hushrec.data.reading import read_items
 from hushrec.deployment.coordinator.run import newest_run
 from hushrec.deployment.coordinator.status import Status, status_of
-from hushrec.deployment.node.database import NodeStore, Taken
+from hushrec.deployment.node.database import ImportCounts, NodeDatabase
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
 from hushrec.deployment.provisioning.make import (
@@ -25,7 +25,7 @@ from hushrec.deployment.provisioning.make import (
     renew_server,
 )
 from hushrec.errors import ConfigError, DataError
-from hushrec.federation.contract import Agreement, Catalogue, SecureSums
+from hushrec.federation.contract import Catalogue, Contract, SecureSums
 from hushrec.federation.experiment import ExperimentRequest, parse_settings
 
 
@@ -51,7 +51,7 @@ class ExperimentOptions:
     pairs: tuple[str, ...]
     secure: bool = False
 
-    def agreement(self, data: str, catalogue: Catalogue, nodes: int) -> Agreement:
+    def contract(self, data: str, catalogue: Catalogue, nodes: int) -> Contract:
         """Return the contract of a federation with so many nodes."""
         settings = parse_settings(self.pairs)
         distributed = settings.get("privacy.mode") == "distributed"
@@ -66,7 +66,7 @@ class ExperimentOptions:
             seed=self.seed,
         ).experiment()
         secure = SecureSums() if self.secure or distributed else None
-        return Agreement(experiment, catalogue, secure)
+        return Contract(experiment, catalogue, secure)
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,14 @@ experiment_options = gather(
 
 def make_rehearsal(
     folder: Path, data: str, count: int, experiment: ExperimentOptions
-) -> dict[str, Taken | None]:
+) -> dict[str, ImportCounts | None]:
     """Make a federation of one data set's users, on a free port of this machine."""
     from hushrec.deployment.flower.processes import free_port
 
     name, catalogue, rows = DataOptions(data, "random", None, ()).read()
-    agreement = experiment.agreement(name, catalogue, count)
+    contract = experiment.contract(name, catalogue, count)
     address = ServerAddress(port=free_port())
-    federation = FederationSpec(folder.name, agreement, _names(count, ()), address, rows)
+    federation = FederationSpec(folder.name, contract, _names(count, ()), address, rows)
     return make_federation(folder, federation)
 
 
@@ -217,7 +217,7 @@ def init_command(
     nodes = _names(count, names)
     federation = FederationSpec(
         name=folder.resolve().name,
-        agreement=experiment.agreement(data_name, catalogue, len(nodes)),
+        contract=experiment.contract(data_name, catalogue, len(nodes)),
         nodes=nodes,
         address=address,
         data=data,
@@ -290,7 +290,7 @@ def node_command(folder: Path) -> None:
 
     opened = NodeFolder.open(folder)
     _say(f"{opened.config.name} connects to {opened.config.server}; Ctrl-C stops")
-    with stopped_by_signals(), NodeStore.open(opened.store) as store:
+    with stopped_by_signals(), NodeDatabase.open(opened.store) as store:
         run_node(opened, Worker(store, tell=_say, member=opened.member).answer, _say)
     _say("stopped")
 
@@ -309,7 +309,10 @@ def _names(count: int | None, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _show_federation(
-    folder: Path, federation: FederationSpec, nodes: Mapping[str, Taken | None], as_json: bool
+    folder: Path,
+    federation: FederationSpec,
+    nodes: Mapping[str, ImportCounts | None],
+    as_json: bool,
 ) -> None:
     if as_json:
         print_json(
@@ -317,10 +320,10 @@ def _show_federation(
                 "folder": str(folder),
                 "federation": federation.name,
                 "server": federation.address.netloc,
-                "method": federation.agreement.experiment.method,
-                "settings": federation.agreement.settings_digest,
-                "items": len(federation.agreement.catalogue.items),
-                "catalogue": federation.agreement.catalogue.digest,
+                "method": federation.contract.experiment.method,
+                "settings": federation.contract.settings_digest,
+                "items": len(federation.contract.catalogue.items),
+                "catalogue": federation.contract.catalogue.digest,
                 "nodes": {
                     name: None if taken is None else vars(taken) for name, taken in nodes.items()
                 },

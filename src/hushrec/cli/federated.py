@@ -27,7 +27,7 @@ from hushrec.cli.terminal import Console, print_json, say
 from hushrec.deployment.coordinator.events import Event, EventLog
 from hushrec.deployment.coordinator.run import EVENTS, FederatedRun, newest_run
 from hushrec.deployment.coordinator.status import Status, status_of
-from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.recommend import recommend
 from hushrec.deployment.provisioning.folders import ServerConfig, ServerFolder
 from hushrec.errors import RunError, StoppedError
@@ -66,15 +66,15 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[dict[s
     from hushrec.deployment.flower.programs import begin_run
     from hushrec.deployment.flower.transport import run_on_grid
 
-    rules = server.config.rules
+    policy = server.config.policy
     run = FederatedRun.open(
-        server.runs, server.agreement, rules, server.partition, server.registered, resume=resume
+        server.runs, server.contract, policy, server.partition, server.registered, resume=resume
     )
     started = begin_run(server)
     run = replace(run, node_ids=started.node_ids)
     if not quiet:
         run = replace(run, events=EventLog(run.folder.path / EVENTS, _say_event))
-    _say(f"waiting for {rules.nodes} nodes", quiet=quiet)
+    _say(f"waiting for {policy.nodes} nodes", quiet=quiet)
     results: list[dict[str, Any]] = []
     try:
         with training_display(quiet) as on_round, polite_stop() as should_stop:
@@ -203,7 +203,7 @@ def rehearse_command(
             result, path = train_on(server.folder, resume=False, quiet=as_json)
         _say("all nodes and the server have ended")
         name = next(iter(nodes))
-        with NodeStore.open(top / "nodes" / name / "data.node") as store:
+        with NodeDatabase.open(top / "nodes" / name / "data.node") as store:
             user = store.one("SELECT name FROM users ORDER BY id")
             found = recommend(store, user, 5)
     if as_json:

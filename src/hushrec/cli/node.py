@@ -13,11 +13,11 @@ from hushrec.cli.recommend import show_recommendations
 from hushrec.cli.terminal import print_json, say
 from hushrec.data.reading import read_interactions
 from hushrec.data.tables import Columns
-from hushrec.deployment.node.database import NodeStore, Taken
+from hushrec.deployment.node.database import ImportCounts, NodeDatabase
 from hushrec.deployment.node.recommend import recommend
 from hushrec.deployment.node.runs import NodeRuns
 from hushrec.errors import DataError
-from hushrec.federation.contract import Agreement
+from hushrec.federation.contract import Contract
 
 store_argument = click.argument("store", metavar="NODE", type=PATH)
 
@@ -54,8 +54,8 @@ def init_command(store: Path, contract: Path, name: str, as_json: bool) -> None:
     \b
     hushrec node init shop.node --contract contract.hushrec --name shop
     """
-    agreed = Agreement.read(contract)
-    with NodeStore.create(store, name, agreed) as made:
+    agreed = Contract.read(contract)
+    with NodeDatabase.create(store, name, agreed) as made:
         _show({"node": str(store), **_agreed(made)}, as_json)
 
 
@@ -83,9 +83,9 @@ def import_command(store: Path, file: Path, columns: Columns, as_json: bool) -> 
     hushrec node import shop.node ratings.csv
     hushrec node import shop.node log.tsv --user who --item what --time when
     """
-    with NodeStore.open(store) as node:
+    with NodeDatabase.open(store) as node:
         data = read_interactions(file, columns, share=True)
-        _show_taken(node.take_in(data), as_json)
+        _show_taken(node.add_interactions(data), as_json)
 
 
 @node_commands.command("add")
@@ -113,7 +113,7 @@ def add_command(
         raise DataError(f"--value {value:g} is not a finite number")
     if not user or not item:
         raise DataError("the user and the item need an id that is not empty")
-    with NodeStore.open(store) as node:
+    with NodeDatabase.open(store) as node:
         _show_taken(node.add(user, item, value, when), as_json)
 
 
@@ -129,7 +129,7 @@ def forget_command(store: Path, user: str, as_json: bool) -> None:
     \b
     hushrec node forget shop.node alice
     """
-    with NodeStore.open(store) as node:
+    with NodeDatabase.open(store) as node:
         gone = node.forget(user)
     if as_json:
         print_json(asdict(gone))
@@ -165,7 +165,7 @@ def recommend_command(store: Path, user: str, count: int, as_json: bool) -> None
     hushrec node recommend shop.node alice
     hushrec node recommend shop.node alice -k 5 --json
     """
-    with NodeStore.open(store) as node:
+    with NodeDatabase.open(store) as node:
         recommendations = recommend(node, user, count)
     show_recommendations(user, recommendations, as_json)
 
@@ -180,24 +180,24 @@ def status_command(store: Path, as_json: bool) -> None:
     hushrec node status shop.node
     hushrec node status shop.node --json
     """
-    with NodeStore.open(store) as node:
+    with NodeDatabase.open(store) as node:
         facts = {**_agreed(node), **node.counts(), "run": NodeRuns(node).status()}
     _show(facts, as_json)
 
 
-def _agreed(node: NodeStore) -> dict[str, object]:
-    experiment = node.agreement.experiment
+def _agreed(node: NodeDatabase) -> dict[str, object]:
+    experiment = node.contract.experiment
     return {
         "name": node.name,
         "method": experiment.method,
         "privacy": experiment.privacy.mode,
-        "items": len(node.agreement.catalogue.items),
-        "catalogue": node.agreement.catalogue.digest,
-        "settings": node.agreement.settings_digest,
+        "items": len(node.contract.catalogue.items),
+        "catalogue": node.contract.catalogue.digest,
+        "settings": node.contract.settings_digest,
     }
 
 
-def _show_taken(taken: Taken, as_json: bool) -> None:
+def _show_taken(taken: ImportCounts, as_json: bool) -> None:
     if as_json:
         print_json(asdict(taken))
         return

@@ -49,7 +49,7 @@ from hushrec.io.codec import (
     kind_of,
 )
 from hushrec.privacy.protection import Protection
-from hushrec.secagg import Layout, Stage
+from hushrec.secagg import Stage, VectorLayout
 
 COUNTS = ("clients", "trained", "lost", "up_bytes", "zeroed_out")
 """What a sum counts beside its arrays."""
@@ -210,13 +210,13 @@ Vector = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class RoundForm:
+class RoundVector:
     """A `NodeSum` as a vector."""
 
     shape: UploadShape
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> VectorLayout:
         """Names and shapes of what is in it."""
         return _layout({**_arrays(self.shape), "counts": (len(COUNTS),)}, ("loss",))
 
@@ -252,14 +252,14 @@ class RoundForm:
 
 
 @dataclass(frozen=True)
-class LookForm:
+class EvaluationVector:
     """An `Evaluation` as a vector."""
 
     metrics: Mapping[str, list[str]]
     """Of each candidate set."""
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> VectorLayout:
         """Names and shapes of what is in it."""
         arrays: dict[str, tuple[int, ...]] = {}
         for name in self.metrics:
@@ -319,8 +319,8 @@ def _arrays(shape: UploadShape) -> dict[str, tuple[int, ...]]:
     return {**rows, **{f"dense/{name}": size for name, size in shape.dense.items()}}
 
 
-def _layout(arrays: Mapping[str, tuple[int, ...]], wide: tuple[str, ...]) -> Layout:
-    layout = Layout(arrays, wide)
+def _layout(arrays: Mapping[str, tuple[int, ...]], wide: tuple[str, ...]) -> VectorLayout:
+    layout = VectorLayout(arrays, wide)
     if layout.length > MOST_WORDS:
         raise ConfigError(
             f"a secure sum of {layout.length:,} numbers is more than the {MOST_WORDS:,} that a "

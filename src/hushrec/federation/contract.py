@@ -2,10 +2,10 @@
 
 What is agreed of secure sums, and who takes part in them.
 
-The agreement says that sums are secure, and how many nodes they need: a node goes by its own copy.
+The contract says that sums are secure, and how many nodes they need: a node goes by its own copy.
 Who the nodes are comes with each party's own folder, never from the server.
 
-`Agreement`: what every node and the server have in common before they first speak.
+`Contract`: what every node and the server have in common before they first speak.
 
 It is made once, in one file, and given to everybody. A node trains by its own copy and by no
 other: the server cannot ask it for another method, another protection or another catalogue.
@@ -37,7 +37,7 @@ from hushrec.federation.experiment import Experiment
 from hushrec.io.codec import Arrays, GroupSpec, Message
 from hushrec.io.files import write_bytes
 from hushrec.privacy.config import PrivacyConfig
-from hushrec.secagg import Layout, Terms
+from hushrec.secagg import SumTerms, VectorLayout
 from hushrec.secagg.messages import colluders_of, threshold_of
 
 NO_ROWS = np.zeros(0, np.int64)
@@ -164,16 +164,16 @@ class SecureSums(BaseModel):
 
 
 @dataclass(frozen=True)
-class Registered:
+class NodeRegistry:
     """Everybody who may take part in the secure sums of a federation."""
 
     federation: str
     identities: Mapping[str, bytes]
     """Public identity of every node, by its name."""
 
-    def terms(self, agreed: SecureSums, number: int, layout: Layout, about: str) -> Terms:
+    def terms(self, agreed: SecureSums, number: int, layout: VectorLayout, about: str) -> SumTerms:
         """Return the terms of one sum."""
-        return Terms(
+        return SumTerms(
             self.federation,
             number,
             self.identities,
@@ -185,7 +185,7 @@ class Registered:
 
 
 @dataclass(frozen=True, eq=False)
-class Agreement:
+class Contract:
     """The experiment, the public catalogue, and whether anybody sees a node's own sum."""
 
     experiment: Experiment
@@ -222,12 +222,12 @@ class Agreement:
     def to_bytes(self) -> bytes:
         """Encode the contract."""
         experiment, catalogue = self.experiment.to_toml().encode(), self.catalogue.to_bytes()
-        return AgreementMessage(self.secure, experiment, catalogue).to_bytes()
+        return ContractMessage(self.secure, experiment, catalogue).to_bytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes, source: str = "the agreement") -> Agreement:
+    def from_bytes(cls, data: bytes, source: str = "the contract") -> Contract:
         """Decode it."""
-        sent = AgreementMessage.from_bytes(data)
+        sent = ContractMessage.from_bytes(data)
         try:
             text = sent.experiment.decode()
         except UnicodeDecodeError:
@@ -236,16 +236,16 @@ class Agreement:
         return cls(Experiment.from_toml(text, source), catalogue, sent.secure)
 
     @classmethod
-    def read(cls, path: Path) -> Agreement:
+    def read(cls, path: Path) -> Contract:
         """Read a file that `write` wrote."""
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"cannot read the agreement {path}: {error.strerror}") from None
+            raise ConfigError(f"cannot read the contract {path}: {error.strerror}") from None
         try:
             return cls.from_bytes(data, str(path))
         except MessageError as error:
-            raise ConfigError(f"{path} is no agreement of a federation: {error}") from None
+            raise ConfigError(f"{path} is no contract of a federation: {error}") from None
 
     def write(self, path: Path) -> None:
         """Write the file that is given to everybody."""
@@ -253,8 +253,8 @@ class Agreement:
 
 
 @dataclass(frozen=True, eq=False)
-class AgreementMessage(Message, kind="agreement"):
-    """An `Agreement` as it is stored."""
+class ContractMessage(Message, kind="contract"):
+    """An `Contract` as it is stored."""
 
     secure: SecureSums | None
     experiment: bytes

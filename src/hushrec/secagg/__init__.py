@@ -1,15 +1,15 @@
-"""Sums that nobody can open: the server learns what all nodes' vectors add up to, and no vector.
+"""Secure aggregation: the server learns the sum of the nodes' vectors, and no vector.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017),
-with signed keys and the round of consistency, over whole numbers modulo 2^64. No transport is known
-here: both sides are state machines that take bytes and give bytes. `docs/secure-sums.md` says who
-is kept from learning what, and where that ends.
+with signed keys and the consistency check, over whole numbers modulo 2^64. Both sides are state
+machines over bytes, independent of the transport. `docs/secure-sums.md` states what is hidden from
+whom, and under which assumptions.
 """
 
 from hushrec.secagg.keys import Identity
-from hushrec.secagg.layout import Layout
-from hushrec.secagg.messages import Stage, Terms
-from hushrec.secagg.node import Node, NodeState
-from hushrec.secagg.server import Server
+from hushrec.secagg.messages import Stage, SumTerms
+from hushrec.secagg.node import NodeState, SumNode
+from hushrec.secagg.server import SumServer
+from hushrec.secagg.vectors import VectorLayout
 
-__all__ = ["Identity", "Layout", "Node", "NodeState", "Server", "Stage", "Terms"]
+__all__ = ["Identity", "NodeState", "Stage", "SumNode", "SumServer", "SumTerms", "VectorLayout"]

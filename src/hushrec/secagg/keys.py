@@ -1,14 +1,13 @@
-"""Shamir's secret sharing: a secret in shares of which any t recover it and t - 1 tell nothing.
+"""Cryptographic primitives: Shamir's secret sharing, signatures, key agreement, encryption.
 
-The secret is a polynomial's value at 0, a share its value elsewhere; the other t - 1 coefficients
-are random numbers of the field. The field's prime is the smallest above 2^256, so that any 32 bytes
-are a secret. Shares are numbers of the field; `SHARE_BYTES` hold one.
+Any t shares of a secret recover it, and t - 1 shares hold no information on it. The secret is the
+value of a polynomial at 0, a share its value elsewhere; the other t - 1 coefficients are random
+elements of the field. The field's prime is the smallest above 2^256, so that any 32 bytes are a
+secret; `SHARE_BYTES` hold one share.
 
-Who a node is, what two nodes share, and what only one of them can read.
-
-The primitives are those of `cryptography`: Ed25519 for signatures, X25519 for agreement, HKDF with
-SHA-256 for every key that is made from another, ChaCha20-Poly1305 for what a node reads. Keys are
-plain bytes here, so that they can be shared, kept and compared.
+Signatures (Ed25519), key agreement (X25519), key derivation (HKDF with SHA-256) and encryption
+(ChaCha20-Poly1305) come from `cryptography`. Keys are plain bytes here, so that they can be shared,
+stored and compared.
 """
 
 from __future__ import annotations
@@ -62,38 +61,38 @@ TAG_BYTES = 16
 
 @dataclass(frozen=True)
 class Identity:
-    """A node's long-lived signing key. Others know its public half from their own configuration."""
+    """A node's long-term signing key. Other nodes have its public half in their configuration."""
 
     private: bytes = field(repr=False)
 
     @classmethod
     def generate(cls) -> Identity:
-        """Draw a new one from the operating system."""
+        """Draw a new key from the operating system."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @property
     def public(self) -> bytes:
-        """What other nodes are given beforehand."""
+        """The public half, which other nodes are given beforehand."""
         return Ed25519PrivateKey.from_private_bytes(self.private).public_key().public_bytes_raw()
 
-    def sign(self, purpose: str, said: bytes) -> bytes:
-        """Sign words for one purpose; they are worth nothing for another."""
+    def sign(self, purpose: str, message: bytes) -> bytes:
+        """Sign bytes for one purpose; the signature is invalid for any other."""
         key = Ed25519PrivateKey.from_private_bytes(self.private)
-        return key.sign(_for_purpose(purpose, said))
+        return key.sign(_for_purpose(purpose, message))
 
 
-def is_signed(public: bytes, signature: bytes, purpose: str, said: bytes) -> bool:
-    """Whether the owner of a public identity signed these words for this purpose."""
+def is_signed(public: bytes, signature: bytes, purpose: str, message: bytes) -> bool:
+    """Whether the owner of a public identity signed these bytes for this purpose."""
     try:
         key = Ed25519PublicKey.from_public_bytes(public)
-        key.verify(signature, _for_purpose(purpose, said))
+        key.verify(signature, _for_purpose(purpose, message))
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
 def derive(secret: bytes, purpose: str, *context: bytes) -> bytes:
-    """Return a key made from a secret for one purpose and one context."""
+    """Derive a key from a secret for one purpose and one context."""
     info = b"".join(len(part).to_bytes(4, "big") + part for part in context)
     kdf = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=_for_purpose(purpose, info))
     return kdf.derive(secret)
@@ -105,7 +104,7 @@ def public_half(private: bytes) -> bytes:
 
 
 def agree(private: bytes, public: bytes) -> bytes | None:
-    """Return what two owners of agreement keys share; None for a key that agrees with everybody."""
+    """Return the shared secret of two key pairs; None for a public key of small order."""
     try:
         key = X25519PublicKey.from_public_bytes(public)
         return X25519PrivateKey.from_private_bytes(private).exchange(key)
@@ -114,17 +113,17 @@ def agree(private: bytes, public: bytes) -> bytes | None:
 
 
 def seal(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Encrypt a text, and bind it to what it is about. A key seals one text only."""
+    """Encrypt a text with ``about`` as associated data. A key encrypts one text only."""
     return ChaCha20Poly1305(key).encrypt(bytes(12), text, about)
 
 
 def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes | None:
-    """Return the text; None if it was sealed with another key, about something else, or changed."""
+    """Return the text; None with another key, other associated data, or changed bytes."""
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), sealed, about)
     except InvalidTag:
         return None
 
 
-def _for_purpose(purpose: str, said: bytes) -> bytes:
-    return f"hushrec/secure-1/{purpose}".encode() + b"\0" + said
+def _for_purpose(purpose: str, message: bytes) -> bytes:
+    return f"hushrec/secure-1/{purpose}".encode() + b"\0" + message

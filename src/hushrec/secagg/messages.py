@@ -1,13 +1,13 @@
-"""What all parties of one sum agree on before it, each from its own configuration.
+"""SumTerms and messages of one secure sum.
 
-What a node tells the others of its secrets in one sum: public keys, signed with its identity.
+`SumTerms` are what all parties know of a sum beforehand, each from its own configuration. An
+`Announcement` holds a node's public keys for the sum, signed with its identity.
 
-What travels: a frame that says which sum, stage and sender, and a body of exactly known size.
-
-A node's message of a stage goes to the server; the server's message of a stage hands on what it
-got. Every size follows from the terms and from the sets of nodes in the message, so a message is
-measured before anything of it is read. Sets are bitmaps: they cannot name a node twice, nor one
-that is not registered. Whatever else arrives is a `MessageError` that names its sender.
+A message is a frame with sum, stage and sender, and a body whose size is known exactly: it follows
+from the terms and from the sets of nodes in the message, and is checked before the body is read.
+Nodes send a message of each stage to the server, and the server forwards them. Sets of nodes are
+bitmaps, which cannot name a node twice or one that is not registered. Anything else is a
+`MessageError` that names its sender.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from functools import cached_property
 from hushrec.errors import ConfigError, MessageError, TooFewError
 from hushrec.secagg import keys
 from hushrec.secagg.keys import KEY_BYTES, PRIME, SHARE_BYTES, SIGNATURE_BYTES, TAG_BYTES, Identity
-from hushrec.secagg.layout import Layout
+from hushrec.secagg.vectors import VectorLayout
 
 MOST_NODES = 2**16 - 1
 
 
 def threshold_of(nodes: int, min_nodes: int, asked: int | None) -> int:
-    """Return how many of so many nodes must stay to the end of a sum."""
+    """Return how many nodes must stay to the end of a sum."""
     return max(2 * nodes // 3 + 1, min_nodes) if asked is None else asked
 
 
 def colluders_of(nodes: int, threshold: int) -> int:
-    """Return how many nodes may side with a dishonest server that is to learn sums only.
+    """Return how many nodes may collude with the server without it learning more than sums.
 
     Two groups of `threshold` nodes must have an honest node in common, and two honest nodes must be
     left in every sum.
@@ -43,36 +43,36 @@ def colluders_of(nodes: int, threshold: int) -> int:
 
 
 class Stage(IntEnum):
-    """What nodes send, in this order; a node's state is named after what it sent last."""
+    """Stages of a sum, named after what nodes send in them."""
 
     KEYS = 1
     SHARES = 2
     MASKED = 3
-    AGREEMENT = 4
+    CONSISTENCY = 4
     REVEALED = 5
 
 
 @dataclass(frozen=True)
-class Terms:
-    """One sum: who takes part, what is summed, and how many must be left.
+class SumTerms:
+    """SumTerms of one sum: the nodes, the layout of the vector, and the threshold.
 
-    Nodes do not take these from the server. Every signature and every key is bound to their digest,
-    so parties with different terms cannot be played off against each other.
+    Nodes do not take the terms from the server. Every signature and every key is bound to their
+    digest, so that messages of parties with different terms are invalid.
     """
 
     federation: str
     number: int
-    """Of the sum, from 1 on; a node begins each number once, in ascending order."""
+    """Number of the sum, from 1 on; a node begins each number once, in ascending order."""
     identities: Mapping[str, bytes]
     """Public identity (`Identity.public`) of every node that may take part, by its name."""
-    layout: Layout
+    layout: VectorLayout
     min_nodes: int = 3
-    """Nodes refuse a sum over fewer. A sum over two tells each of them the other's vector."""
+    """Nodes refuse a sum over fewer. A sum over two reveals each vector to the other node."""
     asked_threshold: int | None = None
-    """Nodes that must stay to the end; `threshold` says what holds where none is given."""
+    """The configured threshold; `threshold` has the default."""
     about: str = ""
-    """What the vectors are made from. Nodes that were asked for different things have no key in
-    common, so that a server cannot sum them."""
+    """Description of the request. Nodes with different requests derive different keys, so that
+    the server cannot sum their vectors."""
 
     def __post_init__(self) -> None:
         count = len(self.identities)
@@ -97,23 +97,23 @@ class Terms:
 
     @property
     def threshold(self) -> int:
-        """Nodes that must stay to the end: more than two thirds, and `min_nodes`, unless told."""
+        """Nodes that must stay to the end; by default more than two thirds, and `min_nodes`."""
         return threshold_of(len(self.identities), self.min_nodes, self.asked_threshold)
 
     @property
     def colluders(self) -> int:
-        """How many nodes may side with a dishonest server, and it still learns sums only."""
+        """How many nodes may collude with the server without it learning more than sums."""
         return colluders_of(len(self.identities), self.threshold)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The nodes in order; in messages a node is its place here."""
+        """The nodes in order; messages refer to a node by its index."""
         return tuple(sorted(self.identities))
 
     @cached_property
     def digest(self) -> bytes:
-        """What every key and signature of this sum is bound to."""
-        said = {
+        """Digest that every key and signature of this sum is bound to."""
+        facts = {
             "protocol": "hushrec-secure-2",
             "federation": self.federation,
             "number": self.number,
@@ -122,17 +122,17 @@ class Terms:
             "layout": self.layout.digest.hex(),
             "about": self.about,
         }
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
-    def place(self, name: str) -> int:
-        """Return the place of a node."""
+    def index(self, name: str) -> int:
+        """Return the index of a node."""
         if name not in self.identities:
             raise ConfigError(f"node '{name}' is not registered in '{self.federation}'")
         return self.names.index(name)
 
-    def listed(self, places: Iterable[int]) -> str:
+    def listed(self, indices: Iterable[int]) -> str:
         """Return the names of nodes, for a sentence."""
-        return ", ".join(f"'{self.names[place]}'" for place in sorted(places))
+        return ", ".join(f"'{self.names[index]}'" for index in sorted(indices))
 
 
 ANNOUNCEMENT_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
@@ -144,31 +144,31 @@ class Announcement:
     """A node's public keys for one sum."""
 
     cipher_key: bytes
-    """For what others send to it."""
+    """For shares that others encrypt for it."""
     mask_key: bytes
-    """For the masks it shares with others."""
+    """For the pairwise masks."""
     commitment: bytes
-    """To the seed of the mask that is its own, so that a wrong share of it is noticed."""
+    """Commitment to the seed of its own mask, so that a wrong share of it is detected."""
     signature: bytes = b""
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Announcement:
-        """Read it; any bytes of this size are one."""
+        """Decode it; any bytes of this size are an announcement."""
         one, two, three = (KEY_BYTES * count for count in (1, 2, 3))
         return cls(data[:one], data[one:two], data[two:three], data[three:])
 
     def to_bytes(self) -> bytes:
-        """Write it."""
+        """Encode it."""
         return self._public + self.signature
 
-    def signed(self, terms: Terms, place: int, identity: Identity) -> Announcement:
-        """Return it signed by the node at a place."""
-        return replace(self, signature=identity.sign("announcement", self._words(terms, place)))
+    def signed(self, terms: SumTerms, index: int, identity: Identity) -> Announcement:
+        """Return it with the signature of a node."""
+        return replace(self, signature=identity.sign("announcement", self._words(terms, index)))
 
-    def check(self, terms: Terms, place: int) -> None:
-        """Refuse keys that the node did not sign, or that agree with everybody."""
-        name = terms.names[place]
-        public, said = terms.identities[name], self._words(terms, place)
+    def check(self, terms: SumTerms, index: int) -> None:
+        """Refuse keys that the node did not sign, and keys of small order."""
+        name = terms.names[index]
+        public, said = terms.identities[name], self._words(terms, index)
         if not keys.is_signed(public, self.signature, "announcement", said):
             raise MessageError(
                 f"the keys of node '{name}' are not signed by it: somebody speaks in its name"
@@ -181,47 +181,47 @@ class Announcement:
     def _public(self) -> bytes:
         return self.cipher_key + self.mask_key + self.commitment
 
-    def _words(self, terms: Terms, place: int) -> bytes:
-        return terms.digest + place_bytes(place) + self._public
+    def _words(self, terms: SumTerms, index: int) -> bytes:
+        return terms.digest + index_bytes(index) + self._public
 
 
-def check_distinct(terms: Terms, announced: Mapping[int, Announcement]) -> None:
-    """Refuse a key that two nodes announce, or one node for both purposes."""
+def check_distinct(terms: SumTerms, announced: Mapping[int, Announcement]) -> None:
+    """Refuse a key that is announced twice, by two nodes or by one for both purposes."""
     owners: dict[bytes, int] = {}
-    for place, said in announced.items():
+    for index, said in announced.items():
         for key in (said.cipher_key, said.mask_key):
             if key in owners:
-                who = terms.listed({place, owners[key]})
+                who = terms.listed({index, owners[key]})
                 raise MessageError(f"a key was announced twice, by {who}")
-            owners[key] = place
+            owners[key] = index
 
 
 _FRAME = struct.Struct("<8sQ32sII")  # of whole words, so that a vector behind it is aligned
 _MAGIC = b"hushsum1"
 SERVER = 2**16 - 1
-"""The server's place; nodes have theirs in `Terms.names`."""
+"""The server's sender index; those of nodes are in `SumTerms.names`."""
 SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 """Two shares, of a mask key and of a mask's seed, that only their recipient can read."""
 _SAID = {
     Stage.KEYS: ("keys", "list of keys"),
     Stage.SHARES: ("shares", "list of shares"),
     Stage.MASKED: ("masked vector", "list of survivors"),
-    Stage.AGREEMENT: ("agreement", "list of agreements"),
+    Stage.CONSISTENCY: ("agreement", "list of agreements"),
     Stage.REVEALED: ("revealed shares", "last word"),
 }
 
 
 def called(stage: Stage, sender: int) -> str:
-    """Return the name of a message in a sentence."""
+    """Return the name of a message for a sentence."""
     return _SAID[stage][sender == SERVER]
 
 
-def write(terms: Terms, stage: Stage, sender: int, body: bytes = b"") -> bytes:
+def write(terms: SumTerms, stage: Stage, sender: int, body: bytes = b"") -> bytes:
     """Return a message."""
     return _FRAME.pack(_MAGIC, terms.number, terms.digest, stage, sender) + body
 
 
-def read(terms: Terms, stage: Stage, sender: int, data: bytes) -> memoryview:
+def read(terms: SumTerms, stage: Stage, sender: int, data: bytes) -> memoryview:
     """Return the body of a message that must be of this sum, stage and sender."""
     who = "the server" if sender == SERVER else f"node '{terms.names[sender]}'"
     if len(data) < _FRAME.size or not data.startswith(_MAGIC):
@@ -248,9 +248,9 @@ def check_size(body: memoryview, size: int, what: str) -> None:
         raise MessageError(f"{what} has {len(body):,} bytes instead of {size:,}")
 
 
-def check_enough(terms: Terms, places: Iterable[int], what: str) -> None:
-    """Refuse to go on with fewer nodes than agreed."""
-    left = set(places)
+def check_enough(terms: SumTerms, indices: Iterable[int], what: str) -> None:
+    """Refuse to continue with fewer nodes than the threshold."""
+    left = set(indices)
     if len(left) < terms.threshold:
         missing = terms.listed(set(range(len(terms.names))) - left)
         raise TooFewError(
@@ -262,63 +262,63 @@ def check_enough(terms: Terms, places: Iterable[int], what: str) -> None:
 # ------------------------------------------------------------ sets of nodes, and tables over them
 
 
-def write_set(terms: Terms, places: Iterable[int]) -> bytes:
+def write_set(terms: SumTerms, indices: Iterable[int]) -> bytes:
     """Return a set of nodes as a bitmap."""
-    bits = sum(1 << place for place in set(places))
+    bits = sum(1 << index for index in set(indices))
     return bits.to_bytes(_set_bytes(terms), "little")
 
 
-def write_table(terms: Terms, entries: Mapping[int, bytes]) -> bytes:
+def write_table(terms: SumTerms, entries: Mapping[int, bytes]) -> bytes:
     """Return entries of equal size by node: the set of nodes, and the entries in its order."""
-    return b"".join([write_set(terms, entries), *(entries[place] for place in sorted(entries))])
+    return b"".join([write_set(terms, entries), *(entries[index] for index in sorted(entries))])
 
 
-def read_table(terms: Terms, body: memoryview, size: int, what: str) -> dict[int, bytes]:
-    """Read it back."""
+def read_table(terms: SumTerms, body: memoryview, size: int, what: str) -> dict[int, bytes]:
+    """Decode a table."""
     start = _set_bytes(terms)
     if len(body) < start:
         raise MessageError(f"{what} names no nodes")
-    places = list(_places(int.from_bytes(body[:start], "little")))
-    if places and places[-1] >= len(terms.names):
+    indices = list(_places(int.from_bytes(body[:start], "little")))
+    if indices and indices[-1] >= len(terms.names):
         raise MessageError(f"{what} names nodes that are not registered")
-    check_size(body, start + size * len(places), what)
-    at = (start + size * row for row in range(len(places)))
-    return {place: bytes(body[here : here + size]) for place, here in zip(places, at, strict=True)}
+    check_size(body, start + size * len(indices), what)
+    at = (start + size * row for row in range(len(indices)))
+    return {index: bytes(body[here : here + size]) for index, here in zip(indices, at, strict=True)}
 
 
-def _set_bytes(terms: Terms) -> int:
+def _set_bytes(terms: SumTerms) -> int:
     return -(-len(terms.names) // 8)
 
 
 def _places(bits: int) -> Iterator[int]:
-    return (place for place in range(bits.bit_length()) if bits >> place & 1)
+    return (index for index in range(bits.bit_length()) if bits >> index & 1)
 
 
-# ------------------------------------------------------------ what is in them
+# ------------------------------------------------------------ parts of bodies
 
 
-def place_bytes(*places: int) -> bytes:
-    """Return nodes as part of what is signed or bound."""
-    return struct.pack(f"<{len(places)}H", *places)
+def index_bytes(*indices: int) -> bytes:
+    """Return indices of nodes as bytes to sign or to bind."""
+    return struct.pack(f"<{len(indices)}H", *indices)
 
 
 def share_bytes(share: int) -> bytes:
-    """Write a share."""
+    """Encode a share."""
     return share.to_bytes(SHARE_BYTES, "little")
 
 
 def check_shares(data: bytes, what: str) -> None:
-    """Refuse shares, one or more, that are no numbers of the field."""
+    """Refuse shares that are no elements of the field."""
     for at in range(0, len(data), SHARE_BYTES):
         if int.from_bytes(data[at : at + SHARE_BYTES], "little") >= PRIME:
             raise MessageError(f"{what} holds a number that is no share")
 
 
-def follow(transcript: bytes, said: bytes) -> bytes:
-    """Return the digest of everything that nodes were told so far, and this."""
-    return hashlib.sha256(transcript + said).digest()
+def extended(transcript: bytes, message: bytes) -> bytes:
+    """Return the digest of all messages that nodes received so far, and this one."""
+    return hashlib.sha256(transcript + message).digest()
 
 
-def agreed_words(terms: Terms, place: int, transcript: bytes) -> bytes:
-    """Return what a node signs to say that this is what it was told."""
-    return terms.digest + place_bytes(place) + transcript
+def consistency_bytes(terms: SumTerms, index: int, transcript: bytes) -> bytes:
+    """Return the bytes that a node signs in the consistency check."""
+    return terms.digest + index_bytes(index) + transcript

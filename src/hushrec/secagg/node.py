@@ -1,16 +1,12 @@
-"""What a node keeps to itself in one sum: keys, the seed of its own mask, and how both are shared.
+"""The node's side of a secure sum: five messages, each sent once.
 
-All of it is made from one seed, so it can be made again from what a node's store holds, to the same
-bits: a node that is started again says nothing new.
+A `SumNode` does not change during a sum; its `NodeState` is stored between messages. Every step
+takes a state and a message and returns the next state and the answer, or raises an error and
+changes nothing. The caller stores the new state before it sends the answer, so that a node that is
+restarted cannot be made to answer twice.
 
-What a node keeps of one sum between two messages.
-
-The node's side of a secure sum: five answers, each given once.
-
-A `Node` is what stays the same during a sum; its `NodeState` is what has to be kept between
-messages. Every step takes a state and a message and returns the next state and the answer, or
-refuses and changes nothing. Keep the new state before the answer is sent: then a node that is
-started again cannot be asked twice.
+A node's secrets of a sum (`OwnSecrets`) are derived from one seed in its state, to the same bits:
+a node that is restarted sends nothing new.
 """
 
 from __future__ import annotations
@@ -26,41 +22,41 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from hushrec.errors import ConfigError, MessageError
-from hushrec.secagg import keys, masks, messages
+from hushrec.secagg import keys, messages, vectors
 from hushrec.secagg.keys import KEY_BYTES, PRIME, SHARE_BYTES, SIGNATURE_BYTES, Identity, share
-from hushrec.secagg.layout import WORD
 from hushrec.secagg.messages import (
     ANNOUNCEMENT_BYTES,
     SEALED_BYTES,
     SERVER,
     Announcement,
     Stage,
-    Terms,
+    SumTerms,
     check_distinct,
-    place_bytes,
+    index_bytes,
     share_bytes,
 )
+from hushrec.secagg.vectors import WORD
 
 
 @dataclass(frozen=True)
 class OwnSecrets:
-    """A node's secrets in one sum."""
+    """A node's secrets in one sum: keys, the seed of its own mask, and sharing polynomials."""
 
     cipher_key: bytes = field(repr=False)
     mask_key: bytes = field(repr=False)
     mask_seed: bytes = field(repr=False)
-    """Of the mask that no other node knows."""
+    """Of the node's own mask."""
     coefficients: tuple[list[int], list[int]] = field(repr=False)
     """Of the polynomials that share `mask_key` and `mask_seed`."""
 
     @classmethod
     def of(cls, seed: bytes, threshold: int) -> OwnSecrets:
-        """Make them from a seed, to be recovered by so many nodes."""
+        """Derive the secrets from a seed; ``threshold`` nodes recover them."""
         names = ("cipher key", "mask key", "mask seed", "coefficients")
         cipher_key, mask_key, mask_seed, chance = (keys.derive(seed, name) for name in names)
         # Half as long again as a number of the field, so that the remainder is as good as uniform.
         size, count = 48, threshold - 1
-        stream = masks.keystream(chance).update(bytes(2 * size * count))
+        stream = vectors.keystream(chance).update(bytes(2 * size * count))
         numbers = [
             int.from_bytes(stream[at : at + size], "little") % PRIME
             for at in range(0, len(stream), size)
@@ -68,27 +64,27 @@ class OwnSecrets:
         return cls(cipher_key, mask_key, mask_seed, (numbers[:count], numbers[count:]))
 
     def announcement(self) -> Announcement:
-        """Return what the others are told of them, unsigned."""
+        """Return the public keys and the commitment, unsigned."""
         cipher_key, mask_key = keys.public_half(self.cipher_key), keys.public_half(self.mask_key)
         return Announcement(cipher_key, mask_key, commitment(self.mask_seed))
 
-    def shares(self, place: int) -> bytes:
-        """Return the shares of the node at a place: of the mask key, then of the mask's seed."""
+    def shares(self, index: int) -> bytes:
+        """Return a node's shares: of the mask key, then of the mask's seed."""
         shared = zip((self.mask_key, self.mask_seed), self.coefficients, strict=True)
         return b"".join(
-            share_bytes(share(int.from_bytes(secret, "little"), coefficients, place + 1))
+            share_bytes(share(int.from_bytes(secret, "little"), coefficients, index + 1))
             for secret, coefficients in shared
         )
 
 
 def commitment(mask_seed: bytes) -> bytes:
-    """Return what binds a node to the seed of its own mask, and does not tell it."""
+    """Return the commitment to the seed of a mask."""
     return keys.derive(mask_seed, "commitment")
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """What a node keeps of one sum. Secrets are forgotten at the step that needs them last."""
+    """A node's state in one sum. A secret is removed at the last step that needs it."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
         strict=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
@@ -98,17 +94,17 @@ class NodeState:
     digest: bytes
     """Of the terms."""
     stage: Stage
-    """What the node sent last."""
+    """Stage of the node's last message."""
     seed: bytes = field(default=b"", repr=False)
-    """All its secrets are made from this; until its vector is masked."""
+    """Seed of all secrets, until the vector is masked."""
     transcript: bytes = b""
-    """Digest of what the server said: nodes that agree have seen the same."""
+    """Digest of the server's messages, which the consistency check compares."""
     keys: Mapping[int, bytes] = field(default_factory=dict, repr=False)
-    """What every node announced; until the vector is masked."""
+    """Every node's announcement, until the vector is masked."""
     shares: Mapping[int, bytes] = field(default_factory=dict, repr=False)
-    """Of every node that shared: a share of its mask key, and one of its seed."""
+    """Of every node that shared its secrets: shares of its mask key and of its seed."""
     survivors: frozenset[int] = frozenset()
-    """Nodes whose vectors are in the sum, as agreed."""
+    """Nodes whose vectors are in the sum."""
     format: Literal["hushrec-secure-state-2"] = "hushrec-secure-state-2"
 
     def to_bytes(self) -> bytes:
@@ -129,22 +125,22 @@ Step = tuple[NodeState, bytes]
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node in one sum: the terms as it knows them itself, and who it is."""
+class SumNode:
+    """A node in one sum: its own copy of the terms, and its identity."""
 
-    terms: Terms
+    terms: SumTerms
     name: str
     identity: Identity = field(repr=False)
 
     def __post_init__(self) -> None:
-        self.terms.place(self.name)
+        self.terms.index(self.name)
         if self.terms.identities[self.name] != self.identity.public:
             raise ConfigError(f"node '{self.name}' is registered with another identity")
 
     @property
-    def place(self) -> int:
-        """Its place among the nodes."""
-        return self.terms.place(self.name)
+    def index(self) -> int:
+        """The node's index in the terms."""
+        return self.terms.index(self.name)
 
     def announce(self, last: int) -> Step:
         """Begin the sum; ``last`` is the number of the last one that this node began, or 0."""
@@ -154,93 +150,93 @@ class Node:
             )
         seed = secrets.token_bytes(KEY_BYTES)
         said = OwnSecrets.of(seed, self.terms.threshold).announcement()
-        signed = said.signed(self.terms, self.place, self.identity)
+        signed = said.signed(self.terms, self.index, self.identity)
         state = NodeState(self.terms.number, self.terms.digest, Stage.KEYS, seed)
         return state, self._write(Stage.KEYS, signed.to_bytes())
 
     def share(self, state: NodeState, data: bytes) -> Step:
-        """Get everybody's keys; send everybody shares of this node's secrets."""
+        """Receive all nodes' keys; send each node shares of this node's secrets."""
         table = self._read_table(state, Stage.KEYS, data, ANNOUNCEMENT_BYTES)
         messages.check_enough(self.terms, table, "announced keys")
-        announced = {place: Announcement.from_bytes(entry) for place, entry in table.items()}
-        for place, said in announced.items():
-            said.check(self.terms, place)
+        announced = {index: Announcement.from_bytes(entry) for index, entry in table.items()}
+        for index, said in announced.items():
+            said.check(self.terms, index)
         check_distinct(self.terms, announced)
         mine = OwnSecrets.of(state.seed, self.terms.threshold)
-        listed = announced.pop(self.place, None)
+        listed = announced.pop(self.index, None)
         if listed is None or replace(listed, signature=b"") != mine.announcement():
             raise MessageError(f"the server's list lacks the keys of node '{self.name}' itself")
         sealed = {}
-        for place, said in announced.items():
-            key = self._share_key(mine, self.place, place, said.cipher_key)
-            sealed[place] = keys.seal(key, mine.shares(place), self._about(self.place, place))
-        told = messages.follow(self.terms.digest, messages.write_table(self.terms, table))
+        for index, said in announced.items():
+            key = self._share_key(mine, self.index, index, said.cipher_key)
+            sealed[index] = keys.seal(key, mine.shares(index), self._about(self.index, index))
+        told = messages.extended(self.terms.digest, messages.write_table(self.terms, table))
         state = replace(state, stage=Stage.SHARES, keys=table, transcript=told)
         return state, self._write(Stage.SHARES, messages.write_table(self.terms, sealed))
 
     def mask(self, state: NodeState, data: bytes, vector: NDArray[np.int64]) -> Step:
-        """Get this node's shares of everybody's secrets; send its vector, masked."""
+        """Receive this node's shares of the others' secrets; send its masked vector."""
         if vector.dtype != np.int64 or vector.shape != (self.terms.layout.length,):
-            raise ConfigError("the vector does not follow the layout: make it with Layout.pack")
+            raise ConfigError("the vector does not follow the layout: use VectorLayout.pack")
         sealed = self._read_table(state, Stage.SHARES, data, SEALED_BYTES)
-        self._check_known(sealed, state.keys.keys() - {self.place}, "is not one that shares")
-        messages.check_enough(self.terms, [*sealed, self.place], "shared their secrets")
+        self._check_known(sealed, state.keys.keys() - {self.index}, "is not one that shares")
+        messages.check_enough(self.terms, [*sealed, self.index], "shared their secrets")
         mine = OwnSecrets.of(state.seed, self.terms.threshold)
-        shares, laid = {self.place: mine.shares(self.place)}, []
-        for place, text in sealed.items():
-            said = Announcement.from_bytes(state.keys[place])
-            shares[place] = self._opened(mine, place, said.cipher_key, text)
-            pair = self.place, place
-            laid.append(masks.pair_mask(self.terms, mine.mask_key, pair, said.mask_key))
-        laid.append(masks.own_mask(mine.mask_seed, added=True))
-        told = messages.follow(state.transcript, messages.write_set(self.terms, shares))
+        shares, laid = {self.index: mine.shares(self.index)}, []
+        for index, text in sealed.items():
+            said = Announcement.from_bytes(state.keys[index])
+            shares[index] = self._opened(mine, index, said.cipher_key, text)
+            pair = self.index, index
+            laid.append(vectors.pair_mask(self.terms.digest, mine.mask_key, pair, said.mask_key))
+        laid.append(vectors.own_mask(mine.mask_seed, added=True))
+        told = messages.extended(state.transcript, messages.write_set(self.terms, shares))
         out = io.BytesIO(self._write(Stage.MASKED))  # it hands its bytes over without a copy
         out.seek(0, io.SEEK_END)
         words = vector.astype("<i8", copy=False).view(WORD)
-        for stretch in masks.masked(words, self.terms.layout, laid):
+        for stretch in vectors.masked(words, self.terms.layout, laid):
             out.write(stretch.data)
         state = replace(state, stage=Stage.MASKED, seed=b"", keys={}, shares=shares)
         return replace(state, transcript=told), out.getvalue()
 
     def agree(self, state: NodeState, data: bytes) -> Step:
-        """Get the list of nodes whose vectors arrived; sign it, this one list and no other."""
+        """Receive the list of survivors; sign this one list and no other."""
         survivors = self._read_table(state, Stage.MASKED, data, 0)
         self._check_known(survivors, state.shares, "never shared its secrets")
         messages.check_enough(self.terms, survivors, "sent a vector")
-        if self.place not in survivors:
+        if self.index not in survivors:
             raise MessageError(f"the server leaves node '{self.name}' out of the sum")
-        told = messages.follow(state.transcript, messages.write_set(self.terms, survivors))
-        said = messages.agreed_words(self.terms, self.place, told)
+        told = messages.extended(state.transcript, messages.write_set(self.terms, survivors))
+        said = messages.consistency_bytes(self.terms, self.index, told)
         signature = self.identity.sign("agreement", said)
-        state = replace(state, stage=Stage.AGREEMENT, survivors=frozenset(survivors))
-        return replace(state, transcript=told), self._write(Stage.AGREEMENT, signature)
+        state = replace(state, stage=Stage.CONSISTENCY, survivors=frozenset(survivors))
+        return replace(state, transcript=told), self._write(Stage.CONSISTENCY, signature)
 
     def reveal(self, state: NodeState, data: bytes) -> Step:
-        """Get enough nodes' signatures under the same list; reveal what opens the sum, and forget.
+        """Receive enough nodes' signatures of the same list; reveal shares, and remove all secrets.
 
-        Of a node in the sum that is a share of its own mask's seed; of one that is not, a share of
-        its mask key. It is never both, as there is one list and one answer.
+        Of a survivor, the node reveals a share of the seed of its own mask; of any other node, a
+        share of its mask key. It is never both, as there is one list and one answer.
         """
-        signatures = self._read_table(state, Stage.AGREEMENT, data, SIGNATURE_BYTES)
+        signatures = self._read_table(state, Stage.CONSISTENCY, data, SIGNATURE_BYTES)
         self._check_known(signatures, state.survivors, "is not in the sum")
         messages.check_enough(self.terms, signatures, "agreed on who is in it")
-        for place, signature in signatures.items():
-            name = self.terms.names[place]
-            said = messages.agreed_words(self.terms, place, state.transcript)
+        for index, signature in signatures.items():
+            name = self.terms.names[index]
+            said = messages.consistency_bytes(self.terms, index, state.transcript)
             if not keys.is_signed(self.terms.identities[name], signature, "agreement", said):
                 raise MessageError(
                     f"node '{name}' did not agree to what node '{self.name}' was told: the server "
                     "told them different things"
                 )
         revealed = {
-            place: both[SHARE_BYTES:] if place in state.survivors else both[:SHARE_BYTES]
-            for place, both in state.shares.items()
+            index: both[SHARE_BYTES:] if index in state.survivors else both[:SHARE_BYTES]
+            for index, both in state.shares.items()
         }
         done = NodeState(state.number, state.digest, Stage.REVEALED)
         return done, self._write(Stage.REVEALED, messages.write_table(self.terms, revealed))
 
     def _write(self, stage: Stage, body: bytes = b"") -> bytes:
-        return messages.write(self.terms, stage, self.place, body)
+        return messages.write(self.terms, stage, self.index, body)
 
     def _read_table(
         self, state: NodeState, stage: Stage, data: bytes, size: int
@@ -257,22 +253,22 @@ class Node:
             raise MessageError(f"the server sent node '{self.name}' its {what} {when}")
         return messages.read_table(self.terms, body, size, f"the server's {what}")
 
-    def _check_known(self, places: Iterable[int], known: Iterable[int], what: str) -> None:
-        for place in sorted(set(places) - set(known)):
-            raise MessageError(f"the server names node '{self.terms.names[place]}', which {what}")
+    def _check_known(self, indices: Iterable[int], known: Iterable[int], what: str) -> None:
+        for index in sorted(set(indices) - set(known)):
+            raise MessageError(f"the server names node '{self.terms.names[index]}', which {what}")
 
     def _opened(self, mine: OwnSecrets, sender: int, public: bytes, text: bytes) -> bytes:
         """Return the two shares that another node sent to this one."""
         what = f"what node '{self.terms.names[sender]}' shared with node '{self.name}'"
-        key = self._share_key(mine, sender, self.place, public)
-        shares = keys.unseal(key, text, self._about(sender, self.place))
+        key = self._share_key(mine, sender, self.index, public)
+        shares = keys.unseal(key, text, self._about(sender, self.index))
         if shares is None:
             raise MessageError(f"{what} was changed on the way, or never meant for it")
         messages.check_shares(shares, what)
         return shares
 
     def _about(self, sender: int, recipient: int) -> bytes:
-        return self.terms.digest + place_bytes(sender, recipient)
+        return self.terms.digest + index_bytes(sender, recipient)
 
     def _share_key(self, mine: OwnSecrets, sender: int, recipient: int, public: bytes) -> bytes:
         """Return the key of what one node shares with another; this node is one of the two."""

@@ -7,18 +7,17 @@ from test_nodes_backend import Told
 
 from dealing import SUFFIX, deal
 from hushrec.data.splitting import make_split
-from hushrec.deployment.coordinator.backend import Nodes
-from hushrec.deployment.coordinator.journal import MemoryBook
-from hushrec.deployment.coordinator.policy import Rules
+from hushrec.deployment.coordinator.backend import RemoteBackend
+from hushrec.deployment.coordinator.journal import RecoveryJournal
 from hushrec.deployment.coordinator.roster import Roster
-from hushrec.deployment.coordinator.session import Desk
-from hushrec.deployment.coordinator.summing import Securely
-from hushrec.deployment.node.database import NodeStore
-from hushrec.deployment.node.sums import Member
+from hushrec.deployment.coordinator.session import Policy, Session
+from hushrec.deployment.coordinator.summing import SecureSumming
+from hushrec.deployment.node.database import NodeDatabase
+from hushrec.deployment.node.sums import NodeCredentials
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.sums import StageRequest
 from hushrec.deployment.transport import MemoryLink
-from hushrec.federation.contract import Registered, SecureSums
+from hushrec.federation.contract import NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import set_up
 from hushrec.io.codec import kind_of
@@ -26,7 +25,8 @@ from hushrec.secagg import Identity
 from hushrec.streams import Streams
 from hushrec.testing import taste_world
 
-QUICK = Rules(min_nodes=1, retries=0, backoff_seconds=0.01)
+QUICK = Policy(min_nodes=1, retries=0, backoff_seconds=0.01)
+SECURE = SecureSums()
 
 
 class Wire(MemoryLink):
@@ -66,30 +66,33 @@ class Wire(MemoryLink):
 class Secured:
     """A federation whose sums are secure."""
 
-    def __init__(self, folder: Path, data, experiment, nodes, secure=SecureSums(), rules=QUICK):  # noqa: B008
+    def __init__(self, folder: Path, data, experiment, nodes, secure=SECURE, policy=QUICK):
         self.experiment, self.events, self.folder = experiment, Told(), folder
-        self.agreement, self.dealt = deal(data, experiment, folder, nodes, secure)
-        self.identities = {name: Identity.generate() for name in self.dealt}
+        self.contract, self.partition = deal(data, experiment, folder, nodes, secure)
+        self.identities = {name: Identity.generate() for name in self.partition}
         public = {name: identity.public for name, identity in self.identities.items()}
-        self.registered, self.book = Registered("test", public), MemoryBook()
-        self.wire = Wire({name: self.answering(name) for name in self.dealt})
-        self.rules = rules.model_copy(update={"nodes": nodes})
+        self.registered, self.journal = (
+            NodeRegistry("test", public),
+            RecoveryJournal(folder / "sums"),
+        )
+        self.wire = Wire({name: self.answering(name) for name in self.partition})
+        self.policy = policy.model_copy(update={"nodes": nodes})
         self.start()
-        self.roster = Roster.of("run", experiment, self.desk.gather(), self.dealt)
+        self.roster = Roster.of("run", experiment, self.session.gather(), self.partition)
 
     def start(self):
         """Start the server, anew."""
-        self.desk = Desk(self.agreement, "run", self.wire, self.rules, self.events)
-        for name in self.dealt:
+        self.session = Session(self.contract, "run", self.wire, self.policy, self.events)
+        for name in self.partition:
             if hasattr(self, "roster"):
-                self.desk.known[name] = name
-        self.summing = Securely(self.desk, self.registered, self.book)
+                self.session.known[name] = name
+        self.summing = SecureSumming(self.session, self.registered, self.journal)
 
     def member(self, name):
-        return Member(self.registered, self.identities[name])
+        return NodeCredentials(self.registered, self.identities[name])
 
     def store(self, name):
-        return NodeStore.open(self.folder / f"{name}{SUFFIX}")
+        return NodeDatabase.open(self.folder / f"{name}{SUFFIX}")
 
     def answering(self, name):
         """Answer as a process does that is started for each message: from the file alone."""
@@ -104,7 +107,7 @@ class Secured:
 class World:
     """A run on secure nodes, round by round, and the exact sums of one process beside it."""
 
-    def __init__(self, folder, nodes=4, method="pfedrec", secure=SecureSums(), rules=QUICK, **more):  # noqa: B008
+    def __init__(self, folder, nodes=4, method="pfedrec", secure=SECURE, policy=QUICK, **more):
         if method in ("pfedrec", "fedmf"):
             more = {"d": 8, "rounds": 3, **more}
         rounds = more.pop("rounds", None)
@@ -116,14 +119,14 @@ class World:
         self.plan = self.setup.plan
         self.server, self.state = self.setup.start(key="1")
         self.task, self.cohort = self.server.task, self.server.clients
-        self.made = Secured(folder, self.split.data, self.experiment, nodes, secure, rules)
+        self.made = Secured(folder, self.split.data, self.experiment, nodes, secure, policy)
         self.wire, self.events = self.made.wire, self.made.events
 
     def backend(self):
         """The nodes, as a server sees them that was started just now."""
         self.made.start()
         made = self.made
-        return Nodes(self.task, self.experiment, made.roster, made.desk, 0, made.summing)
+        return RemoteBackend(self.task, self.experiment, made.roster, made.session, 0, made.summing)
 
     def download(self, number=1, shared=None):
         state = self.plan.protection.state
@@ -137,7 +140,7 @@ class World:
 
     def exact(self, number=1, without=()):
         """What one process sums over the users of the other nodes."""
-        gone = [self.made.dealt[name].clients for name in without]
+        gone = [self.made.partition[name].clients for name in without]
         left = np.setdiff1d(self.cohort, np.concatenate([*gone, np.zeros(0, np.int64)]))
         download = self.download(number)
         protection = self.task.protection_of(download.to(self.cohort[:0]))
@@ -151,11 +154,11 @@ class World:
     def uploads(self):
         """How often everybody paid, by node."""
         query = "SELECT uploads, COUNT(*) FROM ledger GROUP BY uploads"
-        return {name: dict(self.table(name, query)) for name in self.made.dealt}
+        return {name: dict(self.table(name, query)) for name in self.made.partition}
 
     def rounds(self):
         """The last round that each node has done."""
-        return [self.table(name, "SELECT round FROM runs")[0][0] for name in self.made.dealt]
+        return [self.table(name, "SELECT round FROM runs")[0][0] for name in self.made.partition]
 
 
 def same(one, other):

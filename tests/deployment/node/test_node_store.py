@@ -11,10 +11,10 @@ import pytest
 from hushrec.aggregation import ClientRows
 from hushrec.data.interactions import Categorical, Interactions, MultiCategorical
 from hushrec.deployment.node import database as schema
-from hushrec.deployment.node.database import NodeStore
-from hushrec.deployment.node.runs import Done, NodeRuns
+from hushrec.deployment.node.database import NodeDatabase
+from hushrec.deployment.node.runs import FinishedRound, NodeRuns
 from hushrec.errors import ConfigError, DataError, MessageError, RunError
-from hushrec.federation.contract import Agreement, Catalogue
+from hushrec.federation.contract import Catalogue, Contract
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.methods.base import PerClient, PerClientRows, PerClientTable
 from hushrec.private.store import PrivateStore
@@ -39,8 +39,8 @@ def described(world):
     )
 
 
-def agreement(world=None, method="pfedrec", **settings) -> Agreement:
-    return Agreement(
+def contract(world=None, method="pfedrec", **settings) -> Contract:
+    return Contract(
         ExperimentRequest("tastes", method, settings=settings).experiment(),
         Catalogue.of(world or taste_world()),
     )
@@ -48,11 +48,11 @@ def agreement(world=None, method="pfedrec", **settings) -> Agreement:
 
 @pytest.fixture
 def node(tmp_path):
-    with NodeStore.create(tmp_path / "a.node", "a", agreement()) as made:
+    with NodeDatabase.create(tmp_path / "a.node", "a", contract()) as made:
         yield made
 
 
-def everybody(store: NodeStore) -> Interactions:
+def everybody(store: NodeDatabase) -> Interactions:
     people = {
         user: place for place, (user,) in enumerate(store.rows("SELECT id FROM users ORDER BY id"))
     }
@@ -77,10 +77,10 @@ def filled(clients=4, seed=0) -> PrivateStore:
     return private
 
 
-def done(number, selected=0, seed=0, clients=4, charged=True) -> Done:
+def done(number, selected=0, seed=0, clients=4, charged=True) -> FinishedRound:
     reply = b"reply %d" % number
     who = {client: client for client in range(clients)}
-    return Done(number, selected, f"asked {number}", reply, filled(4, seed), who, charged)
+    return FinishedRound(number, selected, f"asked {number}", reply, filled(4, seed), who, charged)
 
 
 def loaded(runs, run, client, selected=False) -> np.ndarray:
@@ -97,8 +97,8 @@ def loaded(runs, run, client, selected=False) -> np.ndarray:
 
 def test_what_goes_in_comes_out(tmp_path):
     world = described(taste_world())
-    with NodeStore.create(tmp_path / "a.node", "a", agreement(world)) as node:
-        taken = node.take_in(world)
+    with NodeDatabase.create(tmp_path / "a.node", "a", contract(world)) as node:
+        taken = node.add_interactions(world)
         assert (taken.rows, taken.users, taken.unknown_items) == (len(world), 60, 0)
         back = everybody(node)
         for part in ("user", "item", "value", "time", "users", "items"):
@@ -114,19 +114,19 @@ def test_what_goes_in_comes_out(tmp_path):
 
 
 def test_only_the_owner_may_read_it(node):
-    node.take_in(taste_world())
+    node.add_interactions(taste_world())
     for file in node.path.parent.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     node.path.chmod(0o640)
     with pytest.raises(RunError, match="chmod 600"):
-        NodeStore.open(node.path)
+        NodeDatabase.open(node.path)
 
 
 def test_unknown_items_stay_and_are_counted(node):
     world = taste_world()
     strange = replace(world, items=np.array([f"strange-{k}" for k in range(60)]))
-    node.take_in(world.select(np.arange(50)))
-    assert node.take_in(strange.select(np.arange(30))).unknown_items == 30
+    node.add_interactions(world.select(np.arange(50)))
+    assert node.add_interactions(strange.select(np.arange(30))).unknown_items == 30
     counts = node.counts()
     assert counts["interactions"] == 80
     assert counts["interactions_with_unknown_items"] == 30
@@ -137,13 +137,13 @@ def test_unknown_items_stay_and_are_counted(node):
 def test_order_of_arrival_is_the_time_where_there_is_none(node):
     world = replace(taste_world(), has_time=False)
     one = world.select(world.user == 0)
-    node.take_in(one)
-    node.take_in(one)
+    node.add_interactions(one)
+    node.add_interactions(one)
     node.add("user-00", "item-03", 1.0, None)
     times = everybody(node).time
     assert (np.diff(times) > 0).sum() == len(times) - 1, "later files come later"
     with pytest.raises(DataError, match="have no times and the new ones have some"):
-        node.take_in(replace(one, has_time=True))
+        node.add_interactions(replace(one, has_time=True))
     with pytest.raises(DataError, match="--time"):
         node.add("user-00", "item-03", 1.0, 7)
 
@@ -156,21 +156,21 @@ def test_an_interrupted_import_leaves_nothing(node, monkeypatch):
 
     monkeypatch.setattr(node, "keep_fact", stop)
     with pytest.raises(KeyboardInterrupt):
-        node.take_in(world)
+        node.add_interactions(world)
     assert node.counts()["interactions"] == node.counts()["users"] == 0
 
 
 def test_a_full_disk_is_a_sentence_and_changes_nothing(node):
-    node.take_in(taste_world().select(np.arange(20)))
+    node.add_interactions(taste_world().select(np.arange(20)))
     pages = node.one("PRAGMA page_count")
     node.connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(RunError, match="nothing was changed"):
-        node.take_in(taste_world())
+        node.add_interactions(taste_world())
     assert node.counts()["interactions"] == 20
 
 
 def test_a_round_is_written_whole_and_read_back(node):
-    node.take_in(taste_world())
+    node.add_interactions(taste_world())
     runs = NodeRuns(node)
     run = runs.begin("run-1")
     assert runs.begin("run-1") == run, "asked again, it says the same"
@@ -189,7 +189,7 @@ def _plain(private, client):
 
 
 def test_selected_parameters_are_those_of_the_selected_round(node):
-    node.take_in(taste_world())
+    node.add_interactions(taste_world())
     runs = NodeRuns(node)
     run = runs.begin("run")
     # 1 is selected, then 3 is; client 3 sits out round 3.
@@ -207,7 +207,7 @@ def test_selected_parameters_are_those_of_the_selected_round(node):
 
 @pytest.mark.parametrize("where", ["private", "ledger"])
 def test_a_round_that_dies_in_its_transaction_is_not_there(node, monkeypatch, where):
-    node.take_in(taste_world())
+    node.add_interactions(taste_world())
     runs = NodeRuns(node)
     run = runs.begin("run")
     runs.finish_round(run, done(1))
@@ -228,14 +228,14 @@ def test_a_round_that_dies_in_its_transaction_is_not_there(node, monkeypatch, wh
     assert runs.finish_round(run, done(2, seed=1)), "and can be done again"
 
 
-def dump(store: NodeStore) -> list:
+def dump(store: NodeDatabase) -> list:
     tables = [name for (name,) in store.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
     return [(name, store.rows(f"SELECT * FROM {name}")) for name in sorted(tables)]
 
 
 def test_whoever_was_overtaken_writes_nothing(node):
     """A message that is delivered twice at once, and a user who leaves while it is trained."""
-    node.take_in(taste_world())
+    node.add_interactions(taste_world())
     runs = NodeRuns(node)
     run = runs.begin("run")
     assert runs.finish_round(run, done(1))
@@ -254,18 +254,18 @@ def test_terms_are_pinned(node):
     run = runs.begin("run")
     runs.pin_terms(run, "these")
     runs.pin_terms(runs.get("run"), "these")
-    with pytest.raises(MessageError, match="other things"):
+    with pytest.raises(MessageError, match="another assignment"):
         runs.pin_terms(runs.get("run"), "others")
-    with pytest.raises(MessageError, match="not asked to join"):
+    with pytest.raises(MessageError, match="not invited to the run"):
         runs.get("another")
 
 
 def test_new_data_waits_for_the_next_run(node):
     world = taste_world()
-    node.take_in(world.select(world.user < 10))
+    node.add_interactions(world.select(world.user < 10))
     runs = NodeRuns(node)
     first = runs.begin("first")
-    node.take_in(world.select(world.user >= 10))
+    node.add_interactions(world.select(world.user >= 10))
     node.add("user-00", "item-59", 1.0, 99)
     again = node.interactions(runs.begin("first").members, first.upto)
     assert len(again) == (world.user < 10).sum()
@@ -275,7 +275,7 @@ def test_new_data_waits_for_the_next_run(node):
 
 
 def test_old_runs_go_but_for_what_is_recommended_with(node):
-    node.take_in(taste_world())
+    node.add_interactions(taste_world())
     runs = NodeRuns(node)
     for name in ("one", "two", "three", "four"):
         run = runs.begin(name)
@@ -288,7 +288,7 @@ def test_old_runs_go_but_for_what_is_recommended_with(node):
     assert set(runs.uploads("two")) == {f"user-{k:02d}" for k in range(4)}, "the ledger stays"
 
 
-def bytes_of(store: NodeStore) -> bytes:
+def bytes_of(store: NodeDatabase) -> bytes:
     return b"".join(file.read_bytes() for file in sorted(store.path.parent.iterdir()))
 
 
@@ -303,7 +303,7 @@ def test_who_is_forgotten_is_gone_to_the_last_byte(node):
     secret = secret.select(rows)
     secret = replace(secret, item=np.where(secret.user == 0, 5, secret.item).astype(np.int32))
     secret = secret.select(~((secret.user != 0) & (secret.item == 5)))
-    node.take_in(secret)
+    node.add_interactions(secret)
     runs = NodeRuns(node)
     run = runs.begin("run")
     runs.finish_round(run, done(1))
@@ -326,10 +326,10 @@ def test_who_is_forgotten_is_gone_to_the_last_byte(node):
 
 
 def test_a_silo_loses_its_parameters_with_one_of_its_users(tmp_path):
-    silos = agreement(method="lipm", **{"silos.kind": "dirichlet", "silos.count": 3})
-    with NodeStore.create(tmp_path / "a.node", "a", silos) as node:
+    silos = contract(method="lipm", **{"silos.kind": "dirichlet", "silos.count": 3})
+    with NodeDatabase.create(tmp_path / "a.node", "a", silos) as node:
         world = taste_world()
-        node.take_in(world, silos=(np.arange(60) % 3).astype(np.int32))
+        node.add_interactions(world, silos=(np.arange(60) % 3).astype(np.int32))
         runs = NodeRuns(node)
         run = runs.begin("run")
         assert sorted(set(run.clients.values())) == [0, 1, 2]
@@ -342,15 +342,15 @@ def test_a_silo_loses_its_parameters_with_one_of_its_users(tmp_path):
 
 def test_an_older_file_is_brought_up_to_date(tmp_path, monkeypatch, node):
     """The first version's tables, as they were written then."""
-    node.take_in(taste_world())
+    node.add_interactions(taste_world())
     runs = NodeRuns(node)
     assert runs.finish_round(runs.begin("run"), done(1))
     private = node.rows("SELECT run, client, round, arrays FROM private")
     path = tmp_path / "old.node"
     with monkeypatch.context() as past:
         past.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        with NodeStore.create(path, "a", agreement()) as old:
-            old.take_in(taste_world())
+        with NodeDatabase.create(path, "a", contract()) as old:
+            old.add_interactions(taste_world())
             old.connection.execute(
                 "INSERT INTO runs (id, number, upto, round, reply) VALUES "
                 "('run', 1, 999, 1, CAST('reply 1' AS BLOB))"
@@ -360,7 +360,7 @@ def test_an_older_file_is_brought_up_to_date(tmp_path, monkeypatch, node):
             with pytest.raises(RunError, match="no such column"), old.changing():
                 old.connection.execute("UPDATE runs SET model = 'model'")
             before = old.counts()["interactions"]
-    with NodeStore.open(path) as again:
+    with NodeDatabase.open(path) as again:
         assert again.one("PRAGMA user_version") == len(schema.MIGRATIONS) > 1
         runs = NodeRuns(again)
         runs.keep_model(runs.get("run"), b"model")
@@ -373,49 +373,49 @@ def test_an_older_file_is_brought_up_to_date(tmp_path, monkeypatch, node):
 
 def test_a_migration_that_fails_leaves_the_old_version(tmp_path, monkeypatch):
     path = tmp_path / "old.node"
-    NodeStore.create(path, "a", agreement()).connection.close()
-    before = dump(NodeStore.open(path))
+    NodeDatabase.create(path, "a", contract()).connection.close()
+    before = dump(NodeDatabase.open(path))
     broken = (*schema.MIGRATIONS, "ALTER TABLE runs ADD COLUMN more TEXT; SELECT nothing")
     with monkeypatch.context() as future:
         future.setattr(schema, "MIGRATIONS", broken)
         with pytest.raises(RunError):
-            NodeStore.open(path)
-    assert dump(NodeStore.open(path)) == before
+            NodeDatabase.open(path)
+    assert dump(NodeDatabase.open(path)) == before
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(RunError, match="newer hushrec"):
-        NodeStore.open(path)
+        NodeDatabase.open(path)
 
 
 def test_what_is_no_node_is_refused(tmp_path):
     with pytest.raises(RunError, match="no such node"):
-        NodeStore.open(tmp_path / "nowhere")
+        NodeDatabase.open(tmp_path / "nowhere")
     strange = tmp_path / "strange"
     strange.write_bytes(os.urandom(5000))
     strange.chmod(0o600)
     with pytest.raises(RunError, match="no node of hushrec"):
-        NodeStore.open(strange)
+        NodeDatabase.open(strange)
     other = tmp_path / "other"
     sqlite3.connect(other).execute("CREATE TABLE t (x)")
     other.chmod(0o600)
     with pytest.raises(RunError, match="no node of hushrec"):
-        NodeStore.open(other)
+        NodeDatabase.open(other)
     with pytest.raises(RunError, match="exists already"):
-        NodeStore.create(other, "a", agreement())
+        NodeDatabase.create(other, "a", contract())
 
 
 def test_an_agreement_travels_in_a_file(tmp_path):
     world = described(taste_world())
-    ours, path = agreement(world), tmp_path / "agreement"
+    ours, path = contract(world), tmp_path / "contract"
     ours.write(path)
-    back = Agreement.read(path)
+    back = Contract.read(path)
     assert back.experiment == ours.experiment
     assert back.catalogue.digest == ours.catalogue.digest
     assert back.settings_digest == ours.settings_digest
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ConfigError, match="no agreement"):
-        Agreement.read(path)
+    with pytest.raises(ConfigError, match="no contract"):
+        Contract.read(path)
 
 
 def test_anything_else_is_another_catalogue():
@@ -447,4 +447,4 @@ def test_anything_else_is_another_catalogue():
 )
 def test_what_nodes_cannot_work_out_is_refused(method, settings, match):
     with pytest.raises(ConfigError, match=match):
-        agreement(method=method, **settings)
+        contract(method=method, **settings)

@@ -6,11 +6,10 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from dealing import SUFFIX, deal
-from hushrec.deployment.coordinator.backend import Nodes
-from hushrec.deployment.coordinator.policy import Rules
+from hushrec.deployment.coordinator.backend import RemoteBackend
 from hushrec.deployment.coordinator.roster import Roster
-from hushrec.deployment.coordinator.session import Desk
-from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.coordinator.session import Policy, Session
+from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.transport import MemoryLink
 from hushrec.testing import BackendContract
@@ -21,7 +20,7 @@ def answering(path: Path):
     """Answer as a process does that is started for each message: from the file alone."""
 
     def answer(message: bytes) -> bytes:
-        with NodeStore.open(path) as store:
+        with NodeDatabase.open(path) as store:
             return Worker(store, tell=print).answer(message)
 
     return answer
@@ -41,13 +40,13 @@ class Told:
         return [line for line in self.lines if line["event"] == event]
 
 
-def federated(folder: Path, data, experiment, nodes: int, rules=Rules(), events=None):  # noqa: B008
-    """Deal data out; return the link, the desk and the roster."""
-    agreement, dealt = deal(data, experiment, folder, nodes)
-    link = MemoryLink({name: answering(folder / f"{name}{SUFFIX}") for name in dealt})
-    rules = rules.model_copy(update={"nodes": nodes, "backoff_seconds": 0.01})
-    desk = Desk(agreement, "run", link, rules, events or Told())
-    return link, desk, Roster.of("run", experiment, desk.gather(), dealt)
+def federated(folder: Path, data, experiment, nodes: int, policy=Policy(), events=None):  # noqa: B008
+    """Deal data out; return the link, the session and the roster."""
+    contract, partition = deal(data, experiment, folder, nodes)
+    link = MemoryLink({name: answering(folder / f"{name}{SUFFIX}") for name in partition})
+    policy = policy.model_copy(update={"nodes": nodes, "backoff_seconds": 0.01})
+    session = Session(contract, "run", link, policy, events or Told())
+    return link, session, Roster.of("run", experiment, session.gather(), partition)
 
 
 class OnNodes(BackendContract):
@@ -60,11 +59,11 @@ class OnNodes(BackendContract):
             yield
 
     def make(self, setup):
-        _, desk, roster = federated(self.folder, setup.split.data, setup.experiment, self.nodes)
+        _, session, roster = federated(self.folder, setup.split.data, setup.experiment, self.nodes)
         assert roster.newcomers == setup.split.newcomers
         promised = setup.experiment.privacy.promises
         assert roster.clients(promised=promised).tolist() == setup.clients.tolist()
-        return Nodes(setup.task, setup.experiment, roster, desk)
+        return RemoteBackend(setup.task, setup.experiment, roster, session)
 
 
 class TestThree(OnNodes):

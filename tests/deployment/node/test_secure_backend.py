@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from secure_nodes import Secured
 
-from hushrec.deployment.coordinator.backend import Nodes
+from hushrec.deployment.coordinator.backend import RemoteBackend
 from hushrec.testing import BackendContract
 
 METHODS = [
@@ -32,7 +32,9 @@ class TestSecure(BackendContract):
 
     def make(self, setup):
         made = Secured(self.folder, setup.split.data, setup.experiment, self.nodes)
-        return Nodes(setup.task, setup.experiment, made.roster, made.desk, 0, made.summing)
+        return RemoteBackend(
+            setup.task, setup.experiment, made.roster, made.session, 0, made.summing
+        )
 
     @pytest.mark.parametrize(("method", "mode"), METHODS)
     def test_every_method(self, method, mode):

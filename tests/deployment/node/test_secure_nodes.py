@@ -12,20 +12,21 @@ from test_nodes_backend import federated
 
 from hushrec.data.splitting import make_split
 from hushrec.deployment import sums as vectors
-from hushrec.deployment.coordinator.backend import Nodes
-from hushrec.deployment.coordinator.journal import FileBook, MemoryBook
+from hushrec.deployment.coordinator.backend import RemoteBackend
+from hushrec.deployment.coordinator.journal import JournalEntry, RecoveryJournal
 from hushrec.deployment.node import database as schema
 from hushrec.deployment.node.worker import Worker
 from hushrec.deployment.sums import StageReply, StageRequest
 from hushrec.errors import ConfigError, FederationError, MessageError
-from hushrec.federation.contract import Agreement, Catalogue, SecureSums
+from hushrec.federation.contract import Catalogue, Contract, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.messages import Download
 from hushrec.federation.requests import EvaluationRequest, Refusal, TrainRequest
 from hushrec.federation.rounds import NoJournal, run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.io.codec import Message
-from hushrec.secagg import Identity, Stage, masks
+from hushrec.secagg import Identity, Stage
+from hushrec.secagg import vectors as secagg_vectors
 from hushrec.secagg.messages import ANNOUNCEMENT_BYTES
 from hushrec.streams import SecretRound, Streams
 from hushrec.testing import taste_world
@@ -54,7 +55,7 @@ def test_one_of_four_lost_after_the_masks_is_left_out(world):
 
 
 def test_who_is_lost_after_its_vector_came_is_in_the_sum(world):
-    world.wire.lost = {("node-3", Stage.AGREEMENT)}
+    world.wire.lost = {("node-3", Stage.CONSISTENCY)}
     same(world.train(), world.exact())
 
 
@@ -82,7 +83,7 @@ def test_a_server_that_died_after_the_sum_was_opened_still_has_it(world):
 
 def test_a_round_that_nodes_have_closed_is_lost_without_its_sum(world):
     world.train()
-    world.made.book.clear()
+    world.made.journal.clear()
     collected = world.train()
     assert collected.lost
     assert collected.summed.clients == 0
@@ -108,12 +109,12 @@ class Forgetful:
     """A server that forgets in round 2 that it had this sum."""
 
     def __init__(self, world):
-        self.nodes, self.book = world.backend(), world.made.book
+        self.nodes, self.journal = world.backend(), world.made.journal
 
     def train(self, download, *more):
         if download.round == 2:
             self.nodes.train(download, *more)
-            self.book.clear()
+            self.journal.clear()
         return self.nodes.train(download, *more)
 
     def __getattr__(self, name):
@@ -136,7 +137,7 @@ def test_a_method_that_builds_on_every_round_stops(tmp_path):
     world = World(tmp_path, method="fedmf", **CENTRAL)
     world.experiment = world.experiment.model_copy(update={"rounds": 1})
     world.train()
-    world.made.book.clear()
+    world.made.journal.clear()
     with pytest.raises(FederationError, match="fedmf cannot do without it: begin a new run"):
         world.train()
 
@@ -154,7 +155,7 @@ def test_what_the_server_gets_is_uniform(tmp_path):
     world.train()
     vector = exact_vector(world)
     assert len(masked(world)) == len(vector) > 3000
-    for name in world.made.dealt:
+    for name in world.made.partition:
         assert least_likely(masked(world, name), vector) > CHANCE
     first = masked(world)
     world.backend().evaluate(world.task.method.serving(world.task.initial), "valid")
@@ -172,7 +173,7 @@ def test_without_masks_it_is_not(tmp_path, monkeypatch):
         def update(self, data):
             return data
 
-    monkeypatch.setattr(masks, "keystream", lambda key: Zeros())
+    monkeypatch.setattr(secagg_vectors, "keystream", lambda key: Zeros())
     world = World(tmp_path, d=64)
     same(world.train(), world.exact())
     assert least_likely(masked(world), exact_vector(world)) < CHANCE
@@ -182,7 +183,7 @@ def exact_vector(world):
     """The vector of all nodes together, which each one's is like."""
     found, download = world.exact(), world.download()
     protection = world.task.protection_of(download.to(world.cohort[:0]))
-    form = vectors.RoundForm(vectors.round_shape(world.task, protection, download))
+    form = vectors.RoundVector(vectors.round_shape(world.task, protection, download))
     total = vectors.NodeSum("run", 1, found.summed, found.loss, found.up_bytes, found.zeroed_out)
     return form.pack(total, 1)
 
@@ -231,7 +232,7 @@ def test_a_node_trains_all_of_its_clients_or_none(world):
 
 
 def test_a_round_is_summed_again_from_the_same_only(world):
-    world.wire.lost = {("node-2", Stage.AGREEMENT), ("node-4", Stage.AGREEMENT)}
+    world.wire.lost = {("node-2", Stage.CONSISTENCY), ("node-4", Stage.CONSISTENCY)}
     with pytest.raises(FederationError):
         world.train()
     world.wire.lost = set()
@@ -291,7 +292,7 @@ def contents(world):
         "SELECT user, uploads FROM ledger ORDER BY user",
         "SELECT round, selected, masked FROM runs",
     )
-    return {name: [world.table(name, each) for each in queries] for name in world.made.dealt}
+    return {name: [world.table(name, each) for each in queries] for name in world.made.partition}
 
 
 @pytest.fixture(scope="module")
@@ -301,9 +302,9 @@ def undisturbed(tmp_path_factory):
 
 
 def test_what_is_asked_twice_is_answered_alike_and_done_once(tmp_path, undisturbed):
-    world = World(tmp_path, rules=PATIENT, **CENTRAL)
+    world = World(tmp_path, policy=PATIENT, **CENTRAL)
     for number in (1, 2):
-        world.wire.unheard = {(name, stage) for name in world.made.dealt for stage in Stage}
+        world.wire.unheard = {(name, stage) for name in world.made.partition for stage in Stage}
         same(world.train(number), undisturbed[1][number - 1])
         assert not world.wire.unheard
     said = {}
@@ -318,7 +319,7 @@ def test_what_is_asked_twice_is_answered_alike_and_done_once(tmp_path, undisturb
 @pytest.mark.parametrize("when", ["in the transaction", "before the reply"])
 def test_a_node_that_is_killed_goes_on(tmp_path, monkeypatch, undisturbed, when):
     """Every node dies at every stage: in the middle of writing, or before what it wrote is sent."""
-    world = World(tmp_path, rules=PATIENT, **CENTRAL)
+    world = World(tmp_path, policy=PATIENT, **CENTRAL)
     died, real = set(), schema.transaction
 
     @contextmanager
@@ -344,7 +345,7 @@ def test_a_node_that_is_killed_goes_on(tmp_path, monkeypatch, undisturbed, when)
 
 
 def test_who_leaves_in_the_middle_takes_the_answer_along(world):
-    world.wire.lost = {(f"node-{k}", Stage.AGREEMENT) for k in range(1, 5)}
+    world.wire.lost = {(f"node-{k}", Stage.CONSISTENCY) for k in range(1, 5)}
     with pytest.raises(FederationError):
         world.train()
     request = next(r for n, s, r, _ in world.wire.seen if s and s.stage == 3 and n == "node-1")
@@ -362,10 +363,10 @@ def test_who_leaves_in_the_middle_takes_the_answer_along(world):
 def test_a_failed_sum_is_paid_for_once(tmp_path):
     """The vectors left, so the round is paid for; the same round in another sum is not again."""
     world = World(tmp_path, **CENTRAL)
-    world.wire.lost = {("node-2", Stage.MASKED), ("node-4", Stage.AGREEMENT)}
+    world.wire.lost = {("node-2", Stage.MASKED), ("node-4", Stage.CONSISTENCY)}
     with pytest.raises(FederationError):
         world.train()
-    everybody = {name: {1: len(held.users)} for name, held in world.made.dealt.items()}
+    everybody = {name: {1: len(held.users)} for name, held in world.made.partition.items()}
     assert world.uploads() == {**everybody, "node-2": {}}
     assert world.rounds() == [0, 0, 0, 0]
     world.wire.lost = set()
@@ -387,7 +388,7 @@ def test_budgets_pay_for_a_repeated_round_once(tmp_path, again):
     """With one upload paid for, everybody is in a second sum of the first round, and in no other
     round; what was trained for a sum that failed counts for nothing."""
     world = World(tmp_path, method="fedmf", **BUDGETS)
-    world.wire.lost = {("node-2", Stage.AGREEMENT), ("node-4", Stage.AGREEMENT)}
+    world.wire.lost = {("node-2", Stage.CONSISTENCY), ("node-4", Stage.CONSISTENCY)}
     with pytest.raises(FederationError):
         world.train()
     world.wire.lost = set()
@@ -395,7 +396,7 @@ def test_budgets_pay_for_a_repeated_round_once(tmp_path, again):
         assert world.train().summed.clients == len(world.cohort)
     assert world.train(2).summed.clients == 0
     kept = world.table("node-1", "SELECT round, COUNT(*) FROM private GROUP BY round")
-    assert kept == ([(1, len(world.made.dealt["node-1"].users))] if again else [])
+    assert kept == ([(1, len(world.made.partition["node-1"].users))] if again else [])
 
 
 # ------------------------------------------------------------ noise that nodes add
@@ -482,24 +483,23 @@ def test_a_node_must_be_who_it_is(world):
     same(world.train(), world.exact(without=["node-1"]))
 
 
-def test_books_count_on_and_keep(tmp_path):
+def test_a_journal_counts_on_and_keeps_the_last_entry(tmp_path):
     folder = tmp_path / "sums"
-    assert FileBook(folder).kept() is None
-    assert [FileBook(folder).next_number() for _ in range(3)] == [1, 2, 3]
-    FileBook(folder).keep(b"one")
-    FileBook(folder).keep(b"two")
-    assert FileBook(folder).kept() == b"two"
-    FileBook(folder).clear()
-    assert FileBook(folder).kept() is None
-    assert FileBook(folder).next_number() == 4
+    assert RecoveryJournal(folder).read() is None
+    assert [RecoveryJournal(folder).next_number() for _ in range(3)] == [1, 2, 3]
+    RecoveryJournal(folder).write(JournalEntry(1, "one"))
+    RecoveryJournal(folder).write(JournalEntry(2, "two"))
+    assert RecoveryJournal(folder).read().about == "two"
+    RecoveryJournal(folder).clear()
+    assert RecoveryJournal(folder).read() is None
+    assert RecoveryJournal(folder).next_number() == 4
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
-    assert MemoryBook().next_number() == 1
 
 
-def test_a_server_that_starts_again_goes_on_with_its_book(world, tmp_path):
-    world.made.book = FileBook(tmp_path / "sums")
+def test_a_server_that_starts_again_goes_on_with_its_journal(world, tmp_path):
+    world.made.journal = RecoveryJournal(tmp_path / "sums")
     world.train()
-    world.made.book = FileBook(tmp_path / "sums")
+    world.made.journal = RecoveryJournal(tmp_path / "sums")
     same(world.train(), world.exact())
     world.train(2)
     assert world.rounds() == [2, 2, 2, 2]
@@ -513,7 +513,7 @@ def test_a_higher_threshold_is_held_to(tmp_path):
 
 
 def agreed(secure, nodes=4, **settings):
-    made = Agreement(
+    made = Contract(
         ExperimentRequest("tastes", "pfedrec", settings=settings).experiment(),
         Catalogue.of(taste_world()),
         secure,
@@ -554,13 +554,13 @@ def test_what_fits_travels_and_is_part_of_what_is_compared():
         agreed(None),
     ]
     for each in fits:
-        again = Agreement.from_bytes(each.to_bytes())
+        again = Contract.from_bytes(each.to_bytes())
         assert again.secure == each.secure
         assert again.settings_digest == each.settings_digest
     assert len({each.settings_digest for each in fits}) == len(fits)
     unsaid = fits[0].to_bytes().replace(b'\\"secure\\"', b'\\"secret\\"')
     with pytest.raises(MessageError, match="header is invalid: 'secure': Field required"):
-        Agreement.from_bytes(unsaid)
+        Contract.from_bytes(unsaid)
 
 
 def test_defaults_of_noise_and_sums_fit_any_number_of_nodes():
@@ -602,8 +602,8 @@ def test_a_download_is_encoded_once_for_all_nodes_in_the_clear(tmp_path, encoded
     experiment = ExperimentRequest("tastes", "pfedrec", settings={"d": 8}, rounds=1).experiment()
     split = make_split(taste_world(), experiment.split, Streams(0))
     setup = set_up(experiment, split)
-    _, desk, roster = federated(tmp_path, split.data, experiment, 3)
-    backend, task = Nodes(setup.task, experiment, roster, desk), setup.task
+    _, session, roster = federated(tmp_path, split.data, experiment, 3)
+    backend, task = RemoteBackend(setup.task, experiment, roster, session), setup.task
     download = task.download(1, task.initial, setup.clients, setup.plan.protection.state)
     found = backend.train(download, task.protection, setup.clients)
     assert found.summed.clients == len(setup.clients)

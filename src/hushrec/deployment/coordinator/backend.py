@@ -1,8 +1,8 @@
-"""`Nodes`: the backend whose clients are on nodes, wherever those are.
+"""The backend whose clients are on remote nodes.
 
-Nodes sum what their clients upload, exactly, and the server adds up the nodes' sums: the same bits
-as everybody in one process. A node that is away, too slow, or answers what cannot be used sits the
-round out: it is named in the log, and the round goes on with the others.
+Each node sums its clients' uploads exactly, and the coordinator adds up the nodes' sums, to the
+same bits as one process with all clients. A node that is away, too slow, or sends an invalid reply
+is left out of the round: the log names it, and the round continues with the others.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from hushrec.aggregation.statistics import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.deployment.coordinator.roster import Roster
-from hushrec.deployment.coordinator.session import Desk
-from hushrec.deployment.coordinator.summing import InTheClear, Summing
+from hushrec.deployment.coordinator.session import Session
+from hushrec.deployment.coordinator.summing import PlainSumming, Summing
 from hushrec.deployment.sums import ExpectedSum, round_shape
 from hushrec.errors import FederationError
 from hushrec.federation.backends.base import Collected
@@ -31,25 +31,25 @@ from hushrec.methods.base import Shared, SharesBudget
 from hushrec.privacy.protection import Protection
 
 
-class Nodes:
-    """The nodes of a federation, as the loop sees them."""
+class RemoteBackend:
+    """The nodes of a federation, as a backend of the training loop."""
 
     def __init__(
         self,
         task: Task,
         experiment: Experiment,
         roster: Roster,
-        desk: Desk,
+        session: Session,
         selected: int = 0,
         summing: Summing | None = None,
     ) -> None:
-        """``selected`` is the selected round of a run that goes on; ``summing`` says how nodes'
-        sums come together, where that is not in the clear."""
+        """``selected`` is the selected round of a run that continues; ``summing`` adds up the
+        nodes' sums, by default in the clear."""
         self.task = task
         self.experiment = experiment
         self.roster = roster
-        self.desk = desk
-        self.summing: Summing = InTheClear(desk) if summing is None else summing
+        self.session = session
+        self.summing: Summing = PlainSumming(session) if summing is None else summing
         self.assignments = roster.assignments(promised=experiment.privacy.promises)
         self.round = self.selected = selected
 
@@ -67,7 +67,7 @@ class Nodes:
             )
         gathered = self.summing.train(requests, self._expected(download, protection))
         if gathered.lost:
-            self._check_can_do_without()
+            self._check_can_skip()
         found, sent = gathered.sum, (requests[name] for name in gathered.nodes)
         down_bytes = sum(replace(download, own=r.own).nbytes(len(r.clients)) for r in sent)
         return Collected(
@@ -81,19 +81,16 @@ class Nodes:
         )
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
-        """Merge what the nodes say of their own users' held-out items."""
+        """Merge the nodes' evaluations of their own users' held-out items."""
         shared = Download(self.round, serving).to_bytes()
         requests = {
             name: EvaluationRequest(assignment, self.round, part, self.selected, selected, shared)
             for name, assignment in self.assignments.items()
         }
-        return self.summing.look(requests, self.experiment.evaluation.reported)
+        return self.summing.evaluate(requests, self.experiment.evaluation.reported)
 
     def keep_selected(self) -> None:
-        """Let the nodes keep this round's private parameters: they are told with what comes next.
-
-        Nothing is trained before they are.
-        """
+        """Let the nodes keep this round's private parameters: the next request says so."""
         self.selected = self.round
 
     def describe(self, shared: Shared, number: int) -> Mapping[str, Any]:
@@ -108,15 +105,15 @@ class Nodes:
         """Put nothing back."""
 
     def _expected(self, download: Download, protection: Protection) -> ExpectedSum:
-        """Return what a sum of this round looks like."""
+        """Return the shape and the bounds of a sum of this round."""
         shape = round_shape(self.task, protection, download)
         norm = protection.norm_of(download.round)
-        largest = self.desk.rules.largest_norm if norm is None else norm
+        largest = self.session.policy.largest_norm if norm is None else norm
         most_steps = 2**62 // max(1, len(self.assignments)) - 1
         return ExpectedSum(self.roster.run, download.round, 0, shape, largest, most_steps)
 
-    def _check_can_do_without(self) -> None:
-        """Refuse to go on without a round that others build on."""
+    def _check_can_skip(self) -> None:
+        """Refuse to continue without a round that later ones need."""
         method = self.task.method
         if isinstance(method, SharesBudget) or self.experiment.rounds == 1:
             raise FederationError(

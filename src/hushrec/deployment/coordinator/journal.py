@@ -1,14 +1,15 @@
-"""`SumBook`: what the server must not forget of its secure sums when it is started again.
+"""Recovery journal of secure aggregation: what the coordinator needs after a restart.
 
-Numbers of sums, which ascend: a node begins none twice. And the sum of the round in progress,
-from the moment that nodes reveal what opens it: they do so once, for one sum of a round.
+The journal holds the number of the last sum, as a node begins no number twice, and the sum of the
+round in progress from the moment that nodes reveal shares of it: they reveal shares for one sum of
+a round only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,59 +20,14 @@ from hushrec.io.codec import ArraySpec, Count, Message
 from hushrec.io.files import write_bytes, writing
 
 
-class SumBook(Protocol):
-    """Where sums are written down."""
-
-    def next_number(self) -> int:
-        """Return a number above all before it, from 1 on; it is never returned again."""
-        ...
-
-    def keep(self, kept: bytes) -> None:
-        """Keep this in place of what was kept before."""
-        ...
-
-    def kept(self) -> bytes | None:
-        """Return what was kept last."""
-        ...
-
-    def clear(self) -> None:
-        """Keep nothing: the last round is in a checkpoint."""
-        ...
-
-
-class MemoryBook:
-    """A book that ends with the process."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.last: bytes | None = None
-
-    def next_number(self) -> int:
-        """Count on."""
-        self.number += 1
-        return self.number
-
-    def keep(self, kept: bytes) -> None:
-        """Keep it in memory."""
-        self.last = kept
-
-    def kept(self) -> bytes | None:
-        """Return what was kept last."""
-        return self.last
-
-    def clear(self) -> None:
-        """Forget it."""
-        self.last = None
-
-
-class FileBook:
-    """A book in a folder of the server's; one process writes it at a time."""
+class RecoveryJournal:
+    """A journal in a folder of the coordinator's; one process writes it at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def next_number(self) -> int:
-        """Count on, on the disk first."""
+        """Return a number above all before it, from 1 on; it is on the disk before it is used."""
         file = self.folder / "sum-number"
         try:
             number = 1 + int(file.read_text("ascii") if file.exists() else 0)
@@ -80,18 +36,21 @@ class FileBook:
         self._write(file, str(number).encode())
         return number
 
-    def keep(self, kept: bytes) -> None:
-        """Keep it on the disk."""
-        self._write(self.folder / "sum-kept", kept)
+    def write(self, entry: JournalEntry) -> None:
+        """Write an entry in place of the one before."""
+        self._write(self._file, entry.to_bytes())
 
-    def kept(self) -> bytes | None:
-        """Return what was kept last."""
-        file = self.folder / "sum-kept"
-        return file.read_bytes() if file.exists() else None
+    def read(self) -> JournalEntry | None:
+        """Return the last entry."""
+        return JournalEntry.from_bytes(self._file.read_bytes()) if self._file.exists() else None
 
     def clear(self) -> None:
-        """Remove it from the disk."""
-        (self.folder / "sum-kept").unlink(missing_ok=True)
+        """Remove the entry, once its round is in a checkpoint."""
+        self._file.unlink(missing_ok=True)
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "sum-kept"
 
     def _write(self, file: Path, data: bytes) -> None:
         with writing(file):

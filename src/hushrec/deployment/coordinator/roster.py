@@ -1,9 +1,9 @@
-"""`Roster`: which node holds which numbers of the population.
+"""Roster: which node holds which numbers of the population.
 
-A number is the public address of a user's random streams and of its place in a cohort. The server
-gives each node a range of them when it enrols. A rehearsal, which deals one file's users out to
-nodes, gives each node the numbers that its users have in the file, so that nothing depends on how
-they were dealt.
+A number is the public address of a user's random streams and of its index in cohorts. The
+coordinator gives each node a range of numbers at its enrolment. In a rehearsal, which partitions
+the users of one file over nodes, users keep the numbers that they have in the file, so that results
+do not depend on the partition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """What one node holds: numbers of its users and clients, in the order it tells them."""
+    """Numbers of one node's users and clients, in the order of its enrolment."""
 
     users: Numbers
     clients: Numbers
@@ -41,22 +41,22 @@ class Holding:
         return cls(numbers, numbers)
 
 
-Dealt = Mapping[str, Holding]
-"""By name of the node."""
+Partition = Mapping[str, Holding]
+"""What each node holds, by its name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """Everybody who takes part in a run."""
+    """All users and clients of a run."""
 
     run: str
-    holdings: Dealt
+    holdings: Partition
     trains: NDArray[np.bool_]
     """Of every client, by number, whether it trains."""
     members: NDArray[np.bool_]
     """Of every client, whether it belongs to the population that a guarantee is for."""
     newcomers: bool
-    """Whether users are looked at that training leaves out."""
+    """Whether users are evaluated that training leaves out."""
     epsilon: NDArray[np.float64] | None = None
     """Budget of every client, where they have budgets."""
 
@@ -66,11 +66,15 @@ class Roster:
         run: str,
         experiment: Experiment,
         enrolled: Sequence[Enrolment],
-        dealt: Dealt | None = None,
+        partition: Partition | None = None,
     ) -> Roster:
-        """Number everybody who enrolled; ``dealt`` says how, where a file was dealt out."""
+        """Number the users of all nodes, or take the numbers of a rehearsal's ``partition``."""
         silos = experiment.silos.kind != "none"
-        holdings = _numbered(enrolled, silos) if dealt is None else _as_dealt(enrolled, dealt)
+        holdings = (
+            _numbered(enrolled, silos)
+            if partition is None
+            else _as_partitioned(enrolled, partition)
+        )
         population = _count(holding.users for holding in holdings.values())
         count = _count(holding.clients for holding in holdings.values())
         member = np.zeros(count, np.bool_)
@@ -86,7 +90,7 @@ class Roster:
         epsilon = _epsilon(experiment, enrolled, found)
         return found if epsilon is None else cls(run, *found._parts(), epsilon)
 
-    def _parts(self) -> tuple[Dealt, NDArray[np.bool_], NDArray[np.bool_], bool]:
+    def _parts(self) -> tuple[Partition, NDArray[np.bool_], NDArray[np.bool_], bool]:
         return self.holdings, self.trains, self.members, self.newcomers
 
     @property
@@ -95,7 +99,8 @@ class Roster:
         return _count(holding.users for holding in self.holdings.values())
 
     def clients(self, *, promised: bool) -> Numbers:
-        """Return whom cohorts are drawn from; where privacy is promised, nobody's data decides."""
+        """Return the clients that cohorts are drawn from; under a privacy guarantee, independent of
+        any client's data."""
         return np.flatnonzero(self.members if promised else self.trains)
 
     @cached_property
@@ -169,30 +174,30 @@ def _numbered(enrolled: Sequence[Enrolment], silos: bool) -> dict[str, Holding]:
     return holdings
 
 
-def _as_dealt(enrolled: Sequence[Enrolment], dealt: Dealt) -> dict[str, Holding]:
+def _as_partitioned(enrolled: Sequence[Enrolment], partition: Partition) -> dict[str, Holding]:
     for node in enrolled:
-        holding = dealt.get(node.name)
+        holding = partition.get(node.name)
         if holding is None:
-            raise RunError(f"node '{node.name}' was dealt no users: deal the file out again")
+            raise RunError(f"node '{node.name}' is not in the partition: make the folders again")
         if (node.users, len(node.trains)) != (len(holding.users), len(holding.clients)):
             raise RunError(
-                f"node '{node.name}' holds {node.users} users and was dealt {len(holding.users)}: "
-                "deal the file out again"
+                f"node '{node.name}' holds {node.users} users, and the partition gives it "
+                f"{len(holding.users)}: make the folders again"
             )
-    return {node.name: dealt[node.name] for node in enrolled}
+    return {node.name: partition[node.name] for node in enrolled}
 
 
 def _epsilon(
     experiment: Experiment, enrolled: Sequence[Enrolment], roster: Roster
 ) -> NDArray[np.float64] | None:
-    """Return everybody's budget."""
+    """Return the privacy budget of every client."""
     config, clients = experiment.privacy, roster.clients(promised=True)
     if config.budgets is None:
         return None
     said = np.zeros(len(roster.trains))
     for node in enrolled:
         told = node.activity if config.budgets == "activity" else node.epsilon
-        assert told is not None, "read with the agreement's rule"
+        assert told is not None, "read with the contract's rule"
         said[roster.holdings[node.name].clients] = told
     if config.budgets == "activity":
         assert config.epsilon_min is not None and config.epsilon_max is not None, "checked"

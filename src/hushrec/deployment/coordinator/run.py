@@ -23,16 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from hushrec.data.splitting import Part
-from hushrec.deployment.coordinator.backend import Nodes
+from hushrec.deployment.coordinator.backend import RemoteBackend
 from hushrec.deployment.coordinator.events import EventLog, Events
-from hushrec.deployment.coordinator.journal import FileBook
-from hushrec.deployment.coordinator.policy import Rules
-from hushrec.deployment.coordinator.roster import Dealt, Roster
-from hushrec.deployment.coordinator.session import Desk
-from hushrec.deployment.coordinator.summing import Securely
+from hushrec.deployment.coordinator.journal import RecoveryJournal
+from hushrec.deployment.coordinator.roster import Partition, Roster
+from hushrec.deployment.coordinator.session import Policy, Session
+from hushrec.deployment.coordinator.summing import SecureSumming
 from hushrec.deployment.transport import Link, NodeId
 from hushrec.errors import ConfigError, RunError
-from hushrec.federation.contract import Agreement, Registered
+from hushrec.federation.contract import Contract, NodeRegistry
 from hushrec.federation.rounds import RoundReport, ServerState, Training, run_rounds
 from hushrec.federation.setup import set_up_public
 from hushrec.methods.base import facts_of
@@ -50,12 +49,12 @@ class FederatedRun:
     """What a server trains, how, and where it writes that down."""
 
     folder: RunFolder
-    agreement: Agreement
-    rules: Rules
+    contract: Contract
+    policy: Policy
     events: Events
-    dealt: Dealt | None = None
+    partition: Partition | None = None
     """In a rehearsal, which numbers of the file each node has."""
-    registered: Registered | None = None
+    registered: NodeRegistry | None = None
     """Who takes part in secure sums, where it is agreed that sums are."""
     node_ids: Mapping[str, NodeId] | None = None
     """What the transport calls each node, where that is known beforehand."""
@@ -64,10 +63,10 @@ class FederatedRun:
     def open(
         cls,
         runs: Path,
-        agreement: Agreement,
-        rules: Rules,
-        dealt: Dealt | None = None,
-        registered: Registered | None = None,
+        contract: Contract,
+        policy: Policy,
+        partition: Partition | None = None,
+        registered: NodeRegistry | None = None,
         *,
         resume: bool = False,
     ) -> FederatedRun:
@@ -77,13 +76,13 @@ class FederatedRun:
             raise RunError(f"{runs} has no run that was interrupted: leave out --resume")
         if before is None or is_finished(before):
             number = 1 if before is None else int(before.path.name.removeprefix("run-")) + 1
-            before = RunFolder.create(runs / f"run-{number:04d}", agreement.experiment)
+            before = RunFolder.create(runs / f"run-{number:04d}", contract.experiment)
         elif not resume and (before.path / FEDERATED).exists():
             raise RunError(
                 f"{before.path} was interrupted: go on with it with --resume, or remove it to "
                 "begin anew"
             )
-        return cls(before, agreement, rules, EventLog(before.path / EVENTS), dealt, registered)
+        return cls(before, contract, policy, EventLog(before.path / EVENTS), partition, registered)
 
     def train(
         self,
@@ -101,11 +100,11 @@ class FederatedRun:
         on_round: Callable[[RoundReport], None],
         should_stop: Callable[[], bool],
     ) -> dict[str, Any]:
-        roster, desk = self._gather(link)
-        training, state = self._start(roster, desk)
+        roster, session = self._gather(link)
+        training, state = self._start(roster, session)
         restore(state, training.backend, self.folder, training.experiment.rounds)
         self.events.tell("going on" if state.round else "begun", round=state.round, run=roster.run)
-        assert isinstance(training.backend, Nodes)
+        assert isinstance(training.backend, RemoteBackend)
         training.backend.round = state.round
         training.backend.selected = state.selected_round
         journal = _Chronicle(self.folder, training, self.events)
@@ -115,50 +114,52 @@ class FederatedRun:
         for part in parts:
             result[part] = training.backend.evaluate(serving, part, selected=True).means()
         journal.finish(state)
-        self._book.clear()
+        self._journal.clear()
         self.folder.write_json(RESULT, result)
         self.events.tell("finished", round=state.round, selected_round=state.selected_round)
         return result
 
-    def _gather(self, link: Link) -> tuple[Roster, Desk]:
+    def _gather(self, link: Link) -> tuple[Roster, Session]:
         """Meet the nodes: those of the run, or in a new one all that take part."""
         if (self.folder.path / FEDERATED).exists():
             roster = Roster.from_json(
                 self.folder.read_json(FEDERATED), str(self.folder.path / FEDERATED)
             )
-            desk = self._desk(roster.run, link)
-            desk.meet(list(roster.holdings))
-            return roster, desk
+            session = self._session(roster.run, link)
+            session.meet(list(roster.holdings))
+            return roster, session
         run = secrets.token_hex(8)
-        desk = self._desk(run, link)
-        roster = Roster.of(run, self.agreement.experiment, desk.gather(), self.dealt)
+        session = self._session(run, link)
+        roster = Roster.of(run, self.contract.experiment, session.gather(), self.partition)
         self.folder.write_text(FEDERATED, json.dumps(roster.to_json()))
-        return roster, desk
+        return roster, session
 
-    def _desk(self, run: str, link: Link) -> Desk:
-        return Desk(self.agreement, run, link, self.rules, self.events, self.node_ids)
+    def _session(self, run: str, link: Link) -> Session:
+        return Session(self.contract, run, link, self.policy, self.events, self.node_ids)
 
     @property
-    def _book(self) -> FileBook:
-        return FileBook(self.folder.path / "sums")
+    def _journal(self) -> RecoveryJournal:
+        return RecoveryJournal(self.folder.path / "sums")
 
-    def _summing(self, desk: Desk) -> Securely | None:
+    def _summing(self, session: Session) -> SecureSumming | None:
         """Return how sums come together; None where they are in the clear."""
-        if self.agreement.secure is None:
+        if self.contract.secure is None:
             return None
         if self.registered is None:
             raise ConfigError(
                 "secure sums need every node's identity: start from the server's folder"
             )
-        return Securely(desk, self.registered, self._book)
+        return SecureSumming(session, self.registered, self._journal)
 
-    def _start(self, roster: Roster, desk: Desk) -> tuple[Training, ServerState]:
+    def _start(self, roster: Roster, session: Session) -> tuple[Training, ServerState]:
         """Build the training over the nodes, and the state before the first round."""
-        experiment, public = self.agreement.experiment, self.agreement.public
+        experiment, public = self.contract.experiment, self.contract.public
         clients = roster.clients(promised=experiment.privacy.promises)
         key, budgets = saved_key(self.folder) or new_key(), roster.epsilon
         setup = set_up_public(experiment, public, key, roster.digest, len(clients), budgets)
-        nodes = Nodes(setup.task, experiment, roster, desk, summing=self._summing(desk))
+        nodes = RemoteBackend(
+            setup.task, experiment, roster, session, summing=self._summing(session)
+        )
         training = Training(experiment, setup.task, setup.plan, clients, nodes, roster.newcomers)
         return training, setup.first_state(len(roster.trains))
 

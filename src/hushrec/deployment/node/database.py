@@ -1,12 +1,9 @@
-"""The node's file: its tables, one version after the other, and how it is opened.
+"""The node's database: one SQLite file that only its owner may read.
 
-A fresh file goes through all versions, so that there is one way only to come to the newest.
-
-`NodeStore`: all that a node keeps, in one file that nobody else may read.
-
-Its users' interactions, the agreement it trains by, the key of its noise; `node.runs` keeps the
-private parameters and the ledger of its runs in the same file. Items that the catalogue does not
-know are kept, counted, and take no part in anything.
+The file holds the users' interactions, the contract that the node trains by and the key of its
+noise; `node.runs` keeps the private parameters and the ledger of its runs in it. Interactions with
+items outside of the catalogue are stored and counted, and are not used. A new file goes through all
+migrations, so that there is one way only to the newest schema.
 """
 
 from __future__ import annotations
@@ -35,12 +32,12 @@ from hushrec.data.interactions import (
     Numeric,
 )
 from hushrec.errors import DataError, DiskError, RunError
-from hushrec.federation.contract import Agreement
+from hushrec.federation.contract import Contract
 from hushrec.io.files import remove
 from hushrec.streams import new_key
 
 APPLICATION = 0x48555348
-"""Written into the file: whose it is."""
+"""SQLite application id of the file."""
 WAIT_SECONDS = 30.0
 """How long to wait for another process that is writing."""
 
@@ -54,7 +51,7 @@ MIGRATIONS = (
         silo INTEGER NOT NULL DEFAULT 0       -- which client holds the user, if any does
     );
     CREATE TABLE interactions (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, -- never used again, so that a run can say up to which
+        id INTEGER PRIMARY KEY AUTOINCREMENT, -- never used again: a run takes part up to one
         user INTEGER NOT NULL REFERENCES users ON DELETE CASCADE,
         item TEXT NOT NULL,
         value REAL NOT NULL,
@@ -66,16 +63,16 @@ MIGRATIONS = (
         id TEXT PRIMARY KEY,
         number INTEGER NOT NULL,              -- 1 is the first run of this node
         upto INTEGER NOT NULL,                -- later interactions wait for the next run
-        terms TEXT,                           -- digest of what the server said of everybody
+        terms TEXT,                           -- digest of the assignment
         round INTEGER NOT NULL DEFAULT 0,     -- last one done
         selected INTEGER NOT NULL DEFAULT 0,  -- round whose private parameters are to be kept
-        request TEXT,                         -- digest of what the last round was asked with
-        reply BLOB,                           -- and what was answered
+        request TEXT,                         -- digest of the last round's request
+        reply BLOB,                           -- and its answer
         version INTEGER NOT NULL DEFAULT 0    -- counts the changes
     ) WITHOUT ROWID;
     CREATE TABLE members (
         run TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
-        place INTEGER NOT NULL,               -- of the user in what the node told the server
+        place INTEGER NOT NULL,               -- index of the user in the node's enrolment
         user INTEGER NOT NULL REFERENCES users ON DELETE CASCADE,
         client INTEGER NOT NULL,
         PRIMARY KEY (run, place)
@@ -94,11 +91,11 @@ MIGRATIONS = (
         PRIMARY KEY (run, user)
     ) WITHOUT ROWID;
     """,
-    # What is recommended with, once a run is finished.
+    # Parameters that recommend, once a run is finished.
     """
     ALTER TABLE runs ADD COLUMN model BLOB;
     """,
-    # Secure sums: the one that a run is in, and the round whose vector has left.
+    # Secure sums: the pending sum of a run, and the round whose vector was sent.
     """
     ALTER TABLE runs ADD COLUMN masked INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE runs ADD COLUMN masked_request TEXT;
@@ -106,13 +103,13 @@ MIGRATIONS = (
     CREATE TABLE sums (
         run TEXT PRIMARY KEY REFERENCES runs ON DELETE CASCADE,
         number INTEGER NOT NULL,              -- of the last sum that was begun
-        round INTEGER NOT NULL,               -- that is summed, or 0 for a look
+        round INTEGER NOT NULL,               -- that is summed, or 0 for an evaluation
         layout TEXT NOT NULL,
-        about TEXT NOT NULL,                  -- what everybody was asked
-        asked BLOB,                           -- what this node was, until its vector leaves
+        about TEXT NOT NULL,                  -- description of the request
+        asked BLOB,                           -- the request, until the vector is sent
         state BLOB NOT NULL,                  -- secrets
-        request TEXT NOT NULL,                -- digest of the last step
-        reply BLOB                            -- and what was answered
+        request TEXT NOT NULL,                -- digest of the last request
+        reply BLOB                            -- and its answer
     ) WITHOUT ROWID;
     """,
 )
@@ -120,11 +117,11 @@ MIGRATIONS = (
 
 @contextmanager
 def creating(path: Path) -> Iterator[sqlite3.Connection]:
-    """Make a new file that nobody else may read, with all tables; it goes if what follows fails."""
+    """Create a file with all tables that only its owner may read; remove it on any error."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
-        raise RunError(f"{path} exists already: choose another place for the node") from None
+        raise RunError(f"{path} exists already: choose another path for the node") from None
     except OSError as error:
         raise DiskError(f"cannot write {path}: {error.strerror}") from None
     connection = None
@@ -144,7 +141,7 @@ def creating(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def open_existing(path: Path) -> sqlite3.Connection:
-    """Open a node's file, bring it up to date, and refuse what is none or open to others."""
+    """Open a node's file and migrate it; refuse other files, and files that others may read."""
     if not path.is_file():
         raise RunError(f"{path}: no such node; make one with 'hushrec node init'")
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -163,7 +160,7 @@ def open_existing(path: Path) -> sqlite3.Connection:
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the tables to the newest version, each step whole or not at all."""
+    """Bring the tables to the newest version, each migration in a transaction."""
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found > len(MIGRATIONS):
         raise RunError(
@@ -179,12 +176,12 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Do everything inside, or nothing."""
+    """Run a block as one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
     except BaseException:
-        if connection.in_transaction:  # a full disk has ended it already
+        if connection.in_transaction:  # a full disk ends it by itself
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
@@ -214,30 +211,30 @@ SHARED_STILL_HOLDS = (
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What came in."""
+class ImportCounts:
+    """Counts of an import."""
 
     rows: int
     users: int
-    """Users that were not known before."""
+    """New users."""
     unknown_items: int
-    """Rows whose item the catalogue does not know."""
+    """Rows whose item is not in the catalogue."""
 
 
 @dataclass(frozen=True)
-class Forgotten:
-    """What is gone, and what is not."""
+class DeletionReport:
+    """What the deletion of a user removed, and what it cannot remove."""
 
     interactions: int
     private_parameters: int
     uploads: int
-    """Messages of the user's that were part of a sum that left the node."""
+    """The user's uploads that were part of a sum that left the node."""
     others: int
-    """Other users whose silo's private parameters went too, for they are one with the user's."""
+    """Other users of the silo, whose private parameters were removed as they are the same."""
     still_held: str
 
 
-class NodeStore:
+class NodeDatabase:
     """One node's file."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -245,20 +242,20 @@ class NodeStore:
         self.connection = connection
 
     @classmethod
-    def create(cls, path: Path, name: str, agreement: Agreement) -> NodeStore:
-        """Make a node that is to train by this agreement."""
+    def create(cls, path: Path, name: str, contract: Contract) -> NodeDatabase:
+        """Create the database of a node that trains by this contract."""
         if not name or len(name) > 100 or not name.isprintable():
             raise RunError(f"{name!r} cannot be the name of a node: use up to 100 characters")
         with creating(path) as connection:
             store = cls(path, connection)
             with store.changing():
-                facts = {"name": name, "agreement": agreement.to_bytes(), "noise_key": new_key()}
+                facts = {"name": name, "contract": contract.to_bytes(), "noise_key": new_key()}
                 connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         return store
 
     @classmethod
-    def open(cls, path: Path) -> NodeStore:
-        """Open a node."""
+    def open(cls, path: Path) -> NodeDatabase:
+        """Open a node's database."""
         return cls(path, open_existing(path))
 
     def __enter__(self) -> Self:
@@ -269,24 +266,24 @@ class NodeStore:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Change the file by everything inside, or by nothing; a full disk is a sentence."""
+        """Run a block as one transaction; a full disk raises a `RunError`."""
         try:
             with transaction(self.connection):
                 yield
         except sqlite3.OperationalError as error:
             raise RunError(f"cannot write {self.path}: {error}; nothing was changed") from None
 
-    # ------------------------------------------------------------ what the node is
+    # ------------------------------------------------------------ the node
 
     @property
     def name(self) -> str:
-        """What the node is called."""
+        """Name of the node."""
         return str(self.fact("name"))
 
     @cached_property
-    def agreement(self) -> Agreement:
-        """What it trains by."""
-        return Agreement.from_bytes(self.fact("agreement"), f"the agreement in {self.path}")
+    def contract(self) -> Contract:
+        """The contract that the node trains by."""
+        return Contract.from_bytes(self.fact("contract"), f"the contract in {self.path}")
 
     @property
     def noise_key(self) -> str:
@@ -294,11 +291,11 @@ class NodeStore:
         return str(self.fact("noise_key"))
 
     def fact(self, name: str) -> Any:
-        """Read something the node knows of itself; None if it does not."""
+        """Return a stored fact of the node; None if there is none."""
         return self.one("SELECT value FROM facts WHERE name = ?", (name,))
 
     def keep_fact(self, name: str, value: bytes | str) -> None:
-        """Remember something; part of what is being changed."""
+        """Store a fact; part of the open transaction."""
         self.connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     def one(self, query: str, values: Iterable[Any] = ()) -> Any:
@@ -312,13 +309,15 @@ class NodeStore:
 
     # ------------------------------------------------------------ interactions
 
-    def take_in(self, data: Interactions, silos: NDArray[np.int32] | None = None) -> Taken:
-        """Add interactions, whose items are known by their ids; ``silos`` are the users' own."""
+    def add_interactions(
+        self, data: Interactions, silos: NDArray[np.int32] | None = None
+    ) -> ImportCounts:
+        """Add interactions; ``silos`` are those of the users."""
         self._expect_times(data.has_time)
-        later = 0 if data.has_time else self._after_the_last()
-        known = np.isin(data.items, self.agreement.catalogue.items)
-        features = _said(data.user_features, data.n_users)
-        contexts = _said(data.context, len(data))
+        shift = 0 if data.has_time else self._next_time()
+        known = np.isin(data.items, self.contract.catalogue.items)
+        features = _rows_to_json(data.user_features, data.n_users)
+        contexts = _rows_to_json(data.context, len(data))
         touched = np.unique(data.user)
         with self.changing():
             before = self.one("SELECT COUNT(*) FROM users")
@@ -341,7 +340,7 @@ class NodeStore:
                         number[str(data.users[user])],
                         str(data.items[item]),
                         float(value),
-                        int(when) + later,
+                        int(when) + shift,
                         context,
                     )
                     for user, item, value, when, context in zip(*columns, strict=True)
@@ -349,9 +348,9 @@ class NodeStore:
             )
             users = self.one("SELECT COUNT(*) FROM users") - before
             self.keep_fact("has_time", str(int(data.has_time)))
-        return Taken(len(data), users, int((~known[data.item]).sum()))
+        return ImportCounts(len(data), users, int((~known[data.item]).sum()))
 
-    def add(self, user: str, item: str, value: float, when: int | None) -> Taken:
+    def add(self, user: str, item: str, value: float, when: int | None) -> ImportCounts:
         """Add one interaction; its time is now unless given."""
         has_time = self.fact("has_time") in (None, "1")
         if not has_time and when is not None:
@@ -370,16 +369,16 @@ class NodeStore:
             items=np.array([item]),
             has_time=has_time,
         )
-        return self.take_in(one)
+        return self.add_interactions(one)
 
-    def forget(self, user: str) -> Forgotten:
-        """Remove a user: data, private parameters, ledger, and what was answered from them.
+    def forget(self, user: str) -> DeletionReport:
+        """Delete a user: interactions, private parameters, ledger, and the stored answers.
 
-        The bytes are overwritten, and the file is written anew without them.
+        The bytes are overwritten, and the file is rewritten without them.
         """
         found = self.one("SELECT id FROM users WHERE name = ?", (user,))
         if found is None:
-            self._write_anew()
+            self._rewrite()
             raise DataError(f"{self.path}: no user '{user}'")
         with self.changing():
             mine = "SELECT run, client FROM members WHERE user = ?"
@@ -405,36 +404,40 @@ class NodeStore:
                 (found,),
             )
             self.connection.execute("DELETE FROM users WHERE id = ?", (found,))
-        self._write_anew()
-        return Forgotten(rows, gone, uploads or 0, others, SHARED_STILL_HOLDS)
+        self._rewrite()
+        return DeletionReport(rows, gone, uploads or 0, others, SHARED_STILL_HOLDS)
 
     def interactions(self, members: Mapping[int, int], upto: int) -> Interactions | None:
-        """Return the interactions of users (by number: where they are wanted), in the order they
-        came; None without any whose item is known."""
-        catalogue = self.agreement.catalogue
-        place = {str(item): k for k, item in enumerate(catalogue.items)}
+        """Return the interactions of users in the order of arrival; None if no item is known.
+
+        ``members`` is each user's index in the result, by the user's number in the file.
+        """
+        catalogue = self.contract.catalogue
+        index = {str(item): k for k, item in enumerate(catalogue.items)}
         query = (
             "SELECT user, item, value, time, context FROM interactions WHERE id <= ? ORDER BY id"
         )
-        kept = [row for row in self.rows(query, (upto,)) if row[0] in members and row[1] in place]
+        kept = [row for row in self.rows(query, (upto,)) if row[0] in members and row[1] in index]
         if not kept:
             return None
         user, item, value, when, context = zip(*kept, strict=True)
-        said: dict[int, str] = dict(self.rows("SELECT id, features FROM users"))
+        features: dict[int, str] = dict(self.rows("SELECT id, features FROM users"))
         order = sorted(members, key=lambda number: members[number])
         names: dict[int, str] = dict(self.rows("SELECT id, name FROM users"))
         return Interactions(
             name=self.name,
             user=np.array([members[each] for each in user], np.int32),
-            item=np.array([place[each] for each in item], np.int32),
+            item=np.array([index[each] for each in item], np.int32),
             value=np.array(value, np.float32),
             time=np.array(when, np.int64),
             users=np.array([names[number] for number in order], np.str_),
             items=catalogue.items,
             titles=catalogue.titles,
-            user_features=_told(catalogue.user_features, [said[number] for number in order]),
+            user_features=_columns_from_json(
+                catalogue.user_features, [features[number] for number in order]
+            ),
             item_features=catalogue.item_features,
-            context=_told(catalogue.context, context),
+            context=_columns_from_json(catalogue.context, context),
             has_time=self.fact("has_time") != "0",
         )
 
@@ -444,18 +447,18 @@ class NodeStore:
         return None if found is None else int(found)
 
     def latest(self) -> int:
-        """Return the number of the last interaction that came in."""
+        """Return the number of the last interaction."""
         return int(self.one("SELECT COALESCE(MAX(id), 0) FROM interactions"))
 
     def items_of(self, user: int) -> list[str]:
-        """Return what a user touched, oldest first."""
+        """Return the items of a user's interactions, oldest first."""
         query = "SELECT item FROM interactions WHERE user = ? ORDER BY time, id"
         return [item for (item,) in self.rows(query, (user,))]
 
     def counts(self) -> dict[str, int]:
-        """Count what is in the store."""
+        """Count users, interactions and items."""
         items = self.rows("SELECT item, COUNT(*) FROM interactions GROUP BY item")
-        known = set(self.agreement.catalogue.items.tolist())
+        known = set(self.contract.catalogue.items.tolist())
         return {
             "users": self.one("SELECT COUNT(*) FROM users"),
             "interactions": sum(count for _, count in items),
@@ -473,16 +476,16 @@ class NodeStore:
                 "nobody could tell which came first"
             )
 
-    def _after_the_last(self) -> int:
+    def _next_time(self) -> int:
         return int(self.one("SELECT COALESCE(MAX(time) + 1, 0) FROM interactions"))
 
-    def _write_anew(self) -> None:
+    def _rewrite(self) -> None:
         try:
             self.connection.execute("VACUUM")
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.OperationalError as error:
             raise RunError(
-                f"{self.path} could not be written anew ({error}), so it may still hold bytes of "
+                f"{self.path} could not be rewritten ({error}), so it may still hold bytes of "
                 "who was forgotten: stop what else uses it and run the command again"
             ) from None
 
@@ -490,8 +493,8 @@ class NodeStore:
 # ------------------------------------------------------------ features as JSON
 
 
-def _said(features: Features, count: int) -> list[str]:
-    """Write what is known of each row; what is unknown is left out."""
+def _rows_to_json(features: Features, count: int) -> list[str]:
+    """Encode the known features of each row as JSON."""
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for name, column in features.items():
         for row, value in zip(rows, _entries(column), strict=True):
@@ -508,11 +511,11 @@ def _entries(column: Column) -> list[Any]:
     return [None if np.isnan(value) else float(value) for value in column.values]
 
 
-def _told(vocabulary: Features, rows: Iterable[str]) -> dict[str, Column]:
-    """Read rows back, as columns of the catalogue's categories; others are unknown."""
-    said = [json.loads(row) for row in rows]
+def _columns_from_json(vocabulary: Features, rows: Iterable[str]) -> dict[str, Column]:
+    """Decode rows as columns with the catalogue's categories; other categories are unknown."""
+    entries = [json.loads(row) for row in rows]
     return {
-        name: _column(column, [row.get(name) for row in said])
+        name: _column(column, [row.get(name) for row in entries])
         for name, column in vocabulary.items()
     }
 
@@ -521,11 +524,11 @@ def _column(kind: Column, entries: list[Any]) -> Column:
     if isinstance(kind, Numeric):
         values = [np.nan if entry is None else entry for entry in entries]
         return replace(kind, values=np.array(values, np.float32))
-    place = {str(name): code for code, name in enumerate(kind.names)}
+    codes_of = {str(name): code for code, name in enumerate(kind.names)}
     if isinstance(kind, Categorical):
-        codes = [-1 if entry is None else place.get(entry, -1) for entry in entries]
+        codes = [-1 if entry is None else codes_of.get(entry, -1) for entry in entries]
         return replace(kind, codes=np.array(codes, np.int32))
     flags = np.zeros((len(entries), len(kind.names)), np.bool_)
     for row, entry in enumerate(entries):
-        flags[row, [place[name] for name in entry or () if name in place]] = True
+        flags[row, [codes_of[name] for name in entry or () if name in codes_of]] = True
     return replace(kind, flags=flags)

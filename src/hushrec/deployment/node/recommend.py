@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
 from hushrec.deployment.node.setup import Engines
 from hushrec.errors import ConfigError, RunError
@@ -13,7 +13,7 @@ from hushrec.federation.requests import EvaluationRequest
 from hushrec.serving.model import Recommendation
 
 
-def recommend(store: NodeStore, user: str, k: int = 10) -> list[Recommendation]:
+def recommend(store: NodeDatabase, user: str, k: int = 10) -> list[Recommendation]:
     """Return the best k items that a user of this node has not touched.
 
     Interactions since the run count immediately. Users that came to the node since are folded in.

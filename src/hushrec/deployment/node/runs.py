@@ -1,11 +1,11 @@
 """The runs that a node takes part in: private parameters, ledger, the last round and its answer.
 
 A round is one transaction: private parameters, ledger, the number of the round and the reply are
-written together or not at all. So a round that was done is never done again, and whoever asks for
-it again gets the same bytes.
+written together. So a finished round is never trained again, and a repeated request is answered
+with the same bytes.
 
-Private parameters are kept with the round that made them. Of each client there are at most two:
-the newest, and those of the selected round, which is the newest up to it.
+Private parameters are stored with the round that trained them. A client has at most two versions:
+the newest, and the newest up to the selected round.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.database import NodeDatabase
 from hushrec.errors import MessageError
 from hushrec.private.store import PrivateStore
 
 
 @dataclass(frozen=True)
 class NodeRun:
-    """What the node knows of a run."""
+    """A run, as stored on the node."""
 
     id: str
     upto: int
-    """The last interaction that takes part."""
+    """Number of the last interaction that takes part."""
     terms: str | None
     round: int
-    """The last one done."""
+    """The last finished round."""
     selected: int
     request: str | None
     reply: bytes | None
     version: int
     members: Mapping[int, int]
-    """Where each user is in what the server was told, by the user's number in the store."""
+    """Index of each user in the enrolment, by the user's number in the file."""
     clients: Mapping[int, int]
-    """Client of each such place."""
+    """Client of each such index."""
     masked: int = 0
-    """The last round whose vector left the node for a secure sum."""
+    """The last round whose vector was sent for a secure sum."""
     masked_request: str | None = None
-    """Digest of what it was asked with."""
+    """Digest of that round's request."""
 
 
 @dataclass(frozen=True)
-class Done:
-    """A round that was trained, to be written down."""
+class FinishedRound:
+    """A trained round, to be stored."""
 
     round: int
     selected: int
@@ -57,19 +57,19 @@ class Done:
     reply: bytes
     private: PrivateStore
     clients: Mapping[int, int]
-    """Who took part, and where they are among the private parameters."""
+    """Clients that took part, with their indices in the private store."""
     charged: bool
-    """Whether it cost them privacy."""
+    """Whether the round is charged to their privacy budgets."""
 
 
 class NodeRuns:
     """Reads and writes a node's runs."""
 
-    def __init__(self, store: NodeStore) -> None:
+    def __init__(self, store: NodeDatabase) -> None:
         self.store = store
 
     def begin(self, run: str) -> NodeRun:
-        """Take part in a run with everybody who is here now; asked again, say the same."""
+        """Begin a run with all current users; a repeated call returns the same run."""
         store = self.store
         with store.changing():
             if store.one("SELECT id FROM runs WHERE id = ?", (run,)) is None:
@@ -94,7 +94,7 @@ class NodeRuns:
             (run,),
         )
         if not found:
-            raise MessageError(f"this node was not asked to join the run '{run}', or is out of it")
+            raise MessageError(f"this node was not invited to the run '{run}', or is out of it")
         members = store.rows("SELECT place, user, client FROM members WHERE run = ?", (run,))
         named, upto, terms, number, selected, request, reply, version, *sent = found[0]
         return NodeRun(
@@ -113,14 +113,14 @@ class NodeRuns:
         )
 
     def pin_terms(self, run: NodeRun, terms: str) -> None:
-        """Hold the server to what it first said of everybody."""
+        """Store the first assignment of a run, and refuse any other."""
         if run.terms is None:
             with self.store.changing():
                 self.store.connection.execute(
                     "UPDATE runs SET terms = ? WHERE id = ? AND terms IS NULL", (terms, run.id)
                 )
         elif run.terms != terms:
-            raise MessageError("the server says other things of the run's population than before")
+            raise MessageError("the server sent another assignment of the run than before")
 
     def load(
         self,
@@ -130,7 +130,7 @@ class NodeRuns:
         *,
         selected: bool = False,
     ) -> None:
-        """Put the newest, or the selected, private parameters of clients where they belong."""
+        """Load the newest, or the selected, private parameters of clients into a private store."""
         latest = run.selected if selected else run.round
         for client, place in clients.items():
             arrays = self.store.one(
@@ -141,11 +141,10 @@ class NodeRuns:
             if arrays is not None:
                 into.restore({"visited": np.array([place]), **load(arrays)})
 
-    def finish_round(self, run: NodeRun, done: Done) -> bool:
-        """Write a round down, all of it or nothing.
+    def finish_round(self, run: NodeRun, done: FinishedRound) -> bool:
+        """Store a round in one transaction.
 
-        False where somebody else changed the run meanwhile: then nothing is written, and the round
-        has to be looked at again.
+        Return False, and store nothing, if another process changed the run meanwhile.
         """
         connection = self.store.connection
         with self.store.changing():
@@ -163,10 +162,11 @@ class NodeRuns:
                 self._charge(run, done)
         return True
 
-    def send_round(self, run: NodeRun, done: Done) -> bool:
-        """Write down a round whose vector leaves for a secure sum: part of what is being changed.
+    def send_round(self, run: NodeRun, done: FinishedRound) -> bool:
+        """Store a round whose vector is sent for a secure sum, in the open transaction.
 
-        It is paid for now. Its private parameters count once the round is done, and not before.
+        The round is charged to the privacy budget now. Its private parameters are used once the
+        round is finished.
         """
         connection = self.store.connection
         changed = connection.execute(
@@ -184,7 +184,7 @@ class NodeRuns:
         return True
 
     def close_round(self, run: NodeRun, number: int) -> None:
-        """Let a round be done, whose sum this node helps to open: part of what is being changed."""
+        """Finish a round whose sum this node helps to open, in the open transaction."""
         self.store.connection.execute(
             "UPDATE runs SET round = ?, request = NULL, reply = NULL, version = version + 1 "
             "WHERE id = ?",
@@ -195,7 +195,7 @@ class NodeRuns:
             self._drop_outdated(run.id, client, number, run.selected)
 
     def select(self, run: NodeRun, round_number: int) -> NodeRun:
-        """Remember which round is the selected one; nothing was trained since."""
+        """Store the number of the selected round."""
         if round_number > run.selected:
             with self.store.changing():
                 self.store.connection.execute(
@@ -205,12 +205,12 @@ class NodeRuns:
         return self.get(run.id)
 
     def keep_model(self, run: NodeRun, model: bytes) -> None:
-        """Keep what is recommended with from now on: the look that came with it."""
+        """Store the request with the final parameters, which the node recommends with."""
         with self.store.changing():
             self.store.connection.execute("UPDATE runs SET model = ? WHERE id = ?", (model, run.id))
 
     def newest_model(self) -> tuple[NodeRun, bytes] | None:
-        """Return the newest run that came to its end, and what it is recommended with."""
+        """Return the newest finished run, and the request with its final parameters."""
         query = "SELECT id, model FROM runs WHERE model IS NOT NULL ORDER BY number DESC LIMIT 1"
         found = self.store.rows(query)
         return (self.get(found[0][0]), found[0][1]) if found else None
@@ -231,9 +231,9 @@ class NodeRuns:
         )
 
     def spent(self, run: NodeRun, number: int) -> dict[int, int]:
-        """Return the uploads of each client that are paid for, but for those of this round.
+        """Return the uploads charged to each client, without those of this round.
 
-        Of a silo, it is its users' most.
+        Of a silo, it is the largest number of its users.
         """
         paid: dict[int, int] = dict(
             self.store.rows(
@@ -247,7 +247,7 @@ class NodeRuns:
         return most
 
     def status(self) -> dict[str, Any] | None:
-        """Say how far the newest run is; None before the first."""
+        """Return the progress of the newest run; None before the first."""
         newest = self.newest()
         if newest is None:
             return None
@@ -271,13 +271,13 @@ class NodeRuns:
 
     def _everybody(self) -> list[tuple[int, int, int]]:
         people = self.store.rows("SELECT id, silo FROM users ORDER BY id")
-        if not self.store.agreement.silos:
+        if not self.store.contract.silos:
             return [(place, user, place) for place, (user, _) in enumerate(people)]
         silos = sorted({silo for _, silo in people})
         return [(place, user, silos.index(silo)) for place, (user, silo) in enumerate(people)]
 
     def _drop_old(self, number: int) -> None:
-        """Keep the run that is recommended with, the one before this, and the ledger of all."""
+        """Delete runs except the newest finished one and the one before this; ledgers stay."""
         self.store.connection.execute(
             "DELETE FROM runs WHERE number < ? AND number IS NOT "
             "(SELECT MAX(number) FROM runs WHERE model IS NOT NULL)",
@@ -285,14 +285,14 @@ class NodeRuns:
         )
 
     def _drop_outdated(self, run: str, client: int, number: int, selected: int) -> None:
-        """Keep the parameters of a round and those of the selected one, or the last before it."""
+        """Delete private parameters except those of a round and the newest up to the selected."""
         self.store.connection.execute(
             "DELETE FROM private WHERE run = ? AND client = ? AND round != ? AND round IS NOT "
             "(SELECT MAX(round) FROM private WHERE run = ? AND client = ? AND round <= ?)",
             (run, client, number, run, client, selected),
         )
 
-    def _write_private(self, run: str, client: int, done: Done) -> None:
+    def _write_private(self, run: str, client: int, done: FinishedRound) -> None:
         fields = done.private.fields
         if not fields:
             return
@@ -305,8 +305,8 @@ class NodeRuns:
             (run, client, done.round, save(whole)),
         )
 
-    def _charge(self, run: NodeRun, done: Done) -> None:
-        """Let everybody who took part pay; for one round nobody pays twice."""
+    def _charge(self, run: NodeRun, done: FinishedRound) -> None:
+        """Charge the users who took part; a round is charged once."""
         users = [user for user, place in run.members.items() if run.clients[place] in done.clients]
         self.store.connection.executemany(
             "INSERT INTO ledger (run, user, uploads, round) VALUES (?, ?, 1, ?) ON CONFLICT "

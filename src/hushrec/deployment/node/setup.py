@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hushrec.data.splitting import Share, Split, split_share
 from hushrec.data.views import TrainView
-from hushrec.deployment.node.database import NodeStore
+from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRun
 from hushrec.errors import MessageError
 from hushrec.evaluation.evaluator import Evaluator
@@ -44,7 +44,7 @@ class Engine:
     """Clients with something to train on, by their numbers in the run."""
 
 
-def split_of(store: NodeStore, run: NodeRun, assignment: Assignment | None = None) -> Split:
+def split_of(store: NodeDatabase, run: NodeRun, assignment: Assignment | None = None) -> Split:
     """Split the node's own interactions; before there are assignment, users are numbered from 0."""
     order = sorted(run.members, key=lambda user: run.members[user])
     places = np.array([run.members[user] for user in order], np.int64)
@@ -59,8 +59,8 @@ def split_of(store: NodeStore, run: NodeRun, assignment: Assignment | None = Non
             raise MessageError("the server numbers fewer users than this node told it of")
         numbers, clients = assignment.users[places], assignment.clients[own]
         population = assignment.population
-    holders = clients.astype(np.int32) if store.agreement.silos else None
-    experiment = store.agreement.experiment
+    holders = clients.astype(np.int32) if store.contract.silos else None
+    experiment = store.contract.experiment
     share = Share(numbers, population, holders)
     return split_share(data, experiment.split, Streams(experiment.seed), share)
 
@@ -83,7 +83,7 @@ class Engines:
     parameters are read from the file for each message.
     """
 
-    def __init__(self, store: NodeStore, machine: Machine) -> None:
+    def __init__(self, store: NodeDatabase, machine: Machine) -> None:
         self.store = store
         self.machine = machine
         self._setup: tuple[str, Setup] | None = None
@@ -92,12 +92,12 @@ class Engines:
     def setup(self, assignment: Assignment) -> Setup:
         """Return the setup of a run, from the contract and the server's assignment."""
         if self._setup is None or self._setup[0] != assignment.digest:
-            agreement, budgets = self.store.agreement, _told_budgets(self.store, assignment)
-            key, public = self.store.noise_key, agreement.public
+            contract, budgets = self.store.contract, _told_budgets(self.store, assignment)
+            key, public = self.store.noise_key, contract.public
             self._setup = (
                 assignment.digest,
                 set_up_public(
-                    agreement.experiment, public, key, assignment.run, assignment.training, budgets
+                    contract.experiment, public, key, assignment.run, assignment.training, budgets
                 ),
             )
         return self._setup[1]
@@ -121,8 +121,8 @@ class Engines:
         return Engine(backend, setup.plan, places, kept, ready.training)
 
     def _make_ready(self, run: NodeRun, assignment: Assignment) -> Ready:
-        agreement = self.store.agreement
-        experiment = agreement.experiment
+        contract = self.store.contract
+        experiment = contract.experiment
         split = split_of(self.store, run, assignment)
         view = split.train_view(experiment.protocol)
         setup = self.setup(assignment)
@@ -133,7 +133,7 @@ class Engines:
         tolerant, threads = experiment.privacy.promises, self.machine.n_threads
         evaluator = Evaluator(split, experiment.evaluation, task.streams, threads, tolerant)
         training = split.training_clients
-        numbers = training if agreement.silos else view.clients[training].astype(np.int64)
+        numbers = training if contract.silos else view.clients[training].astype(np.int64)
         return Ready(setup, replace(view, noise=deviations), fields, evaluator, numbers)
 
 
@@ -150,9 +150,9 @@ def declared_by(experiment: Experiment, split: Split) -> NDArray[np.float64]:
     return by_feature(features, feature, split.data.users, split.members)
 
 
-def _told_budgets(store: NodeStore, assignment: Assignment) -> NDArray[np.float64] | None:
+def _told_budgets(store: NodeDatabase, assignment: Assignment) -> NDArray[np.float64] | None:
     """Return the personal budgets that a node needs: those of its clients, and the largest."""
-    if (assignment.epsilon is None) != (store.agreement.experiment.privacy.budgets is None):
+    if (assignment.epsilon is None) != (store.contract.experiment.privacy.budgets is None):
         raise MessageError("the server and this node do not agree on who has a budget")
     if assignment.epsilon is None:
         return None
@@ -161,9 +161,9 @@ def _told_budgets(store: NodeStore, assignment: Assignment) -> NDArray[np.float6
     return own
 
 
-def _check_budgets(store: NodeStore, view: TrainView, assignment: Assignment) -> None:
+def _check_budgets(store: NodeDatabase, view: TrainView, assignment: Assignment) -> None:
     """Refuse budgets outside of the contract."""
-    config, own = store.agreement.experiment.privacy, _told_budgets(store, assignment)
+    config, own = store.contract.experiment.privacy, _told_budgets(store, assignment)
     if own is None or assignment.epsilon is None:
         return
     if config.budgets == "activity":

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 
-from hushrec.deployment.node.runs import Done, NodeRun, NodeRuns
-from hushrec.deployment.node.training import Work
+from hushrec.deployment.node.runs import FinishedRound, NodeRun, NodeRuns
+from hushrec.deployment.node.training import NodeTrainer
 from hushrec.deployment.sums import (
-    LookForm,
+    EvaluationVector,
     RoundClosed,
-    RoundForm,
+    RoundVector,
     StageReply,
     StageRequest,
     Vector,
@@ -24,9 +24,9 @@ from hushrec.deployment.sums import (
     request_of,
 )
 from hushrec.errors import ConfigError, MessageError
-from hushrec.federation.contract import Registered
+from hushrec.federation.contract import NodeRegistry
 from hushrec.federation.requests import EvaluationRequest, TrainRequest
-from hushrec.secagg import Identity, Layout, Node, NodeState, Stage
+from hushrec.secagg import Identity, NodeState, Stage, SumNode, VectorLayout
 from hushrec.streams import SecretRound
 
 ATTEMPTS = 5
@@ -34,10 +34,10 @@ ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
-class Member:
+class NodeCredentials:
     """Who this node is to the others, and who they are: from its own folder."""
 
-    registered: Registered
+    registered: NodeRegistry
     identity: Identity = field(repr=False)
 
 
@@ -59,11 +59,11 @@ class PendingSum:
     """And what was answered."""
 
 
-class NodeSums:
+class SecureSumWorker:
     """Answers the steps of secure sums."""
 
-    def __init__(self, runs: NodeRuns, work: Work, member: Member) -> None:
-        agreed = runs.store.agreement.secure
+    def __init__(self, runs: NodeRuns, work: NodeTrainer, member: NodeCredentials) -> None:
+        agreed = runs.store.contract.secure
         if agreed is None:
             raise ConfigError("this node agreed to sums in the clear: it is in no secure one")
         self.runs = runs
@@ -71,7 +71,7 @@ class NodeSums:
         self.work = work
         self.member = member
         self.agreed = agreed
-        self.store.agreement.check_nodes(len(member.registered.identities))
+        self.store.contract.check_nodes(len(member.registered.identities))
         if member.registered.identities.get(self.store.name) != member.identity.public:
             raise ConfigError(
                 f"node '{self.store.name}' is registered with another identity, or not at all: "
@@ -145,11 +145,13 @@ class NodeSums:
         self, run: NodeRun, kept: PendingSum, step: StageRequest, digest: str
     ) -> bytes | None:
         node, state = self._node(kept), NodeState.from_bytes(kept.state)
-        act = {Stage.SHARES: node.share, Stage.AGREEMENT: node.agree, Stage.REVEALED: node.reveal}
+        act = {Stage.SHARES: node.share, Stage.CONSISTENCY: node.agree, Stage.REVEALED: node.reveal}
         state, said = act[step.stage](state, step.message)
         return self._keep(run, kept, replace(kept, state=state.to_bytes(), request=digest), said)
 
-    def _train(self, run: NodeRun, request: TrainRequest, kept: PendingSum) -> tuple[Vector, Done]:
+    def _train(
+        self, run: NodeRun, request: TrainRequest, kept: PendingSum
+    ) -> tuple[Vector, FinishedRound]:
         """Train a round, add this node's share of the noise, and return all of it as a vector."""
         assert kept.asked is not None, "its vector is due"
         trained = self.work.train(run, request)
@@ -158,8 +160,8 @@ class NodeSums:
         own = streams.of(f"node {self.store.name}/sum {kept.number}")
         for share in trained.protection.shares(own):
             trained.sum.summed.add_steps(share)
-        vector = RoundForm(self.work.shape(request)).pack(trained.sum, self._count)
-        return vector, Done(
+        vector = RoundVector(self.work.shape(request)).pack(trained.sum, self._count)
+        return vector, FinishedRound(
             kept.round,
             request.selected,
             digest_of(kept.asked),
@@ -176,18 +178,18 @@ class NodeSums:
         return len(self.member.registered.identities)
 
     @property
-    def _looks(self) -> LookForm:
-        return LookForm(self.store.agreement.experiment.evaluation.reported)
+    def _looks(self) -> EvaluationVector:
+        return EvaluationVector(self.store.contract.experiment.evaluation.reported)
 
-    def _layout(self, request: TrainRequest | EvaluationRequest) -> Layout:
+    def _layout(self, request: TrainRequest | EvaluationRequest) -> VectorLayout:
         if isinstance(request, TrainRequest):
-            return RoundForm(self.work.shape(request)).layout
+            return RoundVector(self.work.shape(request)).layout
         return self._looks.layout
 
-    def _node(self, kept: PendingSum) -> Node:
-        layout = Layout.from_json(kept.layout)
+    def _node(self, kept: PendingSum) -> SumNode:
+        layout = VectorLayout.from_json(kept.layout)
         terms = self.member.registered.terms(self.agreed, kept.number, layout, kept.about)
-        return Node(terms, self.store.name, self.member.identity)
+        return SumNode(terms, self.store.name, self.member.identity)
 
     def _kept(self, run: NodeRun) -> PendingSum | None:
         found = self.store.rows(
@@ -203,7 +205,7 @@ class NodeSums:
         before: PendingSum | None,
         after: PendingSum,
         said: bytes,
-        done: Done | None = None,
+        done: FinishedRound | None = None,
     ) -> bytes | None:
         """Write a step down and return its answer; None where the file changed meanwhile."""
         reply = StageReply(said).to_bytes()

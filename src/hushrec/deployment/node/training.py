@@ -24,7 +24,7 @@ from hushrec.streams import SecretStreams
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedRound:
     """A round, trained."""
 
     sum: NodeSum
@@ -37,7 +37,7 @@ class Trained:
     secret: SecretStreams
 
 
-class Work:
+class NodeTrainer:
     """The node's clients at work."""
 
     def __init__(self, runs: NodeRuns, machine: Machine) -> None:
@@ -52,12 +52,12 @@ class Work:
         common = request.download.to(np.zeros(0, np.int64))
         return round_shape(task, task.protection_of(common), request.download)
 
-    def train(self, run: NodeRun, request: TrainRequest) -> Trained:
+    def train(self, run: NodeRun, request: TrainRequest) -> TrainedRound:
         """Let the clients that are asked for, and can pay, take part in a round."""
         engine = self.engines.of(run, request.assignment)
         backend, task, number = engine.backend, engine.backend.task, request.download.round
         check_received(task.method.download(task.initial), request.download.common)
-        if self.store.agreement.secure is not None:
+        if self.store.contract.secure is not None:
             _check_everybody(engine, request)
         asked = self._who_can(run, engine, request)
         # The backend knows its clients by their places, and takes them in that order.
@@ -78,7 +78,7 @@ class Work:
             collected.zeroed_out,
         )
         charged = _costs(engine.plan, number)
-        return Trained(found, backend.store, clients, charged, protection, task.secret)
+        return TrainedRound(found, backend.store, clients, charged, protection, task.secret)
 
     def look(self, run: NodeRun, request: EvaluationRequest) -> Evaluation:
         """Look at the node's users, with the newest or the selected private parameters."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hushrec.deployment.node.database import NodeStore
-from hushrec.deployment.node.runs import Done, NodeRun, NodeRuns
+from hushrec.deployment.node.database import NodeDatabase
+from hushrec.deployment.node.runs import FinishedRound, NodeRun, NodeRuns
 from hushrec.deployment.node.setup import activity_of, declared_by, split_of
-from hushrec.deployment.node.sums import ATTEMPTS, Member, NodeSums, digest_of
-from hushrec.deployment.node.training import Work
+from hushrec.deployment.node.sums import ATTEMPTS, NodeCredentials, SecureSumWorker, digest_of
+from hushrec.deployment.node.training import NodeTrainer
 from hushrec.deployment.sums import StageRequest
 from hushrec.errors import ConfigError, HushrecError, MessageError
 from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
@@ -34,25 +34,25 @@ class Worker:
 
     def __init__(
         self,
-        store: NodeStore,
+        store: NodeDatabase,
         machine: Machine = THIS_MACHINE,
         tell: Callable[[str], None] = lambda line: None,
-        member: Member | None = None,
+        member: NodeCredentials | None = None,
     ) -> None:
         """``tell`` is told what went wrong, for the node's own eyes; ``member`` is who it is to
         other nodes, where sums are agreed to be secure."""
         self.store = store
         self.runs = NodeRuns(store)
-        self.work = Work(self.runs, machine)
+        self.work = NodeTrainer(self.runs, machine)
         self.tell = tell
-        self.sums: NodeSums | None = None
-        if store.agreement.secure is not None:
+        self.sums: SecureSumWorker | None = None
+        if store.contract.secure is not None:
             if member is None:
                 raise ConfigError(
                     f"node '{store.name}' agreed to secure sums, and has no identity for them: "
                     "start it from its folder"
                 )
-            self.sums = NodeSums(self.runs, self.work, member)
+            self.sums = SecureSumWorker(self.runs, self.work, member)
 
     def answer(self, message: bytes) -> bytes:
         """Answer any message."""
@@ -84,19 +84,19 @@ class Worker:
     # ------------------------------------------------------------ joining
 
     def _enrol(self, invitation: Invitation) -> Enrolment:
-        agreement = self.store.agreement
-        if invitation.catalogue != agreement.catalogue.digest:
+        contract = self.store.contract
+        if invitation.catalogue != contract.catalogue.digest:
             raise MessageError(
-                "this node has another catalogue than the server: give both the same agreement"
+                "this node has another catalogue than the server: give both the same contract"
             )
-        if invitation.settings != agreement.settings_digest:
+        if invitation.settings != contract.settings_digest:
             raise MessageError(
                 "this node agreed to other settings than the server has: give both the same "
-                "agreement"
+                "contract"
             )
-        run, config = self.runs.begin(invitation.run), agreement.experiment.privacy
+        run, config = self.runs.begin(invitation.run), contract.experiment.privacy
         split = split_of(self.store, run)
-        view = split.train_view(agreement.experiment.protocol)
+        view = split.train_view(contract.experiment.protocol)
         activity, idle = activity_of(view), int((split.train.positives.lengths == 0).sum())
         declared = config.budgets == "declared"
         return Enrolment(
@@ -106,7 +106,7 @@ class Worker:
             idle,
             activity > 0,
             activity if config.budgets == "activity" else None,
-            declared_by(agreement.experiment, split) if declared else None,
+            declared_by(contract.experiment, split) if declared else None,
         )
 
     # ------------------------------------------------------------ training
@@ -119,7 +119,7 @@ class Worker:
                 return done_before
             self.runs.pin_terms(run, request.assignment.digest)
             trained = self.work.train(run, request)
-            done = Done(
+            done = FinishedRound(
                 request.download.round,
                 max(run.selected, request.selected),
                 digest,

@@ -30,12 +30,12 @@ import numpy as np
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hushrec.deployment.coordinator.policy import Rules
-from hushrec.deployment.coordinator.roster import Dealt, Holding
-from hushrec.deployment.node.sums import Member
+from hushrec.deployment.coordinator.roster import Holding, Partition
+from hushrec.deployment.coordinator.session import Policy
+from hushrec.deployment.node.sums import NodeCredentials
 from hushrec.deployment.provisioning.keys import read_identity, require_secret, require_valid
 from hushrec.errors import ConfigError, nearest
-from hushrec.federation.contract import Agreement, Registered
+from hushrec.federation.contract import Contract, NodeRegistry
 from hushrec.secagg.keys import KEY_BYTES, Identity
 
 CONTRACT = "contract.hushrec"
@@ -88,7 +88,7 @@ class ServerConfig(_File):
     port: Port = 8443
     metrics_port: Port | None = None
     """Port of the loopback address with metrics for Prometheus; None serves none."""
-    rules: Rules = Rules()
+    policy: Policy = Policy()
     """How many nodes a run needs, and how long it waits for them."""
 
 
@@ -154,9 +154,9 @@ class ServerFolder:
         return {file.stem: file for file in sorted((self.path / "nodes").glob("*.pub"))}
 
     @property
-    def agreement(self) -> Agreement:
+    def contract(self) -> Contract:
         """The contract between server and nodes."""
-        return Agreement.read(self.path / CONTRACT)
+        return Contract.read(self.path / CONTRACT)
 
     @property
     def identities(self) -> Mapping[str, bytes]:
@@ -164,12 +164,12 @@ class ServerFolder:
         return read_identities(self.path, self.config.federation)
 
     @property
-    def registered(self) -> Registered:
+    def registered(self) -> NodeRegistry:
         """The nodes that are registered for secure aggregation."""
-        return Registered(self.config.federation, self.identities)
+        return NodeRegistry(self.config.federation, self.identities)
 
     @property
-    def partition(self) -> Dealt | None:
+    def partition(self) -> Partition | None:
         """Users and clients of each node in a rehearsal; None outside of one."""
         file = self.path / PARTITION
         if not file.exists():
@@ -231,9 +231,9 @@ class NodeFolder:
         return read_identities(self.path, self.config.federation)
 
     @property
-    def member(self) -> Member:
+    def member(self) -> NodeCredentials:
         """This node's membership in secure aggregation."""
-        return Member(Registered(self.config.federation, self.identities), self.identity)
+        return NodeCredentials(NodeRegistry(self.config.federation, self.identities), self.identity)
 
 
 def check_node_names(names: list[str]) -> None:
@@ -248,7 +248,7 @@ def check_node_names(names: list[str]) -> None:
             raise ConfigError(f"two nodes are called '{name}': each needs a name of its own")
 
 
-def write_partition(path: Path, partition: Dealt) -> None:
+def write_partition(path: Path, partition: Partition) -> None:
     """Write the users and clients of each node into the server's folder."""
     stored = {
         name: {"users": holding.users.tolist(), "clients": holding.clients.tolist()}

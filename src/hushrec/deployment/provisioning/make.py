@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from hushrec.data.interactions import Interactions
 from hushrec.data.partition import Deal, deal_users
 from hushrec.data.splitting import make_split
-from hushrec.deployment.coordinator.policy import Rules
 from hushrec.deployment.coordinator.roster import Holding
-from hushrec.deployment.node.database import NodeStore, Taken
+from hushrec.deployment.coordinator.session import Policy
+from hushrec.deployment.node.database import ImportCounts, NodeDatabase
 from hushrec.deployment.provisioning.folders import (
     AUTHORITY,
     CONTRACT,
@@ -35,7 +35,7 @@ from hushrec.deployment.provisioning.keys import (
     new_node_key,
 )
 from hushrec.errors import ConfigError
-from hushrec.federation.contract import Agreement
+from hushrec.federation.contract import Contract
 from hushrec.federation.setup import set_up
 from hushrec.io.files import atomic_folder, require_empty, write_bytes
 from hushrec.secagg.keys import Identity
@@ -82,7 +82,7 @@ class FederationSpec:
     """What `make_federation` makes."""
 
     name: str
-    agreement: Agreement
+    contract: Contract
     nodes: tuple[str, ...]
     address: ServerAddress = ServerAddress()
     data: Interactions | None = None
@@ -93,10 +93,10 @@ class FederationSpec:
         if not self.nodes:
             raise ConfigError("a federation needs at least one node")
         check_node_names(list(self.nodes))
-        self.agreement.check_nodes(len(self.nodes))
+        self.contract.check_nodes(len(self.nodes))
 
 
-def make_federation(folder: Path, federation: FederationSpec) -> dict[str, Taken | None]:
+def make_federation(folder: Path, federation: FederationSpec) -> dict[str, ImportCounts | None]:
     """Make all folders atomically; return the data imported into each node, None if it has none.
 
     An existing folder is not overwritten.
@@ -138,7 +138,7 @@ class _Shares:
 
 
 def _shares(federation: FederationSpec) -> _Shares | None:
-    data, experiment = federation.data, federation.agreement.experiment
+    data, experiment = federation.data, federation.contract.experiment
     if data is None:
         return None
     split = make_split(data, experiment.split, Streams(experiment.seed), experiment.silos)
@@ -150,7 +150,7 @@ def _shares(federation: FederationSpec) -> _Shares | None:
 
 def _write(
     folder: Path, federation: FederationSpec, shares: _Shares | None
-) -> dict[str, Taken | None]:
+) -> dict[str, ImportCounts | None]:
     authority = Authority.generate(federation.name)
     identities = {name: Identity.generate() for name in federation.nodes}
     public = {name: identity.public for name, identity in identities.items()}
@@ -175,7 +175,7 @@ def _write(
         server_address = federation.address.netloc
         config = NodeConfig(federation=federation.name, name=name, server=server_address)
         config.write(own)
-        with NodeStore.create(own / config.store, name, federation.agreement) as store:
+        with NodeDatabase.create(own / config.store, name, federation.contract) as store:
             imported[name] = _import(store, number, federation.data, shares)
     (folder / "README.txt").write_text(_readme(federation), "utf-8")
     return imported
@@ -186,7 +186,7 @@ def _write_server(server: Path, federation: FederationSpec, authority: Authority
     (server / "server.crt").write_bytes(certificate)
     write_bytes(server / "server.key", key, secret=True)
     (server / AUTHORITY).write_bytes(authority.pem)
-    federation.agreement.write(server / CONTRACT)
+    federation.contract.write(server / CONTRACT)
     _directory(server / "nodes")
     count = len(federation.nodes)
     ServerConfig(
@@ -194,17 +194,19 @@ def _write_server(server: Path, federation: FederationSpec, authority: Authority
         listen=federation.address.listen,
         port=federation.address.port,
         # A run goes on while one node is away.
-        rules=Rules(nodes=count, min_nodes=min(count, max(2, count - 1))),
+        policy=Policy(nodes=count, min_nodes=min(count, max(2, count - 1))),
     ).write(server)
 
 
 def _import(
-    store: NodeStore, number: int, data: Interactions | None, shares: _Shares | None
-) -> Taken | None:
+    store: NodeDatabase, number: int, data: Interactions | None, shares: _Shares | None
+) -> ImportCounts | None:
     """Import the interactions of a node's users into its database."""
     if data is None or shares is None:
         return None
-    return store.take_in(data.select(np.isin(data.user, shares.users(number))), shares.silos)
+    return store.add_interactions(
+        data.select(np.isin(data.user, shares.users(number))), shares.silos
+    )
 
 
 def _directory(path: Path) -> Path:
