@@ -62,7 +62,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "privacy": (
         "privacy:privacy_commands",
-        "Answer questions about differential privacy.",
+        "Compute guarantees of differential privacy.",
     ),
     "recommend": (
         "recommend:recommend_command",

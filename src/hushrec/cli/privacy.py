@@ -1,4 +1,4 @@
-"""``hushrec privacy``: epsilon from noise, noise from epsilon, several runs, tables, a curve."""
+"""``hushrec privacy``: epsilon, noise multipliers, composition of runs, published tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ noise_option = click.option(
 
 @dataclass(frozen=True)
 class Setting:
-    """What every question about a run needs to know of it."""
+    """Population, sampling, rounds and delta of a run."""
 
     population: int
     cohort: float | None
@@ -56,7 +56,7 @@ class Setting:
     delta: float
 
     def drawn(self) -> tuple[Sampling, Neighbours]:
-        """Return how clients are drawn and what neighbours are; refuse what cannot be."""
+        """Return the sampling scheme and the neighbour relation; raise if they do not fit."""
         population, cohort, delta = self.population, self.cohort, self.delta
         if not 0 < delta < 1 / population:
             raise ConfigError(
@@ -107,7 +107,7 @@ setting_options = gather(
 
 @click.group("privacy")
 def privacy_commands() -> None:
-    """Answer questions about differential privacy.
+    """Compute guarantees of differential privacy.
 
     \b
     hushrec privacy epsilon --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
@@ -122,7 +122,7 @@ def privacy_commands() -> None:
 @setting_options
 @json_option
 def epsilon_command(noise: float, setting: Setting, as_json: bool) -> None:
-    """Say which epsilon a noise multiplier gives.
+    """Compute epsilon for a noise multiplier.
 
     \b
     hushrec privacy epsilon --noise 1 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
@@ -130,7 +130,7 @@ def epsilon_command(noise: float, setting: Setting, as_json: bool) -> None:
         --sampling fixed --neighbours replace-one --json
     hushrec privacy epsilon --noise 30 --population 943 --rounds 100 --sampling none --delta 1e-4
     """
-    _answer(setting, Gaussian(noise, *setting.drawn()), as_json)
+    _show_epsilon(setting, Gaussian(noise, *setting.drawn()), as_json)
 
 
 @privacy_commands.command("noise")
@@ -138,7 +138,7 @@ def epsilon_command(noise: float, setting: Setting, as_json: bool) -> None:
 @setting_options
 @json_option
 def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
-    """Say which noise multiplier keeps epsilon.
+    """Compute the noise multiplier for a target epsilon.
 
     \b
     hushrec privacy noise --epsilon 4 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
@@ -146,7 +146,7 @@ def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
     """
     drawn = setting.drawn()
     noise = noise_for(epsilon, setting.delta, setting.rounds, lambda z: Gaussian(z, *drawn))
-    _answer(setting, Gaussian(noise, *drawn), as_json)
+    _show_epsilon(setting, Gaussian(noise, *drawn), as_json)
 
 
 @privacy_commands.command("compose")
@@ -156,9 +156,10 @@ def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
 )
 @json_option
 def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: bool) -> None:
-    """Say what several runs on the same data guarantee together.
+    """Compute the joint guarantee of several runs on the same data.
 
-    Each run's epsilon is for whoever sees that run alone. A folder of several seeds is all of them.
+    A run's own epsilon holds for an observer of that run alone. A folder of several seeds counts as
+    all of its runs.
 
     \b
     hushrec privacy compose runs/monday runs/tuesday
@@ -175,7 +176,7 @@ def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: boo
 
 
 def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, dict[str, Any]]]:
-    """Read the summaries of runs, and of each seed where a run has several; none may come twice."""
+    """Read the summaries of runs, and of each seed of a run with several; refuse duplicates."""
     found: dict[Path, tuple[Path, dict[str, Any]]] = {}
     for folder in folders:
         summary = RunFolder.open(folder).read_summary()
@@ -205,7 +206,7 @@ def _together_table(together: ComposedGuarantee) -> Table:
 @privacy_commands.command("tables")
 @json_option
 def tables_command(as_json: bool) -> None:
-    """Show tables 3 and 4 of DP-PrivRec, as printed and as they should be.
+    """Show tables 3 and 4 of DP-PrivRec, as printed and corrected.
 
     \b
     hushrec privacy tables
@@ -245,8 +246,8 @@ def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> No
     say(f"{out}: epsilon {points[-1][1]:.4g} after {rounds} rounds")
 
 
-def _answer(setting: Setting, event: Gaussian, as_json: bool) -> None:
-    """Say which epsilon so many rounds of this noise reach."""
+def _show_epsilon(setting: Setting, event: Gaussian, as_json: bool) -> None:
+    """Print epsilon after the rounds of a setting."""
     epsilon = epsilon_of(event, setting.rounds, setting.delta)
     if event.multiplier > 0 and math.isinf(epsilon):
         raise ConfigError(
