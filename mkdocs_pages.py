@@ -57,7 +57,8 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         page_of = {file: name for name, file in ELSEWHERE.items()}
         name = page_of.get(named, named.removeprefix("docs/"))
         if named in page_of or named.startswith("docs/") or named.endswith(DRAWN):
-            return f"[{words}]({name}{mark}{anchor})"
+            here = posixpath.dirname(page.file.src_uri) or "."
+            return f"[{words}]({posixpath.relpath(name, here)}{mark}{anchor})"
         return words if words == named else f"{words} (`{named}`)"
 
     def quoted(found: re.Match[str]) -> str:

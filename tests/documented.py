@@ -8,7 +8,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((REPO / "docs").glob("*.md")),
+    *sorted((REPO / "docs").rglob("*.md")),
     *(REPO / "benchmarks").glob("README.md"),
     *sorted((REPO / "examples").glob("*/README.md")),
 ]

@@ -34,10 +34,10 @@ def site(tmp_path_factory):
 
 
 def test_every_document_is_a_page_and_nothing_comes_from_elsewhere(site):
-    wanted = {path.stem for path in (REPO / "docs").glob("*.md")}
+    wanted = {path.stem for path in (REPO / "docs").rglob("*.md")}
     wanted |= {"index", "contributing", "security", "changelog"}
-    assert wanted <= {path.stem for path in site.glob("*.html")}
-    for page in site.glob("*.html"):
+    assert wanted <= {path.stem for path in site.rglob("*.html")}
+    for page in site.rglob("*.html"):
         assert LOADED.search(page.read_text("utf-8")) is None, page.name
     style = "".join(path.read_text("utf-8") for path in site.rglob("*.css"))
     assert re.findall(r"url\(\"?https?:", style) == []
