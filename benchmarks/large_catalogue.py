@@ -64,7 +64,8 @@ def main(users: int, items: int, length: int, trace: bool) -> None:
         on_round=show,
     )
     seconds, processor = time.perf_counter() - began, time.process_time() - worked
-    found, popular = run.summary["test"]["full"], run.summary["yardsticks"]["popularity"]["full"]
+    assert run.summary.baselines is not None
+    found, popular = run.summary.test["full"], run.summary.baselines.popularity["full"]
     result = {
         "machine": machine(),
         "users": users,
@@ -73,7 +74,7 @@ def main(users: int, items: int, length: int, trace: bool) -> None:
         "making_the_data_s": made,
         "seconds": seconds,
         "processor_seconds": processor,
-        "uploaded_bytes_a_user": run.summary["communication"]["up_bytes"] / users,
+        "uploaded_bytes_a_user": run.summary.communication.up_bytes / users,
         "test": found,
         "popularity": popular,
         "bars": [

@@ -62,5 +62,5 @@ def paired(mine: Path, other: Path, candidates: str, metric: str) -> PairedTest:
 
 
 def _ranks(folder: Path, candidates: str) -> list[Ranks]:
-    names = RunFolder.open(folder).read_summary()["runs"]
+    names = RunFolder.open(folder).read_summary().runs or []
     return [read_ranks(RunFolder.open(folder / name))["test"][candidates] for name in names]

@@ -61,17 +61,17 @@ def measure(
         return Record(
             seeds=seeds, version=our_version(), rounds=planned, seconds=0.0, diverged=str(error)
         )
-    folders = [RunFolder.open(out / name) for name in summary["runs"]]
+    folders = [RunFolder.open(out / name) for name in summary.runs or []]
     means, sd = _test_figures(folders, {metric for path, metric in wanted if _of_test(path)})
     more = {path.split("/")[0] for path, _ in wanted if not _of_test(path)}
     metrics = sorted({metric for path, metric in wanted if not _of_test(path)})
     return Record(
-        seeds=summary["seed"],
+        seeds=_listed(summary.seed),
         version=our_version(),
         rounds=folders[0].experiment().rounds,
-        selected_round=summary["selected_round"],
-        seconds=round(summary["time"]["total_s"] * task.seeds, 1),
-        epsilon=summary["privacy"]["epsilon"],
+        selected_round=_listed(summary.selected_round),
+        seconds=round(summary.time.total_s * task.seeds, 1),
+        epsilon=summary.privacy.epsilon,
         values={"test": means, **{name: _ANALYSES[name](folders[0], metrics) for name in more}},
         sd={"test": sd} if sd else {},
     )
@@ -111,19 +111,23 @@ def _test_figures(
     return over_seeds(np.mean), spread
 
 
+def _listed(value: int | list[int]) -> list[int]:
+    return [value] if isinstance(value, int) else value
+
+
 def _curve(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
     """Return loss and validation metrics by round, thinned out."""
     lines = folder.read_metrics()
-    looks = [line for line in lines if line["valid"]]
+    looks = [line for line in lines if line.valid]
     curve: dict[str, Any] = {
         candidates: {
-            name: _thin([(x["round"], x["valid"][candidates][name]) for x in looks])
+            name: _thin([(x.round, x.valid[candidates][name]) for x in looks if x.valid])
             for name in metrics
             if name in table
         }
-        for candidates, table in (looks[0]["valid"] if looks else {}).items()
+        for candidates, table in ((looks[0].valid or {}) if looks else {}).items()
     }
-    losses = [(line["round"], line["loss"]) for line in lines if line["loss"] is not None]
+    losses = [(line.round, line.loss) for line in lines if line.loss is not None]
     return {**curve, "train": {"loss": _thin(losses)}}
 
 

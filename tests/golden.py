@@ -181,12 +181,12 @@ def outcome(name: str) -> dict[str, Any]:
     given = dict(CASES[name])
     run = hushrec.train(given.pop("data"), given.pop("method"), **given)
     metrics = {key: round(run.metrics["full"][key], 6) for key in METRICS}
-    told = run.summary["communication"]
+    told = run.summary.communication
     return {
         "digest": digest(run),
         **metrics,
-        "bytes": [told["up_bytes"], told["down_bytes"]],
-        "epsilon": run.summary["privacy"]["epsilon"],
+        "bytes": [told.up_bytes, told.down_bytes],
+        "epsilon": run.summary.privacy.epsilon,
     }
 
 

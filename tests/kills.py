@@ -264,8 +264,8 @@ def scenarios(root: Path) -> dict[str, Scenario]:
 
     def seeds_of(here: Path) -> object:
         runs = [here / "run" / f"seed-{seed}" for seed in (2, 3)]
-        mean = RunFolder(here / "run").read_json("summary.json")
-        return [bits(run) for run in runs], mean["test"]
+        mean = RunFolder(here / "run").read_summary()
+        return [bits(run) for run in runs], mean.test
 
     def run_of(here: Path) -> object:
         return bits(RunFolder.open(here / "run").path)

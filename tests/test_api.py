@@ -66,17 +66,17 @@ def bits(folder) -> dict:
     run = RunFolder(folder)
     state = run.read_checkpoint(FINAL)
     out = {}
-    for file in sorted(state["files"]):
+    for file in sorted(state.files):
         for name, array in run.read_tensors(FINAL, file).items():
             out[f"{file}/{name}"] = (array.dtype, array.shape, array.tobytes())
     for name, array in run.read_arrays("users.npz").items():
         out[f"users/{name}"] = (array.dtype, array.shape, array.tobytes())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     out["metrics"] = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
-    out["selected"] = (state["selected_round"], state["selected_value"], state["round"])
-    summary = run.read_json("summary.json")
-    out["test"], out["valid"] = summary["test"], summary["valid"]
-    out["communication"] = summary["communication"]
+    out["selected"] = (state.selected_round, state.selected_value, state.round)
+    summary = run.read_summary()
+    out["test"], out["valid"] = summary.test, summary.valid
+    out["communication"] = summary.communication
     return out
 
 
@@ -472,8 +472,8 @@ def test_the_round_is_selected_by_validation_alone(tiny, monkeypatch):
 
     monkeypatch.setattr(Evaluator, "rank", spy)
     run = go(tiny, None, "fedmf")
-    assert run.summary["selected_round"] == 2
-    assert run.summary["rounds"] == 5
+    assert run.summary.selected_round == 2
+    assert run.summary.rounds == 5
     np.testing.assert_array_equal(run.model.shared["items"], shared[2]["items"])
 
 
@@ -481,8 +481,8 @@ def test_early_stopping(tiny, monkeypatch, tmp_path):
     values = iter([0.3, 0.2, 0.4, 0.1, 0.4, 0.9])
     monkeypatch.setattr("hushrec.federation.rounds.selection_value", lambda *looked: next(values))
     run = go(tiny, tmp_path / "r", more={"evaluation.patience": 2}, rounds=50)
-    assert run.summary["rounds"] == 5
-    assert run.summary["selected_round"] == 3
+    assert run.summary.rounds == 5
+    assert run.summary.selected_round == 3
     assert len((tmp_path / "r" / "metrics.jsonl").read_text().splitlines()) == 5
 
 
@@ -493,24 +493,24 @@ def test_patience_survives_an_interruption(tiny, monkeypatch, tmp_path):
     with pytest.raises(StoppedError):
         go(tiny, tmp_path / "r", more=more, rounds=50, on_round=stop.on_round, should_stop=stop)
     run = train(tiny, out=tmp_path / "r", resume=True)
-    assert (run.summary["rounds"], run.summary["selected_round"]) == (3, 1)
+    assert (run.summary.rounds, run.summary.selected_round) == (3, 1)
 
 
 def test_looks_every_few_rounds_and_at_the_last(tiny, tmp_path):
     go(tiny, tmp_path / "r", more={"evaluation.every": 2})
     lines = RunFolder(tmp_path / "r").read_metrics()
-    assert [line["valid"] is not None for line in lines] == [False, True, False, True, True]
+    assert [line.valid is not None for line in lines] == [False, True, False, True, True]
 
 
 @pytest.mark.parametrize("method", SETTINGS)
 def test_stored_metrics_can_be_recomputed(method, tiny, tmp_path):
     made = go(tiny, tmp_path / "run", method)
     run = Run.open(tmp_path / "run", tiny)
-    assert run.summary == json.loads(json.dumps(made.summary))
+    assert run.summary == made.summary
     evaluator = run.evaluator(2)
     for part in ("valid", "test"):
         ranks = evaluator.rank(run.model, part)
-        assert evaluator.summarise(ranks) == run.summary[part]
+        assert evaluator.summarise(ranks) == getattr(run.summary, part)
         ours, stored = ranks_to_arrays({part: ranks}), ranks_to_arrays({part: run.ranks[part]})
         assert ours.keys() == stored.keys()
         for name in ours:
@@ -555,24 +555,24 @@ def test_divergence_is_told(tiny):
 def test_a_round_of_nobody_changes_nothing(tiny, tmp_path):
     run = go(tiny, tmp_path / "r", more={"cohort.probability": 1e-12}, rounds=2)
     lines = RunFolder(tmp_path / "r").read_metrics()
-    assert [line["clients"] for line in lines] == [0, 0]
-    assert [line["loss"] for line in lines] == [None, None]
-    assert run.summary["communication"] == {"up_bytes": 0, "down_bytes": 0}
+    assert [line.clients for line in lines] == [0, 0]
+    assert [line.loss for line in lines] == [None, None]
+    assert run.summary.communication.as_dict() == {"up_bytes": 0, "down_bytes": 0}
 
 
 def test_bytes_are_counted(tiny, tmp_path):
     run = go(tiny, tmp_path / "r", "popularity", rounds=1)
-    n_rows = run.summary["users"]["train_rows"]
-    assert run.summary["communication"]["up_bytes"] == n_rows * 8
-    assert run.summary["communication"]["down_bytes"] == 30 * 40 * 4
+    n_rows = run.summary.users.train_rows
+    assert run.summary.communication.up_bytes == n_rows * 8
+    assert run.summary.communication.down_bytes == 30 * 40 * 4
     pooled = go(tiny, None, "central-mf", rounds=1)
-    assert pooled.summary["communication"] == {"up_bytes": 0, "down_bytes": 0}
+    assert pooled.summary.communication.as_dict() == {"up_bytes": 0, "down_bytes": 0}
     fedmf = go(tiny, None, "fedmf", rounds=2)
-    assert fedmf.summary["communication"]["down_bytes"] == 2 * 17 * 40 * 5 * 4
+    assert fedmf.summary.communication.down_bytes == 2 * 17 * 40 * 5 * 4
     pfedrec = go(tiny, None, "pfedrec", EVERYBODY, rounds=2)
-    assert pfedrec.summary["communication"]["down_bytes"] == 2 * 30 * 40 * 5 * 4
+    assert pfedrec.summary.communication.down_bytes == 2 * 30 * 40 * 5 * 4
     twice = go(tiny, None, "popularity", {"evaluation.every": 1}, rounds=2)
-    assert twice.summary["communication"]["up_bytes"] == 2 * n_rows * 8
+    assert twice.summary.communication.up_bytes == 2 * n_rows * 8
 
 
 def test_pooled_methods_need_everybody(tiny):

@@ -47,7 +47,7 @@ run = hushrec.train("demo", "cooccurrence", rounds=1)
 print(json.dumps({
     "names": method_names(),
     "got": run.metrics["full"],
-    "yardsticks": run.summary["yardsticks"],
+    "baselines": run.summary.baselines.as_dict(),
     "new": len(run.recommend("new", history=["film-0001", "film-0002"])),
 }))
 """
@@ -57,8 +57,8 @@ def test_it_is_found_and_beats_chance_and_popularity(installed):
     told = json.loads(run(CODE, installed).splitlines()[-1])
     assert "cooccurrence" in told["names"]
     assert "pfedrec" in told["names"]
-    assert told["got"]["hr@10"] > 10 * told["yardsticks"]["chance"]["full"]["hr@10"]
-    assert told["got"]["hr@10"] > 1.5 * told["yardsticks"]["popularity"]["full"]["hr@10"]
+    assert told["got"]["hr@10"] > 10 * told["baselines"]["chance"]["full"]["hr@10"]
+    assert told["got"]["hr@10"] > 1.5 * told["baselines"]["popularity"]["full"]["hr@10"]
     assert told["new"] == 10
 
 
@@ -88,11 +88,11 @@ try:
     hushrec.train("demo", "fedmf", rounds=1, settings={"privacy.layers": ["smallest-rows"]})
 except ConfigError as error:
     refused = str(error)
-sent = [run.summary["communication"]["up_bytes"] for run in (plain, half)]
+sent = [run.summary.communication.up_bytes for run in (plain, half)]
 print(json.dumps({
     "same": bool((plain.model.shared["items"] == backwards.model.shared["items"]).all()),
     "half": sent[1] / sent[0],
-    "epsilon": noisy.summary["privacy"]["epsilon"],
+    "epsilon": noisy.summary.privacy.epsilon,
     "refused": refused,
 }))
 """

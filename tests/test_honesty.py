@@ -36,7 +36,7 @@ def test_on_made_up_users(method, small):
     leaking = hushrec.train(small, method, protocol="published", **given)
     assert leaking.metrics["full"]["hr@10"] > 0.95
     assert leaking.metrics["sampled99"]["hr@10"] > 0.95
-    assert "leak" in leaking.summary["protocol_mark"]
+    assert "leak" in leaking.summary.protocol_mark
 
 
 def test_the_counter_on_the_demo():
@@ -66,9 +66,9 @@ def test_popularity_on_ml_100k(data_dir):
     run = hushrec.train(data, "popularity")
     assert run.metrics["full"]["hr@10"] == pytest.approx(0.08, abs=0.01)
     assert run.metrics["sampled99"]["hr@10"] == pytest.approx(0.41, abs=0.02)
-    assert run.summary["users"]["evaluated_users"] == 943
-    # The yardstick that is shown beside every figure is this method.
-    assert run.summary["yardsticks"]["popularity"]["full"] == run.metrics["full"]
+    assert run.summary.users.evaluated_users == 943
+    # The baseline that is shown beside every figure is this method.
+    assert run.summary.baselines.popularity["full"] == run.metrics["full"]
 
 
 def test_popularity_counts_users(tiny):
@@ -91,7 +91,7 @@ def test_popularity_counts_users(tiny):
 
 def test_constant_scores_are_chance(small):
     run = hushrec.train(small, "negative-counter", rounds=1, settings={"negatives": 1})
-    chance = run.summary["yardsticks"]["chance"]
+    chance = run.summary.baselines.chance
     expected = hit_rates(run)[1]
     for name in expected:
         assert chance[name]["hr@10"] == pytest.approx(expected[name], rel=1e-6)

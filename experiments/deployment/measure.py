@@ -93,14 +93,14 @@ def methods(nodes, only):
             began = time.monotonic()
             trained = ExperimentOptions(method, None, rounds, 0, pairs)
             with federation("demo", count, trained) as (_, server, _programs):
-                result, path = train_on(server.folder, resume=False, quiet=True)
+                summary, path = train_on(server.folder, resume=False, quiet=True)
                 model = load_file(path / FINAL)
             same = model.keys() == expected.keys() and all(
                 np.array_equal(model[key], expected[key]) for key in expected
             )
             found = {
                 "same_bits": bool(same),
-                "same_metrics": result["test"] == alone.summary["test"],
+                "same_metrics": summary.test == alone.summary.test,
                 "seconds": round(time.monotonic() - began, 1),
             }
             keep("methods", {f"{name}, {count} nodes": found})
@@ -147,12 +147,12 @@ def many(nodes):
         server,
         programs,
     ):
-        result, path = train_on(server.folder, resume=False, quiet=True)
+        summary, path = train_on(server.folder, resume=False, quiet=True)
         held = sum(memory(each.process.pid) for each in programs.values())
         alone = train("demo", "pfedrec", rounds=2)
         found = {
-            "nodes": len(result["nodes"]),
-            "same_metrics": result["test"] == alone.summary["test"],
+            "nodes": len(summary.nodes or {}),
+            "same_metrics": summary.test == alone.summary.test,
             "seconds": round(time.monotonic() - began, 1),
             "seconds_a_round": rounds_of(path),
             "gigabytes_of_the_nodes": round(held / 1e9, 2),
@@ -188,7 +188,7 @@ def soak(rounds, nodes):
             disturber = threading.Thread(target=disturb)
             disturber.start()
             try:
-                result, _ = train_on(server.folder, resume=False, quiet=True)
+                summary, _ = train_on(server.folder, resume=False, quiet=True)
             finally:
                 stop.set()
                 disturber.join()
@@ -198,9 +198,9 @@ def soak(rounds, nodes):
     keep(
         "soak",
         {
-            "rounds": result["rounds"],
+            "rounds": summary.rounds,
             "kills": len(kills),
-            "same_metrics": result["test"] == alone.summary["test"],
+            "same_metrics": summary.test == alone.summary.test,
             "sat_out": {name: node.sat_out for name, node in status.nodes.items()},
             "lost_and_asked_again": sum(node.lost for node in status.nodes.values()),
             "megabytes_of_the_superlink": [

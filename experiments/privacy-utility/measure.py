@@ -23,6 +23,7 @@ from hushrec.data.interactions import Interactions
 from hushrec.data.synthetic import demo
 from hushrec.federation.backends.simulation import Machine
 from hushrec.reporting.standalone import Trend, standalone_trends, trends
+from hushrec.runs.schema import Summary
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
@@ -95,19 +96,19 @@ def options_of(
     }
 
 
-def point(data: str, method: str, epsilon: float, seed: int, summary: Any) -> dict[str, Any]:
+def point(data: str, method: str, epsilon: float, seed: int, summary: Summary) -> dict[str, Any]:
     """Keep of a run what the drawing and a reader need."""
     return {
         "data": data,
         "method": method,
         "epsilon": "inf" if math.isinf(epsilon) else epsilon,
         "seed": seed,
-        "guaranteed_epsilon": summary["privacy"]["epsilon"],
-        "delta": summary["privacy"].get("delta"),
-        "rounds": summary["rounds"],
+        "guaranteed_epsilon": summary.privacy.epsilon,
+        "delta": summary.privacy.delta if summary.privacy.promises else None,
+        "rounds": summary.rounds,
         **{
-            part: {name: round(summary[part]["full"][name], 5) for name in ("hr@10", "ndcg@10")}
-            for part in ("valid", "test")
+            part: {name: round(table["full"][name], 5) for name in ("hr@10", "ndcg@10")}
+            for part, table in (("valid", summary.valid), ("test", summary.test))
         },
     }
 

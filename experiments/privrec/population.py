@@ -19,6 +19,7 @@ from hushrec.data import Interactions
 from hushrec.data.synthetic import demo
 from hushrec.federation.backends.simulation import Machine
 from hushrec.federation.experiment import read_preset
+from hushrec.runs.schema import Summary
 
 SHARE = 30 / 4228
 """Of the training users, in a round."""
@@ -41,8 +42,8 @@ def settings_of(preset: str) -> dict[str, Any]:
 def main(viewers: tuple[int, ...], rounds: int, threads: int) -> None:
     """Print a row of a table for each population."""
 
-    def found(data: Interactions, method: str, **told: Any) -> dict[str, Any]:
-        return dict(hushrec.train(data, method, machine=Machine(threads), **told).summary)
+    def found(data: Interactions, method: str, **told: Any) -> Summary:
+        return hushrec.train(data, method, machine=Machine(threads), **told).summary
 
     click.echo("| viewers | cohort | epsilon | delta | DP-PrivRec | without noise | popularity |")
     click.echo("|---:|---:|---:|---:|---:|---:|---:|")
@@ -57,9 +58,9 @@ def main(viewers: tuple[int, ...], rounds: int, threads: int) -> None:
         plain = found(data, "privrec", rounds=rounds, settings=asked)
         split = {k: v for k, v in asked.items() if k.startswith(("split.", "evaluation."))}
         popular = found(data, "popularity", settings=split)
-        hits = [run["test"]["full"]["hits@20"] for run in (noisy, plain, popular)]
+        hits = [run.test["full"]["hits@20"] for run in (noisy, plain, popular)]
         shown = " | ".join(f"{value:.3f}" for value in hits)
-        epsilon = noisy["privacy"]["epsilon"]
+        epsilon = noisy.privacy.epsilon
         click.echo(
             f"| {count:,} | {asked['cohort.size']} | {epsilon:.2f} | {delta:.0e} | {shown} |"
         )

@@ -18,9 +18,9 @@ from hushrec.federation.rounds import Notes, RoundReport, run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.io.files import checked_path
 from hushrec.runs.checkpoint import Diary, prolonged, restore, saved_key
-from hushrec.runs.folder import SEEDS, RunFolder, left_off, new_place, resumed_place
-from hushrec.runs.formats import Seeds
+from hushrec.runs.folder import SEEDS, SUMMARY, RunFolder, left_off, new_place, resumed_place
 from hushrec.runs.run import Run, Unsaved
+from hushrec.runs.schema import Seeds, Summary
 from hushrec.runs.summary import mean_summary, summarise
 from hushrec.streams import Streams
 
@@ -81,7 +81,7 @@ def train_seeds(
     seeds: Sequence[int],
     out: str | Path,
     **options: Unpack[TrainOptions],
-) -> dict[str, Any]:
+) -> Summary:
     """Train once per seed, each in ``out/seed-N``; return and store the mean over the seeds."""
     interactions = load(data) if isinstance(data, str) else data
     request, execution = _from_options(interactions, method, options)
@@ -121,12 +121,12 @@ def train_request_seeds(
     out: Path,
     execution: Execution = Execution(),
     on_seed: Callable[[int], None] = lambda seed: None,
-) -> dict[str, Any]:
+) -> Summary:
     """Train what a request asks for once per seed; return and store the mean over the seeds."""
     top, resume = checked_path(out), execution.resume
     if resume:
         folder = RunFolder.open(left_off(top))
-        seeds, first = folder.read_json(SEEDS, Seeds)["seeds"], folder.experiment()
+        seeds, first = folder.read(SEEDS, Seeds).seeds, folder.experiment()
         if request.rounds not in (None, first.rounds):
             raise ConfigError("several seeds cannot be prolonged: train anew with more rounds")
     else:
@@ -138,14 +138,14 @@ def train_request_seeds(
         for seed in seeds:
             part = here / f"seed-{seed}"
             on_seed(seed)
-            if (part / "summary.json").exists():
+            if (part / SUMMARY).exists():
                 summaries.append(RunFolder.open(part).read_summary())
                 continue
             started = replace(execution, resume=(part / "config.toml").exists())
             run = train_experiment(_with_seed(first, seed), data, part, started, scratch)
-            summaries.append(dict(run.summary))
+            summaries.append(run.summary)
         summary = mean_summary(summaries)
-        folder.write_json("summary.json", summary)
+        folder.write(SUMMARY, summary)
     return summary
 
 

@@ -42,7 +42,7 @@ def audited(folder, data=None, seed=0):
     """Audit a run anew; return its verdict and the reasons for it."""
     run = hushrec.Run.open(folder, data or taste_world())
     found = audit(run, users=10, trials=1000, seed=seed)
-    return found["verdict"], " | ".join(found["reasons"])
+    return found.verdict, " | ".join(found.reasons)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -124,8 +124,8 @@ def test_noise_that_can_be_drawn_again_is_confessed(tiny, tmp_path):
     settings = {**CENTRAL, "privacy.noise_seed": 5}
     run = hushrec.train(tiny, "popularity", settings=settings, out=tmp_path / "run")
     found = audit(run, users=10, trials=1000)
-    assert found["verdict"] == "kept"
-    assert "privacy.noise_seed = 5: whoever knows that number removes it" in found["verdict_words"]
+    assert found.verdict == "kept"
+    assert "privacy.noise_seed = 5: whoever knows that number removes it" in found.verdict_words
 
 
 # ------------------------------------------------------------ what canaries cannot see
@@ -165,8 +165,8 @@ def test_noise_that_was_off_while_training_is_seen_in_the_model(
         hushrec.train(data, "fedease", settings=settings, out=tmp_path / "run", seed=1)
     run = hushrec.Run.open(tmp_path / "run", data)
     found = audit(run, users=500, trials=1000)
-    assert found["verdict"] == verdict
-    assert found["soundness"]["problems"] == []
-    assert [reason.split(":")[0] for reason in found["reasons"]] == (
+    assert found.verdict == verdict
+    assert found.soundness.problems == []
+    assert [reason.split(":")[0] for reason in found.reasons] == (
         ["membership"] if verdict == "contradicted" else []
     )

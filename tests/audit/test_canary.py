@@ -80,7 +80,7 @@ def staged(experiment, split, shared=None):
 
 
 def run_canaries(plan, stages, seed, trials=4000):
-    claimed = plan.statement([], 0)["epsilon"] if plan.budgets is None else math.nan
+    claimed = plan.statement([], 0).epsilon if plan.budgets is None else math.nan
     return canaries(plan, stages, claimed, trials, Streams(seed), lambda done, total: None)
 
 

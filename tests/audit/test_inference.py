@@ -126,7 +126,7 @@ def test_the_next_round_that_uploads_is_replayed(small):
     run = train(small, "fedrkg", rounds=5, settings=options)
     number = attacked_round(run)
     assert number % 2 == 0
-    assert number > run.summary["selected_round"] or run.summary["selected_round"] >= 4
+    assert number > run.summary.selected_round or run.summary.selected_round >= 4
 
 
 # ------------------------------------------------------------ the parts

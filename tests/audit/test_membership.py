@@ -39,7 +39,7 @@ def test_a_model_that_remembers_gives_its_users_away():
     assert found["advantage"] > 0.8 > 4 * found["chance"]["advantage"]
     low, high = found["intervals"]["auc"]
     assert 0.9 < low <= found["auc"] <= high
-    assert abs(found["yardstick"]["auc"] - 0.5) < 0.15, "nothing but the model tells them apart"
+    assert abs(found["baseline"]["auc"] - 0.5) < 0.15, "nothing but the model tells them apart"
     assert found["tpr_at_1_fpr"] is None, "fewer than a hundred others say nothing about 1 %"
 
 
@@ -54,7 +54,7 @@ def test_pairs_of_a_user_that_were_trained_on_rank_higher():
     found = attack(random_world(), "fedease", settings)
     assert "validation" in found["compared"]
     assert found["auc"] > 0.95
-    assert abs(found["yardstick"]["auc"] - 0.5) < 0.1
+    assert abs(found["baseline"]["auc"] - 0.5) < 0.1
     assert found["tpr_at_1_fpr"] > 0.5
 
 

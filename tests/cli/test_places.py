@@ -214,5 +214,5 @@ def test_a_replacement_that_is_stopped_leaves_the_old_run_and_can_be_resumed(
     config.write_text(config.read_text().replace("rounds = 100000", f"rounds = {reached + 1}"))
     result = hushrec("train", "--resume", "--out", out)
     assert result.exit_code == 0, result.output
-    assert RunFolder.open(out).read_summary()["method"] == "fedmf"
+    assert RunFolder.open(out).read_summary().method == "fedmf"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

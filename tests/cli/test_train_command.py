@@ -105,7 +105,7 @@ def test_a_run_that_was_still_improving_goes_on(table: Path, tmp_path: Path) -> 
     for name in ("users.npz", "checkpoint/final/selected-shared.safetensors"):
         assert (short / name).read_bytes() == (whole / name).read_bytes(), name
     lines = RunFolder.open(short).read_metrics()
-    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line.round for line in lines] == [1, 2, 3, 4, 5]
     assert (short / "report.html").read_text() != report
 
 

@@ -184,10 +184,10 @@ def test_the_guarantee_is_for_a_silo():
             "privacy.clip": 1,
         },
     )
-    said = run.summary["privacy"]
-    assert said["unit"] == "client (silo)"
-    assert "any one client (silo)" in said["statement"]
-    assert said["delta"] == 1e-5
+    said = run.summary.privacy
+    assert said.unit == "client (silo)"
+    assert "any one client (silo)" in said.statement
+    assert said.delta == 1e-5
 
 
 def test_silos_are_part_of_the_configuration():

@@ -107,7 +107,7 @@ def test_rehearse_for_a_newcomer(tmp_path):
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     alone = train("demo", "fednext")
-    assert said["test"] == alone.summary["test"]
+    assert said["test"] == alone.summary.test
     assert len(said["nodes"]) == 3 and sum(said["nodes"].values()) == 1000
     assert said["recommendations"] == [vars(line) for line in alone.recommend(said["user"], 5)]
     assert running_from(tmp_path) == [] and list(tmp_path.iterdir()) == []
@@ -138,7 +138,7 @@ def test_whoever_is_killed_comes_back_and_nothing_is_counted_twice(tmp_path):
     assert deaths == len(SERVER_POINTS)
     assert (top / "nodes" / "node-2" / "fate").read_text().split() == list(POINTS)
     alone = train("demo", "pfedrec", rounds=rounds, settings=settings, out=tmp_path / "alone")
-    assert json.loads(done.stdout)["test"] == alone.summary["test"]
+    assert json.loads(done.stdout)["test"] == alone.summary.test
     trained = load_file(newest_run(top / "server" / "runs").path / FINAL)
     for name, array in load_file(tmp_path / "alone" / FINAL).items():
         np.testing.assert_array_equal(trained[name], array)

@@ -492,12 +492,12 @@ def test_under_noise_one_expert_is_left():
 @pytest.mark.slow
 def test_a_mixture_does_not_lose_to_its_parts():
     """Each expert alone, with weights of its own, and FedNext, on the demo data."""
-    whole = hushrec.train("demo", "fedmix").summary["valid"]["full"]["ndcg@10"]
+    whole = hushrec.train("demo", "fedmix").summary.valid["full"]["ndcg@10"]
     for name in FedMix().config.experts:
         settings = {"experts": [name], "network_rounds": 0}
         part = hushrec.train("demo", "fedmix", settings=settings)
-        assert whole >= part.summary["valid"]["full"]["ndcg@10"], name
-    assert whole >= hushrec.train("demo", "fednext").summary["valid"]["full"]["ndcg@10"]
+        assert whole >= part.summary.valid["full"]["ndcg@10"], name
+    assert whole >= hushrec.train("demo", "fednext").summary.valid["full"]["ndcg@10"]
 
 
 @pytest.mark.slow
@@ -505,10 +505,10 @@ def test_accuracy_bytes_and_bundle_on_ml_1m(data_dir, tmp_path):
     """Honest protocol, full ranking; a look at validation items, not at test items."""
     looks = {"evaluation.every": 48, "evaluation.users": 2_000}
     run = hushrec.train("ml-1m", "fedmix", settings=looks)
-    found = run.summary["valid"]["full"]
+    found = run.summary.valid["full"]
     assert found["hr@10"] >= 0.325
     assert found["ndcg@10"] >= 0.19
-    assert run.summary["communication"]["up_bytes"] / 6040 < 200_000
+    assert run.summary.communication.up_bytes / 6040 < 200_000
 
     place = run.export(tmp_path / "b")
     assert sum(file.stat().st_size for file in place.iterdir()) < 20e6

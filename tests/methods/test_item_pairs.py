@@ -238,7 +238,7 @@ data = Interactions(
 )
 before = peak_rss_bytes()
 run = train(data, sys.argv[1], settings={"dense_items": 2000, "evaluation.users": 50})
-print((peak_rss_bytes() - before) / 2**20, run.summary["test"]["full"]["auc"])
+print((peak_rss_bytes() - before) / 2**20, run.summary.test["full"]["auc"])
 """
 
 
@@ -288,19 +288,19 @@ def test_one_round_counts_and_the_others_choose(tmp_path):
     run = hushrec.train(taste_world(), "fednext", out=tmp_path / "run")
     lines = run.folder.read_metrics()
     tried = FedNext().scalars()
-    assert run.summary["rounds"] == len(lines) == len(tried) == 6
-    assert run.summary["communication"]["down_bytes"] == 0
-    assert {line["up_bytes"] for line in lines} == {lines[0]["up_bytes"]}
+    assert run.summary.rounds == len(lines) == len(tried) == 6
+    assert run.summary.communication.down_bytes == 0
+    assert {line.up_bytes for line in lines} == {lines[0].up_bytes}
     # The round that is kept is what training with its scalars alone gives.
-    found = [line["valid"]["full"]["ndcg@10"] for line in lines]
+    found = [line.valid["full"]["ndcg@10"] for line in lines]
     best = int(np.argmax(found))
-    assert run.summary["selected_round"] == best + 1
+    assert run.summary.selected_round == best + 1
     recency, popularity = tried[best]
     alone = hushrec.train(
         taste_world(), "fednext", settings={"recency": recency, "popularity": popularity}
     )
-    assert alone.summary["rounds"] == 1
-    assert alone.summary["test"] == run.summary["test"]
+    assert alone.summary.rounds == 1
+    assert alone.summary.test == run.summary.test
     again = hushrec.Run.open(tmp_path / "run", taste_world())
     assert again.recommend("user-00") == run.recommend("user-00")
 

@@ -266,31 +266,31 @@ DPPS = {
 
 def test_calibrated_noise_keeps_every_budget():
     run = hushrec.train(taste_world(), "lipm", rounds=3, settings=DPPS)
-    budgets = run.summary["privacy"]["budgets"]
-    assert budgets["over_budget"] == 0
-    assert budgets["clients"] == 6
-    assert budgets["spent"]["max"] <= budgets["epsilon"]["max"] == 5.0
-    assert run.summary["privacy"]["unit"] == "client (silo)"
+    budgets = run.summary.privacy.budgets
+    assert budgets.over_budget == 0
+    assert budgets.clients == 6
+    assert budgets.spent.max <= budgets.epsilon.max == 5.0
+    assert run.summary.privacy.unit == "client (silo)"
 
 
 def test_the_papers_noise_overdraws_and_says_so():
     run = hushrec.train(
         taste_world(), "lipm", rounds=3, settings={**DPPS, "privacy.sigma": "paper"}
     )
-    said = run.summary["privacy"]
-    assert said["budgets"]["over_budget"] == 6
-    assert said["epsilon"] > 5 * 5
-    assert "does not keep" in said["statement"]
+    said = run.summary.privacy
+    assert said.budgets.over_budget == 6
+    assert said.epsilon > 5 * 5
+    assert "does not keep" in said.statement
 
 
 def test_who_cannot_pay_stops_and_the_run_goes_on():
     run = hushrec.train(
         taste_world(), "lipm", rounds=4, settings={**DPPS, "privacy.budget_uploads": 2}
     )
-    budgets = run.summary["privacy"]["budgets"]
-    assert run.summary["rounds"] == 4
-    assert budgets["stopped"] == 6
-    assert budgets["over_budget"] == 0
+    budgets = run.summary.privacy.budgets
+    assert run.summary.rounds == 4
+    assert budgets.stopped == 6
+    assert budgets.over_budget == 0
 
 
 def test_guidance_takes_back_the_clients_own_noise():

@@ -309,7 +309,7 @@ def test_uploads_are_as_long_as_the_head_is(method, small):
     run = train(small, method, settings=CENTRAL)
     users, items, head = len(small.users), small.n_items, int(run.model.shared["head"].sum())
     assert 2 <= head <= items
-    assert run.summary["communication"]["up_bytes"] == users * 4 * (items + head**2)
+    assert run.summary.communication.up_bytes == users * 4 * (items + head**2)
 
 
 # ------------------------------------------------------------ what is claimed
@@ -317,17 +317,17 @@ def test_uploads_are_as_long_as_the_head_is(method, small):
 
 @pytest.mark.parametrize("method", NAMES)
 def test_the_guarantee_is_that_of_all_rounds_together(method, small):
-    said = train(small, method, settings=CENTRAL).summary["privacy"]
-    assert said["guarantee"] == "user-level (epsilon, delta)-DP"
-    assert said["delta"] == 1e-5
-    assert 0.99 * 4 <= said["epsilon"] <= 4
-    assert said["spent_epsilon"] == said["epsilon"]
-    information = sum(entry["count"] / entry["multiplier"] ** 2 for entry in said["account"])
-    assert said["epsilon"] == pytest.approx(
-        get_epsilon_gaussian(information**-0.5, said["delta"]), rel=1e-3
+    said = train(small, method, settings=CENTRAL).summary.privacy
+    assert said.guarantee == "user-level (epsilon, delta)-DP"
+    assert said.delta == 1e-5
+    assert 0.99 * 4 <= said.epsilon <= 4
+    assert said.spent_epsilon == said.epsilon
+    information = sum(entry["count"] / entry["multiplier"] ** 2 for entry in said.account)
+    assert said.epsilon == pytest.approx(
+        get_epsilon_gaussian(information**-0.5, said.delta), rel=1e-3
     )
-    assert said["account"][0]["multiplier"] > 2 * said["account"][1]["multiplier"]
-    assert "in round 1" in said["statement"]
+    assert said.account[0]["multiplier"] > 2 * said.account[1]["multiplier"]
+    assert "in round 1" in said.statement
 
 
 def test_replaced_users_cost_twice_the_noise(small):
@@ -356,7 +356,7 @@ def test_threads_chunks_and_interruptions_change_nothing(method, small, tmp_path
     train(small, out=stopped, resume=True)
     for folder in (other, stopped):
         assert bits(folder) == bits(plain)
-        one, two = (RunFolder(f).read_json("summary.json")["privacy"] for f in (folder, plain))
+        one, two = (RunFolder(f).read_summary().privacy for f in (folder, plain))
         assert one == two
 
 
@@ -508,4 +508,4 @@ def test_the_taste_world_has_a_guarantee_and_finite_scores():
 def test_accuracy_on_real_data(data_dir, epsilon, hr):
     run = train("ml-1m", "fednext", settings={**CENTRAL, "privacy.epsilon": epsilon})
     assert run.metrics["full"]["hr@10"] >= hr
-    assert run.summary["privacy"]["epsilon"] <= epsilon
+    assert run.summary.privacy.epsilon <= epsilon

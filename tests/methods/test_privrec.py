@@ -164,7 +164,7 @@ def test_shares_are_part_of_the_clipped_and_noised_upload():
     more = {"privacy.clip": 1.0, "privacy.noise_seed": 0, "evaluation.every": 2}
     run = train(taste_world(), "privrec", rounds=2, settings={**settings, **more})
     assert (run.model.shared["counts"] != 0).all()
-    assert run.summary["privacy"]["epsilon"] <= 8.0
+    assert run.summary.privacy.epsilon <= 8.0
 
 
 def test_pooled_users_may_count_alike():
@@ -473,7 +473,7 @@ def test_a_run_does_not_depend_on_threads_or_chunks():
     ]
     for other in runs[1:]:
         np.testing.assert_array_equal(runs[0].model.shared["theta"], other.model.shared["theta"])
-        assert runs[0].summary["test"] == other.summary["test"]
+        assert runs[0].summary.test == other.summary.test
 
 
 def test_a_newcomer_is_served_from_their_items_and_features():
@@ -509,8 +509,8 @@ def test_dp_privrec_runs_with_the_papers_clipping():
         "privacy.clip_steps": "arithmetic",
     }
     run = train(taste_world(), "privrec", rounds=2, settings=settings)
-    assert run.summary["privacy"]["epsilon"] > 0
-    assert "replace" in run.summary["privacy"]["statement"]
+    assert run.summary.privacy.epsilon > 0
+    assert "replace" in run.summary.privacy.statement
 
 
 def test_the_curve_is_printed_kept_and_drawn(tmp_path):

@@ -1,6 +1,5 @@
 """Personal budgets: nobody overdraws, weights are optimal, a resumed run owes the same."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -171,18 +170,18 @@ def test_no_client_ever_exceeds_its_budget(epsilon, uploads, seed):
 
 
 def test_a_run_keeps_everybody_within_its_budget(tiny):
-    said = go(tiny, BUDGETS).summary["privacy"]
-    own = said["budgets"]
-    assert own["epsilon"]["min"] == 1
-    assert own["epsilon"]["max"] == 8
-    assert own["spent"]["max"] <= own["epsilon"]["max"]
-    assert own["over_budget"] == own["stopped"] == 0
-    assert own["spent"]["median"] == pytest.approx(own["epsilon"]["median"], rel=0.01)
-    assert sum(part["clients"] for part in own["distribution"]) == 30
-    assert 0.99 * own["epsilon"]["max"] <= said["epsilon"] <= own["epsilon"]["max"]
+    said = go(tiny, BUDGETS).summary.privacy
+    own = said.budgets
+    assert own.epsilon.min == 1
+    assert own.epsilon.max == 8
+    assert own.spent.max <= own.epsilon.max
+    assert own.over_budget == own.stopped == 0
+    assert own.spent.median == pytest.approx(own.epsilon.median, rel=0.01)
+    assert sum(part["clients"] for part in own.distribution) == 30
+    assert 0.99 * own.epsilon.max <= said.epsilon <= own.epsilon.max
     for part in ("budget", "inverse", "which the server knows", "order of the clients' numbers"):
-        assert part in said["statement"]
-    json.dumps(said)
+        assert part in said.statement
+    said.to_json()
 
 
 def replaced(data, user, rows):
@@ -206,37 +205,37 @@ def test_neighbours_are_those_that_leave_the_budgets_as_they_are(tiny):
     )
     np.testing.assert_array_equal(alike, noise)
     assert (longer != noise).any(), "so a guarantee for every replacement would be false"
-    said = go(tiny, BUDGETS).summary["privacy"]
-    assert said["same_budgets"]
-    assert "replaced by any other that leaves everybody's budget as it is." in said["statement"]
+    said = go(tiny, BUDGETS).summary.privacy
+    assert said.same_budgets
+    assert "replaced by any other that leaves everybody's budget as it is." in said.statement
     one_for_all = {**LOCAL, "privacy.epsilon": 8.0, "privacy.clip": 1.0}
-    said = go(tiny, one_for_all).summary["privacy"]
-    assert not said["same_budgets"]
-    assert "replaced by any other." in said["statement"]
+    said = go(tiny, one_for_all).summary.privacy
+    assert not said.same_budgets
+    assert "replaced by any other." in said.statement
 
 
 def test_who_cannot_pay_stops_and_the_run_goes_on(tiny, tmp_path):
     run = go(tiny, FEW, rounds=12, out=tmp_path / "run")
-    own = run.summary["privacy"]["budgets"]
-    assert run.summary["rounds"] == 12
-    assert 0 < own["stopped"] <= 30
-    assert own["over_budget"] == 0
+    own = run.summary.privacy.budgets
+    assert run.summary.rounds == 12
+    assert 0 < own.stopped <= 30
+    assert own.over_budget == 0
     # Poisson with 0.4 over 12 rounds, two uploads each: the same counted by hand.
     drawn = [run.experiment.cohort.draw(30, SecretStreams(2), number) for number in range(1, 13)]
     made = np.zeros(30, int)
     for line, cohort in zip(run.folder.read_metrics(), drawn, strict=True):
         able = cohort[made[cohort] < 2]
         made[able] += 1
-        assert line["clients"] == len(able)
-    assert own["stopped"] == (np.bincount(np.concatenate(drawn), minlength=30) > 2).sum()
+        assert line.clients == len(able)
+    assert own.stopped == (np.bincount(np.concatenate(drawn), minlength=30) > 2).sum()
 
 
 def test_everybody_may_stop(tiny):
     run = go(tiny, {**BUDGETS, "privacy.budget_uploads": 1}, rounds=4)
-    own = run.summary["privacy"]["budgets"]
-    assert own["stopped"] == 30
-    assert run.summary["rounds"] == 4
-    assert run.summary["communication"]["up_bytes"] == 30 * 40 * 4 * 4
+    own = run.summary.privacy.budgets
+    assert own.stopped == 30
+    assert run.summary.rounds == 4
+    assert run.summary.communication.up_bytes == 30 * 40 * 4 * 4
 
 
 @pytest.mark.parametrize("mode", [BUDGETS, FEW], ids=["all", "few"])
@@ -255,7 +254,7 @@ def test_threads_chunks_and_interruptions_change_nothing(mode, method, tiny, tmp
     train(tiny, out=stopped, resume=True)
     for folder in (other, stopped):
         assert bits(folder) == bits(plain)
-        said, expected = (RunFolder(f).read_summary()["privacy"] for f in (folder, plain))
+        said, expected = (RunFolder(f).read_summary().privacy for f in (folder, plain))
         assert said == expected
         ledgers = [RunFolder(f).read_tensors(FINAL, "ledger.safetensors") for f in (folder, plain)]
         for name in ("spent", "turned_away"):
@@ -277,8 +276,8 @@ def test_declared_budgets(tiny):
     data = replace(tiny, user_features={"wish": Numeric(asked)})
     mode = {k: v for k, v in BUDGETS.items() if "epsilon_" not in k}
     mode |= {"privacy.budgets": "declared", "privacy.budget_feature": "wish"}
-    own = go(data, mode).summary["privacy"]["budgets"]
-    assert own["epsilon"] == {"min": 0.5, "median": pytest.approx(10.25), "max": 20.0}
+    own = go(data, mode).summary.privacy.budgets
+    assert own.epsilon.as_dict() == {"min": 0.5, "median": pytest.approx(10.25), "max": 20.0}
     with pytest.raises(ConfigError, match="no numeric user feature; did you mean 'wish'"):
         go(data, {**mode, "privacy.budget_feature": "wisch"})
     with pytest.raises(ConfigError, match="this data has none"):

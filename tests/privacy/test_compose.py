@@ -16,6 +16,7 @@ from hushrec.api import Run, train, train_seeds
 from hushrec.cli import main
 from hushrec.data import load
 from hushrec.errors import ConfigError, RunError
+from hushrec.io.stored import parse
 from hushrec.privacy.accountant import (
     Accountant,
     Everybody,
@@ -27,6 +28,7 @@ from hushrec.privacy.accountant import (
 )
 from hushrec.privacy.composition import Claim, compose
 from hushrec.reporting.html import write_report
+from hushrec.runs.schema import Summary
 from hushrec.runs.summary import data_digest
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 1.0}
@@ -45,7 +47,7 @@ GRID = Grid(1e12, 1000)
 def summaries():
     """Two releases of the most popular films, each at epsilon 1."""
     data = load("demo")
-    return [dict(train(data, "popularity", settings=CENTRAL).summary) for _ in range(2)]
+    return [train(data, "popularity", settings=CENTRAL).summary.as_dict() for _ in range(2)]
 
 
 @pytest.fixture
@@ -54,7 +56,10 @@ def summary(summaries):
 
 
 def claims(summaries):
-    return [Claim.of(f"run-{number}", summary) for number, summary in enumerate(summaries)]
+    return [
+        parse(Summary, json.dumps(summary), f"run-{number}").claim(f"run-{number}")
+        for number, summary in enumerate(summaries)
+    ]
 
 
 def history(*events):
@@ -95,7 +100,7 @@ def test_one_runs_epsilon_is_false_of_both_and_the_sum_is_true(summaries):
 
 
 def test_laplace_noise_adds_up_and_needs_no_delta(tiny):
-    runs = [train(tiny, "popularity", settings=LAPLACE).summary for _ in range(3)]
+    runs = [train(tiny, "popularity", settings=LAPLACE).summary.as_dict() for _ in range(3)]
     together = compose(claims(runs))
     assert together.epsilon == pytest.approx(6.0)
     assert together.delta == 0
@@ -166,14 +171,14 @@ def test_a_grid_too_coarse_for_all_runs_leaves_the_plain_sum():
 
 def test_several_seeds_say_what_one_and_what_all_of_them_cost(small, tmp_path):
     said = train_seeds(small, "popularity", [0, 1, 2], tmp_path / "runs", settings=CENTRAL)
-    privacy = said["privacy"]
-    delta = privacy["delta"]
-    expected = Accountant(3 * privacy["account"]).epsilon(delta)
-    assert privacy["together"]["epsilon"] == expected > privacy["epsilon"]
-    assert [run["run"] for run in privacy["together"]["runs"]] == said["runs"]
+    privacy = said.privacy
+    delta = privacy.delta
+    expected = Accountant(3 * privacy.account).epsilon(delta)
+    assert privacy.together.epsilon == expected > privacy.epsilon
+    assert [run["run"] for run in privacy.together.runs] == said.runs
     both = f"One of them: (1, {delta:.3g}); all 3 together: ({expected:.4g}, {delta:.3g})"
-    assert both in privacy["statement"]
-    assert json.loads((tmp_path / "runs" / "summary.json").read_text()) == said
+    assert both in privacy.statement
+    assert json.loads((tmp_path / "runs" / "summary.json").read_text()) == said.as_dict()
     page = write_report(Run.open(tmp_path / "runs" / "seed-1", small)).read_text()
     assert "one of 3 seeds" in page
     assert both in page
@@ -183,23 +188,23 @@ def test_several_seeds_say_what_one_and_what_all_of_them_cost(small, tmp_path):
 
 
 def test_seeds_without_a_guarantee_have_no_sum(tiny, tmp_path):
-    said = train_seeds(tiny, "popularity", [0, 1], tmp_path / "runs")["privacy"]
-    assert said["statement"].startswith("No formal guarantee")
-    assert "together" not in said
-    one = train_seeds(tiny, "popularity", [0], tmp_path / "one", settings=CENTRAL)["privacy"]
-    assert "together" not in one
+    said = train_seeds(tiny, "popularity", [0, 1], tmp_path / "runs").privacy
+    assert said.statement.startswith("No formal guarantee")
+    assert said.together is None
+    one = train_seeds(tiny, "popularity", [0], tmp_path / "one", settings=CENTRAL).privacy
+    assert one.together is None
 
 
 def test_of_personal_budgets_the_largest_count(small, tmp_path):
-    said = train_seeds(small, "popularity", [0, 1], tmp_path / "runs", settings=BUDGETS)["privacy"]
-    (entry,) = said["claimed"]
-    assert Accountant([entry]).epsilon(said["delta"]) == pytest.approx(said["epsilon"], rel=1e-3)
-    together = said["together"]
-    assert together["epsilon"] == Accountant([entry, entry]).epsilon(said["delta"])
-    assert 4 < together["epsilon"] < 8
-    assert together["same_budgets"]
+    said = train_seeds(small, "popularity", [0, 1], tmp_path / "runs", settings=BUDGETS).privacy
+    (entry,) = said.claimed
+    assert Accountant([entry]).epsilon(said.delta) == pytest.approx(said.epsilon, rel=1e-3)
+    together = said.together
+    assert together.epsilon == Accountant([entry, entry]).epsilon(said.delta)
+    assert 4 < together.epsilon < 8
+    assert together.same_budgets
     for part in ("count with the largest", "that leaves everybody's budget as it is"):
-        assert part in said["statement"]
+        assert part in said.statement
 
 
 def test_rounds_that_were_planned_and_not_run_are_claimed_too(tiny, tmp_path):
@@ -207,12 +212,12 @@ def test_rounds_that_were_planned_and_not_run_are_claimed_too(tiny, tmp_path):
     looks = {"privacy.selection_share": 0.25, "evaluation.patience": 1, "privacy.noise_seed": 2}
     settings = {**CENTRAL, **looks, "privacy.delta": 1e-3, "d": 2}
     said = train_seeds(tiny, "fedmf", [0, 1], tmp_path / "runs", rounds=40, settings=settings)
-    privacy = said["privacy"]
-    assert max(said["rounds"]) < 40
-    assert privacy["spent_epsilon"] < privacy["epsilon"]
-    expected = Accountant(2 * privacy["claimed"]).epsilon(1e-3)
-    assert privacy["together"]["epsilon"] == pytest.approx(expected, rel=1e-9)
-    assert privacy["statement"].startswith("Simulated: the noise of 2 of 2 runs")
+    privacy = said.privacy
+    assert max(said.rounds) < 40
+    assert privacy.spent_epsilon < privacy.epsilon
+    expected = Accountant(2 * privacy.claimed).epsilon(1e-3)
+    assert privacy.together.epsilon == pytest.approx(expected, rel=1e-9)
+    assert privacy.statement.startswith("Simulated: the noise of 2 of 2 runs")
 
 
 # ------------------------------------------------------------ what has no sum
@@ -249,7 +254,7 @@ def an_event(summary, **changes):
         (lambda s: an_event(s, count=0), "gives epsilon 0 and the statement says 1; .* damaged"),
         (lambda s: other(s, delta=0.0), "cannot be read"),
         (lambda s: {**s, "selected_by": "validation"}, "selected by validation items"),
-        (lambda s: {**s, "privacy": []}, "cannot be read"),
+        (lambda s: {**s, "privacy": []}, "run-1 is damaged: 'privacy'"),
         (lambda s: other(s, delta=1e-6, epsilon=0.5), "choose the delta .* --delta"),
     ],
 )
@@ -271,7 +276,7 @@ def test_data_is_known_by_what_it_holds(summary, small):
     assert data_digest(small) == data_digest(longer)
     one = train(small, "popularity", rounds=1).summary
     two = train(small, "fedmf", rounds=1, settings={"split.kind": "ratio", "d": 2}).summary
-    assert one["data_digest"] == two["data_digest"] == data_digest(small)
+    assert one.data_digest == two.data_digest == data_digest(small)
 
 
 def test_the_sum_at_another_delta(summary):

@@ -95,10 +95,10 @@ def test_one_process_plays_all_nodes(tiny):
     assert total.noise_std == pytest.approx(3.0 * math.sqrt(5 / 3))
     central = replace_by_central(layer)
     assert not np.any(entries_of(central.share(secret))), "centrally, nodes add nothing"
-    said = go(tiny, DISTRIBUTED).summary["privacy"]
-    assert 0.99 * 4 <= said["epsilon"] <= 4
-    assert said["trust"] == "nodes"
-    assert "a share from each of 5 nodes, of which 1 may drop out" in said["statement"]
+    said = go(tiny, DISTRIBUTED).summary.privacy
+    assert 0.99 * 4 <= said.epsilon <= 4
+    assert said.trust == "nodes"
+    assert "a share from each of 5 nodes, of which 1 may drop out" in said.statement
 
 
 def replace_by_central(layer):
@@ -117,7 +117,7 @@ def test_it_costs_what_central_noise_costs(tiny):
 
 def test_methods_with_a_form_for_noise_have_it(tiny):
     run = train(tiny, "fednext", settings=DISTRIBUTED)
-    assert run.summary["rounds"] == 2
+    assert run.summary.rounds == 2
     assert "head" in run.model.shared
 
 

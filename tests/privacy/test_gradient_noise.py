@@ -102,23 +102,20 @@ SETTINGS = {
 
 def test_every_step_is_accounted_for_uploaded_or_not(tiny):
     run = hushrec.train(tiny, "fedrkg", rounds=6, settings={**SETTINGS, "privacy.epsilon": 8.0})
-    said = run.summary["privacy"]
-    assert 7.9 < said["epsilon"] <= 8.0
-    assert sum(event["count"] for event in said["account"]) == 6
-    assert "gradient of each round's one step" in said["statement"]
+    said = run.summary.privacy
+    assert 7.9 < said.epsilon <= 8.0
+    assert sum(event["count"] for event in said.account) == 6
+    assert "gradient of each round's one step" in said.statement
     noised = hushrec.train(tiny, "fedrkg", rounds=6, settings={**SETTINGS, "privacy.scale": 0.4})
-    expected = epsilon_of(Gaussian(0.4 / 0.2, Everybody(), "replace-one"), 6, said["delta"])
-    assert noised.summary["privacy"]["epsilon"] == pytest.approx(expected, rel=1e-3)
+    expected = epsilon_of(Gaussian(0.4 / 0.2, Everybody(), "replace-one"), 6, said.delta)
+    assert noised.summary.privacy.epsilon == pytest.approx(expected, rel=1e-3)
 
 
 def test_what_it_cannot_cover_has_no_guarantee(tiny):
     settings = {**SETTINGS, "guidance": "adaptive", "privacy.scale": 0.4}
     run = hushrec.train(tiny, "fedrkg", rounds=3, settings=settings)
-    assert run.summary["privacy"]["epsilon"] is None
-    assert (
-        "the gate is trained on a client's data without noise"
-        in run.summary["privacy"]["statement"]
-    )
+    assert run.summary.privacy.epsilon is None
+    assert "the gate is trained on a client's data without noise" in run.summary.privacy.statement
 
 
 @pytest.mark.parametrize(

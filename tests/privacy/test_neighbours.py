@@ -108,7 +108,7 @@ def public(world, experiment):
         plan.protection,
         plan.event,
         plan.delta,
-        plan.statement([], 0)["statement"],
+        plan.statement([], 0).statement,
         {name: array.tobytes() for name, array in state.shared.items()},
         {name: list(getattr(c, "names", [])) for name, c in split.train.user_features.items()},
     )

@@ -99,13 +99,13 @@ def test_mechanisms_see_the_numbers_that_travel(tiny):
 )
 def test_a_run_that_asks_for_nothing_claims_nothing(pooled, up_bytes, word):
     statement = unprotected(pooled=pooled, up_bytes=up_bytes)
-    assert statement["guarantee"] == "none"
-    assert statement["epsilon"] is None
-    assert statement["statement"].startswith("No")
-    assert word in statement["statement"]
+    assert statement.guarantee == "none"
+    assert statement.epsilon is None
+    assert statement.statement.startswith("No")
+    assert word in statement.statement
 
 
 def test_a_method_that_uploads_private_parameters_is_told():
-    said = unprotected(pooled=False, up_bytes=9, reveals=frozenset({"table"}))["statement"]
+    said = unprotected(pooled=False, up_bytes=9, reveals=frozenset({"table"})).statement
     assert said.endswith("This method uploads its clients' table.")
-    assert "uploads its clients'" not in unprotected(pooled=False, up_bytes=9)["statement"]
+    assert "uploads its clients'" not in unprotected(pooled=False, up_bytes=9).statement

@@ -233,14 +233,14 @@ def test_a_unique_item_that_shows_its_user_is_refused(tiny, mode):
 
 def test_an_undeclared_list_can_be_accepted_and_is_said_first(tiny):
     said = train(found_in_rows(tiny), "popularity", settings={**CENTRAL, **ACCEPTED})
-    privacy = said.summary["privacy"]
-    assert privacy["not_covered"][0] == NOT_COVERED
-    assert f"Not covered: {NOT_COVERED};" in privacy["statement"]
-    assert not any("items" in fact for fact in privacy["public"])
-    covered = train(tiny, "popularity", settings=CENTRAL).summary["privacy"]
-    assert NOT_COVERED not in covered["statement"]
-    assert covered["public"] == ["the list of 40 items", "the number of clients, 30"]
-    assert "Public: the list of 40 items; the number of clients, 30." in covered["statement"]
+    privacy = said.summary.privacy
+    assert privacy.not_covered[0] == NOT_COVERED
+    assert f"Not covered: {NOT_COVERED};" in privacy.statement
+    assert not any("items" in fact for fact in privacy.public)
+    covered = train(tiny, "popularity", settings=CENTRAL).summary.privacy
+    assert NOT_COVERED not in covered.statement
+    assert covered.public == ["the list of 40 items", "the number of clients, 30"]
+    assert "Public: the list of 40 items; the number of clients, 30." in covered.statement
 
 
 def test_accepting_what_is_declared_anyway_is_refused(tiny):
@@ -261,17 +261,17 @@ def test_categories_that_were_found_in_the_rows_are_refused(tiny, kind):
     found = with_people(tiny, Categorical.of(entries), kind)
     with pytest.raises(ConfigError, match=r"categories of 'town' .*town:category:A\|B\|C"):
         train(found, "popularity", settings=CENTRAL)
-    accepted = train(found, "popularity", settings={**CENTRAL, **ACCEPTED}).summary["privacy"]
-    assert accepted["not_covered"][0].startswith("the categories of 'town' are not covered")
+    accepted = train(found, "popularity", settings={**CENTRAL, **ACCEPTED}).summary.privacy
+    assert accepted.not_covered[0].startswith("the categories of 'town' are not covered")
     named = with_people(tiny, Categorical.of(entries, ["Ely", "Oslo", "Rome"]), kind)
-    said = train(named, "popularity", settings=CENTRAL).summary["privacy"]
-    assert "the categories of town" in said["public"]
+    said = train(named, "popularity", settings=CENTRAL).summary.privacy
+    assert "the categories of town" in said.public
 
 
 def test_the_statement_names_dates_and_what_describes_items():
     settings = {**CENTRAL, "split.kind": "time", "split.valid_from": 6, "split.test_from": 8}
-    said = train(taste_world(), "popularity", settings=settings).summary["privacy"]
-    assert said["public"] == [
+    said = train(taste_world(), "popularity", settings=settings).summary.privacy
+    assert said.public == [
         "the list of 60 items and their features",
         "the categories of taste",
         "the number of clients, 60",

@@ -66,27 +66,27 @@ def plan(data, settings, method="fedmf", rounds=6):
     ids=["poisson", "all", "all replace-one"],
 )
 def test_a_central_run_keeps_the_epsilon_it_was_asked_for(cohort, neighbours, words, tiny):
-    said = go(tiny, {**CENTRAL, **cohort}).summary["privacy"]
-    assert said["guarantee"] == "user-level (epsilon, delta)-DP"
-    assert 0.99 * 4 <= said["epsilon"] <= 4
-    assert (said["delta"], said["neighbours"], said["unit"]) == (1e-3, neighbours, "user")
-    assert said["trust"] == "aggregator"
-    (entry,) = said["account"]
+    said = go(tiny, {**CENTRAL, **cohort}).summary.privacy
+    assert said.guarantee == "user-level (epsilon, delta)-DP"
+    assert 0.99 * 4 <= said.epsilon <= 4
+    assert (said.delta, said.neighbours, said.unit) == (1e-3, neighbours, "user")
+    assert said.trust == "aggregator"
+    (entry,) = said.account
     assert entry["count"] == 6
-    assert words in said["sampling"]
-    claim = f"({said['epsilon']:.4g}, 0.001)"
+    assert words in said.sampling
+    claim = f"({said.epsilon:.4g}, 0.001)"
     for part in (words, claim, "Simulated", "byte counts", "stay on the device"):
-        assert part in said["statement"]
-    json.dumps(said)
+        assert part in said.statement
+    said.to_json()
 
 
 def test_fixed_cohorts_are_for_methods_that_keep_nothing(tiny):
     """What a client with private parameters uploads depends on the rounds that it was in."""
     asked = {**CENTRAL, **FIXED}
-    said = train(tiny, "popularity", settings=asked, rounds=1).summary["privacy"]
-    assert said["neighbours"] == "replace-one"
-    assert "9 of 30 clients without replacement" in said["sampling"]
-    assert 0.99 * 4 <= said["epsilon"] <= 4
+    said = train(tiny, "popularity", settings=asked, rounds=1).summary.privacy
+    assert said.neighbours == "replace-one"
+    assert "9 of 30 clients without replacement" in said.sampling
+    assert 0.99 * 4 <= said.epsilon <= 4
     with pytest.raises(ConfigError, match="fedmf keeps private parameters"):
         go(tiny, asked)
 
@@ -94,33 +94,33 @@ def test_fixed_cohorts_are_for_methods_that_keep_nothing(tiny):
 def test_delta_has_a_default_below_one_in_n(tiny):
     said = go(
         tiny, {"privacy.mode": "central", "privacy.noise_seed": 2, "privacy.noise": 3.0}
-    ).summary["privacy"]
-    assert said["delta"] == 1e-5
+    ).summary.privacy
+    assert said.delta == 1e-5
     assert default_delta(1_000_000) == 1e-7, "and at most a tenth of a user over all of them"
-    expected = epsilon_of(Gaussian(3.0, Everybody(), "zero-out-one"), 6, said["delta"])
-    assert said["epsilon"] == pytest.approx(expected, rel=1e-3)
-    assert said["epsilon"] > expected, "whole steps cost a little"
-    assert said["asked_epsilon"] is None
+    expected = epsilon_of(Gaussian(3.0, Everybody(), "zero-out-one"), 6, said.delta)
+    assert said.epsilon == pytest.approx(expected, rel=1e-3)
+    assert said.epsilon > expected, "whole steps cost a little"
+    assert said.asked_epsilon is None
 
 
 def test_local_noise_without_clipping_promises_nothing(tiny):
-    said = go(tiny, LAPLACE).summary["privacy"]
-    assert (said["guarantee"], said["epsilon"]) == ("none", None)
-    assert said["statement"].startswith("No guarantee: discrete Laplace noise of scale 0.2")
-    assert "--clip" in said["statement"]
+    said = go(tiny, LAPLACE).summary.privacy
+    assert (said.guarantee, said.epsilon) == ("none", None)
+    assert said.statement.startswith("No guarantee: discrete Laplace noise of scale 0.2")
+    assert "--clip" in said.statement
 
 
 def test_clipped_laplace_noise_is_pure_and_adds_up(tiny):
-    said = go(tiny, {**LAPLACE, "privacy.clip": 0.05}).summary["privacy"]
-    assert said["epsilon"] == pytest.approx(6 * 2 * 0.05 / 0.2)
-    assert (said["delta"], said["trust"], said["neighbours"]) == (0.0, "nobody", "replace-one")
+    said = go(tiny, {**LAPLACE, "privacy.clip": 0.05}).summary.privacy
+    assert said.epsilon == pytest.approx(6 * 2 * 0.05 / 0.2)
+    assert (said.delta, said.trust, said.neighbours) == (0.0, "nobody", "replace-one")
     asked = {
         "privacy.mode": "local-laplace",
         "privacy.noise_seed": 2,
         "privacy.epsilon": 3.0,
         "privacy.clip": 0.05,
     }
-    assert go(tiny, asked).summary["privacy"]["epsilon"] == pytest.approx(3.0)
+    assert go(tiny, asked).summary.privacy.epsilon == pytest.approx(3.0)
 
 
 def test_clipped_local_gaussian_noise(tiny):
@@ -130,10 +130,10 @@ def test_clipped_local_gaussian_noise(tiny):
         "privacy.clip": 0.5,
         "privacy.epsilon": 5.0,
     }
-    said = go(tiny, {**asked, "privacy.delta": 1e-3, **POISSON}).summary["privacy"]
-    assert 0.99 * 5 <= said["epsilon"] <= 5
+    said = go(tiny, {**asked, "privacy.delta": 1e-3, **POISSON}).summary.privacy
+    assert 0.99 * 5 <= said.epsilon <= 5
     # The server sees who uploads: sampling amplifies nothing.
-    assert said["account"][0]["sampling"] == {"kind": "none"}
+    assert said.account[0]["sampling"] == {"kind": "none"}
 
 
 @pytest.mark.parametrize("method", ["local-only", "negative-counter"])
@@ -141,10 +141,10 @@ def test_clipped_local_gaussian_noise(tiny):
 def test_a_method_that_uploads_nothing_gives_nothing_away(method, mode, tiny):
     settings = {**mode, **({"d": 3} if method == "local-only" else {})}
     run = train(tiny, method, rounds=2, settings=settings)
-    said = run.summary["privacy"]
-    assert (said["epsilon"], said["delta"], said["account"]) == (0.0, 0.0, [])
-    assert "nothing is uploaded" in said["statement"]
-    assert run.summary["communication"]["up_bytes"] == 0
+    said = run.summary.privacy
+    assert (said.epsilon, said.delta, said.account) == (0.0, 0.0, [])
+    assert "nothing is uploaded" in said.statement
+    assert run.summary.communication.up_bytes == 0
 
 
 def test_a_method_that_said_it_uploads_nothing_is_held_to_it(tiny):
@@ -167,7 +167,7 @@ def test_private_popularity_counts(small):
     np.testing.assert_allclose(noisy.model.shared["counts"], exact, atol=0.1)
     assert (noisy.model.shared["counts"] != exact).all()
     private = train(small, "popularity", settings={**CENTRAL, "privacy.epsilon": 1.0})
-    assert 0.99 <= private.summary["privacy"]["epsilon"] <= 1
+    assert 0.99 <= private.summary.privacy.epsilon <= 1
 
 
 @pytest.mark.parametrize("method", ["fedmf", "pfedrec"])
@@ -176,7 +176,7 @@ def test_the_byte_counter_counts_whole_uploads(method, mode, tiny):
     noise = "noise" if mode == "central" else "scale"
     settings = {"privacy.mode": mode, "privacy.noise_seed": 2, "privacy.clip": 1.0}
     settings[f"privacy.{noise}"] = 1.0
-    sent = go(tiny, settings, method).summary["communication"]["up_bytes"]
+    sent = go(tiny, settings, method).summary.communication.up_bytes
     assert sent == 6 * 30 * 40 * 4 * 4  # rounds, clients, items, width, bytes
 
 
@@ -221,18 +221,15 @@ def test_threads_chunks_and_interruptions_change_nothing(mode, method, tiny, tmp
     with pytest.raises(StoppedError):
         go(tiny, MODES[mode], method, out=stopped, on_round=stop.on_round, should_stop=stop)
     half = RunFolder(stopped).read_checkpoint("round-000003")
-    assert sum(entry["count"] for entry in half["account"]) == (0 if mode == "laplace" else 3)
-    assert ("clip_bound" in half["protection"]) == (mode == "central adaptive")
+    assert sum(entry.count for entry in half.account) == (0 if mode == "laplace" else 3)
+    assert ("clip_bound" in half.protection) == (mode == "central adaptive")
     train(tiny, out=stopped, resume=True)
     for folder in (other, stopped):
         assert bits(folder) == bits(plain)
-        assert (
-            RunFolder(folder).read_json("summary.json")["privacy"]
-            == (RunFolder(plain).read_json("summary.json")["privacy"])
-        )
+        assert RunFolder(folder).read_summary().privacy == RunFolder(plain).read_summary().privacy
         final = RunFolder(folder).read_checkpoint(FINAL)
         for key in ("account", "protection"):
-            assert final[key] == RunFolder(plain).read_checkpoint(FINAL)[key]
+            assert getattr(final, key) == getattr(RunFolder(plain).read_checkpoint(FINAL), key)
 
 
 def test_a_killed_run_owes_the_same(tiny, tmp_path):
@@ -250,11 +247,9 @@ def test_a_killed_run_owes_the_same(tiny, tmp_path):
     assert RunFolder(killed).checkpoint_name() == "round-000003"
     train(tiny, out=killed, resume=True)
     assert bits(killed) == bits(plain)
-    said, expected = (
-        RunFolder(folder).read_json("summary.json")["privacy"] for folder in (killed, plain)
-    )
+    said, expected = (RunFolder(folder).read_summary().privacy for folder in (killed, plain))
     assert said == expected
-    assert said["account"][0]["count"] == 6
+    assert said.account[0]["count"] == 6
 
 
 def test_large_tables_are_uploaded_a_few_clients_at_a_time(tiny, monkeypatch):
@@ -457,7 +452,7 @@ def test_the_command_line_finds_the_noise_and_prints_the_guarantee(tmp_path):
     said = " ".join(done.output.split())
     assert "User-level (7.99" in said or "User-level (8," in said
     run = Run.open(out)
-    assert run.summary["privacy"]["statement"] in (tmp_path / "run/report.html").read_text()
+    assert run.summary.privacy.statement in (tmp_path / "run/report.html").read_text()
     assert run.experiment.privacy.epsilon == 8
     with_json = CliRunner().invoke(main, [*arguments, "--overwrite", "--json"])
     assert json.loads(with_json.stdout)["privacy"]["delta"] == 1e-5

@@ -78,17 +78,17 @@ def use(monkeypatch, method):
 def test_only_rounds_that_upload_are_paid_for(mode, tiny, monkeypatch):
     use(monkeypatch, NowAndThen)
     run = go(tiny, mode, "now-and-then", rounds=7)
-    said = run.summary["privacy"]
-    assert [entry["count"] for entry in said["account"]] == [3], "rounds 2, 4 and 6"
+    said = run.summary.privacy
+    assert [entry["count"] for entry in said.account] == [3], "rounds 2, 4 and 6"
     asked = mode["privacy.epsilon"]
-    assert 0.99 * asked <= said["epsilon"] <= asked, "the noise is that of three sums, not seven"
-    assert "uploads in 3 of 7 rounds" in said["statement"]
+    assert 0.99 * asked <= said.epsilon <= asked, "the noise is that of three sums, not seven"
+    assert "uploads in 3 of 7 rounds" in said.statement
     clients = sum(
         len(run.experiment.cohort.draw(30, SecretStreams(2), number)) for number in (2, 4, 6)
     )
     bits_sent = 4 * clients if mode["privacy.mode"] == "central" else 0  # of adaptive clipping
     whole = clients * 40 * 4 * 4
-    assert run.summary["communication"]["up_bytes"] == whole + bits_sent
+    assert run.summary.communication.up_bytes == whole + bits_sent
 
 
 def test_the_noise_of_a_schedule_is_that_of_its_uploads(tiny, monkeypatch):
@@ -136,25 +136,25 @@ def test_fedrkg_runs_under_every_mode(mode, tiny, tmp_path):
     plain, stopped = tmp_path / "plain", tmp_path / "stopped"
     settings = {**GUIDED, **mode}
     run = train(tiny, "fedrkg", rounds=7, seed=2, settings=settings, out=plain)
-    said = run.summary["privacy"]
-    assert said["epsilon"] == pytest.approx(mode["privacy.epsilon"], rel=0.01)
-    assert [entry["count"] for entry in said["account"]] == [3]
+    said = run.summary.privacy
+    assert said.epsilon == pytest.approx(mode["privacy.epsilon"], rel=0.01)
+    assert [entry["count"] for entry in said.account] == [3]
     assert (run.model.shared["guidance"] != 0).all()
     stop = StopAfter(3)
     with pytest.raises(StoppedError):
         watched = {"on_round": stop.on_round, "should_stop": stop}
         train(tiny, "fedrkg", rounds=7, seed=2, settings=settings, out=stopped, **watched)
     half = RunFolder(stopped).read_checkpoint("round-000003")
-    assert [entry["count"] for entry in half["account"]] == [1]
+    assert [entry.count for entry in half.account] == [1]
     train(tiny, out=stopped, resume=True, machine=Machine(threads=2, chunk=3))
     assert bits(stopped) == bits(plain)
-    assert RunFolder(stopped).read_summary()["privacy"] == said
+    assert RunFolder(stopped).read_summary().privacy == said
 
 
 def test_fedrkg_that_never_guides_uploads_nothing(tiny):
     settings = {**GUIDED, **CENTRAL, "interval": 50}
-    said = train(tiny, "fedrkg", rounds=3, settings=settings).summary["privacy"]
-    assert (said["epsilon"], said["account"]) == (0.0, [])
+    said = train(tiny, "fedrkg", rounds=3, settings=settings).summary.privacy
+    assert (said.epsilon, said.account) == (0.0, [])
 
 
 # ------------------------------------------------------------ killed
@@ -191,16 +191,18 @@ def test_killed_with_sigkill_and_resumed_owes_the_same(mode, at, tmp_path):
     name = RunFolder(out).checkpoint_name()
     assert name not in (None, FINAL)
     saved = RunFolder(out).read_checkpoint(name)
-    assert sum(entry["count"] for entry in saved["account"]) == saved["round"] < 400
+    assert sum(entry.count for entry in saved.account) == saved.round < 400
     train(blocks(), out=out, resume=True, machine=Machine(threads=1))
     go(blocks(), MODES[mode], out=tmp_path / "plain", rounds=400)
     assert bits(out) == bits(tmp_path / "plain")
     killed, plain = (RunFolder(folder) for folder in (out, tmp_path / "plain"))
-    assert killed.read_summary()["privacy"] == plain.read_summary()["privacy"]
+    assert killed.read_summary().privacy == plain.read_summary().privacy
     for key in ("account", "protection"):
-        assert killed.read_checkpoint(FINAL)[key] == plain.read_checkpoint(FINAL)[key]
-    said = killed.read_summary()["privacy"]
-    assert said["account"][0]["count"] == killed.read_summary()["rounds"]
+        assert getattr(killed.read_checkpoint(FINAL), key) == getattr(
+            plain.read_checkpoint(FINAL), key
+        )
+    said = killed.read_summary().privacy
+    assert said.account[0]["count"] == killed.read_summary().rounds
     if mode == "gaussian":
         event = Gaussian(0.3, Everybody(), "replace-one")  # noise 0.3 over twice the clip of 0.5
-        assert said["epsilon"] == pytest.approx(epsilon_of(event, 400, said["delta"]), rel=1e-4)
+        assert said.epsilon == pytest.approx(epsilon_of(event, 400, said.delta), rel=1e-4)

@@ -67,9 +67,9 @@ def test_a_seed_for_noise_repeats_it_and_is_confessed(world):
     seeded = {**CENTRAL, "privacy.noise_seed": 5}
     runs = [hushrec.train(world, "popularity", settings=seeded) for _ in range(2)]
     np.testing.assert_array_equal(runs[0].model.shared["counts"], runs[1].model.shared["counts"])
-    said = runs[0].summary["privacy"]["statement"]
+    said = runs[0].summary.privacy.statement
     assert said.startswith("Simulated: noise from privacy.noise_seed = 5")
-    secret = hushrec.train(world, "popularity", settings=CENTRAL).summary["privacy"]["statement"]
+    secret = hushrec.train(world, "popularity", settings=CENTRAL).summary.privacy.statement
     assert secret.startswith("User-level (")
 
 
@@ -80,7 +80,7 @@ def likeness(world, guess, **settings):
     run = hushrec.train(world, "popularity", settings={**CENTRAL, **settings})
     residual = run.model.shared["counts"].astype(np.float64) - clipped
     words = SecretStreams(guess).words("privacy/sum/counts", 1)
-    scale = math.ceil(run.summary["privacy"]["account"][0]["multiplier"] * 2**32)  # of a clip of 1
+    scale = math.ceil(run.summary.privacy.account[0]["multiplier"] * 2**32)  # of a clip of 1
     noise = law("gaussian", scale).draw(words, len(exact))
     return abs(np.corrcoef(residual, noise)[0, 1])
 
@@ -173,7 +173,7 @@ def test_one_date_for_everybody_must_be_given(small):
     given = {**dated, "split.valid_from": 6, "split.test_from": 8}
     run = hushrec.train(small, "popularity", settings=given)
     assert (run.split.train.times.values < 6).all()
-    assert run.summary["privacy"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
+    assert run.summary.privacy.epsilon == pytest.approx(1.0, rel=1e-3)
 
 
 def test_a_search_would_have_to_pay_for_every_trial(tiny, tmp_path):

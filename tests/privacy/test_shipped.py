@@ -34,7 +34,7 @@ def with_other_validation_items(data):
 
 def best_look(out):
     """Return the round that raw validation values would have chosen."""
-    looks = [line["valid"]["full"]["ndcg@10"] for line in RunFolder(out).read_metrics()]
+    looks = [line.valid["full"]["ndcg@10"] for line in RunFolder(out).read_metrics()]
     return 1 + int(np.argmax(looks))
 
 
@@ -43,7 +43,7 @@ def a_neighbour_that_sways(data):
     usual = go(data, {})
     for other in with_other_validation_items(data):
         swayed = go(other, {})
-        if swayed.summary["selected_round"] != usual.summary["selected_round"]:
+        if swayed.summary.selected_round != usual.summary.selected_round:
             assert not np.array_equal(swayed.model.shared["items"], usual.model.shared["items"])
             return other
     raise AssertionError("the attack finds nobody: it proves nothing")
@@ -61,8 +61,8 @@ def test_one_validation_item_changes_nothing_that_is_shipped(mode, tiny, neighbo
         go(data, mode, out=tmp_path / name) for name, data in (("one", tiny), ("other", neighbour))
     ]
     for run in runs:
-        assert run.summary["selected_round"] == run.summary["rounds"] == ROUNDS
-        assert run.summary["selected_by"] == "last round"
+        assert run.summary.selected_round == run.summary.rounds == ROUNDS
+        assert run.summary.selected_by == "last round"
     np.testing.assert_array_equal(runs[0].model.shared["items"], runs[1].model.shared["items"])
     np.testing.assert_array_equal(
         np.asarray(runs[0].model.private.read(np.arange(30))["vector"]),
@@ -75,7 +75,7 @@ def test_the_last_round_ships_although_a_look_was_better(tiny, tmp_path):
     wild = {**CENTRAL, "privacy.epsilon": 0.5}
     run = go(tiny, wild, rounds=21, out=tmp_path / "run")
     assert best_look(tmp_path / "run") < 21
-    assert run.summary["selected_round"] == 21
+    assert run.summary.selected_round == 21
     np.testing.assert_array_equal(
         Run.open(tmp_path / "run", tiny).model.shared["items"], run.model.shared["items"]
     )
@@ -87,8 +87,8 @@ def test_a_resumed_run_ships_the_same(tiny, tmp_path):
     with pytest.raises(StoppedError):
         go(tiny, CENTRAL, out=tmp_path / "cut", on_round=stop.on_round, should_stop=stop)
     half = RunFolder(tmp_path / "cut").read_checkpoint("round-000003")
-    assert half["selected_round"] == 0
-    assert not any(name.startswith("selected") for name in half["files"])
+    assert half.selected_round == 0
+    assert not any(name.startswith("selected") for name in half.files)
     train(tiny, out=tmp_path / "cut", resume=True)
     assert bits(tmp_path / "cut") == bits(tmp_path / "whole")
 
@@ -99,6 +99,6 @@ def test_nobodys_validation_items_end_a_protected_run(tiny, tmp_path):
     assert not (tmp_path / "run").exists()
     # More rounds than the default patience, and noise that nothing improves through.
     wild = {**CENTRAL, "privacy.epsilon": 0.5}
-    assert go(tiny, wild, rounds=120).summary["rounds"] == 120
-    assert go(tiny, {**wild, "evaluation.patience": 0}, rounds=9).summary["rounds"] == 9
-    assert go(tiny, {}, rounds=120).summary["rounds"] < 120, "it would have stopped"
+    assert go(tiny, wild, rounds=120).summary.rounds == 120
+    assert go(tiny, {**wild, "evaluation.patience": 0}, rounds=9).summary.rounds == 9
+    assert go(tiny, {}, rounds=120).summary.rounds < 120, "it would have stopped"

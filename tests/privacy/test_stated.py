@@ -56,14 +56,12 @@ def own(monkeypatch):
 def test_the_accountant_composes_what_is_stated(own):
     own(Coin)
     run = hushrec.train("demo", "fedmf", rounds=4, settings=MODE)
-    privacy = run.summary["privacy"]
-    assert privacy["epsilon"] == privacy["spent_epsilon"] == pytest.approx(2.0)
-    assert privacy["delta"] == 0
-    assert privacy["account"] == [{"event": "pure", "epsilon": 0.5, "count": 4}]
-    assert privacy["trust"] == "nobody"
-    assert (
-        "the sign of an entry (mechanism 'own', which states this itself)" in (privacy["statement"])
-    )
+    privacy = run.summary.privacy
+    assert privacy.epsilon == privacy.spent_epsilon == pytest.approx(2.0)
+    assert privacy.delta == 0
+    assert privacy.account == [{"event": "pure", "epsilon": 0.5, "count": 4}]
+    assert privacy.trust == "nobody"
+    assert "the sign of an entry (mechanism 'own', which states this itself)" in (privacy.statement)
 
 
 class OnSum(Coin):
@@ -74,9 +72,9 @@ class OnSum(Coin):
 
 def test_a_mechanism_on_sums_trusts_whoever_sums(own):
     own(OnSum)
-    told = hushrec.train("demo", "fedmf", rounds=2, settings=MODE).summary["privacy"]
-    assert (told["trust"], told["neighbours"]) == ("aggregator", "zero-out-one")
-    assert told["epsilon"] == epsilon_of(OnSum(None).release().event, 2, told["delta"])
+    told = hushrec.train("demo", "fedmf", rounds=2, settings=MODE).summary.privacy
+    assert (told.trust, told.neighbours) == ("aggregator", "zero-out-one")
+    assert told.epsilon == epsilon_of(OnSum(None).release().event, 2, told.delta)
     with pytest.raises(ConfigError, match="accounted for without sampling: use cohort"):
         sampled = {"cohort.kind": "poisson", "cohort.probability": 0.5}
         hushrec.train("demo", "fedmf", rounds=2, settings={**MODE, **sampled})

@@ -1,6 +1,5 @@
 """Noisy validation queries: what they cost, what they hide, and that they alone select."""
 
-import json
 import math
 
 import numpy as np
@@ -43,7 +42,11 @@ def plan(data, settings, method="fedmf", rounds=6):
 
 
 def log(out, key):
-    return {line["round"]: line[key] for line in RunFolder(out).read_metrics() if key in line}
+    return {
+        line.round: getattr(line, key)
+        for line in RunFolder(out).read_metrics()
+        if key in line.model_fields_set
+    }
 
 
 # ------------------------------------------------------------ what they cost
@@ -67,8 +70,8 @@ def test_rounds_and_looks_together_cost_what_was_asked_for(method, settings, rou
     for number in range(1, made.rounds + 1):
         history = made.charge(history, number)
     said = made.statement(history, made.rounds)
-    assert 0.99 * 4 <= said["epsilon"] <= 4
-    assert said["spent_epsilon"] == said["epsilon"]
+    assert 0.99 * 4 <= said.epsilon <= 4
+    assert said.spent_epsilon == said.epsilon
     looks = [
         e
         for e in history
@@ -80,10 +83,10 @@ def test_rounds_and_looks_together_cost_what_was_asked_for(method, settings, rou
     assert 0.99 <= by_themselves <= 1, "a quarter of epsilon"
     # The rest of the account is what the rounds cost alone: less than all, more noise than before.
     rest = [entry for entry in history if entry not in looks]
-    assert by_themselves < Accountant(rest).epsilon(1e-3) < said["epsilon"]
+    assert by_themselves < Accountant(rest).epsilon(1e-3) < said.epsilon
     without = plan(tiny, {**CENTRAL, **SEEDED, **settings}, method, rounds)
     assert made.event.multiplier > 1.01 * without.event.multiplier
-    assert str(made.validation_queries) in said["statement"]
+    assert str(made.validation_queries) in said.statement
 
 
 def test_where_everybody_takes_part_gaussians_add_up(tiny):
@@ -166,8 +169,8 @@ def test_looks_without_noise_to_speak_of_find_the_best_round(tiny, tmp_path):
     settings = {**PAID, "privacy.epsilon": 1e4, "privacy.clip": 1.0}
     run = go(tiny, settings, rounds=12, out=tmp_path / "run")
     raw = [valid["full"]["ndcg@10"] for valid in log(tmp_path / "run", "valid").values()]
-    assert run.summary["selected_round"] == 1 + int(np.argmax(raw)) < 12
-    assert run.summary["selected_by"] == "noised validation"
+    assert run.summary.selected_round == 1 + int(np.argmax(raw)) < 12
+    assert run.summary.selected_by == "noised validation"
     np.testing.assert_allclose(list(log(tmp_path / "run", "noised").values()), raw, atol=0.01)
 
 
@@ -175,7 +178,7 @@ def test_noised_values_select_and_nothing_else(tiny, tmp_path):
     run = go(tiny, PAID, rounds=12, out=tmp_path / "run")
     noised = log(tmp_path / "run", "noised")
     raw = {n: valid["full"]["ndcg@10"] for n, valid in log(tmp_path / "run", "valid").items()}
-    assert run.summary["selected_round"] == max(noised, key=noised.get)
+    assert run.summary.selected_round == max(noised, key=noised.get)
     assert max(noised, key=noised.get) != max(raw, key=raw.get), "the noise decides here"
     assert Run.open(tmp_path / "run", tiny).model.shared["items"].shape == (40, 4)
 
@@ -185,18 +188,18 @@ def test_looks_that_a_method_marks_are_not_paid_for_and_select_nothing(tiny, tmp
     run = go(tiny, settings, "fedrkg", rounds=11, out=tmp_path / "run")
     valid = [number for number, seen in log(tmp_path / "run", "valid").items() if seen]
     assert set(log(tmp_path / "run", "noised")) == {5, 10, 11} < set(valid)
-    assert run.summary["selected_round"] in (5, 10, 11)
+    assert run.summary.selected_round in (5, 10, 11)
 
 
 def test_whoever_may_stop_early_claims_for_all_rounds_and_looks(tiny):
     run = go(tiny, {**PAID, "evaluation.patience": 1}, rounds=60)
-    said, stopped = run.summary["privacy"], run.summary["rounds"]
+    said, stopped = run.summary.privacy, run.summary.rounds
     assert stopped < 60, "it did stop early"
-    assert [entry["count"] for entry in said["account"]] == [stopped, stopped]
-    assert said["spent_epsilon"] == Accountant(said["account"]).epsilon(1e-3)
-    assert said["spent_epsilon"] < 0.9 * said["epsilon"]
-    assert 0.99 * 4 <= said["epsilon"] <= 4
-    assert said["rounds"] == 60
+    assert [entry["count"] for entry in said.account] == [stopped, stopped]
+    assert said.spent_epsilon == Accountant(said.account).epsilon(1e-3)
+    assert said.spent_epsilon < 0.9 * said.epsilon
+    assert 0.99 * 4 <= said.epsilon <= 4
+    assert said.rounds == 60
 
 
 @pytest.mark.parametrize("cohort", [{}, POISSON], ids=["all", "poisson"])
@@ -207,13 +210,13 @@ def test_a_resumed_run_selects_the_same_and_owes_the_same(cohort, tiny, tmp_path
     with pytest.raises(StoppedError):
         go(tiny, settings, rounds=9, out=tmp_path / "cut", on_round=stop.on_round, should_stop=stop)
     half = RunFolder(tmp_path / "cut").read_checkpoint("round-000004")
-    assert [entry["count"] for entry in half["account"]] == [4, 2]
-    assert half["selected_value"] == max(log(tmp_path / "cut", "noised").values())
+    assert [entry.count for entry in half.account] == [4, 2]
+    assert half.selected_value == max(log(tmp_path / "cut", "noised").values())
     train(tiny, out=tmp_path / "cut", resume=True)
     assert bits(tmp_path / "cut") == bits(tmp_path / "whole")
     one, other = (RunFolder(tmp_path / name).read_summary() for name in ("cut", "whole"))
-    assert one["privacy"] == other["privacy"]
-    json.dumps(one["privacy"])
+    assert one.privacy == other.privacy
+    one.privacy.to_json()
 
 
 # ------------------------------------------------------------ refusals

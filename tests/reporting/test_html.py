@@ -17,7 +17,7 @@ from hushrec.reporting.html import Shown, write_report
 from hushrec.reporting.sections import promise
 from hushrec.reporting.wording import human_size
 from hushrec.runs.comparison import compare_runs
-from hushrec.runs.summary import PUBLISHED_MARK
+from hushrec.runs.schema import PUBLISHED_MARK, PrivacyStatement
 
 N_USERS, N_ITEMS, PER_USER = 48, 70, 9
 NASTY = '<script>alert(1)</script> & "x"'
@@ -119,7 +119,7 @@ def test_headline_shows_the_figures_of_the_run(run, page):
         assert f"{run.metrics['full'][name]:.4f}" in page.text
     assert "Recall@k is HR@k" in page.text
     assert "for comparison with papers only" in page.text
-    assert run.summary["privacy"]["statement"] in page.text
+    assert run.summary.privacy.statement in page.text
 
 
 def test_popularity_is_what_a_popularity_run_gives(run, text, tmp_path):
@@ -223,8 +223,8 @@ def test_a_method_without_loss_and_with_one_round(tmp_path):
     page = Page(report(run))
     assert "One round, so there is nothing to converge." in page.text
     assert "This method has no training loss." in page.text
-    assert f"{run.summary['valid']['full']['ndcg@10']:.4f}" in page.text
-    assert "yardsticks" not in page.text
+    assert f"{run.summary.valid['full']['ndcg@10']:.4f}" in page.text
+    assert "baselines" not in page.text
     assert not [a for a in page.all("svg") if "line" in (a.get("class") or "")]
 
 
@@ -275,8 +275,8 @@ def test_methods_that_send_nothing(method, words, tmp_path):
 
 
 def test_costs_are_per_client_and_round(run, page):
-    traffic = run.summary["communication"]
-    each = traffic["down_bytes"] / (4 * N_USERS)
+    traffic = run.summary.communication
+    each = traffic.down_bytes / (4 * N_USERS)
     assert human_size(each).split("\xa0")[0] in page.text
     assert "every client, every round" in page.text
 
@@ -289,7 +289,7 @@ def test_a_run_without_a_folder_has_nowhere_to_write():
 def test_summary_table_agrees_with_the_ranks(run, page):
     """The page computes its tables from the ranks; they must be the summary's figures."""
     for candidates in ("full", "sampled99"):
-        stored = run.summary["test"][candidates]
+        stored = run.summary.test[candidates]
         assert summarise(run.ranks["test"][candidates], list(stored)) == pytest.approx(stored)
         for name in ("hr@5", "ndcg@20", "mrr@10", "auc"):
             assert f"{stored[name]:.4f}" in page.text
@@ -353,7 +353,7 @@ def test_every_figure_of_a_table_carries_the_name_of_its_column(text):
 def test_a_guarantee_is_a_sentence_with_its_words_folded(text):
     assert "<blockquote>No formal guarantee: interactions stay on the clients, but raw" in text
     assert "word for word</summary>" in text
-    noised = {"epsilon": 8.0, "delta": 1e-5, "unit": "user", "statement": "User-level …"}
+    noised = PrivacyStatement(guarantee="DP", epsilon=8.0, delta=1e-5, statement="User-level …")
     assert promise(noised).startswith("user-level (ε = 8, δ = 1e-05) differential privacy")
 
 

@@ -317,7 +317,7 @@ def test_users_of_seeds_that_test_others_stand_side_by_side(tmp_path, tiny):
     parts = [
         json.loads((tmp_path / "popularity" / f"seed-{s}/summary.json").read_text()) for s in (0, 1)
     ]
-    assert test.n == sum(part["users"]["looked_at"] for part in parts)
+    assert test.n == sum(part["users"]["ranked_users"] for part in parts)
     train_seeds(tiny, "popularity", [0], tmp_path / "one", settings=unseen)
     with pytest.raises(RunError, match="same items of the same users"):
         paired(tmp_path / "fedals", tmp_path / "one", "full", "hits@10")

@@ -16,6 +16,7 @@ from hushrec.api import Run, train, train_seeds
 from hushrec.errors import RunError, StoppedError
 from hushrec.federation.experiment import Experiment
 from hushrec.runs.release import LEFT_OUT, MANIFEST, covered, release
+from hushrec.runs.schema import Summary
 from hushrec.serving.recommender import Recommender
 from hushrec.streams import SecretStreams
 from hushrec.testing import taste_world
@@ -73,11 +74,11 @@ def test_what_is_in_it(case, tmp_path):
     assert model.keys() == run.model.shared.keys()
     for name, array in run.model.shared.items():
         np.testing.assert_array_equal(model[name], array)
-    said = run.summary["privacy"]
-    assert found["statement.txt"].decode().strip() == said["statement"]
-    assert said["statement"] in found["README.md"].decode()
-    assert json.loads(found["statement.json"])["epsilon"] == said["epsilon"]
-    assert json.loads(found["account.json"])["account"] == said["account"]
+    said = run.summary.privacy
+    assert found["statement.txt"].decode().strip() == said.statement
+    assert said.statement in found["README.md"].decode()
+    assert json.loads(found["statement.json"])["epsilon"] == said.epsilon
+    assert json.loads(found["account.json"])["account"] == said.account
     assert json.loads(found["items.json"])["items"] == run.data.items.tolist()
     assert Experiment.from_toml(found["config.toml"].decode()).privacy == run.experiment.privacy
     assert all(left in found["README.md"].decode() for left in LEFT_OUT)
@@ -97,7 +98,11 @@ def test_what_is_not_in_it(case, tmp_path):
     """No user, figure or folder of the run; its summary.json, where they are, is the control."""
     run = go(case, tmp_path / "run")
     found = files(release(run, tmp_path / "out"))
-    told = {key: value for key, value in run.summary.items() if key not in ("privacy", "options")}
+    told = {
+        key: value
+        for key, value in run.summary.as_dict().items()
+        if key not in ("privacy", "options")
+    }
     measured = set(figures(told))
     words = "\n".join(c.decode() for name, c in found.items() if not name.endswith("tensors"))
     summary = (tmp_path / "run" / "summary.json").read_text()
@@ -133,8 +138,8 @@ def test_held_out_items_change_no_byte_of_it(case, one_key, tmp_path):
     runs = [go(case, None, data) for data in (world, with_other_held_out_items(world))]
     one, other = (files(release(run, tmp_path / str(n))) for n, run in enumerate(runs))
     assert one == other
-    assert runs[0].summary["valid"] != runs[1].summary["valid"], "the run folder does change"
-    assert runs[0].summary["test"] != runs[1].summary["test"]
+    assert runs[0].summary.valid != runs[1].summary.valid, "the run folder does change"
+    assert runs[0].summary.test != runs[1].summary.test
 
 
 @pytest.mark.parametrize("case", UNSWAYED)
@@ -227,9 +232,10 @@ def test_a_list_of_items_from_the_rows_is_refused(tmp_path):
 
 def test_a_round_that_validation_chose_is_refused(tmp_path):
     run = go("central counts")
-    older = {key: value for key, value in run.summary.items() if key != "selected_by"}
-    for summary in (older, {**older, "selected_by": "validation"}):
-        run.summary = summary
+    told = run.summary.as_dict()
+    del told["selected_by"]
+    for older in (told, {**told, "selected_by": "validation"}):
+        run.summary = Summary(**older)
         with pytest.raises(RunError, match="train again"):
             release(run, tmp_path / "out")
 

@@ -105,8 +105,8 @@ def test_metrics_are_rows(runs):
     assert found[0]["value"] == pytest.approx(run.metrics["full"]["hr@10"])
     lists = run.evaluate("coverage@10", "popularity_bias@10").where(scorer="fedmf")
     values = {row["metric"]: row["value"] for row in lists}
-    assert values["coverage@10"] == run.summary["lists"]["coverage@10"]
-    assert values["popularity_bias@10"] == run.summary["lists"]["popularity_bias@10"]
+    assert values["coverage@10"] == run.summary.lists["coverage@10"]
+    assert values["popularity_bias@10"] == run.summary.lists["popularity_bias@10"]
     with pytest.raises(ConfigError, match="did you mean 'coverage'"):
         run.evaluate("covrage@10")
 

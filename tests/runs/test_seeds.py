@@ -20,11 +20,11 @@ def test_mean_and_spread_over_seeds(tiny, tmp_path):
     ]
     values = [part["test"]["full"]["auc"] for part in parts]
     assert len(set(values)) == 3
-    assert summary["test"]["full"]["auc"] == pytest.approx(np.mean(values))
-    assert summary["test_sd"]["full"]["auc"] == pytest.approx(np.std(values, ddof=1))
-    assert summary["seed"] == [0, 5, 2]
-    assert summary["protocol_mark"]
-    assert json.loads((tmp_path / "runs" / "summary.json").read_text()) == summary
+    assert summary.test["full"]["auc"] == pytest.approx(np.mean(values))
+    assert summary.test_sd["full"]["auc"] == pytest.approx(np.std(values, ddof=1))
+    assert summary.seed == [0, 5, 2]
+    assert summary.protocol_mark
+    assert json.loads((tmp_path / "runs" / "summary.json").read_text()) == summary.as_dict()
     train(tiny, "fedmf", seed=5, out=tmp_path / "one", **OPTIONS)
     assert bits(tmp_path / "one") == bits(tmp_path / "runs" / "seed-5")
     with pytest.raises(RunError, match="several seeds"):

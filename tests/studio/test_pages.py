@@ -46,7 +46,7 @@ def test_every_run_is_listed_with_its_state(studio, runs_folder):
     }
     status, _, text = ask(studio, "/")
     assert status == 200
-    metrics = RunFolder(runs_folder / "fedmf").read_summary()["test"]["full"]
+    metrics = RunFolder(runs_folder / "fedmf").read_summary().test["full"]
     assert f"{metrics['ndcg@10']:.4f}" in text
     assert text.count("<li class=") == 5
     assert "summary.json is damaged" in text

@@ -51,7 +51,7 @@ def test_trial_0_is_where_it_started_and_the_best_is_best(whole):
     assert len({json.dumps(trial.options) for trial in whole.trials}) == 8
     for trial in whole.trials:
         assert 0.02 <= trial.options["lr"] <= 1.0
-        assert trial.value == max(trial.looks.values())
+        assert trial.value == max(trial.evaluations.values())
 
 
 def test_an_interrupted_search_comes_out_the_same(tiny, tmp_path, whole):
@@ -77,9 +77,9 @@ def test_the_preset_gives_the_same_validation_value(tiny, whole):
     file = whole.folder / "tuned-honest.toml"
     assert file.read_text().startswith("# fedmf on blocks: the best of 8 trials")
     run = hushrec.train(tiny, "fedmf", preset=str(file))
-    assert run.summary["valid"]["full"]["ndcg@10"] == whole.best.value
-    assert run.summary["selected_round"] == whole.best.selected_round
-    assert run.summary["protocol"] == "honest"
+    assert run.summary.valid["full"]["ndcg@10"] == whole.best.value
+    assert run.summary.selected_round == whole.best.selected_round
+    assert run.summary.protocol == "honest"
 
 
 def test_hopeless_trials_are_stopped(small, tmp_path):
@@ -87,7 +87,7 @@ def test_hopeless_trials_are_stopped(small, tmp_path):
     found = tune(small, request, tmp_path / "s", trials=12)
     stopped = [trial for trial in found.trials if trial.state == "stopped"]
     assert stopped
-    assert all(max(trial.looks) < 10 for trial in stopped)
+    assert all(max(trial.evaluations) < 10 for trial in stopped)
     assert all(trial.number >= 5 for trial in stopped)
 
 
@@ -97,7 +97,13 @@ def test_another_search_is_not_mixed_in(tiny, tmp_path):
     with pytest.raises(RunError, match="holds another search"):
         search(tiny, out, trials=2, seed=1)
     line = json.loads((out / "trials.jsonl").read_text())
-    odd = [{"number": "0"}, {"value": "high"}, {"looks": {"x": 1.0}}, {"looks": [1]}, {"more": 1}]
+    odd = [
+        {"number": "0"},
+        {"value": "high"},
+        {"evaluations": {"x": 1.0}},
+        {"evaluations": [1]},
+        {"more": 1},
+    ]
     odd += [{"options": {**line["options"], "lr": [1]}}, {"state": "won"}, {"number": 1}]
     for text in ['{"number": 0}', "[" * 9_999, *(json.dumps(line | more) for more in odd)]:
         (out / "trials.jsonl").write_text(f"{text}\n")

@@ -26,6 +26,7 @@ from hushrec.evaluation.evaluator import Evaluator
 from hushrec.evaluation.groups import GROUP_METRICS, Spread, spread
 from hushrec.evaluation.metrics import per_user, summarise
 from hushrec.evaluation.ranking import Ranks, rank_full
+from hushrec.federation.rounds import RoundLine
 from hushrec.methods.base import Guided, OwnTable, Private, Shared, no_own_table
 from hushrec.serving.model import Model, Scorer
 from hushrec.streams import Streams
@@ -102,7 +103,7 @@ class GuidanceEffect:
 
 
 def guidance_effects(
-    run: Run, metric: str = "ndcg@10", lines: Sequence[Mapping[str, Any]] | None = None
+    run: Run, metric: str = "ndcg@10", lines: Sequence[RoundLine] | None = None
 ) -> list[GuidanceEffect]:
     """Return the effect of every guidance round of a run, oldest first."""
     method = run.model.method
@@ -110,28 +111,29 @@ def guidance_effects(
         raise ConfigError(f"{method.name} has no guidance rounds")
     if lines is None:
         lines = run.folder.read_metrics() if run.folder else []
-    by_round = {line["round"]: line for line in lines}
+    by_round = {line.round: line for line in lines}
     return [
         GuidanceEffect(
             number,
             metric,
             _by_group(by_round[number - 1], metric),
             _by_group(line, metric),
-            line.get("gates"),
-            line.get("moved"),
+            line.gates,
+            line.moved,
         )
         for number, line in sorted(by_round.items())
         if method.marks(number) and _has_groups(line) and _has_groups(by_round.get(number - 1))
     ]
 
 
-def _has_groups(line: Mapping[str, Any] | None) -> bool:
-    return line is not None and bool(line.get("groups"))
+def _has_groups(line: RoundLine | None) -> bool:
+    return line is not None and bool(line.groups) and bool(line.valid)
 
 
-def _by_group(line: Mapping[str, Any], metric: str) -> dict[str, float]:
-    groups = {name: values[metric] for name, values in line["groups"].items()}
-    return {"all": line["valid"]["full"][metric], **groups}
+def _by_group(line: RoundLine, metric: str) -> dict[str, float]:
+    assert line.groups is not None and line.valid is not None, "checked by _has_groups"
+    groups = {name: values[metric] for name, values in line.groups.items()}
+    return {"all": line.valid["full"][metric], **groups}
 
 
 # ------------------------------------------------------------ the adaptation curve

@@ -17,6 +17,7 @@ from hushrec.federation.setup import make_task, set_up
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
 from hushrec.privacy.plan import NoPlan, Plan
 from hushrec.runs.folder import AUDIT_FILE, FINAL
+from hushrec.runs.schema import Audit
 from hushrec.streams import Streams
 
 Verdict = Literal["kept", "contradicted", "no claim", "not tested"]
@@ -45,8 +46,8 @@ def audit(
     trials: int = 10_000,
     seed: int = 0,
     on_progress: Progress = lambda what, done, total: None,
-) -> dict[str, Any]:
-    """Attack a run, write ``audit.json`` into its folder, and return what it holds."""
+) -> Audit:
+    """Attack a run, write ``audit.json`` into its folder, and return it."""
     if run.folder is None:
         raise RunError("an audit is written into the run's folder: train with out=FOLDER")
     if run.split.holders is not None:
@@ -58,9 +59,9 @@ def audit(
     plan = set_up(run.experiment, run.split).plan
     if not isinstance(plan, NoPlan):
         # Uploads are replayed with the clipping bound that the run ended with.
-        state = run.folder.read_checkpoint(FINAL)["protection"]
+        state = run.folder.read_checkpoint(FINAL).protection
         plan = replace(plan, protection=plan.protection.with_state(state))
-    said = run.summary["privacy"]
+    said = run.summary.privacy
     found: dict[str, Any] = {
         "method": run.experiment.method,
         "data": run.experiment.data,
@@ -68,7 +69,9 @@ def audit(
         "users": users,
         "trials": trials,
         "seed": seed,
-        "claim": {key: said.get(key) for key in ("guarantee", "epsilon", "delta", "neighbours")},
+        "claim": said.model_dump(
+            include={"guarantee", "epsilon", "delta", "neighbours"}, exclude_unset=True
+        ),
         "membership": membership(
             run, users, streams, lambda done, total: on_progress("membership", done, total)
         ),
@@ -78,15 +81,16 @@ def audit(
         **_mechanism(run, plan, trials, streams, on_progress),
     }
     found |= _verdict(found, run.experiment.privacy.noise_seed)
-    run.folder.write_json(AUDIT_FILE, found)
-    return found
+    result = Audit(**found)
+    run.folder.write(AUDIT_FILE, result)
+    return result
 
 
 def _mechanism(
     run: Run, plan: Plan, trials: int, streams: Streams, on_progress: Progress
 ) -> dict[str, Any]:
     """Attack what a claim rests on, if there is one, in the layout of the run's uploads."""
-    claimed, layers = run.summary["privacy"]["epsilon"], plan.protection.noising.mechanisms
+    claimed, layers = run.summary.privacy.epsilon, plan.protection.noising.mechanisms
     known = bool(layers) and isinstance(layers[-1], CentralGaussian | LocalNoise)
     if isinstance(plan, NoPlan) or not claimed or not known:
         return {"canaries": [], "soundness": None}

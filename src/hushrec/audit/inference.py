@@ -135,7 +135,7 @@ def item_inference(
         tallies[SUMMED].add(named, truth, np.flatnonzero(moved))
     return {
         "replayed": f"round {number}, from the model of the selected round "
-        f"{run.summary['selected_round']}, seed {run.experiment.seed}",
+        f"{run.summary.selected_round}, seed {run.experiment.seed}",
         "clients": len(truths),
         "items_per_client": float(np.mean([len(truth) for truth in truths])),
         "evidence": {name: tally.as_dict() for name, tally in tallies.items()},
@@ -156,7 +156,7 @@ def attacked_round(run: Run) -> int | None:
     for number in range(1, run.experiment.rounds + 1):
         if task.upload_shape(replace(sent, round=number)).entries:
             last = number
-            if number > run.summary["selected_round"]:
+            if number > run.summary.shipped_round:
                 break
     return last
 

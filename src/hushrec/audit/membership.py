@@ -27,7 +27,7 @@ and for pairs that a split in random order chose; in the order of time it was no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from hushrec.audit.canary import CONFIDENCE, certain_among, guessing_bound
 from hushrec.data.splitting import Split
 from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.privacy.accountant import Accountant
+from hushrec.privacy.statement import PrivacyStatement
 from hushrec.private.store import store_bytes
 from hushrec.serving.model import fold_in
 from hushrec.streams import Streams
@@ -83,7 +84,7 @@ def membership(
     run: Run, users: int, streams: Streams, on_case: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Attack the released model; about ``users`` members and as many others."""
-    if not run.model.method.traits.pooled and not run.summary["communication"]["up_bytes"]:
+    if not run.model.method.traits.pooled and not run.summary.communication.up_bytes:
         return {"skipped": "nothing is uploaded, so nothing that was learnt is released"}
     people = run.experiment.split.kind == "unseen-users"
     generator = streams.generator("audit/membership")
@@ -101,7 +102,7 @@ def membership(
     found = rates(score[member], score[~member])
     differences = _paired(score, member, owner, generator, people=people)
     by_chance = people or (run.split.config.kind == "ratio" and run.split.config.order == "random")
-    claim = _at_small_delta(run.summary["privacy"])
+    claim = _at_small_delta(run.summary.privacy)
     return {
         "threat": THREATS["people" if people else "pairs"],
         "compared": COMPARED["people" if people else "pairs"],
@@ -114,23 +115,23 @@ def membership(
             "advantage": _advantage_by_chance(score, member, generator),
             "tpr_at_1_fpr": LOW_FPR,
         },
-        "yardstick": {
+        "baseline": {
             "name": "popularity among other users",
             **rates(popular[member], popular[~member]),
         },
-        "guesses": guesses(differences, claim) if by_chance and claim["epsilon"] else None,
+        "guesses": guesses(differences, claim) if by_chance and claim.epsilon else None,
     }
 
 
-def _at_small_delta(claim: Mapping[str, Any]) -> Mapping[str, Any]:
+def _at_small_delta(claim: PrivacyStatement) -> PrivacyStatement:
     """Return the same claim at a smaller delta, if it has an account.
 
     The delta of a claim may fail for each pair: it would take up all the doubt that is left.
     """
-    if not claim.get("claimed") or claim["delta"] <= SMALL_DELTA:
+    if not claim.claimed or claim.delta <= SMALL_DELTA:
         return claim
-    epsilon = Accountant(claim["claimed"]).epsilon(SMALL_DELTA)
-    return {**claim, "epsilon": epsilon, "delta": SMALL_DELTA}
+    epsilon = Accountant(claim.claimed).epsilon(SMALL_DELTA)
+    return claim.model_copy(update={"epsilon": epsilon, "delta": SMALL_DELTA})
 
 
 def _paired(
@@ -149,12 +150,12 @@ def _paired(
     return np.array([s - own[user] for user, s in zip(owner[member], members, strict=True)])
 
 
-def guesses(differences: Values, claim: Mapping[str, Any]) -> dict[str, Any]:
+def guesses(differences: Values, claim: PrivacyStatement) -> dict[str, Any]:
     """Guess the member of each pair by the score; hold the claim against how often that is right.
 
     ``differences`` are the members' scores less those of the others that they are paired with.
     """
-    apart = 1 if claim["neighbours"] == "replace-one" else 2
+    apart = 1 if claim.neighbours == "replace-one" else 2
     clearest = np.argsort(-np.abs(differences), kind="stable")
     found = []
     for share in BOLDNESS:
@@ -162,7 +163,7 @@ def guesses(differences: Values, claim: Mapping[str, Any]) -> dict[str, Any]:
         made = made[differences[made] != 0]
         right, coins = int((differences[made] > 0).sum()), len(differences)
         lower, surely = (
-            guessing_bound(right, len(made), coins, claim["delta"], confidence, apart)
+            guessing_bound(right, len(made), coins, claim.delta, confidence, apart)
             for confidence in (CONFIDENCE, certain_among(len(BOLDNESS)))
         )
         found.append(
@@ -170,11 +171,11 @@ def guesses(differences: Values, claim: Mapping[str, Any]) -> dict[str, Any]:
                 "pairs": coins,
                 "guesses": len(made),
                 "right": right,
-                "claimed_epsilon": claim["epsilon"],
-                "delta": claim["delta"],
+                "claimed_epsilon": claim.epsilon,
+                "delta": claim.delta,
                 "lower_bound": lower,
                 "certain_lower_bound": surely,
-                "contradicted": surely > claim["epsilon"],
+                "contradicted": surely > (claim.epsilon or 0.0),
             }
         )
     return max(found, key=lambda one: one["certain_lower_bound"])

@@ -157,7 +157,7 @@ class _Lines:
             return
         self.said = now
         left = human_duration(each * (report.rounds - report.round))
-        state = [_loss(report), self.latest, report.stage, f"{human_duration(each)} a round"]
+        state = [_loss(report), self.latest, report.phase, f"{human_duration(each)} a round"]
         said = ", ".join(part for part in (*state, f"{left} left") if part)
         self.write(plain(f"{what}: round {report.round} of {report.rounds}: {said}"))
 
@@ -172,7 +172,7 @@ def _bar() -> Iterator[_Speaker]:
         def speak(report: RoundReport, what: str, each: float) -> None:
             nonlocal latest
             latest = _validation(report) or latest
-            parts = (_loss(report), latest, report.stage, f"{human_duration(each)} a round")
+            parts = (_loss(report), latest, report.phase, f"{human_duration(each)} a round")
             where: dict[str, Any] = {"completed": report.round, "total": report.rounds}
             state = "  ".join(part for part in parts if part)
             bars.update(task, description=what, state=state, **where)

@@ -29,6 +29,7 @@ from hushrec.reporting.curves import ADAPTATION
 from hushrec.reporting.html import write_report
 from hushrec.reporting.standalone import write_convergence
 from hushrec.runs.comparison import compare_runs
+from hushrec.runs.schema import AdaptationCurve, Baselines
 
 
 @click.command("evaluate")
@@ -65,12 +66,12 @@ def evaluate_command(
     if adaptation:
         _adapt(run, run.evaluator(threads), part, metrics, as_json)
         return
-    own, yardsticks = run.measure(metrics, part, threads)
-    result = {**_heading(run), part: own, "yardsticks": yardsticks}
+    own, baselines = run.measure(metrics, part, threads)
     if as_json:
-        print_json(result)
+        print_json({**_heading(run), part: own, "baselines": baselines})
         return
-    Console().print(tables.result_table(result, metrics, part))
+    measured = {part: own, "baselines": Baselines(**baselines)}
+    Console().print(tables.result_table(run.summary.model_copy(update=measured), metrics, part))
 
 
 def _adapt(
@@ -78,9 +79,9 @@ def _adapt(
 ) -> None:
     """Measure unseen users after so many interactions, keep the curve, and show it."""
     names = list(metrics) or ["hits@10", "hits@20", "ndcg@10"]
-    curve = adaptation_curve(evaluator, run.model, part, names)
+    curve = AdaptationCurve(**adaptation_curve(evaluator, run.model, part, names))
     if run.folder is not None:
-        run.folder.write_json(ADAPTATION, curve)
+        run.folder.write(ADAPTATION, curve)
         write_report(run)
     if as_json:
         print_json(curve)
@@ -91,7 +92,7 @@ def _adapt(
 def _heading(run: Run) -> dict[str, Any]:
     """Return what every result of a run begins with."""
     names = ("method", "data", "protocol", "protocol_mark", "seed")
-    return {name: run.summary[name] for name in names}
+    return {name: getattr(run.summary, name) for name in names}
 
 
 @click.command("analyse")

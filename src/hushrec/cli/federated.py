@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import click
 from rich.live import Live
@@ -31,8 +29,9 @@ from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.recommend import recommend
 from hushrec.deployment.provisioning.folders import ServerConfig, ServerFolder
 from hushrec.errors import RunError, StoppedError
-from hushrec.reporting.tables import shown_metrics
+from hushrec.reporting.tables import facts, result_table
 from hushrec.reporting.wording import human_size
+from hushrec.runs.schema import Summary
 
 WATCH_SECONDS = 2.0
 TASK_SECONDS = 60.0
@@ -53,16 +52,16 @@ def run_command(folder: Path, resume: bool, as_json: bool) -> None:
     hushrec federate run films/server
     hushrec federate run films/server --resume
     """
-    result, path = train_on(ServerFolder.open(folder), resume=resume, quiet=as_json)
+    summary, path = train_on(ServerFolder.open(folder), resume=resume, quiet=as_json)
     if as_json:
-        print_json(result)
+        print_json(summary)
         return
-    show_result(result)
+    show_summary(summary)
     say(f"model and log: {path}")
 
 
-def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[dict[str, Any], Path]:
-    """Train with the nodes of a running server; return the result and the run's folder."""
+def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summary, Path]:
+    """Train with the nodes of a running server; return the summary and the run folder."""
     from hushrec.deployment.flower.programs import begin_run
     from hushrec.deployment.flower.transport import run_on_grid
 
@@ -75,19 +74,19 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[dict[s
     if not quiet:
         run = replace(run, events=EventLog(run.folder.path / EVENTS, _say_event))
     _say(f"waiting for {policy.nodes} nodes", quiet=quiet)
-    results: list[dict[str, Any]] = []
+    summaries: list[Summary] = []
     try:
         with training_display(quiet) as on_round, polite_stop() as should_stop:
             run_on_grid(
                 started.endpoint,
                 started.number,
                 TASK_SECONDS,
-                lambda link: results.append(run.train(link, on_round, should_stop)),
+                lambda link: summaries.append(run.train(link, on_round, should_stop)),
             )
     except StoppedError as stopped:
         command = f"hushrec federate run {server.path} --resume"
         raise StoppedError(f"{stopped}; continue with: {command}") from None
-    return results[0], run.folder.path
+    return summaries[0], run.folder.path
 
 
 def _say_event(event: Event) -> None:
@@ -103,24 +102,12 @@ def _say_event(event: Event) -> None:
         _say(f"round {event['round']} is lost: {event['why']}")
 
 
-def show_result(result: Mapping[str, Any]) -> None:
+def show_summary(summary: Summary) -> None:
     """Print the result of a run."""
-    nodes, console = result["nodes"], Console()
-    title = f"{result['method']} on {sum(nodes.values()):,} users of {len(nodes)} nodes"
-    names = shown_metrics(result["test"]["full"])
-    table = Table("items", *names, title=title, title_justify="left")
-    for part in ("valid", "test"):
-        figures = result[part]["full"]
-        table.add_row(part, *(f"{figures[name]:.4f}" for name in names))
-    console.print(table)
-    sent = result["communication"]
-    console.print(
-        f"round {result['selected_round']} of {result['rounds']}, selected by "
-        f"{result['selected_by']}; {sent['up_bytes']:,} bytes up, {sent['down_bytes']:,} down",
-        style="dim",
-        highlight=False,
-    )
-    console.print(result["privacy"]["statement"], style="dim")
+    console = Console()
+    console.print(result_table(summary))
+    for line in facts(summary):
+        console.print(line, style="dim", highlight=False)
 
 
 @federate_commands.command("status")
@@ -200,16 +187,16 @@ def rehearse_command(
         nodes = make_rehearsal(top, data, count, experiment)
         _say(f"{len(nodes)} nodes made; starting them and the server")
         with federation_running(top) as (server, _):
-            result, path = train_on(server.folder, resume=False, quiet=as_json)
+            summary, path = train_on(server.folder, resume=False, quiet=as_json)
         _say("all nodes and the server have ended")
         name = next(iter(nodes))
         with NodeDatabase.open(top / "nodes" / name / "data.node") as store:
             user = store.one("SELECT name FROM users ORDER BY id")
             found = recommend(store, user, 5)
     if as_json:
-        print_json({**result, "user": user, "recommendations": found})
+        print_json({**summary.as_dict(), "user": user, "recommendations": found})
         return
-    show_result(result)
+    show_summary(summary)
     say(f"on {name}, for its user {user}:")
     show_recommendations(user, found, as_json=False)
     if folder is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 import numpy as np
@@ -26,11 +26,12 @@ from hushrec.privacy.accountant import (
     epsilon_of,
     noise_for,
 )
-from hushrec.privacy.composition import Claim, ComposedGuarantee, compose
+from hushrec.privacy.composition import ComposedGuarantee, compose
 from hushrec.reporting.plots import line
 from hushrec.reporting.standalone import standalone
 from hushrec.reporting.tables import add_figures, plain_table
 from hushrec.runs.folder import RunFolder
+from hushrec.runs.schema import Summary
 
 CURVE_POINTS = 16
 
@@ -166,21 +167,21 @@ def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: boo
     hushrec privacy compose runs/three-seeds --json
     hushrec privacy compose runs/small runs/large --delta 1e-6
     """
-    together = compose([Claim.of(str(folder), said) for folder, said in _runs(folders)], delta)
+    together = compose([summary.claim(str(folder)) for folder, summary in _runs(folders)], delta)
     if as_json:
-        print_json(together.as_dict())
+        print_json(together.stated())
         return
     console = Console()
     console.print(_together_table(together))
     console.print(together.statement)
 
 
-def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, dict[str, Any]]]:
+def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, Summary]]:
     """Read the summaries of runs, and of each seed of a run with several; refuse duplicates."""
-    found: dict[Path, tuple[Path, dict[str, Any]]] = {}
+    found: dict[Path, tuple[Path, Summary]] = {}
     for folder in folders:
         summary = RunFolder.open(folder).read_summary()
-        seeds = [folder / name for name in summary.get("runs", [])]
+        seeds = [folder / name for name in summary.runs or []]
         for run in seeds or [folder]:
             said = RunFolder.open(run).read_summary() if seeds else summary
             if run.resolve() in found:

@@ -158,7 +158,7 @@ def release_command(folder: Path, place: Path, as_json: bool) -> None:
         for file in sorted(path.rglob("*"))
         if file.is_file()
     }
-    statement = run.summary["privacy"]["statement"]
+    statement = run.summary.privacy.statement
     if as_json:
         print_json({"release": str(path), "bytes": sizes, "statement": statement})
         return

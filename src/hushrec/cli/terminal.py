@@ -32,6 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hushrec.errors import DiskError, HushrecError, plain, shortened
+from hushrec.io.stored import Stored
 
 _NOT_FOR_TERMINALS = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MIN_TEXT_WIDTH = 12
@@ -126,9 +127,13 @@ def complain(error: BaseException) -> None:
     say(f"hushrec: {shortened(str(error))}", err=True)
 
 
+def _fields(value: Any) -> dict[str, Any]:
+    return value.as_dict() if isinstance(value, Stored) else asdict(value)
+
+
 def print_json(value: object) -> None:
     """Print a value as indented JSON; a dataclass becomes an object."""
-    text = json.dumps(value, indent=2, default=asdict, ensure_ascii=False)
+    text = json.dumps(value, indent=2, default=_fields, ensure_ascii=False)
     # JSON escapes characters below the space; other control characters occur in strings only.
     click.echo(_NOT_FOR_TERMINALS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 

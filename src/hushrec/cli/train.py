@@ -177,12 +177,12 @@ def train_command(
             summary = train_request_seeds(request, data, seeds, out, execution)
         elif output.resume and request.rounds is None and _lacks_its_report(out):
             run = Run.open(out, data)
-            summary = dict(run.summary)
+            summary = run.summary
         else:
             run = train_request(request, data, out, execution)
-            summary = dict(run.summary)
+            summary = run.summary
     # Of several seeds only one is in memory at a time.
-    runs = [run] if run else (Run.open(out / name, data) for name in summary["runs"])
+    runs = [run] if run else (Run.open(out / name, data) for name in summary.runs or [])
     reports = [write_report(each) for each in runs]
     if as_json:
         print_json(summary)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from threadpoolctl import ThreadpoolController
 
 from hushrec.aggregation.statistics import Evaluation, LossSum
@@ -21,6 +22,7 @@ from hushrec.evaluation.evaluator import EvaluationConfig
 from hushrec.federation.backends.base import Backend
 from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
+from hushrec.io.stored import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.methods.base import Shared, is_marked, stage_of
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.plan import Plan
@@ -112,25 +114,48 @@ class Training:
         return shared if self.newcomers else self.task.method.serving(shared)
 
 
-@dataclass(frozen=True)
-class RoundReport:
-    """What a progress display or a log wants to know of a round."""
+class RoundLine(Stored):
+    """One round: a line of metrics.jsonl."""
 
-    round: int
-    rounds: int
-    loss: float | None
-    valid: Mapping[str, Mapping[str, float]] | None
-    seconds: float
-    selected_round: int
-    selected_value: float
-    stage: str = ""
-    """What the round did, where rounds do different things."""
+    round: Count
+    clients: Count = 0
+    """Size of the cohort."""
+    loss: Number | None
+    """Mean training loss of the clients that report one."""
+    valid: Tables | None
+    """Validation metrics, in rounds with an evaluation."""
+    groups: Tables | None = None
+    """Validation metrics of groups of users, at full ranking."""
+    gates: dict[str, Any] | None = None
+    """Statistics of the gates after a guidance round (FedRKG)."""
+    moved: Metrics | None = None
+    """Shares of users whose AUC improved or declined in a guidance round."""
+    noised: Number | None = None
+    """The noised validation value that selects the round under privacy."""
+    phase: str = ""
+    """What the round does, of a method with several phases."""
+    zeroed_out: Count = 0
+    """Uploads with NaN or infinite values, which count as zero."""
+    lost: bool = False
+    """Whether the secure sum of the round could not be opened."""
+    up_bytes: Count = 0
+    """Uploaded by all clients up to and including this round."""
+    down_bytes: Count = 0
+    seconds: Positive = 0.0
+
+
+class RoundReport(RoundLine):
+    """A round as a progress display or a log sees it: its line, and how far the run is."""
+
+    rounds: int = Field(exclude=True)
+    selected_round: int = Field(exclude=True)
+    selected_value: float = Field(exclude=True)
 
 
 class Journal(Protocol):
     """Where a run is written down."""
 
-    def record(self, line: Mapping[str, Any]) -> None:
+    def record(self, line: RoundLine) -> None:
         """Write the line of a round."""
         ...
 
@@ -142,7 +167,7 @@ class Journal(Protocol):
 class NoJournal:
     """Writes nothing down."""
 
-    def record(self, line: Mapping[str, Any]) -> None:
+    def record(self, line: RoundLine) -> None:
         """Forget it."""
 
     def save(self, state: ServerState, *, now: bool) -> None:
@@ -153,11 +178,11 @@ class Notes(NoJournal):
     """Remembers the rounds of a run that is only in memory."""
 
     def __init__(self) -> None:
-        self.lines: list[dict[str, Any]] = []
+        self.lines: list[RoundLine] = []
 
-    def record(self, line: Mapping[str, Any]) -> None:
+    def record(self, line: RoundLine) -> None:
         """Remember it."""
-        self.lines.append(dict(line))
+        self.lines.append(line)
 
 
 def run_rounds(
@@ -205,19 +230,26 @@ def run_rounds(
         # 9. Record, and save from time to time.
         seconds = time.perf_counter() - began
         state.seconds += seconds
-        line = {"round": number, "clients": len(cohort), "loss": loss, **seen}
-        stage = stage_of(method, number)
-        if stage:
-            line["stage"] = stage
-        sent = {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes, "seconds": seconds}
+        if phase := stage_of(method, number):
+            seen["phase"] = phase
         if collected.zeroed_out:
-            line["zeroed_out"] = collected.zeroed_out
+            seen["zeroed_out"] = collected.zeroed_out
         if collected.lost:
-            line["lost"] = True
-        journal.record({**line, **sent})
-        best = state.selected_round, state.selected_value
-        told = number, experiment.rounds, loss, seen["valid"], seconds, *best, stage
-        on_round(RoundReport(*told))
+            seen["lost"] = True
+        report = RoundReport(
+            round=number,
+            clients=len(cohort),
+            loss=loss,
+            **seen,
+            up_bytes=state.up_bytes,
+            down_bytes=state.down_bytes,
+            seconds=seconds,
+            rounds=experiment.rounds,
+            selected_round=state.selected_round,
+            selected_value=state.selected_value,
+        )
+        journal.record(report)
+        on_round(report)
         stopping = should_stop()  # asked once: what is said to be saved is saved
         journal.save(state, now=stopping)
         if stopping and state.round < experiment.rounds:

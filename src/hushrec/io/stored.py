@@ -1,7 +1,8 @@
-"""What hushrec wrote and reads back: nothing of it is believed before it was checked.
+"""Bounded, checked reading of stored files, and `Stored`, the base class of their types.
 
-Files of a run are edited, cut short, copied from elsewhere. Each is read here, up to a size, into
-the types that its readers rely on; what does not fit is a `RunError` that names file and key.
+Files of a run may be edited, cut short or copied from elsewhere. A file is read up to a maximum
+size and validated against its class; a file that does not match raises a `RunError` that names the
+file and the key.
 """
 
 from __future__ import annotations
@@ -9,31 +10,70 @@ from __future__ import annotations
 import json
 import tomllib
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hushrec.errors import RunError
 
 LARGEST_TEXT = 256 << 20
-"""Bytes of a text file; a run of a million rounds has fewer."""
+"""Largest text file in bytes; metrics.jsonl of a million rounds is smaller."""
 LARGEST_ARRAYS = 16 << 30
-"""Bytes of all arrays of a file, unpacked."""
+"""Largest total size in bytes of the unpacked arrays of one file."""
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e300, le=1e300)]
+Positive = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e300)]
+Metrics = dict[str, Number]
+Tables = dict[str, Metrics]
+"""Metrics by candidate set: ``tables["full"]["hr@10"]``."""
 
 
 class Stored(BaseModel):
-    """Types of what is relied on; what else is there is left alone."""
+    """Base class of what is written as JSON and read back; unknown keys are kept as they are."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that is written; fields that were never set are left out."""
+        return self.model_dump(exclude_unset=True)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return the JSON text that `parse` reads."""
+        return json.dumps(self.as_dict(), indent=indent)
+
+
+StoredT = TypeVar("StoredT", bound=Stored)
+
+
+def parse(kind: type[StoredT], text: str, where: str) -> StoredT:
+    """Read ``kind`` from JSON; ``where`` names the source in the error message."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        problem = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "missing":
+            problem = f"it lacks '{key}'"
+        elif first["type"] == "model_type" and not key:
+            problem = "not an object"
+        elif key:
+            problem = f"'{key}': {problem}"
+        raise RunError(f"{where} is damaged: {problem}") from None
+
+
+def read_stored(kind: type[StoredT], path: Path) -> StoredT:
+    """Read a JSON file as ``kind``."""
+    return parse(kind, read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """Read a text file of ours."""
+    """Read a UTF-8 text file of bounded size."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_TEXT + 1)
@@ -47,18 +87,13 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read an object from a JSON file."""
-    return parse_json(read_text(path), str(path))
-
-
-def parse_json(text: str, where: str) -> dict[str, Any]:
-    """Read a JSON object; ``where`` is for the message."""
+    """Read a JSON file whose keys are checked elsewhere."""
     try:
-        value = json.loads(text)
+        value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:  # also numbers too long to be read
-        raise RunError(f"{where} is damaged: {error}") from None
+        raise RunError(f"{path} is damaged: {error}") from None
     if not isinstance(value, dict):
-        raise RunError(f"{where} is damaged: not an object")
+        raise RunError(f"{path} is damaged: not an object")
     return value
 
 
@@ -70,34 +105,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} is damaged: {error}") from None
 
 
-def checked(kind: type[Stored], value: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return what was read if it has the types of ``kind``; else name the key that has not."""
-    try:
-        TypeAdapter(kind).validate_python(dict(value))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":
-            raise RunError(f"{where} is damaged: it lacks '{key}'") from None
-        said = first["msg"].removeprefix("Value error, ")
-        named = f"'{key}': " if key else ""
-        raise RunError(f"{where} is damaged: {named}{said}") from None
-    except RecursionError:
-        raise RunError(f"{where} is damaged: nested too deeply") from None
-    return dict(value)
-
-
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Read an npz file; no pickle, and no more than fits."""
+    """Read an npz file of bounded size, without pickle."""
     try:
         with ZipFile(path) as packed:
             size = sum(entry.file_size for entry in packed.infolist())
         if size > LARGEST_ARRAYS:
-            raise RunError(f"{path} is damaged: it says that it holds {size:,} bytes")
+            raise RunError(f"{path} is damaged: it declares {size:,} bytes of arrays")
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     except (ValueError, OSError, EOFError, KeyError, BadZipFile, zlib.error) as error:
         raise RunError(f"{path} is damaged: {error}") from None
     except (MemoryError, NotImplementedError, RuntimeError, OverflowError) as error:
-        # A size that no memory has, a packing that nobody used, a password.
+        # A size that exceeds the memory, an unknown compression, a password.
         raise RunError(f"{path} is damaged: {error!r}") from None

@@ -17,7 +17,7 @@ More than `LEVELS` different budgets are rounded down to `LEVELS` values, for ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError, nearest
 from hushrec.privacy.accountant import Accountant, Gaussian, epsilon_of, noise_for
 from hushrec.privacy.noise import LocalNoise
+from hushrec.privacy.statement import BudgetSummary, ValueRange
 from hushrec.streams import SecretRound
 
 LEVELS = 64
@@ -145,8 +146,8 @@ class PersonalBudgets:
         accountant.record(self.event_at(float(most)), self.uploads)
         return accountant.history()
 
-    def summary(self, spent: Values, turned_away: NDArray[np.bool_]) -> dict[str, Any]:
-        """Return the clients' budgets and spending for summary.json."""
+    def summary(self, spent: Values, turned_away: NDArray[np.bool_]) -> BudgetSummary:
+        """Return the distribution of the clients' budgets and spending."""
         trains = self.epsilon > 0
         own, paid = self.epsilon[trains], self.epsilons(spent[trains])
         edges = np.linspace(own.min(), own.max(), BINS + 1)
@@ -162,16 +163,16 @@ class PersonalBudgets:
             if (group == number).any()
         ]
         weights = _weights(self.multiplier)
-        return {
-            "clients": int(trains.sum()),
-            "epsilon": _three(own),
-            "spent": _three(paid),
-            "over_budget": int((paid > own).sum()),
-            "uploads_paid_for": self.uploads,
-            "stopped": int(turned_away.sum()),
-            "largest_weight_over_smallest": float(weights.max() / weights.min()),
-            "distribution": distribution,
-        }
+        return BudgetSummary(
+            clients=int(trains.sum()),
+            epsilon=_range(own),
+            spent=_range(paid),
+            over_budget=int((paid > own).sum()),
+            uploads_paid_for=self.uploads,
+            stopped=int(turned_away.sum()),
+            largest_weight_over_smallest=float(weights.max() / weights.min()),
+            distribution=distribution,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,9 +269,7 @@ def _weights(deviations: Values) -> Values:
     return np.where(deviations > 0, (real.min(initial=math.inf) / deviations) ** 2, 0.0)
 
 
-def _three(values: Values) -> Mapping[str, float]:
-    return {
-        "min": float(values.min()),
-        "median": float(np.median(values)),
-        "max": float(values.max()),
-    }
+def _range(values: Values) -> ValueRange:
+    return ValueRange(
+        min=float(values.min()), median=float(np.median(values)), max=float(values.max())
+    )

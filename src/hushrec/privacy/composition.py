@@ -17,10 +17,13 @@ from typing import Any
 
 from hushrec.errors import ConfigError, RunError
 from hushrec.privacy.accountant import KEPT_BACK, Accountant, Neighbours
-from hushrec.privacy.plan import NO_GUARANTEE, OTHER_RUNS, TRUSTED, Trust, changed
+from hushrec.privacy.plan import OTHER_RUNS, TRUSTED, Trust, changed
+from hushrec.privacy.statement import ComposedStatement, PrivacyStatement
 
 EVENTS = {"discrete gaussian", "pure"}
 NEIGHBOURS: tuple[Neighbours, ...] = ("zero-out-one", "replace-one")
+COPIED = ("public", "not_covered", "neighbours", "unit", "trust", "same_budgets", "noise_seed")
+"""Fields of a statement that a claim repeats."""
 RUNS_NOT_NAMED = "options tuned on the same data, and runs on it that are not among these"
 
 
@@ -47,40 +50,36 @@ class Claim:
     """The accountant's history of all planned rounds: a line of JSON per event."""
 
     @classmethod
-    def of(cls, run: str, summary: Mapping[str, Any]) -> Claim:
-        """Read a run's summary; refuse a run without a guarantee, or a damaged summary."""
-        try:
-            return cls._read(run, summary)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _earlier(run, f"its summary.json cannot be read ({error!r})") from None
+    def of(cls, run: str, selected_by: str, privacy: PrivacyStatement, **about: Any) -> Claim:
+        """Take a run's statement; refuse one without a guarantee, or whose account differs.
 
-    @classmethod
-    def _read(cls, run: str, summary: Mapping[str, Any]) -> Claim:
-        privacy, silos = summary["privacy"], summary.get("silos")
-        if not promises(privacy):
-            raise RunError(f"{run} has no guarantee to compose: {privacy['statement']}")
-        if summary.get("selected_by", "validation") == "validation":
+        ``about`` are method, data, digest of the data and number of clients.
+        """
+        if not privacy.promises or privacy.epsilon is None:
+            raise RunError(f"{run} has no guarantee to compose: {privacy.statement}")
+        if selected_by == "validation":
             raise _earlier(run, "its model was selected by validation items without noise")
-        if privacy["neighbours"] not in NEIGHBOURS:
-            raise _earlier(run, f"its neighbour relation is '{privacy['neighbours']}'")
+        for name in ("delta", "claimed", *COPIED):
+            if name not in privacy.model_fields_set:
+                raise _earlier(run, f"its statement lacks '{name}'")
+        if privacy.neighbours not in NEIGHBOURS:
+            raise _earlier(run, f"its neighbour relation is '{privacy.neighbours}'")
+        if privacy.trust not in TRUSTED:
+            raise _earlier(run, f"its trust is '{privacy.trust}'")
         claim = cls(
             run=run,
-            method=summary["method"],
-            data=summary["data"],
-            digest=summary.get("data_digest"),
-            clients=silos["count"] if silos else summary["users"]["users"],
-            epsilon=privacy["epsilon"],
-            delta=privacy["delta"],
-            neighbours=privacy["neighbours"],
-            unit=privacy["unit"],
-            trust=privacy["trust"],
-            same_budgets=privacy["same_budgets"],
-            noise_seed=privacy["noise_seed"],
-            public=tuple(privacy["public"]),
-            not_covered=tuple(privacy["not_covered"]),
-            account=_account(run, privacy["claimed"]),
+            **about,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            public=tuple(privacy.public),
+            not_covered=tuple(privacy.not_covered),
+            account=_account(run, privacy.claimed),
+            **{name: getattr(privacy, name) for name in COPIED[2:]},
         )
-        reached = _epsilon(claim.account, claim.delta)
+        try:
+            reached = _epsilon(claim.account, claim.delta)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _earlier(run, f"its account cannot be read ({error!r})") from None
         if not reached >= claim.epsilon * (1 - KEPT_BACK):
             raise RunError(
                 f"{run}: the accountant gives epsilon {reached:.4g} and the statement says "
@@ -150,24 +149,24 @@ class ComposedGuarantee:
             f"Public: {'; '.join(self.public)}. Not covered: {'; '.join(self.not_covered)}."
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the guarantee as JSON values."""
+    def stated(self) -> ComposedStatement:
+        """Return the guarantee as it is stored."""
         one, shown = self.runs[0], ("run", "method", "epsilon", "delta", "noise_seed")
-        return {
-            "guarantee": f"{one.unit}-level (epsilon, delta)-DP",
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "neighbours": one.neighbours,
-            "same_budgets": self.same_budgets,
-            "unit": one.unit,
-            "trust": self.trust,
-            "data": one.data,
-            "runs": [{name: getattr(claim, name) for name in shown} for claim in self.runs],
-            "simulated": list(self.simulated),
-            "public": list(self.public),
-            "not_covered": list(self.not_covered),
-            "statement": self.statement,
-        }
+        return ComposedStatement(
+            guarantee=f"{one.unit}-level (epsilon, delta)-DP",
+            epsilon=self.epsilon,
+            delta=self.delta,
+            neighbours=one.neighbours,
+            same_budgets=self.same_budgets,
+            unit=one.unit,
+            trust=self.trust,
+            data=one.data,
+            runs=[{name: getattr(claim, name) for name in shown} for claim in self.runs],
+            simulated=list(self.simulated),
+            public=list(self.public),
+            not_covered=list(self.not_covered),
+            statement=self.statement,
+        )
 
 
 def compose(claims: Sequence[Claim], delta: float | None = None) -> ComposedGuarantee:
@@ -179,11 +178,6 @@ def compose(claims: Sequence[Claim], delta: float | None = None) -> ComposedGuar
     whole = _epsilon("\n".join(events), common)
     apart = sum(sorted(_epsilon(claim.account, common / len(claims)) for claim in claims))
     return ComposedGuarantee(tuple(claims), min(whole, apart), common)
-
-
-def promises(privacy: Mapping[str, Any]) -> bool:
-    """Return whether the ``privacy`` entry of a summary has a finite epsilon."""
-    return privacy["guarantee"] != NO_GUARANTEE and math.isfinite(privacy["epsilon"])
 
 
 def _check_fit(claims: Sequence[Claim]) -> None:
@@ -242,8 +236,8 @@ def _common_delta(claims: Sequence[Claim], asked: float | None) -> float:
 
 def _account(run: str, history: Sequence[Mapping[str, Any]]) -> str:
     for entry in history:
-        if entry["event"] not in EVENTS:
-            raise _earlier(run, f"its history has an event '{entry['event']}'")
+        if entry.get("event") not in EVENTS:
+            raise _earlier(run, f"its history has an event '{entry.get('event')}'")
         if entry.get("neighbours", NEIGHBOURS[0]) not in NEIGHBOURS:
             raise _earlier(run, f"its history is under '{entry['neighbours']}'")
     return "\n".join(json.dumps(entry, sort_keys=True) for entry in history)

@@ -13,8 +13,7 @@ from hushrec.privacy.accountant import Accountant, Event, Everybody, Gaussian, N
 from hushrec.privacy.budgets import PUBLIC_BUDGETS, Ledger, PersonalBudgets
 from hushrec.privacy.noise import ValidationQueries, round_multiplier
 from hushrec.privacy.protection import Protection
-
-NO_GUARANTEE = "none"
+from hushrec.privacy.statement import NO_GUARANTEE, PrivacyStatement
 
 OTHER_RUNS = (
     "options tuned on the same data, and other runs or seeds on it, of which `hushrec privacy "
@@ -88,15 +87,18 @@ class Guarantee:
             f"Not covered: {'; '.join(self.not_covered)}."
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the ``privacy`` entry of summary.json."""
-        return {
-            "guarantee": f"{self.unit}-level (epsilon, delta)-DP",
-            **asdict(self),
-            "public": list(self.public),
-            "not_covered": list(self.not_covered),
-            "statement": self.statement,
-        }
+    def stated(self, **more: Any) -> PrivacyStatement:
+        """Return the guarantee as it is stored, with further fields of the statement."""
+        return PrivacyStatement(
+            guarantee=f"{self.unit}-level (epsilon, delta)-DP",
+            **{
+                **asdict(self),
+                "public": list(self.public),
+                "not_covered": list(self.not_covered),
+                "statement": self.statement,
+                **more,
+            },
+        )
 
 
 def changed(unit: str, neighbours: Neighbours, *, same_budgets: bool) -> str:
@@ -106,8 +108,8 @@ def changed(unit: str, neighbours: Neighbours, *, same_budgets: bool) -> str:
     return f"with the data of any one {unit} {how}{kept}"
 
 
-def unprotected(*, pooled: bool, up_bytes: int, reveals: Collection[str] = ()) -> dict[str, Any]:
-    """Return the ``privacy`` entry of summary.json for a run without a privacy mode."""
+def unprotected(*, pooled: bool, up_bytes: int, reveals: Collection[str] = ()) -> PrivacyStatement:
+    """Return the statement of a run without a privacy mode."""
     if pooled:
         return no_guarantee("No guarantee: a centralised baseline, everybody's data is pooled.")
     if up_bytes == 0:
@@ -121,9 +123,9 @@ def unprotected(*, pooled: bool, up_bytes: int, reveals: Collection[str] = ()) -
     )
 
 
-def no_guarantee(why: str) -> dict[str, Any]:
-    """Return the ``privacy`` entry of summary.json for a run without a guarantee."""
-    return {"guarantee": NO_GUARANTEE, "epsilon": None, "statement": why}
+def no_guarantee(why: str) -> PrivacyStatement:
+    """Return the statement of a run without a guarantee."""
+    return PrivacyStatement(guarantee=NO_GUARANTEE, epsilon=None, statement=why)
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class Plan:
         run: int,
         ledger: Ledger | None = None,
         up_bytes: int = 0,
-    ) -> dict[str, Any]:
+    ) -> PrivacyStatement:
         """Return the ``privacy`` entry of summary.json after ``run`` rounds."""
         if self.why_none is not None:
             return no_guarantee(self.why_none)
@@ -222,13 +224,12 @@ class Plan:
         # Laplace noise, and no uploads, are pure DP.
         delta = self.delta if isinstance(self.event, Gaussian) else 0.0
         guarantee = self._guarantee(accountant.epsilon(self.delta), delta, run)
-        return {
-            **guarantee.as_dict(),
-            "asked_epsilon": self.requested_epsilon,
-            "spent_epsilon": spent,
-            "account": list(history),
-            "claimed": accountant.history(),
-        }
+        return guarantee.stated(
+            asked_epsilon=self.requested_epsilon,
+            spent_epsilon=spent,
+            account=[dict(entry) for entry in history],
+            claimed=accountant.history(),
+        )
 
     def _guarantee(
         self, epsilon: float, delta: float, run: int, known: tuple[str, ...] = ()
@@ -251,18 +252,17 @@ class Plan:
 
     def _personal_statement(
         self, budgets: PersonalBudgets, ledger: Ledger, run: int
-    ) -> dict[str, Any]:
+    ) -> PrivacyStatement:
         largest = float(budgets.claims().max())
         guarantee = self._guarantee(largest, self.delta, run, PUBLIC_BUDGETS)
-        spent = budgets.summary(ledger.spent, ledger.turned_away)
-        return {
-            **guarantee.as_dict(),
-            "asked_epsilon": None,
-            "spent_epsilon": spent["spent"]["max"],
-            "account": [],
-            "claimed": budgets.largest_account(),
-            "budgets": spent,
-        }
+        summary = budgets.summary(ledger.spent, ledger.turned_away)
+        return guarantee.stated(
+            asked_epsilon=None,
+            spent_epsilon=summary.spent.max,
+            account=[],
+            claimed=budgets.largest_account(),
+            budgets=summary,
+        )
 
 
 @dataclass(frozen=True)
@@ -278,6 +278,6 @@ class NoPlan(Plan):
         run: int,
         ledger: Ledger | None = None,
         up_bytes: int = 0,
-    ) -> dict[str, Any]:
+    ) -> PrivacyStatement:
         """Return a statement that nothing is guaranteed."""
         return unprotected(pooled=self.pooled, up_bytes=up_bytes, reveals=self.reveals)

@@ -24,9 +24,9 @@ def write_comparison(paths: Sequence[Path], file: Path) -> Path:
     rows = compare_runs(paths, HEADLINE, CANDIDATES)
     names = short_names(rows)
     summaries = [RunFolder.open(path).read_summary() for path in paths]
-    marks = {summary["protocol_mark"] for summary in summaries} - {None}
+    marks = {summary.protocol_mark for summary in summaries} - {None}
     page = {
-        "data": summaries[0]["data"],
+        "data": summaries[0].data,
         "mark": next(iter(marks), None),
         "first": names[str(paths[0])],
         "count": len(paths),
@@ -104,4 +104,4 @@ def _curves(paths: Sequence[Path], names: dict[str, str]) -> list[dict[str, Any]
 def _tried(path: Path) -> set[int]:
     """Return the rounds of a run that only tried settings; of several seeds none is known."""
     lines = RunFolder.open(path).read_metrics()
-    return {line["round"] for line in lines if line.get("stage", "").startswith("trying")}
+    return {line.round for line in lines if line.phase.startswith("trying")}

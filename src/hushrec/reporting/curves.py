@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -16,23 +16,23 @@ from hushrec.methods.base import Guided
 from hushrec.reporting import plots
 from hushrec.reporting.wording import marked, metric_name, signed
 from hushrec.runs.folder import RunFolder
-from hushrec.runs.formats import Adaptation
+from hushrec.runs.schema import AdaptationCurve, RoundLine
 
 ADAPTATION = "adaptation.json"
 SHOWN_EFFECTS = 12
 
 
-def convergence(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def convergence(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any]:
     """Show loss and validation over the rounds, and the round that was selected."""
     config = run.experiment.evaluation
     candidates = config.candidates
-    losses = [(line["round"], line["loss"]) for line in lines if line["loss"] is not None]
+    losses = [(line.round, line.loss) for line in lines if line.loss is not None]
     looks = [
-        (line["round"], line["valid"][candidates][config.select])
+        (line.round, line.valid[candidates][config.select])
         for line in lines
-        if line["valid"] is not None and config.select in line["valid"][candidates]
+        if line.valid is not None and config.select in line.valid[candidates]
     ]
-    selected = run.summary["selected_round"]
+    selected = run.summary.shipped_round
     ranking = "full ranking" if candidates == "full" else f"{config.sampled} sampled items"
     panels: list[dict[str, Any]] = []
     for points, name, what, from_zero in (
@@ -58,13 +58,13 @@ def convergence(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "every": config.every,
         "stopped": len(lines) < run.experiment.rounds,
         "stages": _stages(lines),
-        "tries": any("trying" in line.get("stage", "") for line in lines),
+        "tries": any("trying" in line.phase for line in lines),
     }
 
 
-def _stages(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+def _stages(lines: Sequence[RoundLine]) -> list[str]:
     """Say which rounds did what, where rounds do different things."""
-    said = [(line.get("stage", "").partition(":")[0], line["round"]) for line in lines]
+    said = [(line.phase.partition(":")[0], line.round) for line in lines]
     stages = []
     for stage, group in groupby(said, key=lambda entry: entry[0]):
         rounds = [number for _, number in group]
@@ -78,41 +78,34 @@ def adaptation(run: Run, folder: RunFolder) -> dict[str, Any] | None:
     """Return the adaptation curve, where `hushrec evaluate --adaptation` has measured one."""
     if not (folder.path / ADAPTATION).exists():
         return None
-    curve = folder.read_json(ADAPTATION, Adaptation)
-    points = curve["points"]
-    names = [name for name in points[0] if name != "interactions"]
+    curve = folder.read(ADAPTATION, AdaptationCurve)
+    points, names = curve.points, curve.metrics
     shown = names[0]
     drawn = plots.line(
-        [(point["interactions"], point[shown]) for point in points],
+        [(round(point["interactions"]), point[shown]) for point in points],
         marked(run, f"{metric_name(shown)} of unseen users"),
         from_zero=True,
         unit="interaction",
     )
-    return {**curve, "names": names, "labels": [metric_name(name) for name in names], "plot": drawn}
+    labels = [metric_name(name) for name in names]
+    return {"users": curve.users, "points": points, "names": names, "labels": labels, "plot": drawn}
 
 
-def guidance(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def guidance(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any] | None:
     """Show what guidance did to each group, and the gates; None for methods without guidance."""
     if not isinstance(run.model.method, Guided):
         return None
     effects = guidance_effects(run, lines=lines)
     if not effects:
         return None
-    looks = [line for line in lines if line.get("groups")]
     names = list(effects[0].before)
+    by_round = [
+        (line.round, {"all": line.valid["full"], **line.groups})
+        for line in lines
+        if line.valid and line.groups
+    ]
     rows = [
-        plots.Curve(
-            name,
-            [
-                (
-                    line["round"],
-                    line["valid"]["full"]["ndcg@10"]
-                    if name == "all"
-                    else line["groups"][name]["ndcg@10"],
-                )
-                for line in looks
-            ],
-        )
+        plots.Curve(name, [(number, groups[name]["ndcg@10"]) for number, groups in by_round])
         for name in names
     ]
     marks = [effect.round for effect in effects]
@@ -139,9 +132,9 @@ def _some(rows: Sequence[Any], most: int) -> list[Any]:
     return [rows[place] for place in dict.fromkeys(wanted.tolist())]
 
 
-def costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def costs(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any]:
     """Show what travelled, per client and round, and how long a round took."""
-    taking_part = [line["clients"] for line in lines]
+    taking_part = [line.clients for line in lines]
     visits = max(1, sum(taking_part))
     n_clients = max(1, len(run.split.training_clients))
     cohort = run.experiment.cohort
@@ -153,8 +146,8 @@ def costs(run: Run, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     traffic = [
         (name, total / visits, total / n_clients, total)
         for name, total in (
-            ("Down, to the client", run.summary["communication"]["down_bytes"]),
-            ("Up, to the server", run.summary["communication"]["up_bytes"]),
+            ("Down, to the client", run.summary.communication.down_bytes),
+            ("Up, to the server", run.summary.communication.up_bytes),
         )
     ]
     return {

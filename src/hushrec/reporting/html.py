@@ -116,11 +116,12 @@ def labelled(markup: str) -> str:
 def page(run: Run, folder: RunFolder, shown: Shown = USUAL) -> dict[str, Any]:
     """Return everything the template shows."""
     field = contenders.Field(run)
-    lines = folder.read_metrics()
+    lines, audit = folder.read_metrics(), privacy.read_audit(folder)
+    budgets = run.summary.privacy.budgets
     return {
         "summary": run.summary,
         "experiment": run.experiment,
-        "mark": run.summary["protocol_mark"],
+        "mark": run.summary.protocol_mark,
         "data": run.split.data,
         "field": field,
         "headline": [contenders.headline(field, name) for name in HEADLINE],
@@ -133,12 +134,15 @@ def page(run: Run, folder: RunFolder, shown: Shown = USUAL) -> dict[str, Any]:
         "costs": course.costs(run, lines),
         "silos": course.silo_mixes(run),
         "together": privacy.together(folder),
-        "budgets": privacy.budgets(run),
-        "audit": privacy.audit(run, folder),
+        "budgets": budgets,
+        "budgets_plot": budgets and privacy.budgets_plot(run, budgets),
+        "audit": audit,
+        "audit_plot": privacy.audit_plot(run, audit),
+        "rate_names": privacy.RATE_NAMES,
         "samples": samples.samples(run) if shown.samples else [],
         "map": drawn_map(run) if shown.map else None,
         "one": None if shown.user is None else one_user(run, shown.user),
-        "promise": privacy.promise(run.summary["privacy"]),
+        "promise": privacy.promise(run.summary.privacy),
         "options": words.options(run),
         "split_words": words.split_words(run),
         "toml": run.experiment.to_toml(),

@@ -7,7 +7,6 @@ Some users' lists, made with the model of the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
 from hushrec.reporting.wording import marked
 from hushrec.runs.folder import AUDIT_FILE, RunFolder
-from hushrec.runs.formats import Audit
+from hushrec.runs.schema import Audit, BudgetSummary, ComposedStatement, PrivacyStatement, Skipped
 
 
 def drawn_map(run: Run) -> dict[str, Any]:
@@ -56,61 +55,63 @@ def _plot(run: Run, name: str, places: list[list[int]], liked: set[int], held: s
     return Markup(svg.tag("svg", about, body))  # noqa: S704 - every text went through escape
 
 
-def promise(said: Mapping[str, Any]) -> str:
+def promise(said: PrivacyStatement) -> str:
     """Return what a run guarantees in a sentence; the statement has all that belongs to it."""
-    if said["epsilon"] is None:
-        first, _, _ = str(said["statement"]).partition(". ")
+    if said.epsilon is None:
+        first, _, _ = said.statement.partition(". ")
         return first.split(", and the rows")[0].rstrip(".") + "."
-    unit, delta = said.get("unit", "user"), said.get("delta", 0.0)
-    mark = "Simulated: " if said.get("noise_seed") is not None else ""
-    budget = f"(ε = {said['epsilon']:.4g}, δ = {delta:.2g})"
-    return f"{mark}{unit}-level {budget} differential privacy of everything that training released."
+    mark = "Simulated: " if said.noise_seed is not None else ""
+    budget = f"(ε = {said.epsilon:.4g}, δ = {said.delta:.2g})"
+    promised = "differential privacy of everything that training released"
+    return f"{mark}{said.unit}-level {budget} {promised}."
 
 
-def budgets(run: Run) -> dict[str, Any] | None:
-    """Show how personal budgets are spread, and what was spent of them."""
-    said = run.summary["privacy"].get("budgets")
-    if said is None:
-        return None
+def budgets_plot(run: Run, said: BudgetSummary) -> Markup:
+    """Draw the distribution of the personal budgets."""
     rows = [
-        Bar(f"ε {part['from']:.3g}–{part['to']:.3g}", part["clients"] / said["clients"])
-        for part in said["distribution"]
+        Bar(f"ε {part['from']:.3g}–{part['to']:.3g}", part["clients"] / said.clients)
+        for part in said.distribution
     ]
     label = marked(run, "Personal budgets, share of clients")
-    return {**said, "plot": plots.bars(rows, ["clients"], label)}
+    return plots.bars(rows, ["clients"], label)
 
 
-def together(folder: RunFolder) -> dict[str, Any] | None:
+def together(folder: RunFolder) -> ComposedStatement | None:
     """Return what the seeds that a run is one of release together, if it is one of several."""
     above = RunFolder(folder.path.resolve().parent)
     if not (above.path / "seeds.json").exists() or not (above.path / "summary.json").exists():
         return None
     summary = above.read_summary()
-    if folder.path.resolve().name not in summary.get("runs", []):
+    if folder.path.resolve().name not in (summary.runs or []):
         return None
-    said: dict[str, Any] | None = summary["privacy"].get("together")
-    return said
+    return summary.privacy.together
 
 
-def audit(run: Run, folder: RunFolder) -> dict[str, Any] | None:
-    """Show what `hushrec audit` found, if it was asked."""
-    if not (folder.path / AUDIT_FILE).exists():
+RATE_NAMES = {
+    "auc": "AUC",
+    "advantage": "Advantage (TPR − FPR)",
+    "tpr_at_1_fpr": "TPR at 1 % FPR",
+}
+
+
+def read_audit(folder: RunFolder) -> Audit | None:
+    """Return the result of `hushrec audit`, where there is one."""
+    return folder.read(AUDIT_FILE, Audit) if (folder.path / AUDIT_FILE).exists() else None
+
+
+def audit_plot(run: Run, audit: Audit | None) -> Markup | None:
+    """Draw the share of a client's items that an attacker names."""
+    if audit is None or isinstance(audit.items, Skipped):
         return None
-    found = folder.read_json(AUDIT_FILE, Audit)
-    items = found["items"]
-    if "skipped" not in items:
-        rows = [
-            Dot(name, value["r_precision"], tuple(value["interval"]), strong=True)
-            for name, value in items["evidence"].items()
-        ]
-        rows += [
-            Dot("most popular items", items["popularity"], note="the same guess for all"),
-            Dot("chance", items["chance"], note="expected"),
-        ]
-        label = marked(run, "Share of a client's items that are named")
-        items = {**items, "plot": plots.dots(rows, label, 1.0)}
-    names = {"auc": "AUC", "advantage": "Advantage (TPR − FPR)", "tpr_at_1_fpr": "TPR at 1 % FPR"}
-    return {**found, "items": items, "measures": names}
+    rows = [
+        Dot(name, value.r_precision, (value.interval[0], value.interval[1]), strong=True)
+        for name, value in audit.items.evidence.items()
+    ]
+    rows += [
+        Dot("most popular items", audit.items.popularity, note="the same guess for all"),
+        Dot("chance", audit.items.chance, note="expected"),
+    ]
+    return plots.dots(rows, marked(run, "Share of a client's items that are named"), 1.0)
 
 
 LAST_SEEN = 5

@@ -165,14 +165,13 @@ def write_convergence(
 def curve_of(path: Path, metric: str, candidates: str) -> Curve:
     """Return what a run recorded of a metric; of several seeds the first."""
     summary = RunFolder.open(path).read_summary()
-    several = "runs" in summary
-    folder = RunFolder.open(path / summary["runs"][0]) if several else RunFolder.open(path)
-    mark = " (leaks)" if summary["protocol"] == "published" else ""
-    seed = f", {summary['runs'][0]}" if several else ""
+    first = summary.runs[0] if summary.runs else ""
+    mark = " (leaks)" if summary.leaks else ""
+    seed = f", {first}" if first else ""
     points = [
-        (line["round"], line["valid"][candidates][metric])
-        for line in folder.read_metrics()
-        if line["valid"] and metric in line["valid"].get(candidates, {})
+        (line.round, line.valid[candidates][metric])
+        for line in RunFolder.open(path / first).read_metrics()
+        if line.valid and metric in line.valid.get(candidates, {})
     ]
     if not points:
         raise ConfigError(

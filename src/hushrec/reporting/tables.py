@@ -10,9 +10,12 @@ from typing import Any
 from rich.table import Table
 
 from hushrec.analysis.run import GuidanceEffect
+from hushrec.data.splitting import Part
 from hushrec.evaluation.groups import Spread
+from hushrec.io.stored import Metrics, Tables
 from hushrec.reporting.wording import human_duration, human_size
 from hushrec.runs.comparison import ComparedRun
+from hushrec.runs.schema import AdaptationCurve, Summary
 from hushrec.tuning import Search
 
 MOST_COLUMNS = 4
@@ -38,38 +41,39 @@ def shown_metrics(measured: Iterable[str]) -> list[str]:
     return chosen or names[:MOST_COLUMNS]
 
 
-def result_table(
-    summary: Mapping[str, Any], names: Sequence[str] = (), part: str = "test"
-) -> Table:
-    """Show a run's metrics beside popularity and chance."""
-    names = names or shown_metrics(summary[part]["full"])
-    published = summary["protocol"] == "published"
-    title = f"{summary['method']} on {summary['data']}, {part} items"
-    mark = summary["protocol_mark"]
-    table = plain_table(title, caption=mark, caption_style="bold red")
+def result_table(summary: Summary, names: Sequence[str] = (), part: Part = "test") -> Table:
+    """Show a run's metrics beside those of the baselines, where these are known."""
+    tables: Tables = summary.test if part == "test" else summary.valid
+    names = names or shown_metrics(tables["full"])
+    title = f"{summary.method} on {summary.data}, {part} items"
+    table = plain_table(title, caption=summary.protocol_mark, caption_style="bold red")
     table.add_column("candidates", no_wrap=True)
     table.add_column("", no_wrap=True)
     add_figures(table, map(str.upper, names))
-    spread = summary.get("test_sd")
-    for candidates, values in summary[part].items():
+    for candidates, values in tables.items():
         sampled = candidates.removeprefix("sampled")
         label = "all items" if candidates == "full" else f"{sampled} sampled"
-        row = {
-            summary["method"] + (" (leaks)" if published else ""): values,
-            "popularity": summary["yardsticks"]["popularity"][candidates],
-            "chance": summary["yardsticks"]["chance"][candidates],
-        }
-        for place, (who, figures) in enumerate(row.items()):
-            cells = [f"{figures[name]:.4f}" if name in figures else "–" for name in names]
-            if place == 0 and spread:
-                cells = [
-                    f"{cell} ± {spread[candidates][name]:.4f}"
-                    for cell, name in zip(cells, names, strict=True)
-                ]
-            style = "bold" if place == 0 else "dim"
-            table.add_row(label if place == 0 else "", who, *cells, style=style)
+        cells = _cells(values, names)
+        if summary.test_sd:
+            deviations = summary.test_sd[candidates]
+            cells = [
+                f"{cell} ± {deviations[name]:.4f}" for cell, name in zip(cells, names, strict=True)
+            ]
+        mark = " (leaks)" if summary.leaks else ""
+        table.add_row(label, f"{summary.method}{mark}", *cells, style="bold")
+        for name, baseline in _baselines(summary):
+            table.add_row("", name, *_cells(baseline[candidates], names), style="dim")
         table.add_section()
     return table
+
+
+def _cells(values: Metrics, names: Sequence[str]) -> list[str]:
+    return [f"{values[name]:.4f}" if name in values else "–" for name in names]
+
+
+def _baselines(summary: Summary) -> list[tuple[str, Tables]]:
+    known = summary.baselines
+    return [] if known is None else [("popularity", known.popularity), ("chance", known.chance)]
 
 
 def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
@@ -209,55 +213,52 @@ def model_lines(figures: Mapping[str, float]) -> list[str]:
     return [f"{name}: {100 * value:.2f} %" for name, value in figures.items()]
 
 
-def facts(summary: Mapping[str, Any]) -> list[str]:
-    """Return the lines under the table: what a reader must know to judge it."""
-    users, time = summary["users"], summary["time"]
-    rounds, selected = summary["rounds"], summary["selected_round"]
-    sent, silos = summary["communication"], summary.get("silos")
-    by = summary.get("selected_by", "validation")
+def facts(summary: Summary) -> list[str]:
+    """Return the lines under the table: rounds, costs, privacy, and what qualifies the result."""
+    users, time, sent = summary.users, summary.time, summary.communication
     lines = [
-        f"rounds {rounds}, selected {selected} by {by} · {human_duration(time['total_s'])}, "
-        f"{human_duration(time['per_round_s'])} a round · "
-        f"peak memory {human_size(summary['peak_rss_bytes'])}",
-        f"uploaded {human_size(sent['up_bytes'])}, downloaded {human_size(sent['down_bytes'])} "
-        f"by {users.get('training_clients') or users['users']:,} clients that train",
-        f"privacy: {summary['privacy']['statement']}",
+        f"rounds {summary.rounds}, selected {summary.selected_round} by {summary.selected_by} · "
+        f"{human_duration(time.total_s)}, {human_duration(time.per_round_s)} a round · "
+        f"peak memory {human_size(summary.peak_rss_bytes)}",
+        f"uploaded {human_size(sent.up_bytes)}, downloaded {human_size(sent.down_bytes)} "
+        f"by {users.training_clients or users.users:,} clients that train",
+        f"privacy: {summary.privacy.statement}",
     ]
-    if silos:
-        apart = silos["divergence"]
+    if summary.nodes:
+        counts = ", ".join(f"{name} {count:,}" for name, count in summary.nodes.items())
+        lines.append(f"users of each node: {counts}")
+    if silos := summary.silos:
         lines.append(
-            f"{silos['count']:,} silos of {silos['users']['min']:,} to {silos['users']['max']:,} "
-            f"users, {apart['mean']:.4f} from everybody on average ({apart['measure']})"
+            f"{silos.count:,} silos of {silos.users.min:,} to {silos.users.max:,} users, "
+            f"{silos.divergence.mean:.4f} from everybody on average ({silos.divergence.measure})"
         )
-    if summary.get("improving"):
+    if summary.improving and isinstance(summary.rounds, int):
         lines.append(
-            f"still improving at the last round: go on with --resume --rounds {2 * rounds} "
+            f"still improving at the last round: go on with --resume --rounds {2 * summary.rounds} "
             "--out of this run"
         )
-    budgets = summary["privacy"].get("budgets")
-    if budgets:
-        own, paid = budgets["epsilon"], budgets["spent"]
+    if budgets := summary.privacy.budgets:
+        own, paid = budgets.epsilon, budgets.spent
         lines.append(
-            f"personal budgets: epsilon {own['min']:.4g} to {own['max']:.4g} (median "
-            f"{own['median']:.4g}), really spent {paid['min']:.4g} to {paid['max']:.4g} (median "
-            f"{paid['median']:.4g}); {budgets['over_budget']:,} of {budgets['clients']:,} clients "
-            f"over budget, {budgets['stopped']:,} stopped"
+            f"personal budgets: epsilon {own.min:.4g} to {own.max:.4g} (median {own.median:.4g}), "
+            f"really spent {paid.min:.4g} to {paid.max:.4g} (median {paid.median:.4g}); "
+            f"{budgets.over_budget:,} of {budgets.clients:,} clients over budget, "
+            f"{budgets.stopped:,} stopped"
         )
-    if users["not_evaluated_users"]:
+    if users.not_evaluated_users:
         lines.append(
-            f"{users['not_evaluated_users']:,} of {users['users']:,} users are not evaluated: "
+            f"{users.not_evaluated_users:,} of {users.users:,} users are not evaluated: "
             "too short for the split, or not asked by it"
         )
-    return [*lines, *model_lines(summary.get("model", {})), *summary["notes"]]
+    return [*lines, *model_lines(summary.model), *summary.notes]
 
 
-def adaptation_table(curve: Mapping[str, Any]) -> Table:
+def adaptation_table(curve: AdaptationCurve) -> Table:
     """Show what unseen users get after so many interactions of their own."""
-    points = curve["points"]
-    table = plain_table(f"{curve['users']:,} users that training left out, full ranking")
-    for name in points[0]:
+    table = plain_table(f"{curve.users:,} users that training left out, full ranking")
+    for name in curve.points[0]:
         table.add_column(name, justify="right")
-    for point in points:
+    for point in curve.points:
         interactions, *values = point.values()
         table.add_row(str(interactions), *(f"{value:.4f}" for value in values))
     return table

@@ -55,7 +55,7 @@ def metric_name(metric: str) -> str:
 
 def marked(run: Run, label: str) -> str:
     """Mark the spoken label of a drawing too."""
-    mark = run.summary["protocol_mark"]
+    mark = run.summary.protocol_mark
     return f"{label}, {mark}" if mark else label
 
 
@@ -64,7 +64,7 @@ def options(run: Run) -> list[tuple[str, Any, str]]:
     described = type(run.model.method).Config.model_fields
     return [
         (name, value, (described[name].description or "") if name in described else "")
-        for name, value in run.summary["options"].items()
+        for name, value in run.summary.options.items()
     ]
 
 

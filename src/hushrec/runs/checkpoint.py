@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hushrec.errors import ConfigError, RunError
 from hushrec.federation.backends.base import Backend
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.rounds import ServerState
+from hushrec.federation.rounds import RoundLine, ServerState
 from hushrec.io.codec import Arrays
 from hushrec.io.files import remove
 from hushrec.methods.base import Shared, Staged
@@ -33,7 +33,7 @@ class Diary:
         self.folder, self.backend, self.seconds = folder, backend, seconds
         self.saved_at = time.monotonic()
 
-    def record(self, line: Mapping[str, Any]) -> None:
+    def record(self, line: RoundLine) -> None:
         """Add a line to metrics.jsonl."""
         self.folder.append_metrics(line)
 
@@ -62,7 +62,7 @@ class Diary:
 def saved_key(folder: RunFolder) -> str | None:
     """Return the key of the noise of a run that is to go on; None where it begins anew."""
     name = folder.checkpoint_name()
-    return None if name is None else folder.read_checkpoint(name)["key"]
+    return None if name is None else folder.read_checkpoint(name).key
 
 
 def prolonged(folder: RunFolder, rounds: int | None) -> Experiment:
@@ -73,9 +73,10 @@ def prolonged(folder: RunFolder, rounds: int | None) -> Experiment:
     experiment, name = folder.experiment(), folder.checkpoint_name()
     if rounds is None or rounds == experiment.rounds:
         return experiment
-    reached = folder.read_checkpoint(name) if name else {"round": 0, "selected_round": 0}
-    if rounds <= reached["round"]:
-        raise ConfigError(f"{folder.path} has {reached['round']} rounds already: ask for more")
+    header = folder.read_checkpoint(name) if name else None
+    reached, selected = (header.round, header.selected_round) if header else (0, 0)
+    if rounds <= reached:
+        raise ConfigError(f"{folder.path} has {reached} rounds already: ask for more")
     if experiment.privacy.mode != "none":
         raise ConfigError(
             f"the noise of {folder.path} was found for {experiment.rounds} rounds: train anew with "
@@ -83,9 +84,9 @@ def prolonged(folder: RunFolder, rounds: int | None) -> Experiment:
         )
     if isinstance(experiment.make_method(), Staged):
         raise ConfigError(f"the rounds of {experiment.method} are planned: more add nothing")
-    if name == FINAL and reached["selected_round"] < reached["round"]:
+    if name == FINAL and selected < reached:
         raise ConfigError(
-            f"{folder.path} was best at round {reached['selected_round']} of {reached['round']}, "
+            f"{folder.path} was best at round {selected} of {reached}, "
             "and nothing later is kept: train anew with more --rounds, or with a larger "
             "evaluation.patience"
         )
@@ -103,22 +104,23 @@ def restore(state: ServerState, backend: Backend, folder: RunFolder, rounds: int
     if name is None:
         folder.rewind_metrics(0)
         return False
-    numbers = folder.read_checkpoint(name)
-    reopened = name == FINAL and numbers["selected_round"] == numbers["round"] < rounds
+    header = folder.read_checkpoint(name)
+    reopened = name == FINAL and header.selected_round == header.round < rounds
     if name == FINAL and not reopened and (folder.path / "summary.json").exists():
         raise RunError(f"{folder.path} is finished; there is nothing to resume")
-    if numbers.get("data") != state.data:
+    if header.data != state.data:
         raise RunError(f"{folder.path} was trained on other data than is given now")
     for key in NUMBERS:
-        setattr(state, key, numbers[key])
+        setattr(state, key, getattr(header, key))
+    state.account = [entry.as_dict() for entry in header.account]
     if state.ledger is not None:
         state.ledger = Ledger(**folder.read_tensors(name, f"{LEDGER}.safetensors"))
     if name != FINAL or reopened:  # else it died just before its summary: only the test is left
         role = SELECTED if reopened else CURRENT
-        state.shared, parts = load_model(folder, name, role, numbers["files"])
+        state.shared, parts = load_model(folder, name, role, header.files)
         backend.load(parts, selected=False)
     if state.selected_round:
-        state.selected_shared, parts = load_model(folder, name, SELECTED, numbers["files"])
+        state.selected_shared, parts = load_model(folder, name, SELECTED, header.files)
         backend.load(parts, selected=True)
     folder.rewind_metrics(state.round)
     return reopened

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from hushrec.evaluation.metrics import per_user
 from hushrec.evaluation.ranking import Ranks
 from hushrec.evaluation.significance import bootstrap_interval, holm, paired_test
 from hushrec.runs.folder import RunFolder, read_ranks
+from hushrec.runs.schema import RoundLine, Summary
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ class ComparedRun:
 class Ranked(Protocol):
     """A run that is open: what of it is compared."""
 
-    summary: Mapping[str, Any]
+    summary: Summary
     ranks: Mapping[str, PartRanks]
     folder: RunFolder | None
 
     @property
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[RoundLine]:
         """A line for each round."""
         ...
 
@@ -136,16 +137,17 @@ class _Stored:
     def of(cls, run: Ranked, candidates: str, number: str) -> _Stored:
         """Take what is compared of a run that is open; one without a folder has a number."""
         said = run.summary
-        name = f"{number}{said['method']}" if run.folder is None else str(run.folder.path)
+        name = f"{number}{said.method}" if run.folder is None else str(run.folder.path)
         ranks = [_chosen(run.ranks["test"], candidates, name)]
-        method, data, protocol = (said[key] for key in ("method", "data", "protocol"))
-        return cls(name, method, data, protocol, ranks, _costs(said, run.lines, name))
+        return cls(
+            name, said.method, said.data, said.protocol, ranks, _costs(said, run.lines, name)
+        )
 
     @classmethod
     def read(cls, path: Path, candidates: str) -> _Stored:
         folder = RunFolder.open(path)
         summary = folder.read_summary()
-        parts = [path / name for name in summary.get("runs", [])] or [path]
+        parts = [path / name for name in summary.runs or []] or [path]
         ranks, costs = [], []
         for part in parts:
             one = RunFolder.open(part)
@@ -156,9 +158,8 @@ class _Stored:
                 f"{path}: its seeds hold out different items, so they cannot be averaged user by "
                 "user; compare single seeds, or use a split without chance"
             )
-        method, data, protocol = (summary[key] for key in ("method", "data", "protocol"))
         mean = {name: float(np.mean([cost[name] for cost in costs])) for name in costs[0]}
-        return cls(str(path), method, data, protocol, ranks, mean)
+        return cls(str(path), summary.method, summary.data, summary.protocol, ranks, mean)
 
     def values(self, metric: str) -> NDArray[np.float64]:
         """Return the metric of every user for every seed, [seeds, users]."""
@@ -173,15 +174,15 @@ def _chosen(stored: PartRanks, candidates: str, name: str) -> Ranks:
     return stored[candidates]
 
 
-def _costs(
-    summary: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], name: str
-) -> dict[str, float]:
+def _costs(summary: Summary, lines: Sequence[RoundLine], name: str) -> dict[str, float]:
     """Return what a run had cost when it reached the model that is compared."""
-    selected = summary["selected_round"]
-    found = [line for line in lines if line["round"] == selected]
-    if not found:
-        raise RunError(f"{name}: metrics.jsonl has no line of the selected round {selected}")
-    return {
-        "selected_round": selected,
-        **{key: found[0][key] for key in ("up_bytes", "down_bytes")},
-    }
+    for line in lines:
+        if line.round == summary.selected_round:
+            return {
+                "selected_round": line.round,
+                "up_bytes": line.up_bytes,
+                "down_bytes": line.down_bytes,
+            }
+    raise RunError(
+        f"{name}: metrics.jsonl has no line of the selected round {summary.selected_round}"
+    )

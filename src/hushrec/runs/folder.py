@@ -58,11 +58,13 @@ from hushrec.io.files import (
     write_text,
     writing,
 )
-from hushrec.io.stored import Stored
+from hushrec.io.stored import Stored, StoredT
 from hushrec.private.store import WORKSPACE
-from hushrec.runs.formats import Line, State, Summary
+from hushrec.runs.schema import CheckpointHeader, RoundLine, Seeds, Summary
 
 Arrays = Mapping[str, NDArray[Any]]
+SUMMARY = "summary.json"
+METRICS = "metrics.jsonl"
 FINAL = "final"
 AUDIT_FILE = "audit.json"
 SEEDS = "seeds.json"
@@ -84,7 +86,7 @@ class RunFolder:
         with atomic_folder(path) as folder:
             (folder / "config.toml").write_text(experiment.to_toml(), "utf-8")
             if seeds:
-                (folder / SEEDS).write_text(json.dumps({"seeds": list(seeds)}), "utf-8")
+                (folder / SEEDS).write_text(Seeds(seeds=list(seeds)).to_json(), "utf-8")
         return cls(path)
 
     @classmethod
@@ -127,46 +129,41 @@ class RunFolder:
         """Write a text file."""
         write_text(self.path / name, text)
 
-    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+    def write(self, name: str, value: Stored) -> None:
         """Write a JSON file."""
-        self.write_text(name, json.dumps(value, indent=2) + "\n")
+        self.write_text(name, value.to_json(indent=2) + "\n")
 
-    def read_json(self, name: str, kind: type[Stored] | None = None) -> dict[str, Any]:
-        """Read a JSON file that holds what ``kind`` says."""
+    def read(self, name: str, kind: type[StoredT]) -> StoredT:
+        """Read a JSON file as ``kind``."""
         file = self.path / name
         if not file.exists():
             raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
-        value = stored.read_json(file)
-        return value if kind is None else stored.checked(kind, value, str(file))
+        return stored.read_stored(kind, file)
 
-    def read_summary(self) -> dict[str, Any]:
-        """Read summary.json and check that it is one."""
-        if (self.path / FEDERATED).exists():
-            raise RunError(
-                f"{self.path} is the server's side of a federation, and what its users had is on "
-                "the nodes: see 'hushrec federate status'"
-            )
-        return self.read_json("summary.json", Summary)
+    def read_summary(self) -> Summary:
+        """Read summary.json."""
+        return self.read(SUMMARY, Summary)
 
-    def append_metrics(self, line: Mapping[str, Any]) -> None:
+    def append_metrics(self, line: RoundLine) -> None:
         """Add a round to metrics.jsonl."""
-        append_line(self.path / "metrics.jsonl", json.dumps(line))
+        append_line(self.path / METRICS, line.to_json())
 
-    def read_metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
+    def read_metrics(self, up_to: int | None = None) -> list[RoundLine]:
         """Read metrics.jsonl; a last line cut short by a crash is left out."""
-        file = self.path / "metrics.jsonl"
-        lines = []
-        for number, text in enumerate(_whole_lines(file), 1):
-            where = f"{file}, line {number},"
-            line = stored.checked(Line, stored.parse_json(text, where), where)
-            if up_to is None or line["round"] <= up_to:
-                lines.append(line)
-        return lines
+        file = self.path / METRICS
+        lines = [
+            stored.parse(RoundLine, text, f"{file}, line {number},")
+            for number, text in enumerate(_whole_lines(file), 1)
+        ]
+        return [line for line in lines if up_to is None or line.round <= up_to]
+
+    def write_metrics(self, lines: Iterable[RoundLine]) -> None:
+        """Write metrics.jsonl anew."""
+        self.write_text(METRICS, "".join(f"{line.to_json()}\n" for line in lines))
 
     def rewind_metrics(self, round_number: int) -> None:
         """Drop the lines of rounds after a checkpoint; they will be computed again."""
-        lines = self.read_metrics(round_number)
-        self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        self.write_metrics(self.read_metrics(round_number))
 
     def write_arrays(self, name: str, arrays: Arrays) -> None:
         """Write an npz file."""
@@ -174,10 +171,10 @@ class RunFolder:
             payload: dict[str, Any] = dict(arrays)
             np.savez_compressed(file, **payload)
 
-    def write_results(self, ranks: Mapping[str, PartRanks], summary: Mapping[str, Any]) -> None:
-        """Write what a run came to; with the summary it is done."""
+    def write_results(self, ranks: Mapping[str, PartRanks], summary: Summary) -> None:
+        """Write the results; a run with a summary is finished."""
         self.write_arrays("users.npz", ranks_to_arrays(ranks))
-        self.write_json("summary.json", summary)
+        self.write(SUMMARY, summary)
 
     def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
         """Read an npz file."""
@@ -198,7 +195,8 @@ class RunFolder:
                 target = folder / f"{file}.safetensors"
                 save_file({key: np.ascontiguousarray(a) for key, a in arrays.items()}, target)
                 digests[target.name] = _digest(target)
-            record = {**state, "settings": self._settings(), "files": digests}
+            header = CheckpointHeader(**state, settings=self._settings(), files=digests)
+            record = header.as_dict()
             record["digest"] = _text_digest(record)
             (folder / "state.json").write_text(json.dumps(record, indent=2))
         self.drop_checkpoints(but=name)
@@ -213,25 +211,25 @@ class RunFolder:
         found = sorted(p.name for p in folder.glob("[!.]*")) if folder.is_dir() else []
         return FINAL if FINAL in found else found[-1] if found else None
 
-    def read_checkpoint(self, name: str) -> dict[str, Any]:
-        """Read a checkpoint's state after checking every file against its digest."""
+    def read_checkpoint(self, name: str) -> CheckpointHeader:
+        """Read a checkpoint's header after checking every file against its digest."""
         folder = self.path / "checkpoint" / name
         try:
-            state = stored.read_json(folder / "state.json")
+            record = stored.read_json(folder / "state.json")
         except RunError:
             raise self._damaged(folder / "state.json") from None
-        if state.pop("digest", None) != _text_digest(state):
+        if record.pop("digest", None) != _text_digest(record):
             raise self._damaged(folder / "state.json")
-        stored.checked(State, state, str(folder / "state.json"))
-        for file, digest in state["files"].items():
+        header = stored.parse(CheckpointHeader, json.dumps(record), str(folder / "state.json"))
+        for file, digest in header.files.items():
             if not (folder / file).is_file() or _digest(folder / file) != digest:
                 raise self._damaged(folder / file)
-        if state["settings"] != self._settings():
+        if header.settings != self._settings():
             raise RunError(
                 f"{self.path / 'config.toml'} was changed since this run was trained; "
                 "put it back, or train anew with --overwrite"
             )
-        return state
+        return header
 
     def read_tensors(self, name: str, file: str) -> dict[str, NDArray[Any]]:
         """Read one file of a checkpoint."""
@@ -341,7 +339,7 @@ def new_place(path: Path, *, overwrite: bool) -> Iterator[Path]:
         except StoppedError as stopped:
             raise StoppedError(f"{stopped}; {_again(path)}") from None
         except Exception as error:
-            kept = not replaces and any(path.rglob("metrics.jsonl"))
+            kept = not replaces and any(path.rglob(METRICS))
             # Somebody else may have begun a run there meanwhile; then it is refused, and theirs.
             refused = isinstance(error, RunError) and not isinstance(error, DiskError)
             theirs = not replaces and (refused or RunFolder(path).is_locked())
@@ -377,7 +375,7 @@ def left_off(path: Path) -> Path:
     bring_back(path)
     new, old = beside(path, NEW), beside(path, OLD)
     if is_run(new):
-        if not (new / "summary.json").exists():
+        if not (new / SUMMARY).exists():
             return new
         with RunFolder(path).locked() if path.exists() else nullcontext():
             _replace(path, new)

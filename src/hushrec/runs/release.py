@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -35,7 +34,8 @@ from hushrec.data.catalog import names
 from hushrec.errors import RunError
 from hushrec.federation.experiment import Experiment
 from hushrec.io.files import LOCK, atomic_folder, checked_path
-from hushrec.privacy.plan import NO_GUARANTEE, Guarantee
+from hushrec.privacy.plan import Guarantee
+from hushrec.privacy.statement import PrivacyStatement
 from hushrec.runs.run import Run
 from hushrec.serving.bundle import can_export, export
 from hushrec.serving.model import Model
@@ -61,8 +61,8 @@ class Covered:
     model: Model
     """The shared model, without users."""
     config: Mapping[str, Any]
-    said: Mapping[str, Any]
-    """The statement, as summary.json has it."""
+    said: PrivacyStatement
+    """The privacy statement of summary.json."""
     round: int
     """The round that is shipped, which was not chosen by anybody's data."""
 
@@ -78,11 +78,11 @@ def release(run: Run, path: str | Path) -> Path:
 
 def refuse_uncovered(run: Run) -> None:
     """Refuse a run of whose model something is not covered."""
-    said, privacy = run.summary["privacy"], run.experiment.privacy
+    said, privacy = run.summary.privacy, run.experiment.privacy
     where = "the run" if run.folder is None else str(run.folder.path)
-    if said["guarantee"] == NO_GUARANTEE or not math.isfinite(said["epsilon"]):
+    if not said.promises:
         raise RunError(
-            f"{where} guarantees nothing, so nothing of it can be released: {said['statement']} "
+            f"{where} guarantees nothing, so nothing of it can be released: {said.statement} "
             "Train with --privacy central --epsilon E"
         )
     if privacy.noise_seed is not None:
@@ -90,7 +90,7 @@ def refuse_uncovered(run: Run) -> None:
             f"{where} is simulated: whoever knows privacy.noise_seed can remove its noise; train "
             "without it"
         )
-    if run.summary.get("selected_by", "validation") == "validation":
+    if run.summary.selected_by == "validation":
         raise RunError(
             f"{where} was trained before the shipped round was covered: somebody's validation "
             "items chose it; train again"
@@ -119,8 +119,8 @@ def covered(run: Run) -> Covered:
     return Covered(
         run.model.without_users(),
         public_config(run.experiment),
-        run.summary["privacy"],
-        run.summary["selected_round"],
+        run.summary.privacy,
+        run.summary.shipped_round,
     )
 
 
@@ -141,9 +141,9 @@ def write_release(what: Covered, folder: Path) -> None:
     account = ("delta", "epsilon", "asked_epsilon", "spent_epsilon", "account")
     texts = {
         "README.md": _readme(what),
-        "statement.txt": f"{said['statement']}\n",
-        "statement.json": _json({key: said[key] for key in guarantee}),
-        "account.json": _json({key: said[key] for key in account}),
+        "statement.txt": f"{said.statement}\n",
+        "statement.json": _json({key: getattr(said, key) for key in guarantee}),
+        "account.json": _json({key: getattr(said, key) for key in account}),
         "config.toml": tomli_w.dumps(what.config),
         "items.json": _json({"items": data.items.tolist(), "titles": titles}),
     }
@@ -165,8 +165,8 @@ def write_release(what: Covered, folder: Path) -> None:
         "format": FORMAT,
         "method": what.model.method.name,
         "round": what.round,
-        "epsilon": said["epsilon"],
-        "delta": said["delta"],
+        "epsilon": said.epsilon,
+        "delta": said.delta,
         "files": files,
         "left_out": LEFT_OUT,
     }
@@ -177,7 +177,7 @@ def _readme(what: Covered) -> str:
     device = "`bundle` is the same model for devices: `hushrec.serving.recommender` reads it.\n"
     return f"""# A model of {what.model.method.name}, released under differential privacy
 
-{what.said["statement"]}
+{what.said.statement}
 
 The model is that of round {what.round}. `model.safetensors` holds it, `items.json` the items that
 its rows are of, `config.toml` how it was trained, `statement.json` the guarantee as fields,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,21 +16,20 @@ from hushrec.evaluation.evaluator import Evaluator, PartRanks, chance_ranks, pop
 from hushrec.evaluation.metrics import ListMetric, parse_metric, summarise
 from hushrec.federation.backends.base import Backend
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.rounds import ServerState
+from hushrec.federation.rounds import RoundLine, ServerState
 from hushrec.federation.setup import SimulatedTraining
 from hushrec.io.files import checked_path
 from hushrec.io.memory import usable_cores
 from hushrec.io.rows import Rows
+from hushrec.io.stored import Tables
 from hushrec.runs.checkpoint import SELECTED, Diary, load_model
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import FINAL, RunFolder, new_place, read_ranks
+from hushrec.runs.schema import Summary
 from hushrec.serving.bundle import BundleForm, export
 from hushrec.serving.data import ServingData
 from hushrec.serving.model import Model, Recommendation
 from hushrec.streams import Streams
-
-Measured = dict[str, dict[str, float]]
-"""Metrics by candidates and name."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,11 @@ class Unsaved:
 
     state: ServerState
     backend: Backend
-    lines: Sequence[dict[str, Any]]
+    lines: Sequence[RoundLine]
 
     def write(self, folder: RunFolder) -> None:
         """Write the rounds and the model."""
-        folder.write_text("metrics.jsonl", "".join(f"{json.dumps(one)}\n" for one in self.lines))
+        folder.write_metrics(self.lines)
         Diary(folder, self.backend, 0).finish(self.state)
 
 
@@ -56,7 +54,7 @@ class Run:
         experiment: Experiment,
         split: Split,
         model: Model,
-        summary: Mapping[str, Any],
+        summary: Summary,
         ranks: Mapping[str, PartRanks],
         folder: RunFolder | None,
     ) -> None:
@@ -74,7 +72,7 @@ class Run:
         training: SimulatedTraining,
         split: Split,
         state: ServerState,
-        summary: Mapping[str, Any],
+        summary: Summary,
         folder: RunFolder | None,
     ) -> Run:
         """Return the run that has just been trained."""
@@ -95,22 +93,28 @@ class Run:
         """Read a finished run; its data is loaded by name unless given."""
         folder = RunFolder.open(Path(path))
         summary = folder.read_summary()
-        if isinstance(summary.get("seed"), list):
+        if summary.runs:
             raise RunError(
                 f"{path} holds several seeds: name one of its folders, for example "
-                f"{Path(path) / summary['runs'][0]}"
+                f"{Path(path) / summary.runs[0]}"
+            )
+        if summary.nodes is not None:
+            raise RunError(
+                f"{path} was trained by a federation: histories and private parameters are on its "
+                "nodes, and this folder has the shared parameters alone; recommend on a node, "
+                "with 'hushrec node recommend'"
             )
         experiment = folder.experiment()
         streams = Streams(experiment.seed)
         given = data or _load_data(experiment)
         split = make_split(given, experiment.split, streams, experiment.silos)
         state = folder.read_checkpoint(FINAL)
-        if state.get("data") != split.digest():
+        if state.data != split.digest():
             raise RunError(
                 f"{path}: the data '{experiment.data}' has changed since this run was trained"
             )
         method = experiment.make_method()
-        stored = load_model(folder, FINAL, SELECTED, state["files"])
+        stored = load_model(folder, FINAL, SELECTED, state.files)
         served, tolerant = ServingData.of(split), experiment.privacy.promises
         try:
             model = Model.restored(method, stored, served, streams, tolerant, experiment.store)
@@ -126,12 +130,12 @@ class Run:
         return self.split.data
 
     @property
-    def metrics(self) -> Mapping[str, Any]:
+    def metrics(self) -> Tables:
         """Test metrics: ``metrics["full"]["hr@10"]``."""
-        return dict(self.summary["test"])
+        return self.summary.test
 
     @property
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[RoundLine]:
         """The log of each round, as in metrics.jsonl."""
         if self.unsaved is not None:
             return list(self.unsaved.lines)
@@ -142,11 +146,11 @@ class Run:
         summary, figures = self.summary, self.metrics["full"]
         shown = [name for name in ("hr@10", "ndcg@10") if name in figures] or list(figures)[:2]
         values = ", ".join(f"{name} {figures[name]:.4f}" for name in shown)
-        mark = f"; {summary['protocol_mark']}" if summary["protocol_mark"] else ""
+        mark = f"; {summary.protocol_mark}" if summary.protocol_mark else ""
         where = "in memory" if self.folder is None else str(self.folder.path)
         return (
-            f"<Run {summary['method']} on {summary['data']}, seed {summary['seed']}: test {values} "
-            f"at round {summary['selected_round']} of {summary['rounds']}{mark}; {where}>"
+            f"<Run {summary.method} on {summary.data}, seed {summary.seed}: test {values} "
+            f"at round {summary.selected_round} of {summary.rounds}{mark}; {where}>"
         )
 
     # ------------------------------------------------------------ results and files
@@ -187,7 +191,7 @@ class Run:
 
     def measure(
         self, metrics: Sequence[str], part: Part, threads: int
-    ) -> tuple[Measured, dict[str, Measured]]:
+    ) -> tuple[Tables, dict[str, Tables]]:
         """Return the model's metrics by candidates and name, and those of each baseline.
 
         Metrics of lists, such as coverage, are under full, and only for the model.
@@ -197,7 +201,7 @@ class Run:
         of_lists = {n: metric for n, metric in parsed.items() if isinstance(metric, ListMetric)}
         names = [n for n in parsed if n not in of_lists] or evaluator.config.metric_names()
 
-        def table(source: PartRanks) -> Measured:
+        def table(source: PartRanks) -> Tables:
             return {candidates: summarise(value, names) for candidates, value in source.items()}
 
         popularity = popularity_ranks(evaluator, part)

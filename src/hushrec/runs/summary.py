@@ -1,4 +1,4 @@
-"""What summary.json says of a run, or of several seeds together."""
+"""How summary.json is made: of a run, of several seeds, of a federation."""
 
 from __future__ import annotations
 
@@ -8,104 +8,95 @@ from typing import Any
 
 import numpy as np
 
+from hushrec.aggregation.statistics import Evaluation
 from hushrec.data import Interactions
 from hushrec.data import partition as silos
-from hushrec.data.splitting import Split
+from hushrec.data.splitting import Part, Split
 from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
 from hushrec.evaluation.metrics import Coverage, PopularityBias
-from hushrec.federation.rounds import ServerState
+from hushrec.federation.rounds import ServerState, Training
 from hushrec.federation.setup import SimulatedTraining
 from hushrec.io.memory import peak_rss_bytes
+from hushrec.io.stored import Tables
 from hushrec.methods.base import Staged, facts_of
-from hushrec.privacy.composition import Claim, compose, promises
-
-PUBLISHED_MARK = "published protocol (leaks the held-out item)"
-
-
-def mean_summary(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the summary of several seeds: means under the same names, and their spread."""
-
-    def table(part: str, reduce: Callable[[list[float]], Any]) -> dict[str, dict[str, float]]:
-        first = summaries[0][part]
-        return {
-            candidates: {
-                name: float(reduce([summary[part][candidates][name] for summary in summaries]))
-                for name in first[candidates]
-            }
-            for candidates in first
-        }
-
-    def mean(*path: str) -> float:
-        values: list[Any] = list(summaries)
-        for key in path:
-            values = [value[key] for value in values]
-        return float(np.mean(values))
-
-    return {
-        **summaries[0],
-        "seed": [summary["seed"] for summary in summaries],
-        "runs": [f"seed-{summary['seed']}" for summary in summaries],
-        "rounds": [summary["rounds"] for summary in summaries],
-        "selected_round": [summary["selected_round"] for summary in summaries],
-        "improving": False,
-        "test": table("test", np.mean),
-        "valid": table("valid", np.mean),
-        "test_sd": table("test", lambda values: np.std(values, ddof=1) if len(values) > 1 else 0),
-        "lists": {name: mean("lists", name) for name in summaries[0]["lists"]},
-        "communication": {
-            key: round(mean("communication", key)) for key in ("up_bytes", "down_bytes")
-        },
-        "time": {key: mean("time", key) for key in ("total_s", "per_round_s")},
-        "peak_rss_bytes": max(summary["peak_rss_bytes"] for summary in summaries),
-        "privacy": _privacy_of_seeds(summaries),
-    }
-
-
-def _privacy_of_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is said of one run, the weakest, and of all together: each may be published."""
-    said = [summary["privacy"] for summary in summaries]
-    weakest = max(said, key=lambda one: one["epsilon"] or 0)
-    if len(said) < 2 or not all(map(promises, said)):
-        return dict(weakest)
-    together = compose([Claim.of(f"seed-{s['seed']}", s) for s in summaries])
-    return {**weakest, "statement": together.statement, "together": together.as_dict()}
-
-
-def _improves_still(training: SimulatedTraining, state: ServerState) -> bool:
-    """Say whether validation was best at the last round, of a method that more would help."""
-    method = training.task.method
-    learns = method.traits.learns and not isinstance(method, Staged)
-    chosen = training.selected_by == "validation" and state.round == training.experiment.rounds
-    return learns and chosen and state.selected_round == state.round
-
-
-def data_digest(data: Interactions) -> str:
-    """Identify people's rows, whatever is made of them and whichever list of items they are on."""
-    touched = np.bincount(data.item, minlength=data.n_items) > 0
-    hashed = hashlib.blake2b(digest_size=16)
-    for ids in (data.users, data.items[touched]):
-        hashed.update("\n".join([*ids.tolist(), ""]).encode())
-    for array in (data.user, (np.cumsum(touched) - 1)[data.item], data.value, data.time):
-        hashed.update(np.ascontiguousarray(array).tobytes())
-    return hashed.hexdigest()
+from hushrec.privacy.composition import compose
+from hushrec.privacy.statement import PrivacyStatement
+from hushrec.runs.schema import (
+    PUBLISHED_MARK,
+    Baselines,
+    Communication,
+    SiloFacts,
+    Summary,
+    Timing,
+    UserCounts,
+)
 
 
 def summarise(
     training: SimulatedTraining, split: Split, state: ServerState, data: Interactions
-) -> dict[str, Any]:
-    """Return what summary.json holds; these names are a contract. ``data`` was split."""
-    experiment, backend, method = training.experiment, training.backend, training.task.method
+) -> Summary:
+    """Return the summary of a run whose clients are all here; ``data`` is what was split."""
+    backend, method = training.backend, training.task.method
     evaluator, store, shared = backend.evaluator, backend.selected, state.selected_shared
     assert evaluator is not None and store is not None, "a round was selected"
     model = evaluator.model(method, training.serving(shared), store)
     top = evaluator.top_items(model, "test", 10)
     counts = np.bincount(split.train.positives.values, minlength=split.data.n_items)
-    n_test = len(evaluator.evaluated_users("test"))
     popularity = popularity_ranks(evaluator, "test")
+    holders = split.holders
+    return Summary(
+        **_common(training, state),
+        data_digest=data_digest(data),
+        test=evaluator.summarise(backend.ranks["test"]),
+        valid=evaluator.summarise(backend.ranks["valid"]),
+        baselines=Baselines(
+            popularity=evaluator.summarise(popularity),
+            chance=evaluator.summarise(chance_ranks(popularity)),
+        ),
+        lists={
+            "coverage@10": Coverage(10).value(top, counts),
+            "popularity_bias@10": PopularityBias(10).value(top, counts),
+        },
+        users=UserCounts(**split.facts(), ranked_users=len(evaluator.evaluated_users("test"))),
+        silos=None if holders is None else SiloFacts(**silos.facts(split.train, holders)),
+        notes=list(split.data.notes),
+    )
+
+
+def summarise_federation(
+    training: Training,
+    state: ServerState,
+    nodes: Mapping[str, int],
+    results: Mapping[Part, Evaluation],
+) -> Summary:
+    """Return the summary that a coordinator can make; ``nodes`` has the users of each node.
+
+    Interactions and ranks stay on the nodes: there are no baselines, and nothing of single users.
+    """
+    users, ranked = sum(nodes.values()), results["test"].users
+    return Summary(
+        **_common(training, state),
+        nodes=dict(nodes),
+        test=results["test"].means(),
+        valid=results["valid"].means(),
+        users=UserCounts(
+            users=users,
+            items=training.task.public.n_items,
+            training_clients=len(training.clients),
+            evaluated_users=ranked,
+            not_evaluated_users=users - ranked,
+            ranked_users=ranked,
+        ),
+        notes=[],
+    )
+
+
+def _common(training: Training, state: ServerState) -> dict[str, Any]:
+    """Return what is known to every server: settings, rounds, costs, privacy."""
+    experiment, sent = training.experiment, (state.up_bytes, state.down_bytes)
     return {
         "method": experiment.method,
         "data": experiment.data,
-        "data_digest": data_digest(data),
         "protocol": experiment.protocol,
         "protocol_mark": PUBLISHED_MARK if experiment.protocol == "published" else None,
         "preset": experiment.preset,
@@ -113,26 +104,89 @@ def summarise(
         "rounds": state.round,
         "selected_round": state.selected_round,
         "selected_by": training.selected_by,
-        "improving": _improves_still(training, state),
+        "improving": _is_improving(training, state),
         "seed": experiment.seed,
-        "test": evaluator.summarise(backend.ranks["test"]),
-        "valid": evaluator.summarise(backend.ranks["valid"]),
-        "yardsticks": {
-            "popularity": evaluator.summarise(popularity),
-            "chance": evaluator.summarise(chance_ranks(popularity)),
-        },
-        "model": dict(facts_of(method, shared)),
-        "lists": {
-            "coverage@10": Coverage(10).value(top, counts),
-            "popularity_bias@10": PopularityBias(10).value(top, counts),
-        },
-        "users": {**split.facts(), "looked_at": n_test},
-        "silos": None if split.holders is None else silos.facts(split.train, split.holders),
-        "notes": list(split.data.notes),
-        "communication": {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes},
-        "time": {"total_s": state.seconds, "per_round_s": state.seconds / max(1, state.round)},
+        "model": dict(facts_of(training.task.method, state.selected_shared)),
+        "communication": Communication(up_bytes=sent[0], down_bytes=sent[1]),
+        "time": Timing(total_s=state.seconds, per_round_s=state.seconds / max(1, state.round)),
         "peak_rss_bytes": peak_rss_bytes(),
         "privacy": training.plan.statement(
             state.account, state.round, state.ledger, state.up_bytes
         ),
     }
+
+
+def _is_improving(training: Training, state: ServerState) -> bool:
+    """Say whether more rounds would probably help: see `Summary.improving`."""
+    method = training.task.method
+    learns = method.traits.learns and not isinstance(method, Staged)
+    chosen = training.selected_by == "validation" and state.round == training.experiment.rounds
+    return learns and chosen and state.selected_round == state.round
+
+
+def mean_summary(summaries: Sequence[Summary]) -> Summary:
+    """Return the summary of several seeds: means under the same names, and standard deviations."""
+
+    def table(part: str, reduce: Callable[[list[float]], Any]) -> Tables:
+        tables = [getattr(summary, part) for summary in summaries]
+        return {
+            candidates: {
+                name: float(reduce([table[candidates][name] for table in tables]))
+                for name in tables[0][candidates]
+            }
+            for candidates in tables[0]
+        }
+
+    def deviation(values: list[float]) -> Any:
+        return np.std(values, ddof=1) if len(values) > 1 else 0.0
+
+    def mean(value: Callable[[Summary], float]) -> float:
+        return float(np.mean([value(summary) for summary in summaries]))
+
+    return summaries[0].model_copy(
+        update={
+            "seed": [summary.seed for summary in summaries],
+            "runs": [f"seed-{summary.seed}" for summary in summaries],
+            "rounds": [summary.rounds for summary in summaries],
+            "selected_round": [summary.selected_round for summary in summaries],
+            "improving": False,
+            "test": table("test", np.mean),
+            "valid": table("valid", np.mean),
+            "test_sd": table("test", deviation),
+            "lists": {
+                name: float(np.mean([summary.lists[name] for summary in summaries]))
+                for name in summaries[0].lists
+            },
+            "communication": Communication(
+                up_bytes=round(mean(lambda s: s.communication.up_bytes)),
+                down_bytes=round(mean(lambda s: s.communication.down_bytes)),
+            ),
+            "time": Timing(
+                total_s=mean(lambda s: s.time.total_s),
+                per_round_s=mean(lambda s: s.time.per_round_s),
+            ),
+            "peak_rss_bytes": max(summary.peak_rss_bytes for summary in summaries),
+            "privacy": _composed_privacy(summaries),
+        }
+    )
+
+
+def _composed_privacy(summaries: Sequence[Summary]) -> PrivacyStatement:
+    """Return the weakest statement of one seed, and what all seeds release together."""
+    statements = [summary.privacy for summary in summaries]
+    weakest = max(statements, key=lambda one: one.epsilon or 0)
+    if len(statements) < 2 or not all(one.promises for one in statements):
+        return weakest
+    together = compose([summary.claim(f"seed-{summary.seed}") for summary in summaries]).stated()
+    return weakest.model_copy(update={"statement": together.statement, "together": together})
+
+
+def data_digest(data: Interactions) -> str:
+    """Identify people's rows, independent of the split and of items without interactions."""
+    touched = np.bincount(data.item, minlength=data.n_items) > 0
+    hashed = hashlib.blake2b(digest_size=16)
+    for ids in (data.users, data.items[touched]):
+        hashed.update("\n".join([*ids.tolist(), ""]).encode())
+    for array in (data.user, (np.cumsum(touched) - 1)[data.item], data.value, data.time):
+        hashed.update(np.ascontiguousarray(array).tobytes())
+    return hashed.hexdigest()

@@ -28,7 +28,7 @@ from hushrec.io.codec import Array, Arrays
 from hushrec.io.files import atomic_folder, checked_path
 from hushrec.io.memory import usable_cores
 from hushrec.io.rows import Rows
-from hushrec.io.stored import Stored, checked, read_json
+from hushrec.io.stored import Stored, read_stored
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Explains, Method, Private, Shared, method_class
 from hushrec.private.store import PrivateStore, StoreConfig
@@ -130,8 +130,7 @@ class Model:
     def load(cls, path: str | Path) -> Model:
         """Read a model that `save` wrote; damaged files are refused."""
         folder = checked_path(path)
-        where = str(folder / HEADER)
-        header = _Header.model_validate(checked(_Header, read_json(folder / HEADER), where))
+        header = read_stored(_Header, folder / HEADER)
         if header.format != FORMAT:
             raise RunError(f"{folder} is no model of this version of hushrec")
         names = takewhile(header.files.__contains__, map(PRIVATE.format, count()))

@@ -81,7 +81,8 @@ class LeakDemo:
             for protocol in PROTOCOLS:
                 with self._working:
                     run = count_negatives(protocol, lambda r, at=protocol: self._on_round(at, r))
-                chance = _hit_rate(run.summary["yardsticks"]["chance"])
+                assert run.summary.baselines is not None, "of a simulation"
+                chance = _hit_rate(run.summary.baselines.chance)
                 self._update(protocol, test=_hit_rate(run.metrics), chance=chance)
         except HushrecError as error:
             problem = str(error)

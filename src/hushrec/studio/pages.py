@@ -16,7 +16,7 @@ from hushrec.reporting import plots
 from hushrec.reporting.html import REPORT, environment
 from hushrec.reporting.wording import metric_name, signed
 from hushrec.runs.comparison import ComparedRun, compare_runs
-from hushrec.runs.summary import PUBLISHED_MARK
+from hushrec.runs.schema import PUBLISHED_MARK
 from hushrec.studio import demos
 from hushrec.studio.runs import FoundRun, find_runs, require
 
@@ -95,7 +95,7 @@ class Studio:
             return context
         with self._working:
             run = self._open(require(runs, name))
-            context |= {"some": some_users(run), "mark": run.summary["protocol_mark"]}
+            context |= {"some": some_users(run), "mark": run.summary.protocol_mark}
             context["suggested"] = run.split.data.users[:SUGGESTED_USERS].tolist()
             user = query.get("user") or context["some"][len(context["some"]) // 2]
             context["user"] = user
@@ -121,7 +121,7 @@ class Studio:
         except HushrecError as error:
             return {**context, "problem": str(error)}
         by_path = {str(run.path): run.name for run in pair}
-        leaks = [run.name for run in pair if run.summary and run.summary["protocol_mark"]]
+        leaks = [run.name for run in pair if run.summary and run.summary.leaks]
         return {
             **context,
             "metrics": [
@@ -197,7 +197,7 @@ def _run_curves(run: FoundRun) -> list[Context]:
     """Return the validation and the loss curve of a run, as far as it was trained."""
     assert run.experiment is not None
     select = run.experiment.evaluation.select
-    losses = [(line["round"], line["loss"]) for line in run.lines if line["loss"] is not None]
+    losses = [(line.round, line.loss) for line in run.lines if line.loss is not None]
     curves = []
     for name, points, from_zero in (
         (f"Validation {metric_name(select)}", _evaluations(run), True),
@@ -214,9 +214,9 @@ def _evaluations(run: FoundRun) -> list[tuple[int, float]]:
     assert run.experiment is not None
     config = run.experiment.evaluation
     return [
-        (line["round"], line["valid"][config.candidates][config.select])
+        (line.round, line.valid[config.candidates][config.select])
         for line in run.lines
-        if line["valid"] and config.select in line["valid"].get(config.candidates, {})
+        if line.valid and config.select in line.valid.get(config.candidates, {})
     ]
 
 

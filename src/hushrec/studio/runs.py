@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hushrec.errors import HushrecError, RunError
 from hushrec.federation.experiment import Experiment
 from hushrec.runs.folder import NEW, SEEDS, RunFolder, is_run
-from hushrec.runs.formats import Seeds
+from hushrec.runs.schema import RoundLine, Seeds, Summary
 
 MAX_DEPTH = 3
 """Levels of folders that are searched: a grid of runs with several seeds each."""
 MAX_RUNS = 1_000
 """Runs that are listed at most."""
 
-State = Literal["training", "finished", "stopped", "unreadable"]
+RunState = Literal["training", "finished", "stopped", "unreadable"]
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class FoundRun:
     name: str
     """Its path below the studio's folder, which identifies it in URLs."""
     path: Path
-    state: State
+    state: RunState
     experiment: Experiment | None = None
-    lines: tuple[dict[str, Any], ...] = ()
+    lines: tuple[RoundLine, ...] = ()
     """One line of metrics per round."""
-    summary: dict[str, Any] | None = None
+    summary: Summary | None = None
     """Of a finished run."""
     seeds: tuple[str, ...] = ()
     """Names of the runs of its seeds, if it has several."""
@@ -48,14 +48,14 @@ class FoundRun:
     @property
     def rounds(self) -> int:
         """Completed rounds."""
-        return self.lines[-1]["round"] if self.lines else 0
+        return self.lines[-1].round if self.lines else 0
 
     @property
     def seconds_left(self) -> float | None:
         """Estimated remaining time, from the mean of past rounds; None before the first."""
         if self.experiment is None or not self.lines:
             return None
-        spent = float(sum(line["seconds"] for line in self.lines))
+        spent = sum(line.seconds for line in self.lines)
         return spent / len(self.lines) * (self.experiment.rounds - self.rounds)
 
 
@@ -114,12 +114,12 @@ def _read_files(
         experiment, lines = files.experiment(), tuple(files.read_metrics())
         seeds: tuple[str, ...] = ()
         if (path / SEEDS).exists():
-            numbers = files.read_json(SEEDS, Seeds)["seeds"]
+            numbers = files.read(SEEDS, Seeds).seeds
             seeds = tuple(_name(path / f"seed-{number}", folder) for number in numbers)
         summary = files.read_summary() if (path / "summary.json").exists() else None
     except HushrecError as error:
         return FoundRun(name, path, "unreadable", problem=str(error))
-    state: State = "training" if locked else "finished" if summary else "stopped"
+    state: RunState = "training" if locked else "finished" if summary else "stopped"
     return FoundRun(name, path, state, experiment, lines, summary, seeds)
 
 

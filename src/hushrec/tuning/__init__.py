@@ -30,9 +30,9 @@ from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.federation.rounds import NoJournal, RoundReport, run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.io.files import append_line, atomic_folder, is_free, write_text
-from hushrec.io.stored import checked, parse_json, read_json, read_text
+from hushrec.io.stored import parse, read_json, read_text
 from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
-from hushrec.runs.formats import TrialLine
+from hushrec.runs.schema import Trial
 from hushrec.streams import Streams
 
 PRESET = "tuned-honest"
@@ -42,20 +42,6 @@ STARTUP = 5
 """Trials at random before proposals look at earlier ones, and before any is stopped."""
 WARM_UP = 0.2
 """Share of the rounds before which no trial is stopped."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One setting and how it fared; a line of trials.jsonl."""
-
-    number: int
-    options: Mapping[str, Any]
-    state: Literal["done", "stopped", "diverged"]
-    value: float | None
-    """The best validation value; None where the loss was no number before the first look."""
-    selected_round: int | None
-    looks: Mapping[int, float]
-    """The best value so far at each look, by round."""
 
 
 @dataclass(frozen=True)
@@ -132,9 +118,16 @@ def tune(
             raise StoppedError(
                 f"stopped in trial {number}, which will start anew; go on with the same command"
             ) from None
-        trial = Trial(number, proposal.options, state, watch.value, watch.round, watch.looks)
+        trial = Trial(
+            number=number,
+            options=dict(proposal.options),
+            state=state,
+            value=watch.value,
+            selected_round=watch.round,
+            evaluations=watch.evaluations,
+        )
         search.trials.append(trial)
-        append_line(out / "trials.jsonl", json.dumps(asdict(trial)))
+        append_line(out / "trials.jsonl", trial.to_json())
         if any(trial.state == "done" for trial in search.trials):
             write_preset(search, base, command)
     return search
@@ -176,14 +169,14 @@ class _Watch:
     def __init__(self, proposal: _Proposal, on_round: Callable[[RoundReport], None]) -> None:
         self.proposal = proposal
         self.on_round = on_round
-        self.looks: dict[int, float] = {}
+        self.evaluations: dict[int, float] = {}
         self.value: float | None = None
         self.round: int | None = None
 
     def __call__(self, report: RoundReport) -> None:
         self.on_round(report)
         if report.valid is not None:
-            self.looks[report.round] = report.selected_value
+            self.evaluations[report.round] = report.selected_value
             self.value, self.round = report.selected_value, report.selected_round
             if self.proposal.is_hopeless(report.round, report.selected_value):
                 raise _HopelessError
@@ -226,7 +219,7 @@ def _as_optuna(trial: Trial, distributions: Mapping[str, Any]) -> Any:
         value=trial.value,
         params=dict(trial.options),
         distributions=dict(distributions),
-        intermediate_values={int(r): v for r, v in trial.looks.items()},
+        intermediate_values=dict(trial.evaluations),
     )
 
 
@@ -287,11 +280,10 @@ def _read_trials(file: Path, space: SearchSpace) -> list[Trial]:
     trials = []
     for number, text in enumerate(lines):
         where = f"{file}, line {number + 1}"
-        values = checked(TrialLine, parse_json(text, where), where)
-        if values["number"] != number or set(values["options"]) != set(space):
+        trial = parse(Trial, text, where)
+        if trial.number != number or set(trial.options) != set(space):
             raise RunError(f"{where} is damaged: not the next trial of this search")
-        looks = {int(when): value for when, value in values["looks"].items()}
-        trials.append(Trial(**{**values, "looks": looks}))
+        trials.append(trial)
     return trials
 
 

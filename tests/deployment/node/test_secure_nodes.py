@@ -124,8 +124,8 @@ class Forgetful:
 def test_the_loop_goes_on_without_a_lost_round(tmp_path):
     world, kept = World(tmp_path, **CENTRAL), Kept()
     run_rounds(replace(world.server, backend=Forgetful(world)), world.state, kept)
-    assert [line.get("lost", False) for line in kept.lines] == [False, True, False]
-    assert kept.lines[1]["loss"] is None
+    assert [line.lost for line in kept.lines] == [False, True, False]
+    assert kept.lines[1].loss is None
     first, second, third = kept.models
     assert all(np.array_equal(first[name], second[name]) for name in first)
     assert not all(np.array_equal(first[name], third[name]) for name in first)
@@ -464,8 +464,8 @@ def test_a_distributed_run_ends_with_what_it_promised(tmp_path, method):
     world = World(tmp_path, method=method, **settings)
     run_rounds(replace(world.server, backend=world.backend()), world.state, NoJournal())
     said = world.plan.statement(world.state.account, world.state.round)
-    assert said["epsilon"] <= 8
-    assert said["trust"] == "nodes"
+    assert said.epsilon <= 8
+    assert said.trust == "nodes"
     assert all(np.isfinite(array).all() for array in world.state.shared.values())
 
 

@@ -6,11 +6,10 @@ nothing had happened: nodes answer a round that they have done with the bytes of
 
 The folder of a run holds::
 
-    config.toml  metrics.jsonl  checkpoint/     as in every run folder
-    roster.json                                 which node holds which numbers
-    events.jsonl                                what happened: one JSON object per line
-    sums/                                       recovery journal of secure aggregation
-    result.json                                 the results
+    config.toml, metrics.jsonl, checkpoint/, summary.json    as in every run folder
+    roster.json      which node holds which clients
+    events.jsonl     the coordinator's log, one JSON object a line
+    sums/            recovery journal of secure aggregation
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hushrec.data.splitting import Part
 from hushrec.deployment.coordinator.backend import RemoteBackend
@@ -34,13 +32,14 @@ from hushrec.errors import ConfigError, RunError
 from hushrec.federation.contract import Contract, NodeRegistry
 from hushrec.federation.rounds import RoundReport, ServerState, Training, run_rounds
 from hushrec.federation.setup import set_up_public
-from hushrec.methods.base import facts_of
+from hushrec.io.stored import read_json
 from hushrec.privacy.plan import Plan
 from hushrec.runs.checkpoint import Diary, restore, saved_key
-from hushrec.runs.folder import FEDERATED, RunFolder
+from hushrec.runs.folder import FEDERATED, SUMMARY, RunFolder
+from hushrec.runs.schema import Summary
+from hushrec.runs.summary import summarise_federation
 from hushrec.streams import new_key
 
-RESULT = "result.json"
 EVENTS = "events.jsonl"
 
 
@@ -89,8 +88,8 @@ class FederatedRun:
         link: Link,
         on_round: Callable[[RoundReport], None] = lambda report: None,
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> dict[str, Any]:
-        """Train to the end, from the start or from the newest checkpoint; return the result."""
+    ) -> Summary:
+        """Train to the end, from the start or from the newest checkpoint; return the summary."""
         with self.folder.locked():
             return self._train(link, on_round, should_stop)
 
@@ -99,7 +98,7 @@ class FederatedRun:
         link: Link,
         on_round: Callable[[RoundReport], None],
         should_stop: Callable[[], bool],
-    ) -> dict[str, Any]:
+    ) -> Summary:
         roster, session = self._gather(link)
         training, state = self._start(roster, session)
         restore(state, training.backend, self.folder, training.experiment.rounds)
@@ -110,21 +109,21 @@ class FederatedRun:
         journal = _Chronicle(self.folder, training, self.events)
         run_rounds(training, state, journal, on_round, should_stop)
         parts: tuple[Part, ...] = ("valid", "test")
-        serving, result = training.serving(state.selected_shared), _result(training, state, roster)
-        for part in parts:
-            result[part] = training.backend.evaluate(serving, part, selected=True).means()
+        serving = training.serving(state.selected_shared)
+        results = {part: training.backend.evaluate(serving, part, selected=True) for part in parts}
         journal.finish(state)
         self._journal.clear()
-        self.folder.write_json(RESULT, result)
+        nodes = {name: len(holding.users) for name, holding in roster.holdings.items()}
+        summary = summarise_federation(training, state, nodes, results)
+        self.folder.write(SUMMARY, summary)
         self.events.tell("finished", round=state.round, selected_round=state.selected_round)
-        return result
+        return summary
 
     def _gather(self, link: Link) -> tuple[Roster, Session]:
         """Meet the nodes: those of the run, or in a new one all that take part."""
-        if (self.folder.path / FEDERATED).exists():
-            roster = Roster.from_json(
-                self.folder.read_json(FEDERATED), str(self.folder.path / FEDERATED)
-            )
+        path = self.folder.path / FEDERATED
+        if path.exists():
+            roster = Roster.from_json(read_json(path), str(path))
             session = self._session(roster.run, link)
             session.meet(list(roster.holdings))
             return roster, session
@@ -182,8 +181,7 @@ class _Chronicle(Diary):
 def spent_epsilon(plan: Plan, state: ServerState) -> float | None:
     """Return what the rounds so far cost; None where nothing is promised."""
     said = plan.statement(state.account, state.round, state.ledger, state.up_bytes)
-    spent: float | None = said.get("spent_epsilon")
-    return spent
+    return said.spent_epsilon
 
 
 def newest_run(runs: Path) -> RunFolder | None:
@@ -194,23 +192,4 @@ def newest_run(runs: Path) -> RunFolder | None:
 
 def is_finished(folder: RunFolder) -> bool:
     """Say whether a run came to its end."""
-    return (folder.path / RESULT).exists()
-
-
-def _result(training: Training, state: ServerState, roster: Roster) -> dict[str, Any]:
-    experiment, plan = training.experiment, training.plan
-    return {
-        "method": experiment.method,
-        "data": experiment.data,
-        "protocol": experiment.protocol,
-        "seed": experiment.seed,
-        "rounds": state.round,
-        "selected_round": state.selected_round,
-        "selected_by": training.selected_by,
-        "nodes": {name: len(holding.users) for name, holding in roster.holdings.items()},
-        "clients": len(training.clients),
-        "model": dict(facts_of(training.task.method, state.selected_shared)),
-        "communication": {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes},
-        "time": {"total_s": state.seconds, "per_round_s": state.seconds / max(1, state.round)},
-        "privacy": plan.statement(state.account, state.round, state.ledger, state.up_bytes),
-    }
+    return (folder.path / SUMMARY).exists()

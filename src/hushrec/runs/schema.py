@@ -1,0 +1,392 @@
+"""The files of a run folder, one class each: written and read through it.
+
+============================  ======================================================
+summary.json                  `Summary`
+metrics.jsonl, one line       `RoundLine` (made by the loop, `federation.rounds`)
+``privacy`` in summary.json   `PrivacyStatement` (made by the plan, `privacy.statement`)
+checkpoint/*/state.json       `CheckpointHeader`
+seeds.json                    `Seeds`
+adaptation.json               `AdaptationCurve`
+audit.json                    `Audit`
+trials.jsonl, one line        `Trial` (of a search, `hushrec.tuning`)
+============================  ======================================================
+
+`io.stored.Stored` says how they are checked: strict types, bounded numbers, and an error that names
+file and key. A run of a federation has the same files; what only its nodes know is None.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+
+from hushrec.federation.rounds import RoundLine
+from hushrec.io.stored import Count, Metrics, Number, Positive, Stored, Tables
+from hushrec.privacy.composition import Claim
+from hushrec.privacy.statement import BudgetSummary, ComposedStatement, PrivacyStatement
+
+__all__ = [
+    "AdaptationCurve",
+    "Audit",
+    "BudgetSummary",
+    "CheckpointHeader",
+    "ComposedStatement",
+    "PrivacyStatement",
+    "RoundLine",
+    "Seeds",
+    "Summary",
+    "Trial",
+]
+
+PUBLISHED_MARK = "published protocol (leaks the held-out item)"
+
+
+# ------------------------------------------------------------ summary.json
+
+
+class Baselines(Stored):
+    """Metrics of the baselines on the same users and candidates."""
+
+    popularity: Tables
+    chance: Tables
+
+
+class Communication(Stored):
+    """Bytes of all messages of the training rounds."""
+
+    up_bytes: Count
+    down_bytes: Count
+
+
+class Timing(Stored):
+    """Seconds of the training rounds."""
+
+    total_s: Positive
+    per_round_s: Positive
+
+
+class UserCounts(Stored):
+    """Users, items and rows; a coordinator does not know the rows."""
+
+    users: Count
+    items: Count
+    train_rows: Count | None = None
+    unused_rows: Count | None = None
+    training_clients: Count | None = None
+    evaluated_users: Count
+    """Users with test items."""
+    not_evaluated_users: Count
+    ranked_users: Count
+    """Evaluated users whose test items were ranked: all of them, or a sample."""
+    test_items_nobody_trained_on: Number | None = None
+
+
+class SiloSizes(Stored):
+    """Users of the smallest and of the largest silo."""
+
+    min: Count
+    max: Count
+
+
+class SiloDivergence(Stored):
+    """Distance of the silos' distributions from the overall one."""
+
+    mean: Number
+    measure: str
+
+
+class SiloFacts(Stored):
+    """Sizes and heterogeneity of simulated silos."""
+
+    count: Count
+    users: SiloSizes
+    divergence: SiloDivergence
+
+
+class Summary(Stored):
+    """The result of a run, of several seeds (means), or of a federation."""
+
+    method: str
+    data: str
+    data_digest: str | None = None
+    """Identifies the interactions; None where no party sees all of them."""
+    protocol: Literal["honest", "published"]
+    protocol_mark: str | None
+    preset: str | None = None
+    options: dict[str, Any]
+    rounds: Count | list[Count]
+    selected_round: Count | list[Count]
+    selected_by: str = "validation"
+    improving: bool = False
+    """Whether validation was best at the last round, of a method that more rounds would help."""
+    seed: Count | list[Count]
+    runs: list[Annotated[str, StringConstraints(pattern=r"^seed-\d+$")]] | None = None
+    """Folders of the single seeds, of a summary over several."""
+    nodes: dict[str, Count] | None = None
+    """Users of each node, of a federation."""
+    test: Tables
+    valid: Tables
+    test_sd: Tables | None = None
+    """Standard deviation over the seeds."""
+    baselines: Baselines | None = None
+    model: Metrics = Field(default_factory=dict)
+    """Figures of the method about its own parameters."""
+    lists: Metrics = Field(default_factory=dict)
+    """Coverage and popularity bias of the recommended lists."""
+    users: UserCounts
+    silos: SiloFacts | None = None
+    notes: list[str]
+    communication: Communication
+    time: Timing
+    peak_rss_bytes: Count
+    privacy: PrivacyStatement
+
+    @property
+    def leaks(self) -> bool:
+        """Whether the protocol gives training knowledge of the held-out items."""
+        return self.protocol == "published"
+
+    @property
+    def shipped_round(self) -> int:
+        """The selected round of a single run."""
+        assert isinstance(self.selected_round, int), "of one seed"
+        return self.selected_round
+
+    def claim(self, run: str) -> Claim:
+        """Return the run's guarantee for composition; refuse a run without one."""
+        return Claim.of(
+            run,
+            self.selected_by,
+            self.privacy,
+            method=self.method,
+            data=self.data,
+            digest=self.data_digest,
+            clients=self.silos.count if self.silos else self.users.users,
+        )
+
+    @model_validator(mode="after")
+    def _check_tables(self) -> Summary:
+        if isinstance(self.seed, list) != bool(self.runs):
+            raise ValueError("'seed' and 'runs' do not fit together")
+        if self.nodes is None and self.baselines is None:
+            raise ValueError("it lacks 'baselines'")
+        wanted = {name: metrics.keys() for name, metrics in self.test.items()}
+        others = {"valid": self.valid}
+        if self.baselines is not None:
+            others["baselines.popularity"] = self.baselines.popularity
+            others["baselines.chance"] = self.baselines.chance
+        if self.test_sd is not None:
+            others["test_sd"] = self.test_sd
+        if not wanted.get("full"):
+            raise ValueError("'test' lacks 'full'")
+        for name, tables in others.items():
+            for candidates, metrics in wanted.items():
+                if not metrics <= tables.get(candidates, {}).keys():
+                    raise ValueError(f"'{name}' lacks what 'test' has for '{candidates}'")
+        return self
+
+
+# ------------------------------------------------------------ checkpoints and seeds
+
+
+class AccountEntry(Stored):
+    """An entry of the accountant's history."""
+
+    event: Literal["pure", "gaussian", "discrete gaussian"]
+    count: Count
+    epsilon: Positive = 0.0
+    multiplier: Positive = 0.0
+
+
+class CheckpointHeader(Stored):
+    """state.json of a checkpoint: numbers of the server's state, and digests of the array files."""
+
+    data: str | None
+    key: str | None
+    round: Count
+    selected_round: Count
+    selected_value: float | None
+    stale_looks: Count
+    up_bytes: Count
+    down_bytes: Count
+    seconds: Positive
+    account: list[AccountEntry]
+    protection: dict[str, Any]
+    settings: str
+    """Digest of config.toml without the number of rounds."""
+    files: dict[Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+\.safetensors$")], str]
+
+
+class Seeds(Stored):
+    """The seeds of a folder with one run per seed."""
+
+    seeds: Annotated[list[Count], Field(min_length=1)]
+
+
+# ------------------------------------------------------------ adaptation and search
+
+
+class AdaptationCurve(Stored):
+    """Metrics of unseen users after so many interactions of their own."""
+
+    users: Count
+    points: Annotated[list[dict[str, Count | Number]], Field(min_length=1)]
+    """Metrics by name, and ``interactions``."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the metrics."""
+        return [name for name in self.points[0] if name != "interactions"]
+
+    @model_validator(mode="after")
+    def _check_points(self) -> AdaptationCurve:
+        names = self.points[0].keys()
+        if "interactions" not in names or any(point.keys() != names for point in self.points):
+            raise ValueError("'points' differ in their metrics")
+        return self
+
+
+class Trial(Stored):
+    """One setting of a search and how it fared."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    number: Count
+    options: dict[str, bool | int | Number | str]
+    state: Literal["done", "stopped", "diverged"]
+    value: Number | None
+    """The best validation value; None where training diverged before the first evaluation."""
+    selected_round: Count | None
+    evaluations: dict[Count, Number]
+    """The best validation value so far, by round."""
+
+
+# ------------------------------------------------------------ audit.json
+
+Interval = Annotated[list[Number], Field(min_length=2, max_length=2)]
+
+
+class AttackRates(Stored):
+    """How well scores tell members from non-members; None where there are too few."""
+
+    auc: Number | None
+    advantage: Number | None
+    tpr_at_1_fpr: Number | None
+
+
+class AttackBaseline(AttackRates):
+    """The same rates of a baseline that knows nothing of the model."""
+
+    name: str
+
+
+class AttackIntervals(Stored):
+    """95 % intervals of the rates."""
+
+    auc: Interval | None
+    advantage: Interval | None
+    tpr_at_1_fpr: Interval | None
+
+
+class Guesses(Stored):
+    """Lower bound on epsilon from the number of correct guesses."""
+
+    right: Count
+    guesses: Count
+    pairs: Count
+    lower_bound: Number
+    certain_lower_bound: Number | None = None
+    claimed_epsilon: Number
+    delta: Number
+    contradicted: bool = False
+
+
+class MembershipResult(AttackRates):
+    """The membership attack."""
+
+    skipped: None = None
+    baseline: AttackBaseline
+    chance: AttackRates
+    intervals: AttackIntervals
+    members: Count
+    others: Count
+    compared: str
+    threat: str
+    guesses: Guesses | None
+
+
+class ItemEvidence(Stored):
+    """What one view of the uploads reveals about a client's items."""
+
+    seen_by: str
+    r_precision: Number
+    interval: Interval
+    support_rows: Number
+    support_precision: Number
+
+
+class ItemResult(Stored):
+    """The attack that names a client's items from its upload."""
+
+    skipped: None = None
+    evidence: dict[str, ItemEvidence]
+    popularity: Number
+    chance: Number
+    clients: Count
+    items_per_client: Number
+    replayed: str
+
+
+class CanaryResult(Stored):
+    """Lower bound on epsilon from a canary in one array of the uploads."""
+
+    who: str
+    where: str
+    claimed_epsilon: Number
+    lower_bound: Number
+    certain_lower_bound: Number | None = None
+    gaussian_lower_bound: Number | None
+    most_provable: Number
+    delta: Number
+    contradicted: bool
+    trials: Count
+    rounds: Count
+
+
+class SoundnessResult(Stored):
+    """Whether clipping and noise are as the claim assumes."""
+
+    numbers: Count
+    arrays: list[Any] | dict[str, Any]
+    rounds: Count
+    tests: Count
+    problems: list[str]
+
+
+class Skipped(Stored):
+    """Why an attack was not made."""
+
+    skipped: str
+
+
+class AuditedClaim(Stored):
+    """The claim that the attacks are held against."""
+
+    guarantee: str | None = None
+    epsilon: float | None = None
+    delta: Number | None = None
+    neighbours: str | None = None
+
+
+class Audit(Stored):
+    """The result of `hushrec audit`."""
+
+    claim: AuditedClaim = Field(default_factory=AuditedClaim)
+    verdict: str
+    verdict_words: str
+    reasons: list[str]
+    membership: Skipped | MembershipResult
+    items: Skipped | ItemResult
+    canaries: list[CanaryResult]
+    soundness: SoundnessResult | None
