@@ -8,7 +8,7 @@ from pathlib import Path
 from hushrec.cli import main
 from hushrec.deployment.flower import transport as flower
 from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.sums import StageRequest
+from hushrec.federation.sums import StageRequest
 from hushrec.io.codec import kind_of
 from hushrec.secagg import Stage
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from hushrec.cli import main
 from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.sums import NodeSumMessage
 from hushrec.federation.requests import TrainRequest
+from hushrec.federation.sums import NodeSumMessage
 from hushrec.io.codec import kind_of
 
 KINDS = ("nan", "shape", "replay", "norm", "size", "noise", "pickle")

@@ -18,7 +18,7 @@ from hushrec.deployment.node.recommend import recommend
 from hushrec.deployment.node.runs import NodeRuns
 from hushrec.deployment.node.sums import NodeCredentials
 from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.transport import Failure, MemoryLink
+from hushrec.deployment.transport import Failure
 from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
 from hushrec.federation import setup
 from hushrec.federation.contract import Catalogue, Contract, NodeRegistry, SecureSums
@@ -26,6 +26,7 @@ from hushrec.federation.experiment import ExperimentRequest
 from hushrec.runs.folder import RunFolder
 from hushrec.secagg import Identity
 from hushrec.testing import taste_world
+from hushrec.testing.link import MemoryLink
 
 NODES = 3
 NOISE = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 1}
@@ -64,10 +65,10 @@ class Lossy:
         member = self.members.get(name)
         if self.kept is None:
             with NodeDatabase.open(self.paths[name]) as store:
-                return Worker(store, tell=print, member=member).answer(message)
+                return Worker(store, tell=print, credentials=member).answer(message)
         if name not in self.kept:
             store = NodeDatabase.open(self.paths[name])
-            self.kept[name] = Worker(store, tell=print, member=member)
+            self.kept[name] = Worker(store, tell=print, credentials=member)
         return self.kept[name].answer(message)
 
 

@@ -291,7 +291,7 @@ def node_command(folder: Path) -> None:
     opened = NodeFolder.open(folder)
     _say(f"{opened.config.name} connects to {opened.config.server}; Ctrl-C stops")
     with stopped_by_signals(), NodeDatabase.open(opened.store) as store:
-        run_node(opened, Worker(store, tell=_say, member=opened.member).answer, _say)
+        run_node(opened, Worker(store, tell=_say, credentials=opened.credentials).answer, _say)
     _say("stopped")
 
 

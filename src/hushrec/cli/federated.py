@@ -22,9 +22,8 @@ from hushrec.cli.federate import (
 from hushrec.cli.options import PATH, data_option, json_option
 from hushrec.cli.recommend import show_recommendations
 from hushrec.cli.terminal import Console, print_json, say
-from hushrec.deployment.coordinator.events import Event, EventLog
-from hushrec.deployment.coordinator.run import EVENTS, FederatedRun, newest_run
-from hushrec.deployment.coordinator.status import Status, status_of
+from hushrec.deployment.coordinator.run import FederatedRun, newest_run
+from hushrec.deployment.coordinator.status import EVENTS, Event, EventLog, Status, status_of
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.recommend import recommend
 from hushrec.deployment.provisioning.folders import ServerConfig, ServerFolder

@@ -205,3 +205,47 @@ def text_to_array(value: object) -> Array:
 def array_to_strings(array: Array) -> StrArray:
     """Read back the names that `text_to_array` wrote."""
     return np.array(json.loads(array.tobytes()), np.str_)
+
+
+# ------------------------------------------------------------ rows of features as JSON
+
+
+def rows_to_json(features: Features, count: int) -> list[str]:
+    """Encode the known features of each row as JSON."""
+    rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, column in features.items():
+        for row, value in zip(rows, _values_of(column), strict=True):
+            if value is not None:
+                row[name] = value
+    return [json.dumps(row) for row in rows]
+
+
+def _values_of(column: Column) -> list[Any]:
+    if isinstance(column, Categorical):
+        return [None if code < 0 else str(column.names[code]) for code in column.codes]
+    if isinstance(column, MultiCategorical):
+        return [column.names[flags].tolist() for flags in column.flags]
+    return [None if np.isnan(value) else float(value) for value in column.values]
+
+
+def columns_from_json(vocabulary: Features, rows: Iterable[str]) -> dict[str, Column]:
+    """Decode rows as columns with the catalogue's categories; other categories are unknown."""
+    entries = [json.loads(row) for row in rows]
+    return {
+        name: _column_of(column, [row.get(name) for row in entries])
+        for name, column in vocabulary.items()
+    }
+
+
+def _column_of(kind: Column, entries: list[Any]) -> Column:
+    if isinstance(kind, Numeric):
+        values = [np.nan if entry is None else entry for entry in entries]
+        return replace(kind, values=np.array(values, np.float32))
+    codes_of = {str(name): code for code, name in enumerate(kind.names)}
+    if isinstance(kind, Categorical):
+        codes = [-1 if entry is None else codes_of.get(entry, -1) for entry in entries]
+        return replace(kind, codes=np.array(codes, np.int32))
+    flags = np.zeros((len(entries), len(kind.names)), np.bool_)
+    for row, entry in enumerate(entries):
+        flags[row, [codes_of[name] for name in entry or () if name in codes_of]] = True
+    return replace(kind, flags=flags)

@@ -5,5 +5,4 @@
 - ``provisioning``: folders, keys and certificates of server and nodes
 - ``flower``: Flower as the transport, its processes, and the proxy in front of them
 - ``transport``: the interface between a coordinator and its nodes
-- ``sums``: secure aggregation as both sides run it
 """

@@ -1,14 +1,8 @@
-"""The public list of items, and of what may be said of items and users: the same on every node.
+"""The contract of a federation: experiment, public catalogue, and conditions of secure sums.
 
-What is agreed of secure sums, and who takes part in them.
-
-The contract says that sums are secure, and how many nodes they need: a node goes by its own copy.
-Who the nodes are comes with each party's own folder, never from the server.
-
-`Contract`: what every node and the server have in common before they first speak.
-
-It is made once, in one file, and given to everybody. A node trains by its own copy and by no
-other: the server cannot ask it for another method, another protection or another catalogue.
+A contract is made once, as one file that every party receives. A node trains by its own copy: the
+coordinator cannot make it use another method, another protection, another catalogue or sums in the
+clear. The identities of the nodes come from each party's own folder, never from the coordinator.
 """
 
 from __future__ import annotations
@@ -45,19 +39,19 @@ NO_ROWS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
-    """What is public of the data before anybody trains."""
+    """The public data of a federation: items, and the vocabulary of features."""
 
     items: StrArray
     titles: StrArray | None = None
     item_features: Features = field(default_factory=dict)
     user_features: Features = field(default_factory=dict)
-    """Categories and ranges of what is known of users, and no user."""
+    """Categories and ranges of users' features, without users."""
     context: Features = field(default_factory=dict)
-    """The same of what is known of an interaction."""
+    """The same of the features of interactions."""
 
     @classmethod
     def of(cls, data: Interactions) -> Catalogue:
-        """Take what is public from interactions, and none of their rows."""
+        """Return the catalogue of interactions, without their rows."""
         return cls(
             data.items,
             data.titles,
@@ -68,7 +62,7 @@ class Catalogue:
 
     @property
     def digest(self) -> str:
-        """Identify the catalogue: two that differ in anything have different digests."""
+        """Digest of the whole catalogue."""
         return hashlib.blake2b(self.to_bytes(), digest_size=16).hexdigest()
 
     def public_view(self, protocol: Protocol, *, silos: bool) -> TrainView:
@@ -87,7 +81,7 @@ class Catalogue:
         )
 
     def to_bytes(self) -> bytes:
-        """Write it; equal catalogues are equal bytes."""
+        """Encode it; equal catalogues are equal bytes."""
         arrays = {"items": text_to_array(self.items)}
         if self.titles is not None:
             arrays["titles"] = text_to_array(self.titles)
@@ -118,7 +112,7 @@ class CatalogueMessage(Message, kind="catalogue"):
 
 
 class SecureSums(BaseModel):
-    """That sums are secure, and what they need."""
+    """Conditions of secure sums."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -127,14 +121,14 @@ class SecureSums(BaseModel):
     threshold: Annotated[int, Field(ge=2)] | None = None
     """Nodes that must stay to the end of a sum.  [more than two thirds, and min_nodes]"""
     colluders: Annotated[int, Field(ge=0)] = 0
-    """Nodes that may side with the server, and what is promised still holds for the others."""
+    """Nodes that may collude with the server without weakening the guarantee of the others."""
 
     def threshold_of(self, nodes: int) -> int:
-        """Return how many of so many nodes must stay."""
+        """Return the threshold for a number of nodes."""
         return threshold_of(nodes, self.min_nodes, self.threshold)
 
     def check(self, nodes: int, privacy: PrivacyConfig) -> None:
-        """Refuse what does not hold for so many nodes."""
+        """Refuse conditions that do not fit a number of nodes and the noise."""
         threshold = self.threshold_of(nodes)
         if not max(self.min_nodes, nodes // 2 + 1) <= threshold <= nodes:
             raise ConfigError(
@@ -165,7 +159,7 @@ class SecureSums(BaseModel):
 
 @dataclass(frozen=True)
 class NodeRegistry:
-    """Everybody who may take part in the secure sums of a federation."""
+    """The nodes that may take part in the secure sums of a federation."""
 
     federation: str
     identities: Mapping[str, bytes]
@@ -186,19 +180,19 @@ class NodeRegistry:
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """The experiment, the public catalogue, and whether anybody sees a node's own sum."""
+    """The experiment, the public catalogue, and the conditions of secure sums."""
 
     experiment: Experiment
     catalogue: Catalogue
     secure: SecureSums | None = None
-    """What secure sums need; None where nodes send their sums in the clear."""
+    """Conditions of secure sums; None where nodes send their sums in the clear."""
 
     def __post_init__(self) -> None:
         check_can_be_federated(self.experiment)
         check_secure(self.experiment, self.secure)
 
     def check_nodes(self, count: int) -> None:
-        """Refuse a number of nodes for which what is agreed does not hold."""
+        """Refuse a number of nodes that the contract does not fit."""
         if self.secure is not None:
             self.secure.check(count, self.experiment.privacy)
 
@@ -248,13 +242,13 @@ class Contract:
             raise ConfigError(f"{path} is no contract of a federation: {error}") from None
 
     def write(self, path: Path) -> None:
-        """Write the file that is given to everybody."""
+        """Write the file that every party receives."""
         write_bytes(path, self.to_bytes())
 
 
 @dataclass(frozen=True, eq=False)
 class ContractMessage(Message, kind="contract"):
-    """An `Contract` as it is stored."""
+    """A `Contract` as it is stored."""
 
     secure: SecureSums | None
     experiment: bytes
@@ -263,7 +257,7 @@ class ContractMessage(Message, kind="contract"):
 
 
 def check_secure(experiment: Experiment, secure: SecureSums | None) -> None:
-    """Refuse a promise that sums in the clear, or sums of whom the server likes, would break."""
+    """Refuse experiments whose guarantee needs other conditions of sums."""
     privacy = experiment.privacy
     if secure is None:
         if privacy.mode == "distributed":
@@ -283,7 +277,7 @@ def check_secure(experiment: Experiment, secure: SecureSums | None) -> None:
 
 
 def check_can_be_federated(experiment: Experiment) -> None:
-    """Refuse what nodes that see their own users alone cannot work out together."""
+    """Refuse experiments that need data of several nodes in one place."""
     method, split = experiment.make_method(), experiment.split
     if method.traits.pooled:
         raise ConfigError(f"{method.name} pools all data: a federation needs a federated method")

@@ -1,7 +1,7 @@
 """Messages between a coordinator and a node, validated on arrival.
 
 The coordinator invites a node, and requests training rounds and evaluations. A node answers with an
-`Enrolment`, with the exact sum of its clients' protected uploads (`deployment.sums`), with an
+`Enrolment`, with the exact sum of its clients' protected uploads (`federation.sums`), with an
 `EvaluationReply`, or with a `Refusal`. A node's answers hold sums over its clients and counts, and
 neither name a user nor hold a parameter or an interaction of one.
 

@@ -15,15 +15,15 @@ from hushrec.deployment.coordinator.summing import SecureSumming
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.sums import NodeCredentials
 from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.sums import StageRequest
-from hushrec.deployment.transport import MemoryLink
 from hushrec.federation.contract import NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import set_up
+from hushrec.federation.sums import StageRequest
 from hushrec.io.codec import kind_of
 from hushrec.secagg import Identity
 from hushrec.streams import Streams
 from hushrec.testing import taste_world
+from hushrec.testing.link import MemoryLink
 
 QUICK = Policy(min_nodes=1, retries=0, backoff_seconds=0.01)
 SECURE = SecureSums()
@@ -88,7 +88,7 @@ class Secured:
                 self.session.known[name] = name
         self.summing = SecureSumming(self.session, self.registered, self.journal)
 
-    def member(self, name):
+    def credentials(self, name):
         return NodeCredentials(self.registered, self.identities[name])
 
     def store(self, name):
@@ -99,7 +99,7 @@ class Secured:
 
         def answer(message: bytes) -> bytes:
             with self.store(name) as store:
-                return Worker(store, tell=print, member=self.member(name)).answer(message)
+                return Worker(store, tell=print, credentials=self.credentials(name)).answer(message)
 
         return answer
 

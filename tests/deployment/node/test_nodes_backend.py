@@ -11,9 +11,9 @@ from hushrec.deployment.coordinator.roster import Roster
 from hushrec.deployment.coordinator.session import Policy, Session
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.transport import MemoryLink
 from hushrec.testing import BackendContract
 from hushrec.testing.backend import PRIVACY
+from hushrec.testing.link import MemoryLink
 
 
 def answering(path: Path):

@@ -11,19 +11,19 @@ from secure_nodes import QUICK, World, same
 from test_nodes_backend import federated
 
 from hushrec.data.splitting import make_split
-from hushrec.deployment import sums as vectors
 from hushrec.deployment.coordinator.backend import RemoteBackend
 from hushrec.deployment.coordinator.journal import JournalEntry, RecoveryJournal
 from hushrec.deployment.node import database as schema
 from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.sums import StageReply, StageRequest
 from hushrec.errors import ConfigError, FederationError, MessageError
+from hushrec.federation import sums as vectors
 from hushrec.federation.contract import Catalogue, Contract, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.messages import Download
 from hushrec.federation.requests import EvaluationRequest, Refusal, TrainRequest
 from hushrec.federation.rounds import NoJournal, run_rounds
 from hushrec.federation.setup import set_up
+from hushrec.federation.sums import StageReply, StageRequest
 from hushrec.io.codec import Message
 from hushrec.secagg import Identity, Stage
 from hushrec.secagg import vectors as secagg_vectors
@@ -446,7 +446,7 @@ def test_the_noise_of_another_sum_is_another(tmp_path):
         world.train()
     vectors_left = []
     with world.made.store("node-2") as store:
-        worker = Worker(store, member=world.made.member("node-2"))
+        worker = Worker(store, credentials=world.made.credentials("node-2"))
         for number in (7, 8):
             request, run = asked_of(world, "node-2"), worker.runs.get("run")
             kept = replace(worker.sums._kept(run), number=number, asked=request.to_bytes())
@@ -479,7 +479,7 @@ def test_a_node_must_be_who_it_is(world):
         made.store("node-1") as store,
         pytest.raises(ConfigError, match="registered with another identity, or not at all"),
     ):
-        Worker(store, member=made.member("node-1"))
+        Worker(store, credentials=made.credentials("node-1"))
     same(world.train(), world.exact(without=["node-1"]))
 
 

@@ -1,5 +1,5 @@
-"""The server's side of a federation whose clients are on nodes of other people.
+"""The coordinator of a federation whose clients are on remote nodes.
 
-A node is a process that holds one user (a device) or thousands (a silo) and speaks in bytes;
-`hushrec.deployment.node` is its side. Nothing here knows how the bytes travel: that is a `Link`.
+A node is a process that holds one user (a device) or thousands (a silo); `hushrec.deployment.node`
+is its side. The coordinator exchanges bytes with nodes over a `Link`, whatever the transport.
 """

@@ -19,13 +19,13 @@ from hushrec.data.splitting import Part
 from hushrec.deployment.coordinator.roster import Roster
 from hushrec.deployment.coordinator.session import Session
 from hushrec.deployment.coordinator.summing import PlainSumming, Summing
-from hushrec.deployment.sums import ExpectedSum, round_shape
 from hushrec.errors import FederationError
 from hushrec.federation.backends.base import Collected
 from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.messages import Download
 from hushrec.federation.requests import EvaluationRequest, TrainRequest
+from hushrec.federation.sums import ExpectedSum, round_shape
 from hushrec.io.codec import Arrays
 from hushrec.methods.base import Shared, SharesBudget
 from hushrec.privacy.protection import Protection

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from hushrec.data.splitting import Part
 from hushrec.deployment.coordinator.backend import RemoteBackend
-from hushrec.deployment.coordinator.events import EventLog, Events
 from hushrec.deployment.coordinator.journal import RecoveryJournal
 from hushrec.deployment.coordinator.roster import Partition, Roster
 from hushrec.deployment.coordinator.session import Policy, Session
+from hushrec.deployment.coordinator.status import EVENTS, EventLog
 from hushrec.deployment.coordinator.summing import SecureSumming
 from hushrec.deployment.transport import Link, NodeId
 from hushrec.errors import ConfigError, RunError
@@ -40,8 +40,6 @@ from hushrec.runs.schema import Summary
 from hushrec.runs.summary import summarise_federation
 from hushrec.streams import new_key
 
-EVENTS = "events.jsonl"
-
 
 @dataclass(frozen=True)
 class FederatedRun:
@@ -50,7 +48,7 @@ class FederatedRun:
     folder: RunFolder
     contract: Contract
     policy: Policy
-    events: Events
+    events: EventLog
     partition: Partition | None = None
     """In a rehearsal, which numbers of the file each node has."""
     registered: NodeRegistry | None = None
@@ -166,7 +164,7 @@ class FederatedRun:
 class _Chronicle(Diary):
     """Writes a checkpoint after every round, and tells that it is there."""
 
-    def __init__(self, folder: RunFolder, training: Training, events: Events) -> None:
+    def __init__(self, folder: RunFolder, training: Training, events: EventLog) -> None:
         super().__init__(folder, training.backend, seconds=0.0)
         self.plan, self.events = training.plan, events
 

@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 from pydantic import Field
 
 from hushrec.config import Settings
-from hushrec.deployment.coordinator.events import Events
+from hushrec.deployment.coordinator.status import EventLog
 from hushrec.deployment.transport import Failure, Link, NodeId
 from hushrec.errors import FederationError, MessageError
 from hushrec.federation.contract import Contract
@@ -61,7 +61,7 @@ class Session:
         run: str,
         link: Link,
         policy: Policy,
-        events: Events,
+        events: EventLog,
         registered: Mapping[str, NodeId] | None = None,
     ) -> None:
         """``registered`` is the transport identity of each name, where it is known beforehand."""

@@ -1,52 +1,94 @@
-"""How a run of a federation stands, read from its event log."""
+"""Event log of a coordinator, and the status of a run that is read from it.
+
+The log has one JSON object per line, and nothing of any user.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
-from hushrec.deployment.coordinator.events import read_events
-from hushrec.deployment.coordinator.run import EVENTS, is_finished
+from hushrec.io.files import append_line
 from hushrec.runs.folder import RunFolder
 
-Stage = Literal["training", "interrupted", "finished"]
+EVENTS = "events.jsonl"
+Event = Mapping[str, Any]
+RunStage = Literal["training", "interrupted", "finished"]
+_COUNTERS = {
+    "answered": "answered",
+    "no answer": "lost",
+    "sat out": "sat_out",
+    "declined": "declined",
+    "refused": "refused",
+}
+"""The field of a `NodeStatus` that counts an event."""
+
+
+class EventLog:
+    """A file of events that grows line by line."""
+
+    def __init__(self, path: Path, echo: Callable[[Event], None] = lambda event: None) -> None:
+        """``echo`` is called with every event as well."""
+        self.path = path
+        self.echo = echo
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Write a line with the time, the event and its facts."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line: Event = {"time": now, "event": event, **facts}
+        append_line(self.path, json.dumps(line))
+        self.echo(line)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Read the events; a last line that a crash cut short is left out."""
+    events = []
+    for text in path.read_text("utf-8").splitlines() if path.exists() else []:
+        try:
+            events.append(json.loads(text))
+        except ValueError:
+            continue
+    return events
 
 
 @dataclass
 class NodeStatus:
-    """What the log says of a node."""
+    """Counts of one node's events."""
 
     users: int = 0
     answered: int = 0
-    """Requests that it answered and that counted."""
+    """Requests with a valid reply."""
     lost: int = 0
-    """Requests that no answer came to; it is asked again, and may answer then."""
+    """Requests without a reply; a retry may have had one."""
     sat_out: int = 0
-    """Rounds and looks that went on without it."""
+    """Rounds and evaluations that the node was left out of."""
     declined: int = 0
     refused: int = 0
-    """Answers of it that could not be used."""
+    """Invalid replies."""
     excluded: bool = False
-    """Whether it is asked no more."""
+    """Whether the node is sent no more requests."""
     last_seen: str | None = None
 
 
 @dataclass
 class Status:
-    """What the log says of a run."""
+    """Status of a run."""
 
     run: str
-    stage: Stage
+    stage: RunStage
     rounds: int
     round: int = 0
     seconds: float = 0.0
     epsilon: float | None = None
-    """Spent so far; None where nothing is promised."""
+    """Spent so far; None without a privacy guarantee."""
     up_bytes: int = 0
-    """Of the messages that nodes sent."""
+    """Bytes of the messages from nodes."""
     down_bytes: int = 0
-    """Of the messages that nodes were sent."""
+    """Bytes of the messages to nodes."""
     lost_rounds: int = 0
     """Rounds whose secure sum could not be opened."""
     strangers: int = 0
@@ -59,18 +101,14 @@ class Status:
 
 
 def status_of(folder: RunFolder) -> Status:
-    """Read how a run stands."""
-    stage: Stage = "finished" if is_finished(folder) else "interrupted"
-    if stage == "interrupted" and folder.is_locked():
-        stage = "training"
+    """Read the status of a run."""
+    stage: RunStage = "training" if folder.is_locked() else "interrupted"
     status = Status(folder.path.name, stage, folder.experiment().rounds)
-    return _told(status, read_events(folder.path / EVENTS))
-
-
-def _told(status: Status, events: Iterable[Mapping[str, Any]]) -> Status:
-    for event in events:
+    for event in read_events(folder.path / EVENTS):
         what, name = event.get("event"), event.get("node")
-        if what == "round":
+        if what == "finished":
+            status.stage = "finished"
+        elif what == "round":
             status.round, status.seconds = event["round"], event["seconds"]
             status.epsilon = event["epsilon"]
         elif name is None:
@@ -81,22 +119,15 @@ def _told(status: Status, events: Iterable[Mapping[str, Any]]) -> Status:
     return status
 
 
-def _count(status: Status, node: NodeStatus, event: Mapping[str, Any]) -> None:
+def _count(status: Status, node: NodeStatus, event: Event) -> None:
     what = event["event"]
+    if what in _COUNTERS:
+        setattr(node, _COUNTERS[what], getattr(node, _COUNTERS[what]) + 1)
     if what == "enrolled":
         node.users = event["users"]
     elif what == "answered":
-        node.answered += 1
         status.up_bytes += event["up_bytes"]
         status.down_bytes += event["down_bytes"]
-    elif what == "no answer":
-        node.lost += 1
-    elif what == "sat out":
-        node.sat_out += 1
-    elif what == "declined":
-        node.declined += 1
-    elif what == "refused":
-        node.refused += 1
     elif what == "excluded":
         node.excluded = True
     if what in ("enrolled", "answered", "declined", "refused"):

@@ -15,7 +15,10 @@ from hushrec.aggregation import ExactSum
 from hushrec.aggregation.statistics import Evaluation, LossSum
 from hushrec.deployment.coordinator.journal import JournalEntry, RecoveryJournal
 from hushrec.deployment.coordinator.session import Session
-from hushrec.deployment.sums import (
+from hushrec.errors import ConfigError, FederationError, MessageError, RunError, TooFewError
+from hushrec.federation.contract import NodeRegistry
+from hushrec.federation.requests import EvaluationReply, EvaluationRequest, TrainRequest
+from hushrec.federation.sums import (
     EvaluationVector,
     ExpectedSum,
     NodeSum,
@@ -25,9 +28,6 @@ from hushrec.deployment.sums import (
     StageRequest,
     about,
 )
-from hushrec.errors import ConfigError, FederationError, MessageError, RunError, TooFewError
-from hushrec.federation.contract import NodeRegistry
-from hushrec.federation.requests import EvaluationReply, EvaluationRequest, TrainRequest
 from hushrec.io.codec import HEADER_BYTES, kind_of
 from hushrec.secagg import Stage, SumServer, VectorLayout
 

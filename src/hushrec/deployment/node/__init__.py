@@ -1,4 +1,4 @@
-"""A node of a federation: the data of its users, their private parameters, and what it answers.
+"""A node of a federation: its users' data and private parameters, and its side of a run.
 
-`store` is all that a node keeps, in one file; `worker` answers the server's messages from it.
+`database` is the node's file, and `worker` answers the coordinator's messages from it.
 """

@@ -8,14 +8,13 @@ migrations, so that there is one way only to the newest schema.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -23,14 +22,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.interactions import (
-    Categorical,
-    Column,
-    Features,
-    Interactions,
-    MultiCategorical,
-    Numeric,
-)
+from hushrec.data.features import columns_from_json, rows_to_json
+from hushrec.data.interactions import Interactions
 from hushrec.errors import DataError, DiskError, RunError
 from hushrec.federation.contract import Contract
 from hushrec.io.files import remove
@@ -316,8 +309,8 @@ class NodeDatabase:
         self._expect_times(data.has_time)
         shift = 0 if data.has_time else self._next_time()
         known = np.isin(data.items, self.contract.catalogue.items)
-        features = _rows_to_json(data.user_features, data.n_users)
-        contexts = _rows_to_json(data.context, len(data))
+        features = rows_to_json(data.user_features, data.n_users)
+        contexts = rows_to_json(data.context, len(data))
         touched = np.unique(data.user)
         with self.changing():
             before = self.one("SELECT COUNT(*) FROM users")
@@ -433,11 +426,11 @@ class NodeDatabase:
             users=np.array([names[number] for number in order], np.str_),
             items=catalogue.items,
             titles=catalogue.titles,
-            user_features=_columns_from_json(
+            user_features=columns_from_json(
                 catalogue.user_features, [features[number] for number in order]
             ),
             item_features=catalogue.item_features,
-            context=_columns_from_json(catalogue.context, context),
+            context=columns_from_json(catalogue.context, context),
             has_time=self.fact("has_time") != "0",
         )
 
@@ -488,47 +481,3 @@ class NodeDatabase:
                 f"{self.path} could not be rewritten ({error}), so it may still hold bytes of "
                 "who was forgotten: stop what else uses it and run the command again"
             ) from None
-
-
-# ------------------------------------------------------------ features as JSON
-
-
-def _rows_to_json(features: Features, count: int) -> list[str]:
-    """Encode the known features of each row as JSON."""
-    rows: list[dict[str, Any]] = [{} for _ in range(count)]
-    for name, column in features.items():
-        for row, value in zip(rows, _entries(column), strict=True):
-            if value is not None:
-                row[name] = value
-    return [json.dumps(row) for row in rows]
-
-
-def _entries(column: Column) -> list[Any]:
-    if isinstance(column, Categorical):
-        return [None if code < 0 else str(column.names[code]) for code in column.codes]
-    if isinstance(column, MultiCategorical):
-        return [column.names[flags].tolist() for flags in column.flags]
-    return [None if np.isnan(value) else float(value) for value in column.values]
-
-
-def _columns_from_json(vocabulary: Features, rows: Iterable[str]) -> dict[str, Column]:
-    """Decode rows as columns with the catalogue's categories; other categories are unknown."""
-    entries = [json.loads(row) for row in rows]
-    return {
-        name: _column(column, [row.get(name) for row in entries])
-        for name, column in vocabulary.items()
-    }
-
-
-def _column(kind: Column, entries: list[Any]) -> Column:
-    if isinstance(kind, Numeric):
-        values = [np.nan if entry is None else entry for entry in entries]
-        return replace(kind, values=np.array(values, np.float32))
-    codes_of = {str(name): code for code, name in enumerate(kind.names)}
-    if isinstance(kind, Categorical):
-        codes = [-1 if entry is None else codes_of.get(entry, -1) for entry in entries]
-        return replace(kind, codes=np.array(codes, np.int32))
-    flags = np.zeros((len(entries), len(kind.names)), np.bool_)
-    for row, entry in enumerate(entries):
-        flags[row, [codes_of[name] for name in entry or () if name in codes_of]] = True
-    return replace(kind, flags=flags)

@@ -1,9 +1,9 @@
-"""The node's side of secure sums, from its file: five answers, each written down before it leaves.
+"""The node's side of secure sums: five answers, each stored in the database before it is sent.
 
-A sum is for a round or for a look. A round is trained when its vector is due, and its vector may
-leave again, for another sum, as long as this node has not helped to open one. As soon as it has,
-the round is done: its private parameters count, and no other sum of it has this node. Whatever is
-asked twice is answered with the same bytes.
+A sum is over a round or an evaluation. A round is trained when its vector is due, and its vector
+may be sent again, for another sum, as long as this node has not helped to open one. From then on
+the round is finished: its private parameters are used, and the node is in no other sum of it. A
+repeated request is answered with the same bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from hushrec.deployment.node.runs import FinishedRound, NodeRun, NodeRuns
 from hushrec.deployment.node.training import NodeTrainer
-from hushrec.deployment.sums import (
+from hushrec.errors import ConfigError, MessageError
+from hushrec.federation.contract import NodeRegistry
+from hushrec.federation.requests import EvaluationRequest, TrainRequest
+from hushrec.federation.sums import (
     EvaluationVector,
     RoundClosed,
     RoundVector,
@@ -23,19 +26,16 @@ from hushrec.deployment.sums import (
     about,
     request_of,
 )
-from hushrec.errors import ConfigError, MessageError
-from hushrec.federation.contract import NodeRegistry
-from hushrec.federation.requests import EvaluationRequest, TrainRequest
 from hushrec.secagg import Identity, NodeState, Stage, SumNode, VectorLayout
 from hushrec.streams import SecretRound
 
 ATTEMPTS = 5
-"""How often something is begun anew because the file changed meanwhile."""
+"""Attempts where another process changes the database meanwhile."""
 
 
 @dataclass(frozen=True)
 class NodeCredentials:
-    """Who this node is to the others, and who they are: from its own folder."""
+    """The node's identity key and the public identities of all nodes, from its own folder."""
 
     registered: NodeRegistry
     identity: Identity = field(repr=False)
@@ -43,43 +43,43 @@ class NodeCredentials:
 
 @dataclass(frozen=True)
 class PendingSum:
-    """The sum that a run is in."""
+    """The secure sum that a run is in."""
 
     number: int
     round: int
-    """That is summed; 0 for a look."""
+    """The summed round; 0 for an evaluation."""
     layout: str
     about: str
     asked: bytes | None
-    """What is to be summed, until the vector has left."""
+    """The request, until the vector is sent."""
     state: bytes = field(repr=False)
     request: str
-    """Digest of the last step."""
+    """Digest of the last stage request."""
     reply: bytes | None
-    """And what was answered."""
+    """The answer to it."""
 
 
 class SecureSumWorker:
-    """Answers the steps of secure sums."""
+    """Answers stage requests of secure sums."""
 
-    def __init__(self, runs: NodeRuns, work: NodeTrainer, member: NodeCredentials) -> None:
+    def __init__(self, runs: NodeRuns, trainer: NodeTrainer, credentials: NodeCredentials) -> None:
         agreed = runs.store.contract.secure
         if agreed is None:
             raise ConfigError("this node agreed to sums in the clear: it is in no secure one")
         self.runs = runs
         self.store = runs.store
-        self.work = work
-        self.member = member
+        self.trainer = trainer
+        self.credentials = credentials
         self.agreed = agreed
-        self.store.contract.check_nodes(len(member.registered.identities))
-        if member.registered.identities.get(self.store.name) != member.identity.public:
+        self.store.contract.check_nodes(len(credentials.registered.identities))
+        if credentials.registered.identities.get(self.store.name) != credentials.identity.public:
             raise ConfigError(
                 f"node '{self.store.name}' is registered with another identity, or not at all: "
                 "copy its whole folder again"
             )
 
     def answer(self, message: bytes) -> bytes:
-        """Answer one step."""
+        """Answer one stage request."""
         step, digest = StageRequest.from_bytes(message), digest_of(message)
         for _ in range(ATTEMPTS):
             run = self.runs.get(step.run)
@@ -100,7 +100,7 @@ class SecureSumWorker:
                 return reply
         raise MessageError("the node's users changed again and again while they were summed")
 
-    # ------------------------------------------------------------ the steps
+    # ------------------------------------------------------------ stages
 
     def _begin(
         self, run: NodeRun, kept: PendingSum | None, step: StageRequest, digest: str
@@ -135,8 +135,8 @@ class SecureSumWorker:
             _check_same(run, kept.round, kept.asked)
             vector, done = self._train(run, request, kept)
         else:
-            looked = self.work.look(run, request)
-            vector = self._looks.pack(looked, self._count)
+            evaluation = self.trainer.evaluate(run, request)
+            vector = self._evaluation.pack(evaluation, self._count)
         state, said = self._node(kept).mask(state, step.message, vector)
         following = replace(kept, asked=None, state=state.to_bytes(), request=digest)
         return self._keep(run, kept, following, said, done)
@@ -152,15 +152,15 @@ class SecureSumWorker:
     def _train(
         self, run: NodeRun, request: TrainRequest, kept: PendingSum
     ) -> tuple[Vector, FinishedRound]:
-        """Train a round, add this node's share of the noise, and return all of it as a vector."""
+        """Train a round, add this node's share of the noise, and return the sum as a vector."""
         assert kept.asked is not None, "its vector is due"
-        trained = self.work.train(run, request)
-        # Noise of this sum and of no other: two sums of a round must not have the same.
+        trained = self.trainer.train(run, request)
+        # Two sums of one round must not share noise, so the stream is that of this sum.
         streams = SecretRound(kept.round, trained.secret)
         own = streams.of(f"node {self.store.name}/sum {kept.number}")
         for share in trained.protection.shares(own):
             trained.sum.summed.add_steps(share)
-        vector = RoundVector(self.work.shape(request)).pack(trained.sum, self._count)
+        vector = RoundVector(self.trainer.shape(request)).pack(trained.sum, self._count)
         return vector, FinishedRound(
             kept.round,
             request.selected,
@@ -171,25 +171,25 @@ class SecureSumWorker:
             trained.charged,
         )
 
-    # ------------------------------------------------------------ what they need
+    # ------------------------------------------------------------ storage
 
     @property
     def _count(self) -> int:
-        return len(self.member.registered.identities)
+        return len(self.credentials.registered.identities)
 
     @property
-    def _looks(self) -> EvaluationVector:
+    def _evaluation(self) -> EvaluationVector:
         return EvaluationVector(self.store.contract.experiment.evaluation.reported)
 
     def _layout(self, request: TrainRequest | EvaluationRequest) -> VectorLayout:
         if isinstance(request, TrainRequest):
-            return RoundVector(self.work.shape(request)).layout
-        return self._looks.layout
+            return RoundVector(self.trainer.shape(request)).layout
+        return self._evaluation.layout
 
     def _node(self, kept: PendingSum) -> SumNode:
         layout = VectorLayout.from_json(kept.layout)
-        terms = self.member.registered.terms(self.agreed, kept.number, layout, kept.about)
-        return SumNode(terms, self.store.name, self.member.identity)
+        terms = self.credentials.registered.terms(self.agreed, kept.number, layout, kept.about)
+        return SumNode(terms, self.store.name, self.credentials.identity)
 
     def _kept(self, run: NodeRun) -> PendingSum | None:
         found = self.store.rows(
@@ -207,7 +207,7 @@ class SecureSumWorker:
         said: bytes,
         done: FinishedRound | None = None,
     ) -> bytes | None:
-        """Write a step down and return its answer; None where the file changed meanwhile."""
+        """Store a stage and return its answer; None if another process changed the database."""
         reply = StageReply(said).to_bytes()
         with self.store.changing():
             now = self._kept(run)
@@ -235,12 +235,12 @@ class SecureSumWorker:
 
 
 def digest_of(message: bytes) -> str:
-    """Identify a message."""
+    """Return the digest of a message."""
     return hashlib.blake2b(message, digest_size=16).hexdigest()
 
 
 def _check_same(run: NodeRun, number: int, asked: bytes) -> None:
-    """Refuse to train a round again from something else: its noise was for the first."""
+    """Refuse another request of a round whose vector was sent: its noise covers one request."""
     if number == run.masked and digest_of(asked) != run.masked_request:
         raise MessageError(
             f"the server asks for round {number} again, with something else than before"

@@ -1,4 +1,4 @@
-"""What a node does for a run: its clients train, or are looked at. Nothing is written down here."""
+"""Training and evaluation of a node's clients; the caller stores the results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hushrec.aggregation import UploadShape
 from hushrec.aggregation.statistics import Evaluation
 from hushrec.deployment.node.runs import NodeRun, NodeRuns
 from hushrec.deployment.node.setup import Engine, Engines
-from hushrec.deployment.sums import NodeSum, round_shape
 from hushrec.errors import MessageError
 from hushrec.federation.backends.simulation import Machine
 from hushrec.federation.requests import EvaluationRequest, TrainRequest
+from hushrec.federation.sums import NodeSum, round_shape
 from hushrec.io.codec import Arrays
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
@@ -25,20 +25,20 @@ from hushrec.streams import SecretStreams
 
 @dataclass(frozen=True, eq=False)
 class TrainedRound:
-    """A round, trained."""
+    """The results of a training round."""
 
     sum: NodeSum
     private: PrivateStore
     clients: Mapping[int, int]
-    """Who took part, and where they are among the private parameters."""
+    """Clients that took part, with their indices in the private store."""
     charged: bool
-    """Whether it costs them privacy."""
+    """Whether the round is charged to their privacy budgets."""
     protection: Protection
     secret: SecretStreams
 
 
 class NodeTrainer:
-    """The node's clients at work."""
+    """Trains and evaluates the node's clients."""
 
     def __init__(self, runs: NodeRuns, machine: Machine) -> None:
         self.runs = runs
@@ -46,28 +46,28 @@ class NodeTrainer:
         self.engines = Engines(runs.store, machine)
 
     def shape(self, request: TrainRequest) -> UploadShape:
-        """Return what a sum of this round looks like; it takes nobody's data."""
+        """Return the shape of a sum of this round, which depends on no client's data."""
         task = self.engines.setup(request.assignment).task
         check_received(task.method.download(task.initial), request.download.common)
         common = request.download.to(np.zeros(0, np.int64))
         return round_shape(task, task.protection_of(common), request.download)
 
     def train(self, run: NodeRun, request: TrainRequest) -> TrainedRound:
-        """Let the clients that are asked for, and can pay, take part in a round."""
+        """Train the requested clients whose privacy budget allows another upload."""
         engine = self.engines.of(run, request.assignment)
         backend, task, number = engine.backend, engine.backend.task, request.download.round
         check_received(task.method.download(task.initial), request.download.common)
         if self.store.contract.secure is not None:
             _check_everybody(engine, request)
-        asked = self._who_can(run, engine, request)
-        # The backend knows its clients by their places, and takes them in that order.
-        places = np.array([engine.places[c] for c in request.clients[asked].tolist()], np.int64)
+        able = self._affordable(run, engine, request)
+        # The backend knows its clients by index, and takes them in ascending order.
+        places = np.array([engine.places[c] for c in request.clients[able].tolist()], np.int64)
         order = np.argsort(places)
-        download = request.download.to(asked[order])
+        download = request.download.to(able[order])
         here = set(places.tolist())
         clients = {client: place for client, place in engine.kept.items() if place in here}
         self.runs.load(run, clients, backend.store)
-        protection = task.protection_of(download.to(asked[:0]))
+        protection = task.protection_of(download.to(able[:0]))
         collected = backend.train(download, protection, places[order])
         found = NodeSum(
             run.id,
@@ -80,20 +80,20 @@ class NodeTrainer:
         charged = _costs(engine.plan, number)
         return TrainedRound(found, backend.store, clients, charged, protection, task.secret)
 
-    def look(self, run: NodeRun, request: EvaluationRequest) -> Evaluation:
-        """Look at the node's users, with the newest or the selected private parameters."""
+    def evaluate(self, run: NodeRun, request: EvaluationRequest) -> Evaluation:
+        """Evaluate the node's users with the newest or the selected private parameters."""
         run = self.runs.select(run, request.selected)
         engine = self.engines.of(run, request.assignment)
         backend, serving = engine.backend, request.serving
         check_received(backend.task.method.serving(backend.task.initial), serving)
         self.runs.load(run, engine.kept, backend.store, selected=request.with_selected)
-        looked = backend.evaluate(serving, request.part)
+        evaluation = backend.evaluate(serving, request.part)
         if request.with_selected:
             self.runs.keep_model(run, request.to_bytes())
-        return looked
+        return evaluation
 
-    def _who_can(self, run: NodeRun, engine: Engine, request: TrainRequest) -> NDArray[np.int64]:
-        """Return which of the clients asked for are here and can pay, by the node's own ledger."""
+    def _affordable(self, run: NodeRun, engine: Engine, request: TrainRequest) -> NDArray[np.int64]:
+        """Return which requested clients are here and have budget left, by the ledger."""
         budgets, number = engine.plan.budgets, request.download.round
         spent: Mapping[int, int] = {}
         if budgets is not None and _costs(engine.plan, number):
@@ -112,7 +112,7 @@ class NodeTrainer:
 
 
 def check_received(known: Arrays, received: Arrays) -> None:
-    """Refuse parameters that do not look like those the method starts from."""
+    """Refuse parameters with other dtypes or shapes than the initial ones."""
     for name, array in known.items():
         if name not in received:
             raise MessageError(f"the server sent no '{name}'")
@@ -124,15 +124,15 @@ def check_received(known: Arrays, received: Arrays) -> None:
 
 
 def _check_everybody(engine: Engine, request: TrainRequest) -> None:
-    """Refuse to train some clients only: a sum is no secret where others are told to add nothing.
+    """Refuse to train some clients only: a sum over few clients would reveal their uploads.
 
-    Who has a budget of its own may have used it up, and adds noise of its own.
+    Clients with budgets of their own may have used them up, and add noise of their own.
     """
     if engine.plan.budgets is None and not np.isin(engine.training, request.clients).all():
         raise MessageError("the server asks for some of this node's clients, and it is all or none")
 
 
 def _costs(plan: Plan, number: int) -> bool:
-    """Say whether an upload of this round costs its clients privacy."""
+    """Return whether uploads of this round are charged to privacy budgets."""
     accounted = plan.event is not None or plan.budgets is not None
     return accounted and number not in plan.silent

@@ -1,9 +1,8 @@
-"""What a node does with a message of the server's: bytes in, bytes out, and its file in between.
+"""A node's answers to the coordinator's messages, from its database.
 
-A worker keeps nothing in memory from message to message that is not in the file, so it may die at
-any point. A round that was done is answered with the bytes of the first answer; a round that was
-not is done from the start. What cannot be done is answered with a refusal that tells nothing of the
-node's users.
+A worker keeps no state between messages outside of the database, so it may crash at any point. A
+finished round is answered with the bytes of the first answer; an unfinished one is trained from the
+start. A request that cannot be answered gets a refusal that tells nothing of the node's users.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from hushrec.deployment.node.runs import FinishedRound, NodeRun, NodeRuns
 from hushrec.deployment.node.setup import activity_of, declared_by, split_of
 from hushrec.deployment.node.sums import ATTEMPTS, NodeCredentials, SecureSumWorker, digest_of
 from hushrec.deployment.node.training import NodeTrainer
-from hushrec.deployment.sums import StageRequest
 from hushrec.errors import ConfigError, HushrecError, MessageError
 from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
 from hushrec.federation.requests import (
@@ -26,33 +24,34 @@ from hushrec.federation.requests import (
     Refusal,
     TrainRequest,
 )
+from hushrec.federation.sums import StageRequest
 from hushrec.io.codec import kind_of
 
 
 class Worker:
-    """Answers the server's messages from a node's file."""
+    """Answers the coordinator's messages."""
 
     def __init__(
         self,
         store: NodeDatabase,
         machine: Machine = THIS_MACHINE,
         tell: Callable[[str], None] = lambda line: None,
-        member: NodeCredentials | None = None,
+        credentials: NodeCredentials | None = None,
     ) -> None:
-        """``tell`` is told what went wrong, for the node's own eyes; ``member`` is who it is to
-        other nodes, where sums are agreed to be secure."""
+        """``tell`` is called with errors, for the node's own log; ``credentials`` are needed where
+        the contract has secure sums."""
         self.store = store
         self.runs = NodeRuns(store)
-        self.work = NodeTrainer(self.runs, machine)
+        self.trainer = NodeTrainer(self.runs, machine)
         self.tell = tell
         self.sums: SecureSumWorker | None = None
         if store.contract.secure is not None:
-            if member is None:
+            if credentials is None:
                 raise ConfigError(
                     f"node '{store.name}' agreed to secure sums, and has no identity for them: "
                     "start it from its folder"
                 )
-            self.sums = SecureSumWorker(self.runs, self.work, member)
+            self.sums = SecureSumWorker(self.runs, self.trainer, credentials)
 
     def answer(self, message: bytes) -> bytes:
         """Answer any message."""
@@ -78,10 +77,10 @@ class Worker:
         if kind == TrainRequest.kind:
             return self._train(TrainRequest.from_bytes(message), digest_of(message))
         if kind == EvaluationRequest.kind:
-            return self._look(EvaluationRequest.from_bytes(message)).to_bytes()
-        raise MessageError("a node is invited, asked to train or asked to look, and nothing else")
+            return self._evaluate(EvaluationRequest.from_bytes(message)).to_bytes()
+        raise MessageError("a node answers invitations, training requests and evaluations")
 
-    # ------------------------------------------------------------ joining
+    # ------------------------------------------------------------ enrolment
 
     def _enrol(self, invitation: Invitation) -> Enrolment:
         contract = self.store.contract
@@ -118,7 +117,7 @@ class Worker:
             if done_before is not None:
                 return done_before
             self.runs.pin_terms(run, request.assignment.digest)
-            trained = self.work.train(run, request)
+            trained = self.trainer.train(run, request)
             done = FinishedRound(
                 request.download.round,
                 max(run.selected, request.selected),
@@ -141,10 +140,10 @@ class Worker:
             f"round {number} is over: this node has done round {run.round} and does none twice"
         )
 
-    # ------------------------------------------------------------ being looked at
+    # ------------------------------------------------------------ evaluation
 
-    def _look(self, request: EvaluationRequest) -> EvaluationReply:
+    def _evaluate(self, request: EvaluationRequest) -> EvaluationReply:
         run = self.runs.get(request.assignment.run)
         self.runs.pin_terms(run, request.assignment.digest)
-        looked = self.work.look(run, request)
-        return EvaluationReply(run.id, request.round, request.part, looked.to_bytes())
+        evaluation = self.trainer.evaluate(run, request)
+        return EvaluationReply(run.id, request.round, request.part, evaluation.to_bytes())

@@ -231,8 +231,8 @@ class NodeFolder:
         return read_identities(self.path, self.config.federation)
 
     @property
-    def member(self) -> NodeCredentials:
-        """This node's membership in secure aggregation."""
+    def credentials(self) -> NodeCredentials:
+        """This node's credentials in secure aggregation."""
         return NodeCredentials(NodeRegistry(self.config.federation, self.identities), self.identity)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hushrec.aggregation import UploadShape
-from hushrec.deployment.sums import COUNTS, NodeSum, RoundVector, round_shape
 from hushrec.federation.experiment import ExperimentRequest
+from hushrec.federation.sums import COUNTS, NodeSum, RoundVector, round_shape
 from hushrec.methods.base import method_class, method_names
 from hushrec.privacy.protection import Protection
 from hushrec.secagg.vectors import WIDE

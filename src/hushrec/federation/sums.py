@@ -1,19 +1,18 @@
-"""What a node sends back of a round: the exact sum of its clients' uploads, in whole steps.
+"""A node's sum of its clients' uploads: the message, its checks, and its form as a vector.
 
-The server knows from public things what the sum must look like and how large it can be, and counts
-nothing else. Whole steps add up exactly, so it does not matter how users are spread over nodes.
+The sum is exact, in whole steps, so that results do not depend on how users are spread over nodes.
+The coordinator derives from public data which shape a sum must have and how large it can be, and
+refuses any other.
 
-What nodes sum securely, as one vector of whole numbers: of a round, and of a look.
+A secure sum adds up vectors of whole numbers (`RoundVector`, `EvaluationVector`), which hold all of
+a node's reply, counts, losses and metrics included. Node and coordinator derive the same layout
+from public data and the request; all rows are written out, so that a vector's form does not depend
+on the node's data.
 
-It is all that a node's answer holds where sums are in the clear: counts, losses and metrics too.
-Node and server find the same layout, each by itself, from public things and from what everybody is
-asked; rows are written out, so that nothing of a vector tells which of them a node touched.
-
-The messages of a secure sum, as they travel between the server and a node.
-
-The first `StageRequest` carries what is to be summed, a `TrainRequest` or an `EvaluationRequest`;
-every other one carries what the nodes sent in the stage before. A node answers with its own message
-(`StageReply`), with a refusal, or with `RoundClosed`, where it has opened a sum of the round.
+A secure sum runs in stages. The first `StageRequest` carries what is to be summed, a `TrainRequest`
+or an `EvaluationRequest`; every other one carries the nodes' messages of the stage before. A node
+answers with its own message (`StageReply`), with a refusal, or with `RoundClosed`, where it has
+opened a sum of the round.
 """
 
 from __future__ import annotations
@@ -52,41 +51,41 @@ from hushrec.privacy.protection import Protection
 from hushrec.secagg import Stage, VectorLayout
 
 COUNTS = ("clients", "trained", "lost", "up_bytes", "zeroed_out")
-"""What a sum counts beside its arrays."""
+"""Counts of a sum, beside its arrays."""
 
 
 @dataclass(frozen=True)
 class ExpectedSum:
-    """What a node's sum must be to count."""
+    """What a node's sum must be to be accepted."""
 
     run: str
     round: int
     clients: int
-    """Most clients that it may be of."""
+    """Largest number of clients in the sum."""
     shape: UploadShape
-    """Of the sum: names and shapes that follow from public things."""
+    """Names and shapes of the sum, which follow from public data."""
     norm: float
-    """Largest L2 norm of one client's part."""
+    """Largest L2 norm of one client's upload."""
     most_steps: int
     """Largest entry, so that no sum of so many nodes can overflow."""
 
     @property
     def most_bytes(self) -> int:
-        """Size above which a message is not looked at."""
+        """Size above which a message is refused unread."""
         ids = sum(count for count, _ in self.shape.sparse.values())
         return min(LARGEST, 8 * (ids + self.shape.entries) + 2 * HEADER_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
 class NodeSum:
-    """The exact sum of what a node's clients upload in a round, and nothing of any of them."""
+    """The exact sum of a node's clients' uploads in a round."""
 
     run: str
     round: int
     summed: ExactSum
     loss: LossSum
     up_bytes: int
-    """Of the uploads that were summed, as if each had travelled."""
+    """Bytes of the summed uploads, as if each had been sent."""
     zeroed_out: int
 
     def to_bytes(self) -> bytes:
@@ -131,15 +130,13 @@ class NodeSum:
         *,
         noised: bool = False,
     ) -> NodeSum:
-        """Make it of counts and arrays; refuse whatever is not as expected.
+        """Make a sum of counts and arrays; refuse whatever is not as expected.
 
-        Of a sum of many nodes, with noise of theirs in it, only the noise says how large it is.
+        A ``noised`` sum, with the nodes' noise in it, has no bound on its norm.
         """
         clients = facts["clients"]
         if not 0 <= clients <= expected.clients:
-            raise MessageError(
-                f"the sum is of {clients} clients, and {expected.clients} were asked"
-            )
+            raise MessageError(f"the sum is of {clients} clients, and {expected.clients} take part")
         loss = LossSum(facts["loss"], facts["trained"], facts["lost"])
         if not 0 <= loss.lost <= loss.clients <= clients:
             raise MessageError("the sum counts more losses than clients")
@@ -147,7 +144,7 @@ class NodeSum:
             raise MessageError("the sum of losses is larger than losses can be")
         zeroed_out, up_bytes = facts["zeroed_out"], facts["up_bytes"]
         if not (0 <= zeroed_out <= clients and 0 <= up_bytes < 2**60):
-            raise MessageError("the sum counts what cannot be")
+            raise MessageError("the sum's counts are impossible")
         _check_sum(arrays, clients, expected, noised)
         summed = ExactSum.from_arrays(expected.shape, clients, arrays)
         return cls(expected.run, expected.round, summed, loss, up_bytes, zeroed_out)
@@ -180,7 +177,7 @@ def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool
 
 
 def _check_size(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool) -> None:
-    """Refuse a sum that clients who keep to their bound cannot have."""
+    """Refuse a sum larger than the bound on each client's upload allows."""
     square = 0.0
     for name, array in arrays.items():
         part, _, name = name.partition("/")
@@ -191,7 +188,7 @@ def _check_size(arrays: Arrays, clients: int, expected: ExpectedSum, noised: boo
             raise MessageError(f"'{name}' is too large to sum")
         if noised:
             continue
-        if name.startswith("privacy/"):  # what a mechanism adds is at most 1 of each client
+        if name.startswith("privacy/"):  # a mechanism's own entry is at most 1 per client
             if largest > clients * STEPS_PER_UNIT * SLACK:
                 raise MessageError(f"'{name}' is larger than {clients} clients can make it")
             continue
@@ -205,7 +202,7 @@ def _check_size(arrays: Arrays, clients: int, expected: ExpectedSum, noised: boo
 
 
 MOST_WORDS = 2**26
-"""The longest vector: half a gigabyte, which every node sends and the server adds up."""
+"""The longest vector: half a gigabyte, which every node sends."""
 Vector = NDArray[np.int64]
 
 
@@ -217,11 +214,11 @@ class RoundVector:
 
     @cached_property
     def layout(self) -> VectorLayout:
-        """Names and shapes of what is in it."""
+        """Names and shapes of the vector's parts."""
         return _layout({**_arrays(self.shape), "counts": (len(COUNTS),)}, ("loss",))
 
     def pack(self, found: NodeSum, nodes: int) -> Vector:
-        """Return the vector of a node, which so many like it can be added to."""
+        """Return the vector of a node; a sum of so many nodes cannot overflow."""
         sparse = found.summed.to_arrays()
         arrays = {"counts": np.array(list(found.counts().values()), np.int64)}
         for name, shape in _arrays(self.shape).items():
@@ -236,7 +233,7 @@ class RoundVector:
         return self.layout.pack(arrays, {"loss": found.loss.steps}, nodes)
 
     def unpack(self, vector: Vector) -> tuple[dict[str, int], dict[str, Vector]]:
-        """Return the facts and the arrays of a sum of nodes, as a `NodeSum` has them."""
+        """Return the counts and the arrays of a `NodeSum` from a sum of vectors."""
         whole, wide = self.layout.unpack(vector)
         counts = dict(zip(COUNTS, whole.pop("counts").tolist(), strict=True))
         arrays: dict[str, Vector] = {}
@@ -256,11 +253,11 @@ class EvaluationVector:
     """An `Evaluation` as a vector."""
 
     metrics: Mapping[str, list[str]]
-    """Of each candidate set."""
+    """Metrics of each candidate set."""
 
     @cached_property
     def layout(self) -> VectorLayout:
-        """Names and shapes of what is in it."""
+        """Names and shapes of the vector's parts."""
         arrays: dict[str, tuple[int, ...]] = {}
         for name in self.metrics:
             arrays |= {f"users/{name}": (1,), f"places/{name}": (PLACES,)}
@@ -268,7 +265,7 @@ class EvaluationVector:
         return _layout(arrays, tuple(wide))
 
     def pack(self, found: Evaluation, nodes: int) -> Vector:
-        """Return the vector of a node, which so many like it can be added to."""
+        """Return the vector of a node; a sum of so many nodes cannot overflow."""
         arrays: dict[str, Vector] = {}
         wide: dict[str, int] = {}
         for name, metrics in self.metrics.items():
@@ -278,7 +275,7 @@ class EvaluationVector:
         return self.layout.pack(arrays, wide, nodes)
 
     def unpack(self, vector: Vector) -> Evaluation:
-        """Return what nodes looked at together."""
+        """Return the nodes' evaluations together."""
         arrays, wide = self.layout.unpack(vector)
         tallies = {}
         for name, metrics in self.metrics.items():
