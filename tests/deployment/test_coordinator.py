@@ -1,14 +1,17 @@
 """A run of a federation from the first invitation to its last look, and what can interrupt it."""
 
+import json
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 from safetensors.numpy import load_file
 
 from dealing import SUFFIX, deal
-from hushrec.api import Run, train
+from hushrec.api import train
+from hushrec.cli import main
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run
 from hushrec.deployment.coordinator.session import Policy
 from hushrec.deployment.coordinator.status import status_of
@@ -25,6 +28,8 @@ from hushrec.federation.contract import Catalogue, Contract, NodeRegistry, Secur
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.runs.folder import RunFolder
 from hushrec.secagg import Identity
+from hushrec.studio.pages import Studio
+from hushrec.studio.runs import find_runs
 from hushrec.testing import taste_world
 from hushrec.testing.link import MemoryLink
 
@@ -343,12 +348,51 @@ def test_new_interactions_and_newcomers_count_at_once(tmp_path):
             recommend(store, "nobody")
 
 
-def test_a_servers_folder_is_no_run_to_be_opened(tmp_path):
+def invoked(*words):
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def test_a_federated_run_is_a_run(tmp_path):
+    """It is reported and compared by what the coordinator knows; users are asked on their nodes."""
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec")
+    run = begin()
+    summary = run.train(lossy.link())
+    folder, alone = run.folder.path, tmp_path / "alone"
+    train(taste_world(), "pfedrec", rounds=3, out=alone)
+    assert sum(summary.nodes.values()) == summary.users.users == 60
+    assert summary.baselines is None and summary.users.train_rows is None
+    reported = invoked("report", folder)
+    assert reported.exit_code == 0, reported.output
+    page = (folder / "report.html").read_text()
+    for words in ("node-1", "Full ranking", "Convergence", "What it costs", "No formal guarantee"):
+        assert words in page
+    assert f"{summary.test['full']['ndcg@10']:.4f}" in page
+    compared = invoked("compare", alone, folder, "--json")
+    assert compared.exit_code == 0, compared.output
+    first, second = json.loads(compared.stdout)[:2]
+    assert second["mean"] == pytest.approx(first["mean"]) and second["difference"] == 0
+    assert (second["low"], second["p_value"]) == (None, None) and first["low"] is not None
+    assert "stay on its nodes" in " ".join(invoked("compare", alone, folder).output.split())
+    page = tmp_path / "both.html"
+    assert invoked("report", alone, folder, "--out", page).exit_code == 0
+    assert "Means alone" in page.read_text()
+    missing = invoked("compare", alone, folder, "--metric", "hr@3")
+    assert missing.exit_code == 2 and "nodes reported no 'hr@3'" in missing.output
+    for command in (("recommend", folder, "--user", "1"), ("analyse", folder), ("audit", folder)):
+        refused = invoked(*command)
+        assert refused.exit_code == 2
+        assert "hushrec node recommend" in " ".join(refused.output.split())
+    assert invoked("report", folder, "--map").exit_code == 2
+
+
+def test_the_studio_shows_a_federated_run(tmp_path):
     begin, lossy = rehearsal(tmp_path / "f", taste_world(), "fednext")
     run = begin()
     run.train(lossy.link())
-    with pytest.raises(RunError, match="'hushrec node recommend'"):
-        Run.open(run.folder.path)
+    found = find_runs(tmp_path / "f" / "runs")["run-0001"]
+    assert found.state == "finished" and not found.single
+    page = Studio(tmp_path / "f" / "runs").page("run", {"run": "run-0001"})
+    assert "HR@10, all items" in page and "Its users" not in page
 
 
 def test_an_undeclared_list_cannot_be_agreed_on():

@@ -19,9 +19,10 @@ from hushrec.cli.terminal import Console, print_json, say
 from hushrec.data.reading import read_history
 from hushrec.errors import ConfigError
 from hushrec.reporting.comparison_page import write_comparison
-from hushrec.reporting.html import Shown, write_report
+from hushrec.reporting.html import Shown, write_federated_report, write_report
 from hushrec.reporting.tables import plain_table
 from hushrec.reporting.wording import human_size
+from hushrec.runs.folder import RunFolder
 from hushrec.runs.release import release
 from hushrec.serving.bundle import BundleForm
 from hushrec.serving.model import Recommendation
@@ -192,6 +193,14 @@ def report_command(
     if len(folders) == 1:
         if out is not None:
             raise ConfigError("a run's page is in its folder; --out is for a page of several runs")
+        folder = RunFolder.open(folders[0])
+        if folder.read_summary().nodes is not None:
+            if with_map or user is not None:
+                raise ConfigError(
+                    "--map and --user need users' interactions, which stay on the nodes"
+                )
+            say(write_federated_report(folder))
+            return
         shown = Shown(samples=not without_samples, map=with_map, user=user)
         say(write_report(Run.open(folders[0]), shown))
         return

@@ -97,7 +97,7 @@ def headline(field: Field, name: str) -> dict[str, Any]:
         "method": rows[0],
         "times_chance": rows[0].value / rows[-1].value if rows[-1].value else None,
         "against": None if others is None else _against(values[field.method.name], others),
-        "plot": plots.dots(rows, marked(field.run, f"{label} at full ranking")),
+        "plot": plots.dots(rows, marked(field.run.summary, f"{label} at full ranking")),
     }
 
 
@@ -146,7 +146,7 @@ def spread(field: Field) -> dict[str, Any]:
         "plot": plots.bars(
             _place_bars(places, others, int(field.method.ranks["full"].candidates.max())),
             [contender.name for contender in shown],
-            marked(field.run, "Place of the held-out item, share of items"),
+            marked(field.run.summary, "Place of the held-out item, share of items"),
         ),
         "tail": [_tail(contender) for contender in shown],
         "groups": _groups(field, shown),
@@ -203,7 +203,9 @@ def _groups(field: Field, shown: Sequence[Contender]) -> list[dict[str, Any]]:
             "name": name,
             "explained": GROUPS[name],
             "users": len(members),
-            "plot": plots.dots(rows[name], marked(field.run, f"HR@10 of {name} users"), top),
+            "plot": plots.dots(
+                rows[name], marked(field.run.summary, f"HR@10 of {name} users"), top
+            ),
         }
         for name, members in groups.items()
     ]

@@ -11,7 +11,7 @@ from hushrec.io.files import write_text
 from hushrec.reporting import plots
 from hushrec.reporting.html import HEADLINE, filled
 from hushrec.reporting.standalone import curve_of
-from hushrec.reporting.tables import short_names
+from hushrec.reporting.tables import MEANS_ALONE, short_names
 from hushrec.reporting.wording import metric_name, signed
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import RunFolder
@@ -33,6 +33,7 @@ def write_comparison(paths: Sequence[Path], file: Path) -> Path:
         "headline": [_headline(metric, rows, names) for metric in HEADLINE],
         "curves": _curves(paths, names),
         "curve_style": plots.CURVE_STYLE,
+        "means_alone": MEANS_ALONE if any(row.low is None for row in rows) else "",
         "runs": [
             {"name": names[str(path)], "summary": summary, "cost": _row(rows, path)}
             for path, summary in zip(paths, summaries, strict=True)
@@ -50,7 +51,12 @@ def _headline(metric: str, rows: Sequence[ComparedRun], names: dict[str, str]) -
     mine = [row for row in rows if row.metric == metric]
     best = max(row.mean for row in mine)
     dots = [
-        plots.Dot(names[row.run], row.mean, (row.low, row.high), strong=row.mean == best)
+        plots.Dot(
+            names[row.run],
+            row.mean,
+            None if row.low is None or row.high is None else (row.low, row.high),
+            strong=row.mean == best,
+        )
         for row in mine
     ]
     return {
@@ -71,8 +77,10 @@ def _headline(metric: str, rows: Sequence[ComparedRun], names: dict[str, str]) -
 
 def _difference(row: ComparedRun) -> tuple[str, str]:
     """Return the difference from the first run, and its interval."""
-    if row.difference is None or row.difference_low is None or row.difference_high is None:
+    if row.difference is None:
         return "first", "–"
+    if row.difference_low is None or row.difference_high is None:
+        return signed(row.difference), "–"
     return signed(row.difference), f"{signed(row.difference_low)} to {signed(row.difference_high)}"
 
 

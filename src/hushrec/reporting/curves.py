@@ -12,37 +12,40 @@ from hushrec.analysis.run import guidance_effects
 from hushrec.api import Run
 from hushrec.data import partition as silos
 from hushrec.evaluation.groups import AWAY
+from hushrec.federation.experiment import Experiment
 from hushrec.methods.base import Guided
 from hushrec.reporting import plots
 from hushrec.reporting.wording import marked, metric_name, signed
 from hushrec.runs.folder import RunFolder
-from hushrec.runs.schema import AdaptationCurve, RoundLine
+from hushrec.runs.schema import AdaptationCurve, RoundLine, Summary
 
 ADAPTATION = "adaptation.json"
 SHOWN_EFFECTS = 12
 
 
-def convergence(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any]:
+def convergence(
+    experiment: Experiment, summary: Summary, lines: Sequence[RoundLine]
+) -> dict[str, Any]:
     """Show loss and validation over the rounds, and the round that was selected."""
-    config = run.experiment.evaluation
+    config = experiment.evaluation
     candidates = config.candidates
     losses = [(line.round, line.loss) for line in lines if line.loss is not None]
-    looks = [
+    evaluations = [
         (line.round, line.valid[candidates][config.select])
         for line in lines
         if line.valid is not None and config.select in line.valid[candidates]
     ]
-    selected = run.summary.shipped_round
+    selected = summary.shipped_round
     ranking = "full ranking" if candidates == "full" else f"{config.sampled} sampled items"
     panels: list[dict[str, Any]] = []
     for points, name, what, from_zero in (
         (losses, "Training loss", "mean over the clients of a round", False),
-        (looks, f"Validation {metric_name(config.select)}", ranking, True),
+        (evaluations, f"Validation {metric_name(config.select)}", ranking, True),
     ):
         panel: dict[str, Any] = {"name": name, "what": what, "plot": None, "only": None}
         if len(points) > 1:
-            said = marked(run, name)
-            panel["plot"] = plots.line(points, said, selected=selected, from_zero=from_zero)
+            label = marked(summary, name)
+            panel["plot"] = plots.line(points, label, selected=selected, from_zero=from_zero)
         elif points:
             panel["only"] = points[0]
         else:
@@ -56,22 +59,21 @@ def convergence(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any]:
         "select": metric_name(config.select),
         "ranking": ranking,
         "every": config.every,
-        "stopped": len(lines) < run.experiment.rounds,
-        "stages": _stages(lines),
+        "stopped": len(lines) < experiment.rounds,
+        "phases": _phases(lines),
         "tries": any("trying" in line.phase for line in lines),
     }
 
 
-def _stages(lines: Sequence[RoundLine]) -> list[str]:
-    """Say which rounds did what, where rounds do different things."""
-    said = [(line.phase.partition(":")[0], line.round) for line in lines]
-    stages = []
-    for stage, group in groupby(said, key=lambda entry: entry[0]):
-        rounds = [number for _, number in group]
+def _phases(lines: Sequence[RoundLine]) -> list[str]:
+    """Return the rounds of each phase, of a method with several."""
+    phases = []
+    for phase, group in groupby(lines, key=lambda line: line.phase.partition(":")[0]):
+        rounds = [line.round for line in group]
         span = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-        if stage:
-            stages.append(f"{span} {stage}")
-    return stages
+        if phase:
+            phases.append(f"{span} {phase}")
+    return phases
 
 
 def adaptation(run: Run, folder: RunFolder) -> dict[str, Any] | None:
@@ -83,7 +85,7 @@ def adaptation(run: Run, folder: RunFolder) -> dict[str, Any] | None:
     shown = names[0]
     drawn = plots.line(
         [(round(point["interactions"]), point[shown]) for point in points],
-        marked(run, f"{metric_name(shown)} of unseen users"),
+        marked(run.summary, f"{metric_name(shown)} of unseen users"),
         from_zero=True,
         unit="interaction",
     )
@@ -110,7 +112,7 @@ def guidance(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any] | None:
     ]
     marks = [effect.round for effect in effects]
     return {
-        "plot": plots.curves(rows, marked(run, "Validation NDCG@10 by group"), marks=marks),
+        "plot": plots.curves(rows, marked(run.summary, "Validation NDCG@10 by group"), marks=marks),
         "names": names,
         # Where guidance comes every round, a few of them say it all.
         "effects": [
@@ -132,12 +134,14 @@ def _some(rows: Sequence[Any], most: int) -> list[Any]:
     return [rows[place] for place in dict.fromkeys(wanted.tolist())]
 
 
-def costs(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any]:
-    """Show what travelled, per client and round, and how long a round took."""
+def costs(
+    experiment: Experiment, summary: Summary, lines: Sequence[RoundLine], *, pooled: bool = False
+) -> dict[str, Any]:
+    """Show the communication per client and round, and the time of a round."""
     taking_part = [line.clients for line in lines]
     visits = max(1, sum(taking_part))
-    n_clients = max(1, len(run.split.training_clients))
-    cohort = run.experiment.cohort
+    n_clients = max(1, summary.users.training_clients or summary.users.users)
+    cohort = experiment.cohort
     words = {
         "all": "every client, every round",
         "fixed": f"{cohort.size or 0:,} clients drawn per round",
@@ -146,13 +150,13 @@ def costs(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any]:
     traffic = [
         (name, total / visits, total / n_clients, total)
         for name, total in (
-            ("Down, to the client", run.summary.communication.down_bytes),
-            ("Up, to the server", run.summary.communication.up_bytes),
+            ("Down, to the client", summary.communication.down_bytes),
+            ("Up, to the server", summary.communication.up_bytes),
         )
     ]
     return {
         "traffic": traffic,
-        "pooled": run.model.method.traits.pooled,
+        "pooled": pooled,
         "travels": any(total for *_, total in traffic),
         "cohort": words[cohort.kind],
         "clients": n_clients,

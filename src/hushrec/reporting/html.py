@@ -82,6 +82,33 @@ def write_report(run: Run, shown: Shown = USUAL) -> Path:
     return run.folder.path / REPORT
 
 
+def write_federated_report(folder: RunFolder) -> Path:
+    """Write ``report.html`` of a federated run, from what the coordinator knows."""
+    folder.write_text(REPORT, filled("federated.html.j2", federated_page(folder)))
+    return folder.path / REPORT
+
+
+def federated_page(folder: RunFolder) -> dict[str, Any]:
+    """Return everything that ``federated.html.j2`` shows."""
+    experiment, summary = folder.experiment(), folder.read_summary()
+    lines, budgets = folder.read_metrics(), summary.privacy.budgets
+    return {
+        "summary": summary,
+        "experiment": experiment,
+        "mark": summary.protocol_mark,
+        "convergence": course.convergence(experiment, summary, lines),
+        "costs": course.costs(experiment, summary, lines),
+        "together": None,
+        "budgets": budgets,
+        "budgets_plot": budgets and privacy.budgets_plot(summary, budgets),
+        "promise": privacy.promise(summary.privacy),
+        "options": words.options(experiment.make_method(), summary),
+        "metric_name": words.metric_name,
+        "curve_style": plots.CURVE_STYLE,
+        "toml": experiment.to_toml(),
+    }
+
+
 def render(run: Run, folder: RunFolder, shown: Shown = USUAL) -> str:
     """Return the page."""
     return filled("template.html.j2", page(run, folder, shown))
@@ -126,16 +153,18 @@ def page(run: Run, folder: RunFolder, shown: Shown = USUAL) -> dict[str, Any]:
         "field": field,
         "headline": [contenders.headline(field, name) for name in HEADLINE],
         "metrics": contenders.metric_tables(field),
-        "convergence": course.convergence(run, lines),
+        "convergence": course.convergence(run.experiment, run.summary, lines),
         "adaptation": course.adaptation(run, folder),
         "spread": contenders.spread(field),
         "guidance": course.guidance(run, lines),
         "curve_style": plots.CURVE_STYLE,
-        "costs": course.costs(run, lines),
+        "costs": course.costs(
+            run.experiment, run.summary, lines, pooled=run.model.method.traits.pooled
+        ),
         "silos": course.silo_mixes(run),
         "together": privacy.together(folder),
         "budgets": budgets,
-        "budgets_plot": budgets and privacy.budgets_plot(run, budgets),
+        "budgets_plot": budgets and privacy.budgets_plot(run.summary, budgets),
         "audit": audit,
         "audit_plot": privacy.audit_plot(run, audit),
         "rate_names": privacy.RATE_NAMES,
@@ -143,7 +172,7 @@ def page(run: Run, folder: RunFolder, shown: Shown = USUAL) -> dict[str, Any]:
         "map": drawn_map(run) if shown.map else None,
         "one": None if shown.user is None else one_user(run, shown.user),
         "promise": privacy.promise(run.summary.privacy),
-        "options": words.options(run),
+        "options": words.options(run.model.method, run.summary),
         "split_words": words.split_words(run),
         "toml": run.experiment.to_toml(),
         "list_length": contenders.LIST_LENGTH,

@@ -22,7 +22,14 @@ from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
 from hushrec.reporting.wording import marked
 from hushrec.runs.folder import AUDIT_FILE, RunFolder
-from hushrec.runs.schema import Audit, BudgetSummary, ComposedStatement, PrivacyStatement, Skipped
+from hushrec.runs.schema import (
+    Audit,
+    BudgetSummary,
+    ComposedStatement,
+    PrivacyStatement,
+    Skipped,
+    Summary,
+)
 
 
 def drawn_map(run: Run) -> dict[str, Any]:
@@ -48,7 +55,7 @@ def _plot(run: Run, name: str, places: list[list[int]], liked: set[int], held: s
         svg.circle(kind(item), places[item][0], places[item][1], 5 if kind(item) == "item" else 10)
         for item in order
     ]
-    label = marked(run, f"Map of {len(places):,} items, {name}")
+    label = marked(run.summary, f"Map of {len(places):,} items, {name}")
     body = svg.tag("title", {}, svg.escape(label)) + "".join(dots)
     size = f"-20 -20 {GRID + 40} {GRID + 40}"
     about = {"class": "plot map", "role": "img", "aria-label": label, "viewBox": size}
@@ -66,13 +73,13 @@ def promise(said: PrivacyStatement) -> str:
     return f"{mark}{said.unit}-level {budget} {promised}."
 
 
-def budgets_plot(run: Run, said: BudgetSummary) -> Markup:
+def budgets_plot(summary: Summary, budgets: BudgetSummary) -> Markup:
     """Draw the distribution of the personal budgets."""
     rows = [
-        Bar(f"ε {part['from']:.3g}–{part['to']:.3g}", part["clients"] / said.clients)
-        for part in said.distribution
+        Bar(f"ε {part['from']:.3g}–{part['to']:.3g}", part["clients"] / budgets.clients)
+        for part in budgets.distribution
     ]
-    label = marked(run, "Personal budgets, share of clients")
+    label = marked(summary, "Personal budgets, share of clients")
     return plots.bars(rows, ["clients"], label)
 
 
@@ -111,7 +118,7 @@ def audit_plot(run: Run, audit: Audit | None) -> Markup | None:
         Dot("most popular items", audit.items.popularity, note="the same guess for all"),
         Dot("chance", audit.items.chance, note="expected"),
     ]
-    return plots.dots(rows, marked(run, "Share of a client's items that are named"), 1.0)
+    return plots.dots(rows, marked(run.summary, "Share of a client's items that are named"), 1.0)
 
 
 LAST_SEEN = 5

@@ -19,6 +19,9 @@ from hushrec.runs.schema import AdaptationCurve, Summary
 from hushrec.tuning import Search
 
 MOST_COLUMNS = 4
+MEANS_ALONE = (
+    "means alone, without paired tests: the ranks of a federation's users stay on its nodes"
+)
 
 
 def plain_table(title: str | None = None, **more: Any) -> Table:
@@ -87,26 +90,28 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
             add_figures(table, ("mean", "difference", "p"))
         spread = "" if row.seed_sd is None else f" ± {row.seed_sd:.4f}"
         difference, p_value = "first", ""
-        if row.difference is not None and row.p_value is not None:
-            difference = (
-                f"{row.difference:+.4f} [{row.difference_low:+.3f}, {row.difference_high:+.3f}]"
-            )
+        if row.difference is not None:
+            difference = f"{row.difference:+.4f}"
+        if row.p_value is not None:
+            difference += f" [{row.difference_low:+.3f}, {row.difference_high:+.3f}]"
             p_value = "< 0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
+        interval = "" if row.low is None else f" [{row.low:.3f}, {row.high:.3f}]"
         method = "" if row.method in names[row.run] else f" ({row.method})"
         mark = " (leaks)" if row.protocol == "published" else ""
         tables[row.metric].add_row(
             f"{names[row.run]}{method}{mark}",
-            f"{row.mean:.4f}{spread} [{row.low:.3f}, {row.high:.3f}]",
+            f"{row.mean:.4f}{spread}{interval}",
             difference,
             p_value,
         )
-    found = list(tables.values())
-    found[
-        -1
-    ].caption = (
-        "[ ] 95 % intervals over users; p of a paired test against the first run, Holm-corrected"
+    last = list(tables.values())[-1]
+    last.caption = (
+        MEANS_ALONE
+        if any(row.low is None for row in rows)
+        else "[ ] 95 % intervals over users; p of a paired test against the first run, "
+        "Holm-corrected"
     )
-    return found
+    return list(tables.values())
 
 
 def cost_table(rows: Sequence[ComparedRun]) -> Table:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from hushrec.api import Run
+from hushrec.methods.base import Method
+from hushrec.runs.schema import Summary
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -53,18 +55,17 @@ def metric_name(metric: str) -> str:
     return metric.upper() if metric[:2] in ("hr", "nd", "mr", "au") else metric.capitalize()
 
 
-def marked(run: Run, label: str) -> str:
-    """Mark the spoken label of a drawing too."""
-    mark = run.summary.protocol_mark
-    return f"{label}, {mark}" if mark else label
+def marked(summary: Summary, label: str) -> str:
+    """Return the accessible label of a plot, with the mark of a protocol that leaks."""
+    return f"{label}, {summary.protocol_mark}" if summary.protocol_mark else label
 
 
-def options(run: Run) -> list[tuple[str, Any, str]]:
-    """Return each option of the method with its value and its meaning."""
-    described = type(run.model.method).Config.model_fields
+def options(method: Method, summary: Summary) -> list[tuple[str, Any, str]]:
+    """Return each option of the method with its value and its description."""
+    described = type(method).Config.model_fields
     return [
         (name, value, (described[name].description or "") if name in described else "")
-        for name, value in run.summary.options.items()
+        for name, value in summary.options.items()
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,9 @@ class ComparedRun:
     seeds: int
     metric: str
     mean: float
-    low: float
-    high: float
+    low: float | None
+    """95 % interval over users; None where the ranks of single users are not known."""
+    high: float | None
     seed_sd: float | None
     """Standard deviation of the mean over seeds; None for a single seed."""
     selected_round: float
@@ -39,7 +40,7 @@ class ComparedRun:
     """Uploaded up to that round, by all clients together."""
     down_bytes: float
     difference: float | None = None
-    """This run minus the first one, user by user; None for the first."""
+    """This run minus the first one; None for the first."""
     difference_low: float | None = None
     difference_high: float | None = None
     p_value: float | None = None
@@ -65,7 +66,11 @@ def compare_runs(
     candidates: str = "full",
     test: Literal["randomisation", "wilcoxon"] = "randomisation",
 ) -> list[ComparedRun]:
-    """Compare finished runs on the test items of the users they share, the first as baseline."""
+    """Compare finished runs on the test items of the same users, the first run as the baseline.
+
+    Where one of them is a run of a federation, whose ranks stay on its nodes, only the means are
+    compared: there are no paired tests.
+    """
     if len(given) < 2:
         raise ConfigError("compare needs at least two run folders")
     runs = [
@@ -74,33 +79,23 @@ def compare_runs(
         else _Stored.of(run, candidates, f"{number}: ")
         for number, run in enumerate(given, 1)
     ]
+    paired = all(run.ranks for run in runs)
     for run in runs[1:]:
-        if run.data != runs[0].data or not same_question(run.ranks[0], runs[0].ranks[0]):
+        same = run.data == runs[0].data
+        if not same or (paired and not same_question(run.ranks[0], runs[0].ranks[0])):
             raise InputError(
                 f"{run.name} and {runs[0].name} do not look for the same held-out items of the "
                 "same users; compare needs the same --data and split"
             )
     rows: list[ComparedRun] = []
     for metric in metrics:
-        baseline = runs[0].values(metric)
-        for run in runs:
-            values = run.values(metric)
-            low, high = bootstrap_interval(values.mean(axis=0))
-            seeds = len(values)
-            row = ComparedRun(
-                run=run.name,
-                method=run.method,
-                protocol=run.protocol,
-                seeds=seeds,
-                metric=metric,
-                mean=float(values.mean()),
-                low=low,
-                high=high,
-                seed_sd=float(values.mean(axis=1).std(ddof=1)) if seeds > 1 else None,
-                **run.costs,
-            )
-            if run is not runs[0]:
-                found = paired_test(values.mean(axis=0), baseline.mean(axis=0), method=test)
+        first = runs[0].measured(metric)
+        rows.append(first)
+        for run in runs[1:]:
+            row = run.measured(metric)
+            if paired:
+                values, baseline = (one.values(metric).mean(axis=0) for one in (run, runs[0]))
+                found = paired_test(values, baseline, method=test)
                 row = replace(
                     row,
                     difference=found.difference,
@@ -108,11 +103,13 @@ def compare_runs(
                     difference_high=found.high,
                     p_value=found.p_value,
                 )
+            else:
+                row = replace(row, difference=row.mean - first.mean)
             rows.append(row)
-    tested = [place for place, row in enumerate(rows) if row.p_value is not None]
-    corrected = holm([rows[place].p_value or 0.0 for place in tested])
-    for place, p_value in zip(tested, corrected, strict=True):
-        rows[place] = replace(rows[place], p_value=float(p_value))
+    tested = [index for index, row in enumerate(rows) if row.p_value is not None]
+    corrected = holm([rows[index].p_value or 0.0 for index in tested])
+    for index, p_value in zip(tested, corrected, strict=True):
+        rows[index] = replace(rows[index], p_value=float(p_value))
     return rows
 
 
@@ -124,49 +121,88 @@ def same_question(one: Ranks, other: Ranks) -> bool:
 
 @dataclass(frozen=True)
 class _Stored:
-    """The stored ranks of a run, one set for each seed."""
+    """The stored ranks of a run, one set for each seed; none of a federation."""
 
     name: str
-    method: str
-    data: str
-    protocol: str
+    summary: Summary
+    candidates: str
     ranks: list[Ranks]
     costs: dict[str, float]
 
+    @property
+    def data(self) -> str:
+        """Name of the data set."""
+        return self.summary.data
+
     @classmethod
     def of(cls, run: Ranked, candidates: str, number: str) -> _Stored:
-        """Take what is compared of a run that is open; one without a folder has a number."""
-        said = run.summary
-        name = f"{number}{said.method}" if run.folder is None else str(run.folder.path)
+        """Take an open run; one without a folder is named by a number."""
+        summary = run.summary
+        name = f"{number}{summary.method}" if run.folder is None else str(run.folder.path)
         ranks = [_chosen(run.ranks["test"], candidates, name)]
-        return cls(
-            name, said.method, said.data, said.protocol, ranks, _costs(said, run.lines, name)
-        )
+        return cls(name, summary, candidates, ranks, _costs(summary, run.lines, name))
 
     @classmethod
     def read(cls, path: Path, candidates: str) -> _Stored:
         folder = RunFolder.open(path)
         summary = folder.read_summary()
-        parts = [path / name for name in summary.runs or []] or [path]
-        ranks, costs = [], []
-        for part in parts:
-            one = RunFolder.open(part)
-            costs.append(_costs(one.read_summary(), one.read_metrics(), str(part)))
-            ranks.append(_chosen(read_ranks(one)["test"], candidates, str(part)))
+        if summary.nodes is not None:
+            costs = _costs(summary, folder.read_metrics(), str(path))
+            return cls(str(path), summary, candidates, [], costs)
+        ranks, all_costs = [], []
+        for name in summary.runs or [""]:
+            one = RunFolder.open(path / name)
+            all_costs.append(_costs(one.read_summary(), one.read_metrics(), str(one.path)))
+            ranks.append(_chosen(read_ranks(one)["test"], candidates, str(one.path)))
         if not all(same_question(r, ranks[0]) for r in ranks):
             raise RunError(
                 f"{path}: its seeds hold out different items, so they cannot be averaged user by "
                 "user; compare single seeds, or use a split without chance"
             )
-        mean = {name: float(np.mean([cost[name] for cost in costs])) for name in costs[0]}
-        return cls(str(path), summary.method, summary.data, summary.protocol, ranks, mean)
+        mean = {key: float(np.mean([cost[key] for cost in all_costs])) for key in all_costs[0]}
+        return cls(str(path), summary, candidates, ranks, mean)
 
     def values(self, metric: str) -> NDArray[np.float64]:
         """Return the metric of every user for every seed, [seeds, users]."""
         return np.stack([per_user(ranks, metric) for ranks in self.ranks])
 
+    def measured(self, metric: str) -> ComparedRun:
+        """Return the metric's mean, and its interval over users where their ranks are known."""
+        low = high = seed_sd = None
+        if self.ranks:
+            values = self.values(metric)
+            mean, (low, high) = float(values.mean()), bootstrap_interval(values.mean(axis=0))
+            seed_sd = float(values.mean(axis=1).std(ddof=1)) if len(values) > 1 else None
+        else:
+            mean = self._reported(metric)
+        return ComparedRun(
+            run=self.name,
+            method=self.summary.method,
+            protocol=self.summary.protocol,
+            seeds=max(1, len(self.ranks)),
+            metric=metric,
+            mean=mean,
+            low=low,
+            high=high,
+            seed_sd=seed_sd,
+            **self.costs,
+        )
 
-def _chosen(stored: PartRanks, candidates: str, name: str) -> Ranks:
+    def _reported(self, metric: str) -> float:
+        """Return a mean that the nodes of a federation reported."""
+        reported = _chosen(self.summary.test, self.candidates, self.name)
+        if metric not in reported:
+            raise ConfigError(
+                f"{self.name} is a run of a federation, whose nodes reported no '{metric}'"
+                f"{nearest(metric, reported)}"
+            )
+        return reported[metric]
+
+
+Chosen = TypeVar("Chosen")
+
+
+def _chosen(stored: Mapping[str, Chosen], candidates: str, name: str) -> Chosen:
     if candidates not in stored:
         raise ConfigError(
             f"{name} has no candidate set '{candidates}'{nearest(candidates, stored)}"

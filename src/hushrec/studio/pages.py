@@ -14,6 +14,7 @@ from hushrec.errors import ConfigError, HushrecError, RunError
 from hushrec.io.stored import read_text
 from hushrec.reporting import plots
 from hushrec.reporting.html import REPORT, environment
+from hushrec.reporting.tables import MEANS_ALONE
 from hushrec.reporting.wording import metric_name, signed
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.schema import PUBLISHED_MARK
@@ -175,22 +176,32 @@ def _compared(rows: Sequence[ComparedRun], names: Mapping[str, str]) -> Context:
     """Compare two runs by one metric."""
     first, second = rows
     dots = [
-        plots.Dot(names[row.run], row.mean, (row.low, row.high), strong=row is second)
+        plots.Dot(
+            names[row.run],
+            row.mean,
+            None if row.low is None or row.high is None else (row.low, row.high),
+            strong=row is second,
+        )
         for row in rows
     ]
-    assert second.difference is not None and second.p_value is not None
-    assert second.difference_low is not None and second.difference_high is not None
-    low, high = second.difference_low, second.difference_high
-    verdict = "above" if low > 0 else "below" if high < 0 else "not clearly different from"
     label = metric_name(first.metric)
-    return {
-        "name": label,
-        "drawing": plots.dots(dots, f"{label}, all items"),
-        "verdict": verdict,
-        "difference": signed(second.difference),
-        "interval": f"{signed(low)} to {signed(high)}",
-        "p": "below 0.001" if second.p_value < 0.001 else f"{second.p_value:.3f}",
-    }
+    context = {"name": label, "drawing": plots.dots(dots, f"{label}, all items")}
+    low, high, p_value = second.difference_low, second.difference_high, second.p_value
+    assert second.difference is not None
+    if low is None or high is None or p_value is None:
+        verdict = "above" if second.difference > 0 else "not above"
+        return {
+            **context,
+            "verdict": verdict,
+            "words": f"{signed(second.difference)}; {MEANS_ALONE}",
+        }
+    verdict = "above" if low > 0 else "below" if high < 0 else "not clearly different from"
+    p = "below 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+    words = (
+        f"{signed(second.difference)} (95 % interval {signed(low)} to {signed(high)}, user by "
+        f"user; p {p}, Holm-corrected)"
+    )
+    return {**context, "verdict": verdict, "words": words}
 
 
 def _run_curves(run: FoundRun) -> list[Context]:

@@ -42,8 +42,8 @@ class FoundRun:
 
     @property
     def single(self) -> bool:
-        """Whether it has one trained model: finished, one seed."""
-        return self.state == "finished" and not self.seeds
+        """Whether its model can be opened here: finished, one seed, not on the nodes of others."""
+        return self.summary is not None and not self.seeds and self.summary.nodes is None
 
     @property
     def rounds(self) -> int:
