@@ -27,10 +27,11 @@ from hushrec.federation.setup import make_task, set_up
 from hushrec.privacy import clipping as clip_module
 from hushrec.privacy import noise as noise_module
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
-from hushrec.privacy.calibration import Schedule, make_plan
+from hushrec.privacy.calibration import make_plan
 from hushrec.privacy.clipping import BIT
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import CentralGaussian
+from hushrec.privacy.plan import Schedule
 from hushrec.streams import SecretStreams, Streams
 
 CENTRAL = {

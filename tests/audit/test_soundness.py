@@ -12,10 +12,11 @@ from hushrec.audit.soundness import soundness
 from hushrec.data.views import CohortConfig
 from hushrec.privacy import clipping as clip_module
 from hushrec.privacy import noise as noise_module
-from hushrec.privacy.calibration import Schedule, make_plan
+from hushrec.privacy.calibration import make_plan
 from hushrec.privacy.clipping import BIT, AdaptiveClip
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
+from hushrec.privacy.plan import Schedule
 from hushrec.streams import SecretRound, SecretStreams, Streams
 
 LAYOUT = UploadShape(30, {"items": 3}, {"head": (4, 5), "bias": ()}, {"pairs": (25, 1)})

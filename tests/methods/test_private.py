@@ -27,10 +27,11 @@ from hushrec.methods.fedals import FedALS, PrivateFedALS, summed_vectors
 from hushrec.methods.shared.denoising import expected_powers, find_head
 from hushrec.methods.statistics.fedease import FedEASE, PrivateFedEASE
 from hushrec.methods.statistics.fednext import FedNext, PrivateFedNext
-from hushrec.privacy.calibration import Schedule, make_plan
+from hushrec.privacy.calibration import make_plan
 from hushrec.privacy.clipping import FlatClip, client_norms
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import CentralGaussian
+from hushrec.privacy.plan import Schedule
 from hushrec.privacy.protection import Protection, UploadShape, check_shape
 from hushrec.runs.folder import RunFolder
 from hushrec.streams import Round, SecretRound, SecretStreams, Streams

@@ -94,7 +94,7 @@ def test_a_resumed_run_ships_the_same(tiny, tmp_path):
 
 
 def test_nobodys_validation_items_end_a_protected_run(tiny, tmp_path):
-    with pytest.raises(ConfigError, match=r"evaluation\.patience = 1 would let somebody's"):
+    with pytest.raises(ConfigError, match=r"evaluation\.patience = 1 would let users' validation"):
         go(tiny, {**CENTRAL, "evaluation.patience": 1}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     # More rounds than the default patience, and noise that nothing improves through.

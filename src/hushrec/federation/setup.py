@@ -25,9 +25,10 @@ from hushrec.federation.client import NO_CLIENTS, Task
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import ServerState, Training
 from hushrec.methods.base import Method, Shared, SharesBudget
-from hushrec.privacy.calibration import Schedule, gradient_noise_plan, make_plan, personal_budgets
+from hushrec.privacy.budgets import personal_budgets
+from hushrec.privacy.calibration import gradient_noise_plan, make_plan
 from hushrec.privacy.config import check_declared, check_privacy, public_facts
-from hushrec.privacy.plan import SILO, NoPlan, Plan
+from hushrec.privacy.plan import SILO, NoPlan, Plan, Schedule
 from hushrec.privacy.protection import Mechanism, Protection
 from hushrec.private.store import PrivateStore
 from hushrec.streams import SecretStreams, Streams, new_key

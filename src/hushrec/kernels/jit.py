@@ -60,15 +60,15 @@ def _forgiving(kernel: Any) -> Any:
     load, save = cache.load_overload, cache.save_overload
 
     def load_overload(*about: Any) -> Any:
-        found = None
+        loaded = None
         try:
-            found = load(*about)
+            loaded = load(*about)
         except Exception:  # reading a damaged file of the cache may raise anything
             with suppress(Exception):
                 cache.flush()
-        if found is None:
+        if loaded is None:
             _tell()
-        return found
+        return loaded
 
     def save_overload(*about: Any) -> None:
         with suppress(Exception):

@@ -406,7 +406,7 @@ class LIPM(Method, Tunable):
         return bounded
 
     def serving(self, shared: Shared) -> Shared:
-        """Return the item table and the network, and the query for several averages."""
+        """Return the item table, the network and, with several averages, the query."""
         names = ("items", "network") if self.config.averages == 1 else ("items", "network", "query")
         return {name: shared[name] for name in names}
 

@@ -125,7 +125,7 @@ class PFedMe(Method):
         return Fitted(update, own, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Move w towards the mean of the w_i by beta."""
+        """Move w towards the mean of the w_i: w + beta (mean - w)."""
         rate = self.config.server_rate / total.clients
         ids, summed = total.rows["items"]
         items = shared["items"].astype(np.float64)

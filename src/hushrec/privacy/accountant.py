@@ -9,7 +9,7 @@ sampling       neighbours           analysis
 =============  ===================  ==============================================================
 `Poisson`      zero-out-one         privacy loss distributions
 `FixedSize`    replace-one          Rényi DP (Wang, Balle, Kasiviswanathan 2019)
-`Everybody`    either               T Gaussians of multiplier z are one of z / sqrt(T), exactly
+`Everybody`    either             T Gaussians of multiplier z are one of z / sqrt(T), exactly
 =============  ===================  ==============================================================
 
 Zero-out-one: the data of one user is zeroed out, and the number of users is public. Analyses of
@@ -137,7 +137,7 @@ class Gaussian:
     def of_sum(
         cls, noise_std: float, clip: float, sampling: Sampling, neighbours: Neighbours
     ) -> Gaussian:
-        """Return the event of noise of this deviation on a sum of uploads of norm <= clip."""
+        """Return the event for a sum of uploads of norm <= clip with noise of this deviation."""
         return cls(noise_std / sensitivity(clip, neighbours), sampling, neighbours)
 
     def at(self, multiplier: float) -> Gaussian:

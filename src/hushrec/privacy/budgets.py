@@ -30,6 +30,7 @@ from hushrec.data.interactions import Features, Numeric
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError, nearest
 from hushrec.privacy.accountant import Accountant, Gaussian, epsilon_of, noise_for
+from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.statement import BudgetSummary, ValueRange
 from hushrec.streams import SecretRound
@@ -212,7 +213,7 @@ class PersonalNoise(LocalNoise):
 
 
 def levels_of(epsilon: Values) -> tuple[Values, NDArray[np.int64]]:
-    """Return the distinct budgets, rounded down to at most `LEVELS`, and each user's index."""
+    """Return at most `LEVELS` distinct budgets, and each user's index; others are rounded down."""
     levels = np.unique(epsilon[epsilon > 0])
     if len(levels) > LEVELS:
         levels = np.geomspace(levels[0], levels[-1], LEVELS).clip(levels[0], levels[-1])
@@ -247,6 +248,25 @@ def by_feature(features: Features, name: str, names: Any, users: NDArray[np.int6
     epsilon = np.zeros(len(declared))
     epsilon[users] = declared[users]
     return epsilon
+
+
+def personal_budgets(
+    config: PrivacyConfig, view: TrainView, names: NDArray[Any], clients: NDArray[np.int64]
+) -> NDArray[np.float64] | None:
+    """Return the budgets of the clients that train, as configured; None without any."""
+    if config.budgets == "declared":
+        if view.holders is not None:
+            raise ConfigError(
+                "budgets are declared by users, not by silos: use privacy.budgets = activity"
+            )
+        assert config.budget_feature is not None, "checked"
+        return by_feature(view.user_features, config.budget_feature, names, clients)
+    if config.budgets == "activity":
+        assert config.epsilon_min is not None, "checked"
+        assert config.epsilon_max is not None, "checked"
+        counts = np.diff(view.positives.indptr[view.client_indptr])
+        return by_activity(counts, clients, config.epsilon_min, config.epsilon_max)
+    return None
 
 
 def describe(budgets: PersonalBudgets, apart: float) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +35,6 @@ from hushrec.privacy.accountant import (
 from hushrec.privacy.budgets import (
     PersonalBudgets,
     PersonalNoise,
-    by_activity,
-    by_feature,
     describe,
 )
 from hushrec.privacy.clipping import AdaptiveClip, Clip, FlatClip, RowClip
@@ -50,59 +47,18 @@ from hushrec.privacy.noise import (
     ValidationQueries,
     round_multiplier,
 )
-from hushrec.privacy.plan import Plan
+from hushrec.privacy.plan import Plan, Schedule
 from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, Silence, check_shape
 from hushrec.streams import SecretRound
 
 FIRST_BOUND = 1.0
 """Default initial bound of adaptive clipping."""
-COARSEST = 1e-6
-"""Largest ratio of noised entries, over all rounds, to the squared noise deviation in steps of the
-exact sums; the cost of discrete noise is then negligible (`accountant.discreteness`)."""
 LARGEST_SUM = 2.0**29
 """Largest sum of clipped uploads that the exact sums can hold."""
 MOST_NOISED = 2**26
 """Most numbers of one key space that noise is added to: half a gigabyte."""
 SUM_COPIES = 7
 """Memory of a dense upload, in float32 copies of it, while it is added to the exact sum."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Public facts about a method's uploads, known before the first round."""
-
-    shape: UploadShape
-    rounds: int
-    silent: frozenset[int] = frozenset()
-    """Rounds without uploads, which cost nothing."""
-    shares: tuple[float, ...] = ()
-    """Share of the budget of each round, if rounds differ."""
-    upload_norm: float | None = None
-    """Bound of the norm of uploads, if the method itself keeps one."""
-    entries: int = 0
-    """Largest number of entries of an upload in any round, if shapes differ."""
-    validation_rounds: frozenset[int] = frozenset()
-    """Rounds after which the validation metric is evaluated."""
-
-    @property
-    def uploading(self) -> int:
-        """Number of rounds with uploads."""
-        return self.rounds - len(self.silent)
-
-    @property
-    def compositions(self) -> int:
-        """Number of compositions of the event; rounds with shares are one event together."""
-        return 1 if self.shares else self.uploading
-
-    @property
-    def noised(self) -> int:
-        """Largest number of noised entries in a round, including the bit of adaptive clipping."""
-        return max(self.entries, self.shape.entries) + 1
-
-    @property
-    def least_deviation(self) -> float:
-        """Smallest noise deviation, in steps, for which the grid of the sums is fine enough."""
-        return math.sqrt(self.noised * self.uploading / COARSEST)
 
 
 def default_delta(population: int) -> float:
@@ -423,25 +379,6 @@ def _local_gaussian(apart: float, schedule: Schedule) -> Callable[[float], Gauss
         "replace-one",
         Grid(multiplier * apart * STEPS_PER_UNIT, schedule.noised),
     )
-
-
-def personal_budgets(
-    config: PrivacyConfig, view: TrainView, names: NDArray[Any], clients: NDArray[np.int64]
-) -> NDArray[np.float64] | None:
-    """Return the budgets of the clients that train, as configured; None without any."""
-    if config.budgets == "declared":
-        if view.holders is not None:
-            raise ConfigError(
-                "budgets are declared by users, not by silos: use privacy.budgets = activity"
-            )
-        assert config.budget_feature is not None, "checked"
-        return by_feature(view.user_features, config.budget_feature, names, clients)
-    if config.budgets == "activity":
-        assert config.epsilon_min is not None, "checked"
-        assert config.epsilon_max is not None, "checked"
-        counts = np.diff(view.positives.indptr[view.client_indptr])
-        return by_activity(counts, clients, config.epsilon_min, config.epsilon_max)
-    return None
 
 
 def _personal(

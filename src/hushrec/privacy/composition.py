@@ -214,9 +214,9 @@ def _same_data(one: Claim, other: Claim) -> bool:
     return one.digest == other.digest
 
 
-def _common_delta(claims: Sequence[Claim], asked: float | None) -> float:
+def _common_delta(claims: Sequence[Claim], requested: float | None) -> float:
     own = sorted({claim.delta for claim in claims} - {0.0})
-    if asked is None:
+    if requested is None:
         if len(own) > 1:
             raise ConfigError(
                 f"the runs have deltas from {own[0]:.3g} to {own[-1]:.3g}: choose the delta of the "
@@ -226,12 +226,12 @@ def _common_delta(claims: Sequence[Claim], asked: float | None) -> float:
     if not own:
         raise ConfigError("none of these runs needs a delta: leave out --delta")
     least = 1 / max(claim.clients for claim in claims)
-    if not 0 < asked < least:
+    if not 0 < requested < least:
         raise ConfigError(
-            f"delta = {asked:g} must lie between 0 and 1 / clients = {least:.3g}: a larger one "
+            f"delta = {requested:g} must lie between 0 and 1 / clients = {least:.3g}: a larger one "
             "allows publishing all data of one user"
         )
-    return asked
+    return requested
 
 
 def _account(run: str, history: Sequence[Mapping[str, Any]]) -> str:

@@ -108,7 +108,7 @@ class PrivacyConfig(Settings):
 
     @property
     def promises(self) -> bool:
-        """Whether a privacy mode is set; then no client's data may stop a run."""
+        """Whether a privacy mode is set; a run then never stops because of one client's data."""
         return self.mode != "none"
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -9,12 +10,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.aggregation import UploadShape
 from hushrec.privacy.accountant import Accountant, Event, Everybody, Gaussian, Neighbours, Sampling
 from hushrec.privacy.budgets import PUBLIC_BUDGETS, Ledger, PersonalBudgets
 from hushrec.privacy.noise import ValidationQueries, round_multiplier
 from hushrec.privacy.protection import Protection
 from hushrec.privacy.statement import NO_GUARANTEE, PrivacyStatement
 
+COARSEST = 1e-6
+"""Largest ratio of noised entries, over all rounds, to the squared noise deviation in steps of the
+exact sums; the cost of discrete noise is then negligible (`accountant.discreteness`)."""
 OTHER_RUNS = (
     "options tuned on the same data, and other runs or seeds on it, of which `hushrec privacy "
     "compose` states the sum"
@@ -126,6 +131,44 @@ def unprotected(*, pooled: bool, up_bytes: int, reveals: Collection[str] = ()) -
 def no_guarantee(why: str) -> PrivacyStatement:
     """Return the statement of a run without a guarantee."""
     return PrivacyStatement(guarantee=NO_GUARANTEE, epsilon=None, statement=why)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Public facts about a method's uploads, known before the first round."""
+
+    shape: UploadShape
+    rounds: int
+    silent: frozenset[int] = frozenset()
+    """Rounds without uploads, which cost nothing."""
+    shares: tuple[float, ...] = ()
+    """Share of the budget of each round, if rounds differ."""
+    upload_norm: float | None = None
+    """Bound of the norm of uploads, if the method itself keeps one."""
+    entries: int = 0
+    """Largest number of entries of an upload in any round, if shapes differ."""
+    validation_rounds: frozenset[int] = frozenset()
+    """Rounds after which the validation metric is evaluated."""
+
+    @property
+    def uploading(self) -> int:
+        """Number of rounds with uploads."""
+        return self.rounds - len(self.silent)
+
+    @property
+    def compositions(self) -> int:
+        """Number of compositions of the event; rounds with shares are one event together."""
+        return 1 if self.shares else self.uploading
+
+    @property
+    def noised(self) -> int:
+        """Largest number of noised entries in a round, including the bit of adaptive clipping."""
+        return max(self.entries, self.shape.entries) + 1
+
+    @property
+    def least_deviation(self) -> float:
+        """Smallest noise deviation, in steps, for which the grid of the sums is fine enough."""
+        return math.sqrt(self.noised * self.uploading / COARSEST)
 
 
 @dataclass(frozen=True)

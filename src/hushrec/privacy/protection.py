@@ -223,7 +223,7 @@ class Protection:
         return next((noise for noise in remembered if noise is not None), None)
 
     def gradient_noise(self, secret: SecretRound) -> GradientNoise | None:
-        """Return a function that clips and noises a step's gradient, under gradient noise."""
+        """Return a function that clips and noises a step's gradient; None without such noise."""
         if self.steps is None:
             return None
         protect = self.steps.protect

@@ -90,7 +90,7 @@ class Column:
         """Return how many of these users, from the first on, still fit."""
         return len(users)
 
-    def place(self, segment: Segment, users: Array) -> None:
+    def assign(self, segment: Segment, users: Array) -> None:
         """Give new users their room on a segment."""
 
     def expect(self, users: Array, value: Kept) -> None:
@@ -163,7 +163,7 @@ class RowsColumn:
         needed = segment.used_rows[self.name] + np.cumsum(self.spec.capacity[users])
         return int(np.searchsorted(needed, len(segment.ids[self.name]), side="right"))
 
-    def place(self, segment: Segment, users: Array) -> None:
+    def assign(self, segment: Segment, users: Array) -> None:
         """Assign rows of a segment to new users.
 
         The first access to memory is slow, so a growing segment touches half as much again ahead of
@@ -382,7 +382,7 @@ class PrivateStore:
                 self.slot[taken] = taken if self._ordered else segment.used + np.arange(fit)
                 segment.used += fit
                 for column in self.columns.values():
-                    column.place(segment, taken)
+                    column.assign(segment, taken)
             self.visited[users] = True
 
     def use(self, segment: Segment, size: int) -> None:

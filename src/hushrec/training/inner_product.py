@@ -135,6 +135,6 @@ def score_own_tables(tables: Array, vectors: Array, biases: Array) -> NDArray[np
 
 def with_rows(tables: Array, rows: ClientRows) -> Array:
     """Return a copy of the tables with the trained rows written into it."""
-    out, everybody = tables.copy(), np.arange(len(tables))
-    kernels.put_rows(out, everybody, everybody, rows.indptr, rows.ids, rows.rows)
+    out, clients = tables.copy(), np.arange(len(tables))
+    kernels.put_rows(out, clients, clients, rows.indptr, rows.ids, rows.rows)
     return out

@@ -95,7 +95,7 @@ class Perceptron:
         return loss + self.matching * mean_bce(degree, step)
 
     def gated_loss(self, p: Params, rows: Params, fixed: Params, step: SampleBatch) -> Tensor:
-        """Return the loss with items as received plus gated deltas."""
+        """Return the loss where item rows are the received rows plus gated deltas."""
         received, deltas = rows["items"].chunk(2, -1)
         gate = 2 * torch.sigmoid(torch.bmm(fixed["client"], p["gate"]))
         return mean_bce(self.logits(p, rows["users"], received + gate * deltas, fixed), step)
