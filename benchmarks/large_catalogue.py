@@ -14,7 +14,7 @@ import click
 import hushrec
 from benchmarks.__main__ import GIGABYTE, bar, machine
 from hushrec.data.synthetic import crowd
-from hushrec.federation.rounds import RoundReport
+from hushrec.federation.callbacks import RoundRecord
 from hushrec.io.memory import peak_rss_bytes
 
 ASKED = 2_500
@@ -45,11 +45,11 @@ def main(users: int, items: int, length: int, trace: bool) -> None:
     began, worked = time.perf_counter(), time.process_time()
     data = crowd(users, items, length)
 
-    def show(report: RoundReport) -> None:
-        if trace:
+    class Trace(hushrec.Callback):
+        def on_round_end(self, record: RoundRecord) -> None:
             gigabytes = peak_rss_bytes() / GIGABYTE
             spent = time.perf_counter() - began, time.process_time() - worked
-            line = f"round {report.round}: {spent[0]:.0f} s, {spent[1]:.0f} s of processor time"
+            line = f"round {record.round}: {spent[0]:.0f} s, {spent[1]:.0f} s of processor time"
             click.echo(f"{line}, {gigabytes:.2f} GB", err=True)
 
     made = time.perf_counter() - began, time.process_time() - worked
@@ -61,7 +61,7 @@ def main(users: int, items: int, length: int, trace: bool) -> None:
             "asked": min(1.0, ASKED / users),
             "evaluation.users": min(LOOKED_AT, users),
         },
-        on_round=show,
+        callbacks=[Trace()] if trace else [],
     )
     seconds, processor = time.perf_counter() - began, time.process_time() - worked
     assert run.summary.baselines is not None

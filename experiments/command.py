@@ -182,14 +182,13 @@ def reproduce_command(
 def _run(session: Session, steps: Sequence[Step], machine: Machine, *, quiet: bool) -> list[Told]:
     """Run, with a bar for the rounds of a run and a line for each that is done."""
     found = []
-    with training_display(quiet) as show, polite_stop() as should_stop:
-        now = ""
+    with training_display(quiet) as display, polite_stop() as stop:
 
         def begun(step: Step, seed: int, number: int) -> None:
-            nonlocal now
-            now = f"{number} of {len(steps)}: {step.task.method} on {step.task.data}, seed {seed}"
+            task = step.task
+            display.label = f"{number} of {len(steps)}: {task.method} on {task.data}, seed {seed}"
 
-        execution = Execution(machine, lambda report: show(report, now), should_stop)
+        execution = Execution(machine, (display, stop))
         for told in session.run(steps, execution, begun):
             found.append(told)
             if not quiet:

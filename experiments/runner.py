@@ -19,6 +19,7 @@ from hushrec.api import Execution
 from hushrec.data import load
 from hushrec.data.sources import CATALOG
 from hushrec.errors import StoppedError
+from hushrec.federation.callbacks import Callback, RoundRecord
 from hushrec.federation.experiment import preset_names
 from hushrec.methods.base import method_names
 
@@ -114,6 +115,22 @@ class Told:
     """Seconds that the rest should take."""
 
 
+class TimeBudget(Callback):
+    """Interrupts a run when the time of a session is over."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds, self.began = seconds, time.monotonic()
+
+    def is_over(self) -> bool:
+        """Say whether the time is over."""
+        return self.seconds is not None and time.monotonic() - self.began > self.seconds
+
+    def on_round_end(self, record: RoundRecord) -> None:
+        """Interrupt if the time is over."""
+        if self.is_over():
+            self.interrupt()
+
+
 @dataclass(frozen=True)
 class Session:
     """Where runs and results go, and how long it may take."""
@@ -136,22 +153,18 @@ class Session:
         on_step: Callable[[Step, int, int], None] = lambda step, seed, number: None,
     ) -> Iterator[Told]:
         """Run one step after the other until all are done or the time is over."""
-        begun = time.monotonic()
-        asked = execution.should_stop
-
-        def over() -> bool:
-            return self.budget is not None and time.monotonic() - begun > self.budget
-
-        execution = replace(execution, should_stop=lambda: asked() or over())
+        budget = TimeBudget(self.budget)
+        others = execution.callbacks
+        execution = replace(execution, callbacks=(*others, budget))
         spent = expected = 0.0
         for number, step in enumerate(steps, 1):
-            if over():
+            if budget.is_over():
                 return
             start = time.monotonic()
             try:
                 record, changed = self._run(step, number, execution, on_step)
             except StoppedError:
-                if asked():
+                if any(callback.requested for callback in others):
                     raise
                 return
             spent, expected = spent + time.monotonic() - start, expected + step.seconds

@@ -33,6 +33,12 @@ SECTIONS = (
         ("train", "Run", "Model", "Recommendation", "Machine", "HushrecError"),
     ),
     Section("Data", "hushrec", ("load", "Interactions")),
+    Section("Write a callback", "hushrec", ("Callback",)),
+    Section(
+        "What callbacks receive",
+        "hushrec.extend",
+        ("Experiment", "RoundRecord", "EvaluationRecord", "TrainingResult"),
+    ),
     Section(
         "Write a method",
         "hushrec.extend",

@@ -128,17 +128,23 @@ def test_another_seed_is_another_run(tiny, plain, tmp_path):
     assert bits(tmp_path / "r")["metrics"] != plain("pfedrec")["metrics"]
 
 
-class StopAfter:
-    """Ask to stop once this many rounds were reported."""
+class OnRound(hushrec.Callback):
+    """Calls a function with the record of every round."""
+
+    def __init__(self, function):
+        self.on_round_end = function
+
+
+class StopAfter(hushrec.Callback):
+    """Interrupts once this many rounds were reported."""
 
     def __init__(self, rounds):
         self.rounds, self.seen = rounds, 0
 
-    def on_round(self, report):
+    def on_round_end(self, record):
         self.seen += 1
-
-    def __call__(self):
-        return self.seen >= self.rounds
+        if self.seen >= self.rounds:
+            self.interrupt()
 
 
 # ------------------------------------------------------------------ stopping and going on
@@ -151,7 +157,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(method, store, tiny, plain
     for stops in (1, 2):
         stop = StopAfter(stops)
         with pytest.raises(StoppedError, match="resume"):
-            watched = {"on_round": stop.on_round, "should_stop": stop}
+            watched = {"callbacks": [stop]}
             if stops == 1:
                 go(tiny, out, method, {"store.kind": store}, **watched)
             else:
@@ -168,7 +174,7 @@ def test_resume_without_any_checkpoint_starts_anew(tiny, plain, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(tiny, tmp_path / "run", on_round=crash)
+        go(tiny, tmp_path / "run", callbacks=[OnRound(crash)])
     assert RunFolder(tmp_path / "run").checkpoint_name() is None
     train(tiny, out=tmp_path / "run", resume=True)
     assert bits(tmp_path / "run") == plain("pfedrec")
@@ -178,14 +184,14 @@ DRIVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from conftest import blocks
-from test_api import go
+from test_api import OnRound, go
 from hushrec.federation.backends.simulation import Machine
 
 def tell(report):
     print(report.round, flush=True)
 
 go(blocks(), sys.argv[2], sys.argv[3], {"store.kind": sys.argv[4]},
-   Machine(threads=2, checkpoint_seconds=0), on_round=tell, rounds=int(sys.argv[5]))
+   Machine(threads=2, checkpoint_seconds=0), callbacks=[OnRound(tell)], rounds=int(sys.argv[5]))
 """
 
 
@@ -243,7 +249,7 @@ def test_a_finished_run_has_nothing_to_resume(tiny, tmp_path):
 def test_resuming_on_other_data_is_refused(tiny, tmp_path):
     stop = StopAfter(2)
     with pytest.raises(StoppedError):
-        go(tiny, tmp_path / "run", on_round=stop.on_round, should_stop=stop)
+        go(tiny, tmp_path / "run", callbacks=[stop])
     for other in (blocks(50, 60, 3), blocks(seed=1)):
         with pytest.raises(RunError, match="other data"):
             train(other, out=tmp_path / "run", resume=True)
@@ -257,7 +263,7 @@ def stopped(tiny, tmp_path):
     """A run that was stopped after two of its rounds."""
     stop = StopAfter(2)
     with pytest.raises(StoppedError):
-        go(tiny, tmp_path / "run", on_round=stop.on_round, should_stop=stop)
+        go(tiny, tmp_path / "run", callbacks=[stop])
     return tmp_path / "run"
 
 
@@ -455,7 +461,7 @@ def test_the_test_items_are_ranked_once_after_training(tiny, monkeypatch):
         return original(self, model, part)
 
     monkeypatch.setattr(Evaluator, "rank", spy)
-    go(tiny, None, on_round=lambda report: calls.append("round"))
+    go(tiny, None, callbacks=[OnRound(lambda record: calls.append("round"))])
     assert calls.count("test") == 1
     assert calls.index("test") > max(k for k, c in enumerate(calls) if c == "round")
 
@@ -491,7 +497,7 @@ def test_patience_survives_an_interruption(tiny, monkeypatch, tmp_path):
     monkeypatch.setattr("hushrec.federation.rounds.selection_value", lambda *looked: next(values))
     more = {"evaluation.patience": 2}
     with pytest.raises(StoppedError):
-        go(tiny, tmp_path / "r", more=more, rounds=50, on_round=stop.on_round, should_stop=stop)
+        go(tiny, tmp_path / "r", more=more, rounds=50, callbacks=[stop])
     run = train(tiny, out=tmp_path / "r", resume=True)
     assert (run.summary.rounds, run.summary.selected_round) == (3, 1)
 

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from hushrec.data import Interactions, load
     from hushrec.errors import HushrecError
     from hushrec.federation.backends.simulation import Machine
+    from hushrec.federation.callbacks import Callback
     from hushrec.serving.model import Model, Recommendation
 
 __all__ = [
+    "Callback",
     "HushrecError",
     "Interactions",
     "Machine",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 _HOMES = {
+    "Callback": "hushrec.federation.callbacks",
     "HushrecError": "hushrec.errors",
     "Interactions": "hushrec.data",
     "Machine": "hushrec.federation.backends.simulation",

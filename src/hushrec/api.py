@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from hushrec.data import Interactions, load
-from hushrec.data.splitting import Part, make_split
+from hushrec.data.splitting import make_split
 from hushrec.data.views import Protocol
 from hushrec.errors import ConfigError, nearest
 from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
+from hushrec.federation.callbacks import Callback, GroupMetrics, GuidanceMetrics, History
 from hushrec.federation.experiment import Experiment, ExperimentRequest
-from hushrec.federation.rounds import Notes, RoundReport, run_rounds
+from hushrec.federation.rounds import finish, run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.io.files import checked_path
-from hushrec.runs.checkpoint import Diary, prolonged, restore, saved_key
+from hushrec.methods.base import Guided
+from hushrec.runs.checkpoint import CheckpointCallback, prolonged, restore, saved_key
 from hushrec.runs.folder import SEEDS, SUMMARY, RunFolder, left_off, new_place, resumed_place
 from hushrec.runs.run import Run, Unsaved
 from hushrec.runs.schema import Seeds, Summary
@@ -32,10 +34,7 @@ class Execution:
     """How a run is executed, which does not change its result."""
 
     machine: Machine = THIS_MACHINE
-    on_round: Callable[[RoundReport], None] = lambda report: None
-    """Called after every round."""
-    should_stop: Callable[[], bool] = lambda: False
-    """Asked after every round; the run is saved before it stops."""
+    callbacks: Sequence[Callback] = ()
     overwrite: bool = False
     """Whether a run that is already in the folder is replaced."""
     resume: bool = False
@@ -55,8 +54,7 @@ class TrainOptions(TypedDict, total=False):
     overwrite: bool
     resume: bool
     machine: Machine
-    on_round: Callable[[RoundReport], None]
-    should_stop: Callable[[], bool]
+    callbacks: Sequence[Callback]
 
 
 def train(
@@ -169,23 +167,26 @@ def train_experiment(
     with folder.locked() if folder else nullcontext():
         key = saved_key(folder) if folder and resume else None
         training, state = setup.start(machine, scratch or (folder.path if folder else None), key)
-        diary = Diary(folder, training.backend, machine.checkpoint_seconds) if folder else None
-        if diary and resume and restore(state, training.backend, diary.folder, experiment.rounds):
-            diary.reopen(state)
-        notes = Notes()
-        run_rounds(training, state, diary or notes, execution.on_round, execution.should_stop)
-        parts: tuple[Part, ...] = ("valid", "test")
-        for part in parts:
-            serving = training.serving(state.selected_shared)
-            training.backend.evaluate(serving, part, selected=True)
-        if diary:
-            diary.finish(state)
+        backend, method, history = training.backend, training.task.method, History()
+        callbacks: list[Callback] = [GroupMetrics(backend)]
+        if isinstance(method, Guided):
+            callbacks.append(GuidanceMetrics(backend, method))
+        if folder is None:
+            callbacks.append(history)
+        else:
+            saves = CheckpointCallback(folder, backend, state, machine.checkpoint_seconds)
+            if resume and restore(state, backend, folder, experiment.rounds):
+                saves.reopen()
+            callbacks.append(saves)
+        callbacks += execution.callbacks
+        run_rounds(training, state, callbacks)
+        finish(training, state, callbacks)
         summary = summarise(training, split, state, data)
         if folder:
-            folder.write_results(training.backend.ranks, summary)
+            folder.write_results(backend.ranks, summary)
     run = Run.of(training, split, state, summary, folder)
     if folder is None:
-        run.unsaved = Unsaved(state, training.backend, notes.lines)
+        run.unsaved = Unsaved(state, backend, history.records)
     return run
 
 

@@ -19,6 +19,7 @@ from hushrec.testing import Federation, taste_world
 
 pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.methods.lipm import LIPM, LIPMConfig
+from test_api import StopAfter
 
 SMALL = {"d": 8, "hidden": (8, 4), "batch": 16, "epochs": 2, "interest": 4, "lr": 0.02}
 
@@ -140,7 +141,7 @@ def test_a_run_on_silos_resumes_to_the_bit(tmp_path):
             rounds=4,
             settings=SETTINGS,
             out=tmp_path / "b",
-            should_stop=lambda: True,
+            callbacks=[StopAfter(1)],
         )
     other = hushrec.train(
         taste_world(), "lipm", out=tmp_path / "b", resume=True, machine=Machine(threads=2, chunk=2)

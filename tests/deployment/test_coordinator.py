@@ -32,6 +32,7 @@ from hushrec.studio.pages import Studio
 from hushrec.studio.runs import find_runs
 from hushrec.testing import taste_world
 from hushrec.testing.link import MemoryLink
+from test_api import OnRound, StopAfter
 
 NODES = 3
 NOISE = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 1}
@@ -148,15 +149,14 @@ def test_a_node_that_keeps_running_says_what_one_that_starts_anew_says(secure, t
         lossy.kept = {} if kept else None
         forgotten = iter([None, "user-01"])
 
-        def forget(lossy=lossy, forgotten=forgotten):
+        def forget(record, lossy=lossy, forgotten=forgotten):
             user = next(forgotten, None)
             for path in lossy.paths.values():
                 with NodeDatabase.open(path) as store:
                     if user is not None and store.number_of(user) is not None:
                         store.forget(user)
-            return False
 
-        results.append(begin().train(lossy.link(), should_stop=forget))
+        results.append(begin().train(lossy.link(), [OnRound(forget)]))
         assert next(forgotten, "all") == "all", "somebody was forgotten after the second round"
     same = {"test", "valid", "communication"}
     assert results[0].model_dump(include=same) == results[1].model_dump(include=same)
@@ -182,9 +182,8 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(settings, tmp_path):
     whole = begin().train(lossy.link())
     begin, lossy = rehearsal(tmp_path / "b", data, "fedmf", settings, rounds=4)
     for _ in range(3):
-        stops = iter([True])
         with pytest.raises(StoppedError):
-            begin(resume=bool(lossy.said)).train(lossy.link(), should_stop=lambda s=stops: next(s))
+            begin(resume=bool(lossy.said)).train(lossy.link(), [StopAfter(1)])
         assert status_of(newest_run(tmp_path / "b" / "runs")).stage == "interrupted"
     with pytest.raises(RunError, match="--resume"):
         begin()

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from hushrec.cli import main
-from hushrec.deployment.coordinator.run import _Chronicle
 from hushrec.deployment.coordinator.session import Session
+from hushrec.runs.checkpoint import CheckpointCallback
 
 POINTS = ("among-the-answers", "before-the-checkpoint", "after-the-checkpoint")
 
@@ -23,19 +23,19 @@ def doom(file):
                 out.write(f"{point}\n")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    plain_ask, plain_save = Session.ask, _Chronicle.save
+    plain_ask, plain_save = Session.ask, CheckpointCallback.save
 
     def ask(self, what, number, *rest):
         for found in plain_ask(self, what, number, *rest):
             meets("among-the-answers", number)
             yield found
 
-    def save(self, state, *, now):
-        meets("before-the-checkpoint", state.round)
-        plain_save(self, state, now=now)
-        meets("after-the-checkpoint", state.round)
+    def save(self):
+        meets("before-the-checkpoint", self.state.round)
+        plain_save(self)
+        meets("after-the-checkpoint", self.state.round)
 
-    Session.ask, _Chronicle.save = ask, save
+    Session.ask, CheckpointCallback.save = ask, save
 
 
 if __name__ == "__main__":

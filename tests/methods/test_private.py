@@ -351,9 +351,7 @@ def test_threads_chunks_and_interruptions_change_nothing(method, small, tmp_path
     train(small, method, settings=CENTRAL, out=other, machine=Machine(threads=2, chunk=7))
     stop = StopAfter(1)
     with pytest.raises(StoppedError):
-        train(
-            small, method, settings=CENTRAL, out=stopped, on_round=stop.on_round, should_stop=stop
-        )
+        train(small, method, settings=CENTRAL, out=stopped, callbacks=[stop])
     train(small, out=stopped, resume=True)
     for folder in (other, stopped):
         assert bits(folder) == bits(plain)

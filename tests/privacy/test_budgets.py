@@ -247,7 +247,7 @@ def test_threads_chunks_and_interruptions_change_nothing(mode, method, tiny, tmp
     go(tiny, settings, method, rounds=8, out=other, machine=Machine(threads=2, chunk=3))
     stop = StopAfter(5)
     with pytest.raises(StoppedError):
-        watched = {"on_round": stop.on_round, "should_stop": stop}
+        watched = {"callbacks": [stop]}
         go(tiny, settings, method, rounds=8, out=stopped, **watched)
     half = RunFolder(stopped).read_tensors("round-000005", "ledger.safetensors")
     assert (half["spent"] > 0).any()

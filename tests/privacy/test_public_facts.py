@@ -373,7 +373,7 @@ def test_a_resumed_run_finds_the_list_again(shop, tmp_path):
     data = hushrec.load(everybody, items=listed)
     stop = StopAfter(2)
     with pytest.raises(StoppedError):
-        train(data, "fedmf", rounds=4, out=out, should_stop=stop, on_round=stop.on_round)
+        train(data, "fedmf", rounds=4, out=out, callbacks=[stop])
     refused = hush("train", "--resume", "--out", out, "--items", listed)
     assert refused.exit_code == 2
     assert "leave out --items" in refused.stderr

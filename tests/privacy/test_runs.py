@@ -24,6 +24,7 @@ from hushrec.privacy.calibration import FixedShape, default_delta
 from hushrec.privacy.clipping import AdaptiveClip, FlatClip
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.protection import Mechanism
+from hushrec.runs.checkpoint import CheckpointCallback
 from hushrec.runs.folder import FINAL, RunFolder
 from hushrec.streams import SecretRound, SecretStreams, Streams
 from hushrec.testing import Federation, MechanismContract
@@ -219,7 +220,7 @@ def test_threads_chunks_and_interruptions_change_nothing(mode, method, tiny, tmp
     go(tiny, MODES[mode], method, out=other, machine=Machine(threads=2, chunk=3))
     stop = StopAfter(3)
     with pytest.raises(StoppedError):
-        go(tiny, MODES[mode], method, out=stopped, on_round=stop.on_round, should_stop=stop)
+        go(tiny, MODES[mode], method, out=stopped, callbacks=[stop])
     half = RunFolder(stopped).read_checkpoint("round-000003")
     assert sum(entry.count for entry in half.account) == (0 if mode == "laplace" else 3)
     assert ("clip_bound" in half.protection) == (mode == "central adaptive")
@@ -232,18 +233,22 @@ def test_threads_chunks_and_interruptions_change_nothing(mode, method, tiny, tmp
             assert getattr(final, key) == getattr(RunFolder(plain).read_checkpoint(FINAL), key)
 
 
-def test_a_killed_run_owes_the_same(tiny, tmp_path):
+def test_a_killed_run_owes_the_same(tiny, tmp_path, monkeypatch):
     """Its last round was run but not saved: it is run again with the same noise, and paid once."""
+    save = CheckpointCallback.save
 
-    def die(report):
-        if report.round == 4:
+    def die(self):
+        if self.state.round == 4:
             raise KeyboardInterrupt
+        save(self)
 
     plain, killed = tmp_path / "plain", tmp_path / "killed"
     settings = MODES["central adaptive"]
     go(tiny, settings, out=plain)
+    monkeypatch.setattr(CheckpointCallback, "save", die)
     with pytest.raises(KeyboardInterrupt):
-        go(tiny, settings, out=killed, on_round=die, machine=Machine(checkpoint_seconds=0))
+        go(tiny, settings, out=killed, machine=Machine(checkpoint_seconds=0))
+    monkeypatch.undo()
     assert RunFolder(killed).checkpoint_name() == "round-000003"
     train(tiny, out=killed, resume=True)
     assert bits(killed) == bits(plain)

@@ -142,7 +142,7 @@ def test_fedrkg_runs_under_every_mode(mode, tiny, tmp_path):
     assert (run.model.shared["guidance"] != 0).all()
     stop = StopAfter(3)
     with pytest.raises(StoppedError):
-        watched = {"on_round": stop.on_round, "should_stop": stop}
+        watched = {"callbacks": [stop]}
         train(tiny, "fedrkg", rounds=7, seed=2, settings=settings, out=stopped, **watched)
     half = RunFolder(stopped).read_checkpoint("round-000003")
     assert [entry.count for entry in half.account] == [1]
@@ -164,12 +164,13 @@ import sys
 sys.path[:0] = sys.argv[1:3]
 from conftest import blocks
 from hushrec.federation.backends.simulation import Machine
+from test_api import OnRound
 from test_runs import MODES, go
 
 def tell(report):
     print(report.round, flush=True)
 
-go(blocks(), MODES[sys.argv[4]], out=sys.argv[3], rounds=400, on_round=tell,
+go(blocks(), MODES[sys.argv[4]], out=sys.argv[3], rounds=400, callbacks=[OnRound(tell)],
    machine=Machine(threads=2, checkpoint_seconds=0))
 """
 

@@ -19,6 +19,7 @@ from hushrec.privacy.protection import finite_or_zero
 from hushrec.streams import SecretStreams, Streams
 from hushrec.testing import taste_world
 from hushrec.tuning import tune
+from test_api import StopAfter
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 1.0, "privacy.clip": 1.0}
 
@@ -115,9 +116,8 @@ def test_the_key_is_in_the_checkpoint_alone_and_goes_with_it(world, monkeypatch,
 
     asked = {"method": "fedmf", "rounds": 4, "settings": {**settings, "d": 4}}
     whole = go(tmp_path / "whole", KEYS[0], **asked)
-    seen = iter([False, True])
     with pytest.raises(StoppedError):
-        go(tmp_path / "cut", KEYS[0], **asked, should_stop=lambda: next(seen))
+        go(tmp_path / "cut", KEYS[0], **asked, callbacks=[StopAfter(2)])
     holding = [
         path.relative_to(tmp_path / "cut").as_posix()
         for path in (tmp_path / "cut").rglob("*")

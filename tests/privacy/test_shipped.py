@@ -85,7 +85,7 @@ def test_a_resumed_run_ships_the_same(tiny, tmp_path):
     go(tiny, CENTRAL, out=tmp_path / "whole")
     stop = StopAfter(3)
     with pytest.raises(StoppedError):
-        go(tiny, CENTRAL, out=tmp_path / "cut", on_round=stop.on_round, should_stop=stop)
+        go(tiny, CENTRAL, out=tmp_path / "cut", callbacks=[stop])
     half = RunFolder(tmp_path / "cut").read_checkpoint("round-000003")
     assert half.selected_round == 0
     assert not any(name.startswith("selected") for name in half.files)

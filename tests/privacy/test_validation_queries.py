@@ -208,7 +208,7 @@ def test_a_resumed_run_selects_the_same_and_owes_the_same(cohort, tiny, tmp_path
     go(tiny, settings, rounds=9, out=tmp_path / "whole")
     stop = StopAfter(4)
     with pytest.raises(StoppedError):
-        go(tiny, settings, rounds=9, out=tmp_path / "cut", on_round=stop.on_round, should_stop=stop)
+        go(tiny, settings, rounds=9, out=tmp_path / "cut", callbacks=[stop])
     half = RunFolder(tmp_path / "cut").read_checkpoint("round-000004")
     assert [entry.count for entry in half.account] == [4, 2]
     assert half.selected_value == max(log(tmp_path / "cut", "noised").values())

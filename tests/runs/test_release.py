@@ -20,6 +20,7 @@ from hushrec.runs.schema import Summary
 from hushrec.serving.recommender import Recommender
 from hushrec.streams import SecretStreams
 from hushrec.testing import taste_world
+from test_api import StopAfter
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0}
 LOCAL = {"privacy.mode": "local-gaussian", "privacy.epsilon": 50.0, "privacy.clip": 1.0}
@@ -280,7 +281,7 @@ def test_the_command_line(tmp_path):
 def test_the_command_line_refuses(tmp_path):
     world = taste_world()
     with pytest.raises(StoppedError):
-        go("central adaptive", tmp_path / "cut", should_stop=lambda: True)
+        go("central adaptive", tmp_path / "cut", callbacks=[StopAfter(1)])
     train_seeds(world, "popularity", range(2), tmp_path / "seeds", settings=CENTRAL)
     train("demo", "popularity", out=tmp_path / "open")
     for name, message in (

@@ -37,7 +37,7 @@ def test_mean_and_spread_over_seeds(tiny, tmp_path):
 def test_resuming_needs_the_folder_alone(after, tiny, tmp_path):
     """Seeds that had not begun are trained with the settings of the folder, not the defaults."""
     stop = StopAfter(after)
-    more = {"on_round": stop.on_round, "should_stop": stop}
+    more = {"callbacks": [stop]}
     with pytest.raises(StoppedError):
         train_seeds(tiny, "fedmf", [0, 5, 2], tmp_path / "runs", **OPTIONS, **more)
     train_seeds(tiny, "pfedrec", [], tmp_path / "runs", resume=True)

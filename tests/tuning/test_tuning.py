@@ -14,6 +14,7 @@ from hushrec.evaluation.evaluator import Evaluator
 from hushrec.federation.experiment import ExperimentRequest, read_preset
 from hushrec.methods.base import Between, OneOf, Tunable, method_class, method_names
 from hushrec.tuning import tune
+from test_api import StopAfter
 
 pytest.importorskip("optuna", reason="needs the 'tune' extra")
 
@@ -55,13 +56,10 @@ def test_trial_0_is_where_it_started_and_the_best_is_best(whole):
 
 
 def test_an_interrupted_search_comes_out_the_same(tiny, tmp_path, whole):
-    out, rounds = tmp_path / "s", []
-
-    def on_round(number, report):
-        rounds.append((number, report.round))
-
+    out, trials = tmp_path / "s", []
     with pytest.raises(StoppedError, match="same command"):
-        search(tiny, out, on_round=on_round, should_stop=lambda: len(rounds) > 20)
+        search(tiny, out, on_trial=trials.append, callbacks=[StopAfter(21)])
+    assert trials == list(range(len(trials)))
     kept = len((out / "trials.jsonl").read_text().splitlines())
     assert 0 < kept < 8
     with (out / "trials.jsonl").open("a") as file:

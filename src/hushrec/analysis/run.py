@@ -26,7 +26,7 @@ from hushrec.evaluation.evaluator import Evaluator
 from hushrec.evaluation.groups import GROUP_METRICS, Spread, spread
 from hushrec.evaluation.metrics import per_user, summarise
 from hushrec.evaluation.ranking import Ranks, rank_full
-from hushrec.federation.rounds import RoundLine
+from hushrec.federation.callbacks import RoundLine
 from hushrec.methods.base import Guided, OwnTable, Private, Shared, no_own_table
 from hushrec.serving.model import Model, Scorer
 from hushrec.streams import Streams

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from hushrec.cli.terminal import Console, progress, say, text_column
 from hushrec.data import Interactions, load
 from hushrec.data.text import Progress, is_stream
 from hushrec.errors import ConfigError, plain
-from hushrec.federation.rounds import RoundReport
+from hushrec.federation.callbacks import Callback, RoundRecord
 from hushrec.io.files import append_line
 from hushrec.reporting.tables import shown_metrics
 from hushrec.reporting.wording import human_duration
@@ -88,107 +88,125 @@ def reading_display(quiet: bool) -> Iterator[Progress]:
         yield report
 
 
+class SignalStop(Callback):
+    """Interrupts training after the round in which Ctrl-C or TERM came."""
+
+    signalled = False
+
+    def on_round_end(self, record: RoundRecord) -> None:
+        """Interrupt if a signal came."""
+        if self.signalled:
+            self.interrupt()
+
+
 @contextmanager
-def polite_stop() -> Iterator[Callable[[], bool]]:
+def polite_stop() -> Iterator[SignalStop]:
     """Let the first Ctrl-C or TERM finish the round and its checkpoint; the next stops at once."""
-    asked = False
+    callback = SignalStop()
 
-    def ask(number: int, frame: object) -> None:
-        nonlocal asked
-        asked = True
+    def on_signal(number: int, frame: object) -> None:
+        callback.signalled = True
         say("\nfinishing the round; press Ctrl-C again to stop at once", err=True)
-        hear_as_before()
+        restore_handlers()
 
-    def hear_as_before() -> None:
+    def restore_handlers() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, on_signal) for number in signals}
     try:
-        yield lambda: asked
+        yield callback
     finally:
-        hear_as_before()
+        restore_handlers()
+
+
+class TrainingDisplay(Callback):
+    """Shows every round on several outputs: a progress bar, lines on standard error, a log file."""
+
+    def __init__(self, outputs: Sequence[_Output], label: str = "training") -> None:
+        self.outputs, self.label = outputs, label
+        self.began, self.rounds = time.monotonic(), 0
+
+    def on_round_end(self, record: RoundRecord) -> None:
+        """Show the round, and the mean time of a round."""
+        self.rounds += 1
+        seconds = (time.monotonic() - self.began) / self.rounds
+        for show in self.outputs:
+            show(record, self.label, seconds)
 
 
 @contextmanager
-def training_display(quiet: bool, talk: Talk = PLAIN) -> Iterator[Callable[..., None]]:
-    """Show on standard error how far training is: a bar, or lines where there is no terminal."""
-    speakers: list[_Speaker] = []
+def training_display(quiet: bool, talk: Talk = PLAIN) -> Iterator[TrainingDisplay]:
+    """Show the progress of training on standard error: a bar, or lines without a terminal."""
+    outputs: list[_Output] = []
     with ExitStack() as stack:
         if talk.log is not None:
-            speakers.append(_Lines(partial(append_line, talk.log), LOGGED_EVERY))
+            outputs.append(_Lines(partial(append_line, talk.log), LOGGED_EVERY))
         if not (quiet or talk.quiet):
             if talk.verbose:
-                speakers.append(_Lines(_say_aside, 0.0))
+                outputs.append(_Lines(_say_aside, 0.0))
             elif Console(stderr=True).is_terminal:
-                speakers.append(stack.enter_context(_bar()))
+                outputs.append(stack.enter_context(_bar()))
             else:
-                speakers.append(_Lines(_say_aside, SAID_EVERY))
-        began, rounds = time.monotonic(), 0
-
-        def show(report: RoundReport, what: str = "training") -> None:
-            nonlocal rounds
-            rounds += 1
-            each = (time.monotonic() - began) / rounds
-            for speak in speakers:
-                speak(report, what, each)
-
-        yield show
+                outputs.append(_Lines(_say_aside, SAID_EVERY))
+        yield TrainingDisplay(outputs)
 
 
-class _Speaker(Protocol):
-    """Tells of a round, in what work it was, and how long a round takes."""
+class _Output(Protocol):
+    """Shows a round, with the label of the training and the mean seconds of a round."""
 
-    def __call__(self, report: RoundReport, what: str, each: float) -> None: ...
+    def __call__(self, record: RoundRecord, label: str, seconds: float) -> None: ...
 
 
 class _Lines:
-    """A line from time to time: of the first round, of the last, and every few seconds."""
+    """Writes a line for the first round, for the last, and every few seconds."""
 
     def __init__(self, write: Callable[[str], None], every: float) -> None:
         self.write, self.every = write, every
-        self.said = -math.inf
+        self.written = -math.inf
         self.latest = ""
 
-    def __call__(self, report: RoundReport, what: str, each: float) -> None:
-        self.latest = _validation(report) or self.latest
+    def __call__(self, record: RoundRecord, label: str, seconds: float) -> None:
+        self.latest = _validation(record) or self.latest
         now = time.monotonic()
-        if report.round < report.rounds and now < self.said + self.every:
+        if record.round < record.rounds and now < self.written + self.every:
             return
-        self.said = now
-        left = human_duration(each * (report.rounds - report.round))
-        state = [_loss(report), self.latest, report.phase, f"{human_duration(each)} a round"]
-        said = ", ".join(part for part in (*state, f"{left} left") if part)
-        self.write(plain(f"{what}: round {report.round} of {report.rounds}: {said}"))
+        self.written = now
+        left = human_duration(seconds * (record.rounds - record.round))
+        parts = _parts(record, self.latest, seconds)
+        text = ", ".join([*parts, f"{left} left"])
+        self.write(plain(f"{label}: round {record.round} of {record.rounds}: {text}"))
 
 
 @contextmanager
-def _bar() -> Iterator[_Speaker]:
+def _bar() -> Iterator[_Output]:
     columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn())
     with progress(*columns, TimeRemainingColumn(), text_column("{task.fields[state]}")) as bars:
         task = bars.add_task("training", total=None, state="")
         latest = ""
 
-        def speak(report: RoundReport, what: str, each: float) -> None:
+        def show(record: RoundRecord, label: str, seconds: float) -> None:
             nonlocal latest
-            latest = _validation(report) or latest
-            parts = (_loss(report), latest, report.phase, f"{human_duration(each)} a round")
-            where: dict[str, Any] = {"completed": report.round, "total": report.rounds}
-            state = "  ".join(part for part in parts if part)
-            bars.update(task, description=what, state=state, **where)
+            latest = _validation(record) or latest
+            done: dict[str, Any] = {"completed": record.round, "total": record.rounds}
+            state = "  ".join(_parts(record, latest, seconds))
+            bars.update(task, description=label, state=state, **done)
 
-        yield speak
+        yield show
 
 
-def _validation(report: RoundReport) -> str:
-    if report.valid is None:
+def _parts(record: RoundRecord, validation: str, seconds: float) -> list[str]:
+    loss = "" if record.loss is None else f"loss {record.loss:.4f}"
+    parts = (loss, validation, record.phase, f"{human_duration(seconds)} a round")
+    return [part for part in parts if part]
+
+
+def _validation(record: RoundRecord) -> str:
+    if record.valid is None:
         return ""
-    name = next(iter(shown_metrics(report.valid["full"])[1:]), "auc")
-    return f"valid {name} {report.valid['full'][name]:.4f}"
-
-
-def _loss(report: RoundReport) -> str:
-    return "" if report.loss is None else f"loss {report.loss:.4f}"
+    name = next(iter(shown_metrics(record.valid["full"])[1:]), "auc")
+    return f"valid {name} {record.valid['full'][name]:.4f}"
 
 
 def _say_aside(line: str) -> None:

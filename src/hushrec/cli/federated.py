@@ -75,12 +75,12 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summar
     _say(f"waiting for {policy.nodes} nodes", quiet=quiet)
     summaries: list[Summary] = []
     try:
-        with training_display(quiet) as on_round, polite_stop() as should_stop:
+        with training_display(quiet) as display, polite_stop() as stop:
             run_on_grid(
                 started.endpoint,
                 started.number,
                 TASK_SECONDS,
-                lambda link: summaries.append(run.train(link, on_round, should_stop)),
+                lambda link: summaries.append(run.train(link, (display, stop))),
             )
     except StoppedError as stopped:
         command = f"hushrec federate run {server.path} --resume"

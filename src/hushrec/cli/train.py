@@ -166,10 +166,8 @@ def train_command(
         out = output.out or _default_out(experiment)
         require_free(out, overwrite=output.overwrite)
     data = load_aloud(request.data, request.items, quiet=as_json or talk.quiet)
-    with training_display(as_json, talk) as on_round, polite_stop() as should_stop:
-        execution = Execution(
-            Machine(threads), on_round, should_stop, output.overwrite, output.resume
-        )
+    with training_display(as_json, talk) as display, polite_stop() as stop:
+        execution = Execution(Machine(threads), (display, stop), output.overwrite, output.resume)
         run = None
         if several:
             first = request.seed or 0

@@ -65,7 +65,11 @@ def tune_command(
     base = base_experiment(request)  # a typo is reported before data is read
     out = out or Path("tunes") / options.default_name(request.data, base.method)
     data = load_aloud(request.data, request.items, quiet=as_json or talk.quiet)
-    with training_display(as_json, talk) as show, polite_stop() as should_stop:
+    with training_display(as_json, talk) as display, polite_stop() as stop:
+
+        def on_trial(number: int) -> None:
+            display.label = f"trial {number + 1} of {trials}"
+
         search = tune(
             data,
             request,
@@ -73,8 +77,8 @@ def tune_command(
             trials=trials,
             machine=Machine(threads),
             command=_command(request, trials, pairs),
-            on_round=lambda number, report: show(report, f"trial {number + 1} of {trials}"),
-            should_stop=should_stop,
+            on_trial=on_trial,
+            callbacks=(display, stop),
         )
     best = search.best
     if as_json:

@@ -1,8 +1,8 @@
 """Everything that an extension is written against, in one module (docs/extend.md).
 
-A method, an expert, a metric, a data set, a mechanism or a backend of another package imports its
-base class and types from here. The names of this module and of `hushrec` are the public surface;
-they change only with an entry in the changelog.
+A method, an expert, a metric, a data set, a mechanism, a backend or a callback of another package
+imports its base class and types from here. The names of this module and of `hushrec` are the public
+surface; they change only with an entry in the changelog.
 """
 
 from hushrec.aggregation import ClientRows, Steps, Total, Update, UploadShape
@@ -13,6 +13,8 @@ from hushrec.errors import ConfigError, DataError
 from hushrec.evaluation.metrics import ListMetric, Metric, expected_gain
 from hushrec.evaluation.ranking import Ranks
 from hushrec.federation.backends.simulation import InProcess
+from hushrec.federation.callbacks import EvaluationRecord, RoundRecord, TrainingResult
+from hushrec.federation.experiment import Experiment
 from hushrec.methods.base import (
     Fitted,
     Method,
@@ -37,7 +39,9 @@ __all__ = [
     "DataError",
     "DataFolder",
     "DataSet",
+    "EvaluationRecord",
     "Everybody",
+    "Experiment",
     "Fitted",
     "Gaussian",
     "Grid",
@@ -63,12 +67,14 @@ __all__ = [
     "Ranks",
     "Release",
     "Round",
+    "RoundRecord",
     "SecretRound",
     "Shared",
     "Steps",
     "Streams",
     "Total",
     "TrainView",
+    "TrainingResult",
     "Traits",
     "Update",
     "UploadShape",

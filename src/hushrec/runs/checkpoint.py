@@ -1,4 +1,4 @@
-"""A run's state on disk: written from time to time, read back to go on or to serve."""
+"""Checkpoints: the state of a run on disk, to resume it or to serve its model."""
 
 from __future__ import annotations
 
@@ -8,55 +8,70 @@ from typing import Any
 
 from hushrec.errors import ConfigError, RunError
 from hushrec.federation.backends.base import Backend
+from hushrec.federation.callbacks import Callback, RoundRecord, TrainingResult
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.rounds import RoundLine, ServerState
+from hushrec.federation.rounds import ServerState
 from hushrec.io.codec import Arrays
 from hushrec.io.files import remove
 from hushrec.methods.base import Shared, Staged
 from hushrec.privacy.budgets import Ledger
-from hushrec.runs.folder import FINAL, RunFolder
+from hushrec.runs.folder import FINAL, SUMMARY, RunFolder
 
 LEDGER = "ledger"
-"""File of a checkpoint with what each client spent."""
+"""File of a checkpoint with what each client has spent."""
 CURRENT, SELECTED = "current", "selected"
 NUMBERS = (
-    *("data", "key", "round", "selected_round", "selected_value", "stale_looks", "up_bytes"),
+    *("data", "key", "round", "selected_round", "selected_value", "stale_evaluations", "up_bytes"),
     *("down_bytes", "seconds", "account", "protection"),
 )
-"""What of the state are numbers and words."""
+"""Fields of the state that are written into the header of a checkpoint."""
 
 
-class Diary:
-    """The journal of a run that has a folder."""
+class CheckpointCallback(Callback):
+    """Writes metrics.jsonl and checkpoints into the folder of a run."""
 
-    def __init__(self, folder: RunFolder, backend: Backend, seconds: float) -> None:
-        self.folder, self.backend, self.seconds = folder, backend, seconds
-        self.saved_at = time.monotonic()
+    def __init__(
+        self, folder: RunFolder, backend: Backend, state: ServerState, seconds: float = 0.0
+    ) -> None:
+        """``seconds`` lie between two checkpoints at least."""
+        self.folder, self.backend, self.state, self.seconds = folder, backend, state, seconds
+        self.saved_at, self.saved_round = time.monotonic(), -1
 
-    def record(self, line: RoundLine) -> None:
-        """Add a line to metrics.jsonl."""
-        self.folder.append_metrics(line)
+    def on_round_end(self, record: RoundRecord) -> None:
+        """Add the round to metrics.jsonl, and write a checkpoint if it is time."""
+        self.folder.append_metrics(record)
+        if time.monotonic() - self.saved_at >= self.seconds:
+            self.save()
 
-    def save(self, state: ServerState, *, now: bool) -> None:
-        """Write a checkpoint now, or if the last one is old."""
-        if now or time.monotonic() - self.saved_at > self.seconds:
-            files = _files(state, self.backend, (CURRENT, SELECTED))
-            self.folder.save_checkpoint(f"round-{state.round:06d}", _numbers(state), files)
-            self.saved_at = time.monotonic()
+    def on_interrupt(self) -> None:
+        """Write a checkpoint, unless this round has one."""
+        if self.saved_round != self.state.round:
+            self.save()
 
-    def reopen(self, state: ServerState) -> None:
-        """Let a finished run go on: what it came to is no result any more."""
-        remove(self.folder.path / "summary.json")
-        self.save(state, now=True)
+    def on_end(self, result: TrainingResult) -> None:
+        """Write the final checkpoint."""
+        self.save_final()
 
-    def finish(self, state: ServerState) -> None:
-        """Write what the run came to: the selected round alone."""
-        if self.folder.checkpoint_name() == FINAL:  # it died after it had written this
+    def save(self) -> None:
+        """Write a checkpoint from which the run can be resumed."""
+        state = self.state
+        files = _files(state, self.backend, (CURRENT, SELECTED))
+        self.folder.save_checkpoint(f"round-{state.round:06d}", _numbers(state), files)
+        self.saved_at, self.saved_round = time.monotonic(), state.round
+
+    def reopen(self) -> None:
+        """Make a complete run one that is resumed: its summary holds no more."""
+        remove(self.folder.path / SUMMARY)
+        self.save()
+
+    def save_final(self) -> None:
+        """Write the checkpoint of a complete run: the selected round alone."""
+        if self.folder.checkpoint_name() == FINAL:  # killed after it had written this
             self.folder.drop_checkpoints(but=FINAL)
             return
-        files = _files(state, self.backend, (SELECTED,))
-        # No more noise will be drawn, and nobody is to draw this run's again.
-        self.folder.save_checkpoint(FINAL, {**_numbers(state), "key": None}, files)
+        files = _files(self.state, self.backend, (SELECTED,))
+        # The run draws no more noise, so its key is not kept.
+        self.folder.save_checkpoint(FINAL, {**_numbers(self.state), "key": None}, files)
 
 
 def saved_key(folder: RunFolder) -> str | None:
@@ -106,7 +121,7 @@ def restore(state: ServerState, backend: Backend, folder: RunFolder, rounds: int
         return False
     header = folder.read_checkpoint(name)
     reopened = name == FINAL and header.selected_round == header.round < rounds
-    if name == FINAL and not reopened and (folder.path / "summary.json").exists():
+    if name == FINAL and not reopened and (folder.path / SUMMARY).exists():
         raise RunError(f"{folder.path} is finished; there is nothing to resume")
     if header.data != state.data:
         raise RunError(f"{folder.path} was trained on other data than is given now")

@@ -15,14 +15,15 @@ from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.evaluator import Evaluator, PartRanks, chance_ranks, popularity_ranks
 from hushrec.evaluation.metrics import ListMetric, parse_metric, summarise
 from hushrec.federation.backends.base import Backend
+from hushrec.federation.callbacks import RoundLine
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.rounds import RoundLine, ServerState
+from hushrec.federation.rounds import ServerState
 from hushrec.federation.setup import SimulatedTraining
 from hushrec.io.files import checked_path
 from hushrec.io.memory import usable_cores
 from hushrec.io.rows import Rows
 from hushrec.io.stored import Tables
-from hushrec.runs.checkpoint import SELECTED, Diary, load_model
+from hushrec.runs.checkpoint import SELECTED, CheckpointCallback, load_model
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import FINAL, RunFolder, new_place, read_ranks
 from hushrec.runs.schema import Summary
@@ -43,7 +44,7 @@ class Unsaved:
     def write(self, folder: RunFolder) -> None:
         """Write the rounds and the model."""
         folder.write_metrics(self.lines)
-        Diary(folder, self.backend, 0).finish(self.state)
+        CheckpointCallback(folder, self.backend, self.state).save_final()
 
 
 class Run:

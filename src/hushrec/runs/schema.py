@@ -2,7 +2,7 @@
 
 ============================  ======================================================
 summary.json                  `Summary`
-metrics.jsonl, one line       `RoundLine` (made by the loop, `federation.rounds`)
+metrics.jsonl, one line       `RoundLine` (`federation.callbacks`)
 ``privacy`` in summary.json   `PrivacyStatement` (made by the plan, `privacy.statement`)
 checkpoint/*/state.json       `CheckpointHeader`
 seeds.json                    `Seeds`
@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from hushrec.federation.rounds import RoundLine
+from hushrec.federation.callbacks import RoundLine
 from hushrec.io.stored import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.privacy.composition import Claim
 from hushrec.privacy.statement import BudgetSummary, ComposedStatement, PrivacyStatement
@@ -207,7 +207,7 @@ class CheckpointHeader(Stored):
     round: Count
     selected_round: Count
     selected_value: float | None
-    stale_looks: Count
+    stale_evaluations: Count
     up_bytes: Count
     down_bytes: Count
     seconds: Positive

@@ -23,7 +23,7 @@ from typing import Any
 from hushrec.api import Run, train
 from hushrec.data.views import Protocol
 from hushrec.errors import ConfigError, HushrecError
-from hushrec.federation.rounds import RoundReport
+from hushrec.federation.callbacks import Callback, EvaluationRecord
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, Sampling, epsilon_of
 
 ROUNDS = 20
@@ -80,7 +80,7 @@ class LeakDemo:
         try:
             for protocol in PROTOCOLS:
                 with self._working:
-                    run = count_negatives(protocol, lambda r, at=protocol: self._on_round(at, r))
+                    run = count_negatives(protocol, _HitRates(self, protocol))
                 assert run.summary.baselines is not None, "of a simulation"
                 chance = _hit_rate(run.summary.baselines.chance)
                 self._update(protocol, test=_hit_rate(run.metrics), chance=chance)
@@ -90,10 +90,11 @@ class LeakDemo:
             with self._changing:
                 self.state = replace(self.state, running=False, problem=problem)
 
-    def _on_round(self, protocol: Protocol, report: RoundReport) -> None:
-        if report.valid is not None:
-            before = self.state.results.get(protocol, LeakResult())
-            self._update(protocol, points=(*before.points, (report.round, _hit_rate(report.valid))))
+    def add_point(self, protocol: Protocol, evaluation: EvaluationRecord) -> None:
+        """Add the hit rate of an evaluation to a curve."""
+        before = self.state.results.get(protocol, LeakResult())
+        point = evaluation.round, _hit_rate(evaluation.valid)
+        self._update(protocol, points=(*before.points, point))
 
     def _update(self, protocol: Protocol, **new: Any) -> None:
         with self._changing:
@@ -102,7 +103,18 @@ class LeakDemo:
             self.state = replace(self.state, results={**results, protocol: changed})
 
 
-def count_negatives(protocol: Protocol, on_round: Any) -> Run:
+class _HitRates(Callback):
+    """Adds the hit rate of every evaluation to the demonstration."""
+
+    def __init__(self, demo: LeakDemo, protocol: Protocol) -> None:
+        self.demo, self.protocol = demo, protocol
+
+    def on_evaluation(self, evaluation: EvaluationRecord) -> None:
+        """Add it."""
+        self.demo.add_point(self.protocol, evaluation)
+
+
+def count_negatives(protocol: Protocol, callback: Callback) -> Run:
     """Train the negative counter on the embedded data under a protocol."""
     settings = {"negatives": NEGATIVES, "evaluation.every": 1, "evaluation.patience": 0}
     return train(
@@ -111,7 +123,7 @@ def count_negatives(protocol: Protocol, on_round: Any) -> Run:
         rounds=ROUNDS,
         seed=0,
         settings=settings,
-        on_round=on_round,
+        callbacks=[callback],
     )
 
 

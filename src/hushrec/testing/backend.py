@@ -23,8 +23,9 @@ from hushrec.errors import ConfigError
 from hushrec.federation.backends.base import Backend
 from hushrec.federation.backends.reference import OneByOne
 from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
+from hushrec.federation.callbacks import History, RoundRecord
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.federation.rounds import NoJournal, RoundReport, ServerState, Training, run_rounds
+from hushrec.federation.rounds import ServerState, Training, run_rounds
 from hushrec.federation.setup import SimulationSetup, set_up
 from hushrec.methods.base import SharesBudget, method_class, method_names
 from hushrec.streams import Streams
@@ -74,10 +75,10 @@ FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Played:
-    """State, reports and test evaluation of a run."""
+    """State, records and test evaluation of a run."""
 
     state: ServerState
-    reports: list[RoundReport]
+    records: list[RoundRecord]
     test: Evaluation
 
 
@@ -118,7 +119,7 @@ class BackendContract:
         check_same(ours.state.selected_shared, theirs.state.selected_shared, "the selected ones")
         for name in ("account", "protection", "selected_round", "up_bytes", "down_bytes"):
             assert getattr(ours.state, name) == getattr(theirs.state, name), f"another {name}"
-        for one, other in zip(ours.reports, theirs.reports, strict=True):
+        for one, other in zip(ours.records, theirs.records, strict=True):
             assert (one.loss, one.valid) == (other.loss, other.valid), f"round {one.round} differs"
         assert ours.test.means() == theirs.test.means(), "the test differs"
         for name, tally in ours.test.tallies.items():
@@ -140,10 +141,10 @@ class BackendContract:
 
 def play(setup: SimulationSetup, backend: Backend) -> Played:
     """Run all rounds on a backend and evaluate the test items."""
-    reports: list[RoundReport] = []
+    history = History()
     parts = setup.experiment, setup.task, setup.plan, setup.clients
     training = Training(*parts, backend, setup.split.newcomers)
     state = setup.first_state(len(setup.view.clients), setup.shared)
-    run_rounds(training, state, NoJournal(), reports.append)
+    run_rounds(training, state, [history])
     serving = training.serving(state.selected_shared)
-    return Played(state, reports, backend.evaluate(serving, "test", selected=True))
+    return Played(state, history.records, backend.evaluate(serving, "test", selected=True))

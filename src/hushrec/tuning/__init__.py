@@ -14,9 +14,8 @@ finished trials alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +25,9 @@ from hushrec.data import Interactions
 from hushrec.data.splitting import make_split
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
 from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
+from hushrec.federation.callbacks import Callback, RoundRecord
 from hushrec.federation.experiment import Experiment, ExperimentRequest
-from hushrec.federation.rounds import NoJournal, RoundReport, run_rounds
+from hushrec.federation.rounds import run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.io.files import append_line, atomic_folder, is_free, write_text
 from hushrec.io.stored import parse, read_json, read_text
@@ -92,10 +92,10 @@ def tune(
     trials: int = 20,
     machine: Machine = THIS_MACHINE,
     command: str | None = None,
-    on_round: Callable[[int, RoundReport], None] = lambda number, report: None,
-    should_stop: Callable[[], bool] = lambda: False,
+    on_trial: Callable[[int], None] = lambda number: None,
+    callbacks: Sequence[Callback] = (),
 ) -> Search:
-    """Search until the folder holds this many trials."""
+    """Search until the folder holds this many trials; ``on_trial`` gets the number of each."""
     base = base_experiment(replace(request, data=data.name, items=data.items_file))
     space = search_space(base, request)
     search = _open(out, base, space)
@@ -105,13 +105,14 @@ def tune(
     while len(search.trials) < trials:
         number = len(search.trials)
         proposal = _Proposal(search.trials, space, base)
-        watch = _Watch(proposal, partial(on_round, number))
+        pruning = _Pruning(proposal)
+        on_trial(number)
         state: Literal["done", "stopped", "diverged"] = "done"
         training, begun = set_up(_with_options(base, proposal.options), split).start(machine)
         try:
-            run_rounds(training, begun, NoJournal(), watch, should_stop)
-        except _HopelessError:
-            state = "stopped"
+            run_rounds(training, begun, (pruning, *callbacks))
+            if pruning.requested:
+                state = "stopped"
         except DivergedError:
             state = "diverged"
         except StoppedError:
@@ -122,9 +123,9 @@ def tune(
             number=number,
             options=dict(proposal.options),
             state=state,
-            value=watch.value,
-            selected_round=watch.round,
-            evaluations=watch.evaluations,
+            value=pruning.value,
+            selected_round=pruning.round,
+            evaluations=pruning.evaluations,
         )
         search.trials.append(trial)
         append_line(out / "trials.jsonl", trial.to_json())
@@ -159,27 +160,22 @@ def write_preset(search: Search, base: Experiment, command: str | None) -> Path:
     return file
 
 
-class _HopelessError(Exception):
-    """Ends a trial that the pruner gave up."""
+class _Pruning(Callback):
+    """Keeps the evaluations of a trial, and stops it when the pruner gives it up."""
 
-
-class _Watch:
-    """Follows a trial round by round, and ends it where there is no hope."""
-
-    def __init__(self, proposal: _Proposal, on_round: Callable[[RoundReport], None]) -> None:
+    def __init__(self, proposal: _Proposal) -> None:
         self.proposal = proposal
-        self.on_round = on_round
         self.evaluations: dict[int, float] = {}
         self.value: float | None = None
         self.round: int | None = None
 
-    def __call__(self, report: RoundReport) -> None:
-        self.on_round(report)
-        if report.valid is not None:
-            self.evaluations[report.round] = report.selected_value
-            self.value, self.round = report.selected_value, report.selected_round
-            if self.proposal.is_hopeless(report.round, report.selected_value):
-                raise _HopelessError
+    def on_round_end(self, record: RoundRecord) -> None:
+        """Report the best value so far to the pruner."""
+        if record.valid is not None:
+            self.evaluations[record.round] = record.selected_value
+            self.value, self.round = record.selected_value, record.selected_round
+            if self.proposal.is_hopeless(record.round, record.selected_value):
+                self.stop()
 
 
 class _Proposal:

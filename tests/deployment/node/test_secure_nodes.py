@@ -17,11 +17,12 @@ from hushrec.deployment.node import database as schema
 from hushrec.deployment.node.worker import Worker
 from hushrec.errors import ConfigError, FederationError, MessageError
 from hushrec.federation import sums as vectors
+from hushrec.federation.callbacks import Callback
 from hushrec.federation.contract import Catalogue, Contract, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.messages import Download
 from hushrec.federation.requests import EvaluationRequest, Refusal, TrainRequest
-from hushrec.federation.rounds import NoJournal, run_rounds
+from hushrec.federation.rounds import run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.federation.sums import StageReply, StageRequest
 from hushrec.io.codec import Message
@@ -92,17 +93,15 @@ def test_a_round_that_nodes_have_closed_is_lost_without_its_sum(world):
     assert world.train(2).summed.clients == len(world.cohort)
 
 
-class Kept:
-    """A journal that keeps the lines and the models."""
+class Kept(Callback):
+    """Keeps the records and the models of all rounds."""
 
-    def __init__(self):
-        self.lines, self.models = [], []
+    def __init__(self, state):
+        self.state, self.lines, self.models = state, [], []
 
-    def record(self, line):
-        self.lines.append(line)
-
-    def save(self, state, *, now):
-        self.models.append(state.shared)
+    def on_round_end(self, record):
+        self.lines.append(record)
+        self.models.append(self.state.shared)
 
 
 class Forgetful:
@@ -122,8 +121,9 @@ class Forgetful:
 
 
 def test_the_loop_goes_on_without_a_lost_round(tmp_path):
-    world, kept = World(tmp_path, **CENTRAL), Kept()
-    run_rounds(replace(world.server, backend=Forgetful(world)), world.state, kept)
+    world = World(tmp_path, **CENTRAL)
+    kept = Kept(world.state)
+    run_rounds(replace(world.server, backend=Forgetful(world)), world.state, [kept])
     assert [line.lost for line in kept.lines] == [False, True, False]
     assert kept.lines[1].loss is None
     first, second, third = kept.models
@@ -462,7 +462,7 @@ def test_the_noise_of_another_sum_is_another(tmp_path):
 def test_a_distributed_run_ends_with_what_it_promised(tmp_path, method):
     settings = {name: value for name, value in DISTRIBUTED.items() if name != "privacy.clip"}
     world = World(tmp_path, method=method, **settings)
-    run_rounds(replace(world.server, backend=world.backend()), world.state, NoJournal())
+    run_rounds(replace(world.server, backend=world.backend()), world.state)
     said = world.plan.statement(world.state.account, world.state.round)
     assert said.epsilon <= 8
     assert said.trust == "nodes"

@@ -7,9 +7,8 @@ is left out of the round: the log names it, and the round continues with the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,10 +91,6 @@ class RemoteBackend:
     def keep_selected(self) -> None:
         """Let the nodes keep this round's private parameters: the next request says so."""
         self.selected = self.round
-
-    def describe(self, shared: Shared, number: int) -> Mapping[str, Any]:
-        """Tell nothing: only the nodes know."""
-        return {}
 
     def save(self, *, selected: bool) -> Iterator[Arrays]:
         """Yield nothing: nodes keep what is theirs."""

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hushrec.data.splitting import Part
 from hushrec.deployment.coordinator.backend import RemoteBackend
 from hushrec.deployment.coordinator.journal import RecoveryJournal
 from hushrec.deployment.coordinator.roster import Partition, Roster
@@ -29,12 +28,13 @@ from hushrec.deployment.coordinator.status import EVENTS, EventLog
 from hushrec.deployment.coordinator.summing import SecureSumming
 from hushrec.deployment.transport import Link, NodeId
 from hushrec.errors import ConfigError, RunError
+from hushrec.federation.callbacks import Callback, RoundRecord
 from hushrec.federation.contract import Contract, NodeRegistry
-from hushrec.federation.rounds import RoundReport, ServerState, Training, run_rounds
+from hushrec.federation.rounds import ServerState, Training, finish, run_rounds
 from hushrec.federation.setup import set_up_public
 from hushrec.io.stored import read_json
 from hushrec.privacy.plan import Plan
-from hushrec.runs.checkpoint import Diary, restore, saved_key
+from hushrec.runs.checkpoint import CheckpointCallback, restore, saved_key
 from hushrec.runs.folder import FEDERATED, SUMMARY, RunFolder
 from hushrec.runs.schema import Summary
 from hushrec.runs.summary import summarise_federation
@@ -81,22 +81,12 @@ class FederatedRun:
             )
         return cls(before, contract, policy, EventLog(before.path / EVENTS), partition, registered)
 
-    def train(
-        self,
-        link: Link,
-        on_round: Callable[[RoundReport], None] = lambda report: None,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> Summary:
+    def train(self, link: Link, callbacks: Sequence[Callback] = ()) -> Summary:
         """Train to the end, from the start or from the newest checkpoint; return the summary."""
         with self.folder.locked():
-            return self._train(link, on_round, should_stop)
+            return self._train(link, callbacks)
 
-    def _train(
-        self,
-        link: Link,
-        on_round: Callable[[RoundReport], None],
-        should_stop: Callable[[], bool],
-    ) -> Summary:
+    def _train(self, link: Link, callbacks: Sequence[Callback]) -> Summary:
         roster, session = self._gather(link)
         training, state = self._start(roster, session)
         restore(state, training.backend, self.folder, training.experiment.rounds)
@@ -104,12 +94,10 @@ class FederatedRun:
         assert isinstance(training.backend, RemoteBackend)
         training.backend.round = state.round
         training.backend.selected = state.selected_round
-        journal = _Chronicle(self.folder, training, self.events)
-        run_rounds(training, state, journal, on_round, should_stop)
-        parts: tuple[Part, ...] = ("valid", "test")
-        serving = training.serving(state.selected_shared)
-        results = {part: training.backend.evaluate(serving, part, selected=True) for part in parts}
-        journal.finish(state)
+        saves = CheckpointCallback(self.folder, training.backend, state)
+        callbacks = (saves, _RoundEvents(training.plan, state, self.events), *callbacks)
+        run_rounds(training, state, callbacks)
+        results = finish(training, state, callbacks)
         self._journal.clear()
         nodes = {name: len(holding.users) for name, holding in roster.holdings.items()}
         summary = summarise_federation(training, state, nodes, results)
@@ -161,25 +149,24 @@ class FederatedRun:
         return training, setup.first_state(len(roster.trains))
 
 
-class _Chronicle(Diary):
-    """Writes a checkpoint after every round, and tells that it is there."""
+class _RoundEvents(Callback):
+    """Adds an event to the log after every round: its costs, once its checkpoint is written."""
 
-    def __init__(self, folder: RunFolder, training: Training, events: EventLog) -> None:
-        super().__init__(folder, training.backend, seconds=0.0)
-        self.plan, self.events = training.plan, events
+    def __init__(self, plan: Plan, state: ServerState, events: EventLog) -> None:
+        self.plan, self.state, self.events = plan, state, events
 
-    def save(self, state: ServerState, *, now: bool) -> None:
-        """Save, and tell how far it is and what it cost."""
-        super().save(state, now=True)
+    def on_round_end(self, record: RoundRecord) -> None:
+        """Log the bytes, the time and the privacy loss so far."""
+        state = self.state
         sent = {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes}
         spent = spent_epsilon(self.plan, state)
         self.events.tell("round", round=state.round, seconds=state.seconds, epsilon=spent, **sent)
 
 
 def spent_epsilon(plan: Plan, state: ServerState) -> float | None:
-    """Return what the rounds so far cost; None where nothing is promised."""
-    said = plan.statement(state.account, state.round, state.ledger, state.up_bytes)
-    return said.spent_epsilon
+    """Return the epsilon of the rounds so far; None without a guarantee."""
+    statement = plan.statement(state.account, state.round, state.ledger, state.up_bytes)
+    return statement.spent_epsilon
 
 
 def newest_run(runs: Path) -> RunFolder | None:

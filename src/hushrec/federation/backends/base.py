@@ -1,16 +1,15 @@
-"""What a backend is: the clients' side of a run, wherever the clients are.
+"""The interface of a backend: the clients' side of a run, wherever the clients are.
 
-The server's side is `federation.rounds`. It decides who takes part and what they are sent, and
-takes in what comes back; it never sees a client's data or private parameters. Every backend is held
-to `one_by_one`, where each client is alone and speaks through bytes, by
-`hushrec.testing.BackendContract`: the same bits, whatever the backend.
+The server's side is `federation.rounds`. It draws cohorts, makes downloads and sums uploads, and
+never sees a client's data or private parameters. `hushrec.testing.BackendContract` holds every
+backend to the bits of the reference backend, which trains each client alone and through bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ from hushrec.private.store import PrivateStore
 
 @dataclass(frozen=True)
 class Collected:
-    """What the server has after a round of uploads."""
+    """The uploads of a round, summed."""
 
     summed: ExactSum
     loss: LossSum
@@ -37,9 +36,9 @@ class Collected:
     zeroed_out: int = 0
     """Uploads that held a number which is none, and counted as zero."""
     noised: bool = False
-    """Whether nodes added their shares of the noise before anybody summed."""
+    """Whether nodes added their shares of the noise before the sum."""
     lost: bool = False
-    """Whether the sum can never be opened: there is nothing to apply, and the round is over."""
+    """Whether the secure sum can never be opened; the round then changes nothing."""
 
 
 class Backend(Protocol):
@@ -48,23 +47,18 @@ class Backend(Protocol):
     def train(
         self, download: Download, protection: Protection, cohort: NDArray[np.int64]
     ) -> Collected:
-        """Send the download to a cohort, let it take part, and sum up what comes back.
+        """Send the download to a cohort, train its clients, and sum their uploads.
 
-        ``protection`` is the server's side of it: what it does with uploads as they arrive.
+        ``protection`` is the server's side: how it treats uploads as they arrive.
         """
         ...
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
-        """Let every client rank its own held-out items, with its newest or selected parameters."""
+        """Rank the held-out items of all clients, with their newest or selected parameters."""
         ...
 
     def keep_selected(self) -> None:
-        """Let the clients remember their private parameters as those of the selected round."""
-        ...
-
-    def describe(self, shared: Shared, number: int) -> Mapping[str, Any]:
-        """Return what else can be told of the last look, for the log; nothing where clients are far
-        away."""
+        """Keep the clients' private parameters as those of the selected round."""
         ...
 
     def save(self, *, selected: bool) -> Iterator[Arrays]:
@@ -77,7 +71,7 @@ class Backend(Protocol):
 
 
 class Simulation(Backend, Protocol):
-    """A backend that holds everybody, so that a run can be looked into: what `hushrec train` takes.
+    """A backend that holds all clients, with ranks and private parameters: for `hushrec train`.
 
     It is made as ``Mine(task, view, store, evaluator, machine)``.
     """

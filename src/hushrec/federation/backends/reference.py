@@ -7,9 +7,8 @@ same bits (`hushrec.testing.BackendContract`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,10 +120,6 @@ class OneByOne:
         """Let every client remember its own."""
         for device in self.devices.values():
             device.selected = device.store.snapshot(device.selected)
-
-    def describe(self, shared: Shared, number: int) -> Mapping[str, Any]:
-        """Tell nothing: only the clients know."""
-        return {}
 
     def save(self, *, selected: bool) -> Iterator[Arrays]:
         """Yield nothing: clients keep what is theirs."""

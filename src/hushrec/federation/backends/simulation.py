@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +15,12 @@ from hushrec.data.splitting import Part
 from hushrec.data.views import TrainView, balanced_chunks, chunks
 from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import Evaluator, PartRanks
-from hushrec.evaluation.groups import rank_changes
 from hushrec.federation.backends.base import Collected
 from hushrec.federation.client import Task, take_part
 from hushrec.federation.messages import Download
 from hushrec.io.codec import Arrays
 from hushrec.io.memory import usable_cores
-from hushrec.methods.base import Shared, is_marked
+from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 from hushrec.private.store import PrivateStore
 
@@ -79,9 +77,7 @@ class InProcess:
         self.evaluator = evaluator
         self.machine = machine
         self.ranks: dict[str, PartRanks] = {}
-        """Where everybody's items landed at the last look at a part: only a simulation knows."""
-        self.looked_before: tuple[int, PartRanks] | None = None
-        """The last look that was described, and its round; forgotten where a run is resumed."""
+        """Ranks of all users at the last evaluation of each part; only a simulation has them."""
 
     def train(
         self, download: Download, protection: Protection, cohort: NDArray[np.int64]
@@ -142,19 +138,6 @@ class InProcess:
     def keep_selected(self) -> None:
         """Copy the private parameters of everybody that was trained."""
         self.selected = self.store.snapshot(self.selected)
-
-    def describe(self, shared: Shared, number: int) -> Mapping[str, Any]:
-        """Return the metrics of groups of users, and what FedRKG's guidance did in this round."""
-        assert self.evaluator is not None, "who describes has looked"
-        method, ranks, before = self.task.method, self.ranks["valid"], self.looked_before
-        seen: dict[str, Any] = {"groups": self.evaluator.group_means(ranks), "gates": None}
-        if is_marked(method, number):
-            model = self.evaluator.model(method, shared, self.store)
-            seen["gates"] = self.evaluator.gate_statistics(model)
-            if before is not None and before[0] == number - 1:
-                seen["moved"] = rank_changes(before[1]["full"], ranks["full"])
-        self.looked_before = number, ranks
-        return seen
 
     def save(self, *, selected: bool) -> Iterator[Arrays]:
         """Yield the private parameters of everybody that was trained."""
