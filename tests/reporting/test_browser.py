@@ -5,8 +5,7 @@ import pytest
 from browsing import CONTRASTS, OUTSIDE, SERIOUS, axe
 from browsing import look as look_at
 from hushrec.api import Run, train
-from hushrec.reporting.comparison_page import write_comparison
-from hushrec.reporting.html import write_report
+from hushrec.reporting.html import write_comparison, write_report
 
 pytestmark = pytest.mark.browser
 

@@ -12,8 +12,7 @@ from hushrec.api import Run, train
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.errors import RunError
 from hushrec.evaluation.metrics import per_user, summarise
-from hushrec.reporting.comparison_page import write_comparison
-from hushrec.reporting.html import Shown, write_report
+from hushrec.reporting.html import Shown, write_comparison, write_report
 from hushrec.reporting.sections import promise
 from hushrec.reporting.wording import human_size
 from hushrec.runs.comparison import compare_runs
@@ -181,18 +180,18 @@ def test_the_same_run_gives_the_same_page(run, text):
 
 
 def test_a_hit_is_marked_exactly_where_the_list_has_it(run, page):
-    hits = page.text.count("hit at place")
+    hits = page.text.count("hit at rank")
     marked = [a for a in page.all("li") if a.get("class") == "hit"]
     assert len(marked) == hits
     assert page.text.count("Held out:") == len(page.all("article")) == 6
-    assert page.text.count("not in the list: place") == 6 - hits
+    assert page.text.count("not in the list: rank") == 6 - hits
 
 
 def test_hits_agree_with_the_ranks(tmp_path):
     """The counter under the leaking protocol finds its targets: the marks must show it."""
     run = train(tiny(), "negative-counter", protocol="published", out=tmp_path / "run")
     assert run.metrics["full"]["hr@10"] > 0.9
-    assert Page(report(run)).text.count("hit at place") >= 5
+    assert Page(report(run)).text.count("hit at rank") >= 5
 
 
 def test_published_figures_are_marked_everywhere(tmp_path):
@@ -234,10 +233,10 @@ def test_one_round_of_a_method_with_loss(tmp_path):
     assert not [a for a in page.all("svg") if "line" in (a.get("class") or "")]
 
 
-def test_looks_at_validation_may_be_rare(tmp_path):
+def test_evaluations_may_be_rare(tmp_path):
     run = train(tiny(), "fedmf", rounds=5, settings={"evaluation.every": 2}, out=tmp_path / "run")
     page = Page(report(run))
-    assert "looked at every 2 rounds" in page.text
+    assert "evaluated every 2 rounds" in page.text
     assert len([a for a in page.all("svg") if "line" in (a.get("class") or "")]) == 2
 
 

@@ -25,8 +25,8 @@ from hushrec.evaluation.metrics import parse_metric, user_metric
 from hushrec.io.memory import usable_cores
 from hushrec.methods.base import facts_of
 from hushrec.reporting import tables
-from hushrec.reporting.curves import ADAPTATION
 from hushrec.reporting.html import write_report
+from hushrec.reporting.sections import ADAPTATION
 from hushrec.reporting.standalone import write_convergence
 from hushrec.runs.comparison import compare_runs
 from hushrec.runs.schema import AdaptationCurve, Baselines

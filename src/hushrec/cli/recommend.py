@@ -18,8 +18,7 @@ from hushrec.cli.options import COUNT, PATH, complete_runs, json_option, run_arg
 from hushrec.cli.terminal import Console, print_json, say
 from hushrec.data.reading import read_history
 from hushrec.errors import ConfigError
-from hushrec.reporting.comparison_page import write_comparison
-from hushrec.reporting.html import Shown, write_federated_report, write_report
+from hushrec.reporting.html import Shown, write_comparison, write_federated_report, write_report
 from hushrec.reporting.tables import plain_table
 from hushrec.reporting.wording import human_size
 from hushrec.runs.folder import RunFolder

@@ -1,9 +1,8 @@
-"""Results for people: reads runs and is read by nobody but the commands.
+"""Results for people: pages, tables and plots of finished runs.
 
-- ``html``: `write_report`, the page of a run, from its sections ``contenders``, ``course``,
-  ``privacy`` and ``samples``, with ``words`` and ``template.html.j2``;
-- ``tables``: what the terminal shows;
-- ``convergence``: several runs in one picture;
-- ``plots``: the drawings of the page; ``standalone``: drawings as files; ``svg``: their parts;
-- ``units``: figures as people read them.
+- ``html``: `write_report`, `write_comparison`; from ``baselines`` (the method beside the baselines)
+  and ``sections`` (the other sections of a page), with the templates ``*.html.j2``;
+- ``tables``: tables for the terminal;
+- ``plots``: plots of the pages; ``standalone``: plots as files; ``svg``: their elements;
+- ``wording``: numbers, units and names as people read them.
 """

@@ -1,4 +1,4 @@
-"""The method beside its yardsticks: headline, tables, and how its users differ."""
+"""The method beside the baselines: headline, tables of metrics, and the spread over users."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ GROUPS = {
 RESAMPLES = 2_000
 RESAMPLED_VALUES = 50_000_000
 """Values drawn for one interval at most; beyond 25,000 users fewer resamples do."""
-LAST_PLACES = (1, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
-"""Last place of each bin of the histogram; one more bin takes the rest."""
+LAST_RANKS = (1, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
+"""Last rank of each bin of the histogram; one more bin takes the rest."""
 EXPLAINED = {
     "hr@10": "how often a held-out item is among the first ten",
     "ndcg@10": "the same, worth more the closer to the top it is",
@@ -42,8 +42,8 @@ EXPLAINED = {
 
 
 @dataclass(frozen=True)
-class Contender:
-    """Who is ranked: the method itself, popularity, or chance."""
+class RankedMethod:
+    """Test ranks of the trained method, of popularity, or of chance."""
 
     name: str
     ranks: Mapping[str, Ranks]
@@ -51,53 +51,53 @@ class Contender:
     is_chance: bool = False
 
 
-class Field:
-    """The method among the yardsticks, on the same users and the same candidates."""
+class MethodAndBaselines:
+    """The method and the baselines, on the same users and the same candidates."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     @cached_property
-    def contenders(self) -> list[Contender]:
-        """The method first; popularity is not its own yardstick."""
-        method = Contender(self.run.experiment.method, self.run.ranks["test"], is_method=True)
+    def all(self) -> list[RankedMethod]:
+        """The method first; popularity is not a baseline of itself."""
+        method = RankedMethod(self.run.experiment.method, self.run.ranks["test"], is_method=True)
         chance = chance_ranks(method.ranks)
         others = [] if self.popularity is None else [self.popularity]
-        return [method, *others, Contender("chance", chance, is_chance=True)]
+        return [method, *others, RankedMethod("chance", chance, is_chance=True)]
 
     @property
-    def method(self) -> Contender:
-        """What the run trained."""
-        return self.contenders[0]
+    def method(self) -> RankedMethod:
+        """The trained method."""
+        return self.all[0]
 
     @cached_property
-    def popularity(self) -> Contender | None:
+    def popularity(self) -> RankedMethod | None:
         """The same list for everybody; None where that is what the run trained."""
         if isinstance(self.run.model.method, Popularity):
             return None
         ranks = popularity_ranks(self.run.evaluator(usable_cores()), "test")
-        return Contender("popularity", ranks)
+        return RankedMethod("popularity", ranks)
 
     @property
     def one_target(self) -> bool:
-        """Whether every user has exactly one item to be found."""
+        """Whether every user has exactly one held-out item."""
         full = self.method.ranks["full"]
         return len(full.targets) == len(full.users)
 
 
-def headline(field: Field, name: str) -> dict[str, Any]:
-    """Say what one metric is, and how it stands against popularity and chance."""
-    values = {c.name: per_user(c.ranks["full"], name) for c in field.contenders}
-    rows = [_dot(contender, values[contender.name]) for contender in field.contenders]
+def headline(compared: MethodAndBaselines, name: str) -> dict[str, Any]:
+    """Return one metric with its interval, beside popularity and chance."""
+    values = {c.name: per_user(c.ranks["full"], name) for c in compared.all}
+    rows = [_dot(ranked, values[ranked.name]) for ranked in compared.all]
     label = metric_name(name)
-    others = values.get("popularity") if field.popularity else None
+    others = values.get("popularity") if compared.popularity else None
     return {
         "name": label,
         "explained": EXPLAINED[name],
         "method": rows[0],
         "times_chance": rows[0].value / rows[-1].value if rows[-1].value else None,
-        "against": None if others is None else _against(values[field.method.name], others),
-        "plot": plots.dots(rows, marked(field.run.summary, f"{label} at full ranking")),
+        "against": None if others is None else _against(values[compared.method.name], others),
+        "plot": plots.dots(rows, marked(compared.run.summary, f"{label} at full ranking")),
     }
 
 
@@ -111,20 +111,20 @@ def _against(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> dict[str
     }
 
 
-def metric_tables(field: Field) -> list[dict[str, Any]]:
+def metric_tables(compared: MethodAndBaselines) -> list[dict[str, Any]]:
     """Return a table for each candidate set, full ranking first."""
-    cuts = field.run.experiment.evaluation.k
+    cuts = compared.run.experiment.evaluation.k
     # Of one target recall is the hit rate.
-    kinds = ["hr", *([] if field.one_target else ["recall"]), "ndcg", "mrr", "precision"]
+    kinds = ["hr", *([] if compared.one_target else ["recall"]), "ndcg", "mrr", "precision"]
     tables = []
-    for candidates in sorted(field.method.ranks, key=lambda name: name != "full"):
+    for candidates in sorted(compared.method.ranks, key=lambda name: name != "full"):
         names = [*(f"{kind}@{k}" for kind in kinds for k in cuts), "auc"]
-        means = [summarise(c.ranks[candidates], names) for c in field.contenders]
+        means = [summarise(c.ranks[candidates], names) for c in compared.all]
         tables.append(
             {
                 "full": candidates == "full",
-                "sampled": field.run.experiment.evaluation.sampled,
-                "names": [c.name for c in field.contenders],
+                "sampled": compared.run.experiment.evaluation.sampled,
+                "names": [c.name for c in compared.all],
                 "cuts": cuts,
                 "rows": [
                     (metric_name(kind), [[mean[f"{kind}@{k}"] for k in cuts] for mean in means])
@@ -136,28 +136,28 @@ def metric_tables(field: Field) -> list[dict[str, Any]]:
     return tables
 
 
-def spread(field: Field) -> dict[str, Any]:
-    """Show where held-out items landed, and who is served well or badly."""
-    popularity = field.popularity
-    places = _expected_place(field.method.ranks["full"])
-    others = None if popularity is None else _expected_place(popularity.ranks["full"])
-    shown = [c for c in field.contenders if not c.is_chance]
+def spread(compared: MethodAndBaselines) -> dict[str, Any]:
+    """Return the distribution of the ranks, and the metrics of groups of users."""
+    popularity = compared.popularity
+    expected = _expected_rank(compared.method.ranks["full"])
+    others = None if popularity is None else _expected_rank(popularity.ranks["full"])
+    shown = [c for c in compared.all if not c.is_chance]
     return {
         "plot": plots.bars(
-            _place_bars(places, others, int(field.method.ranks["full"].candidates.max())),
-            [contender.name for contender in shown],
-            marked(field.run.summary, "Place of the held-out item, share of items"),
+            _rank_bars(expected, others, int(compared.method.ranks["full"].candidates.max())),
+            [ranked.name for ranked in shown],
+            marked(compared.run.summary, "Rank of the held-out item, share of items"),
         ),
-        "tail": [_tail(contender) for contender in shown],
-        "groups": _groups(field, shown),
+        "tail": [_tail(ranked) for ranked in shown],
+        "groups": _groups(compared, shown),
     }
 
 
-def _place_bars(
-    places: NDArray[np.float64], others: NDArray[np.float64] | None, longest: int
+def _rank_bars(
+    expected: NDArray[np.float64], others: NDArray[np.float64] | None, longest: int
 ) -> list[Bar]:
-    last = [place for place in LAST_PLACES if place < longest]
-    mine = np.bincount(np.searchsorted(last, places), minlength=len(last) + 1) / len(places)
+    last = [rank for rank in LAST_RANKS if rank < longest]
+    mine = np.bincount(np.searchsorted(last, expected), minlength=len(last) + 1) / len(expected)
     theirs: Sequence[float | None] = [None] * len(mine)
     if others is not None:
         counts = np.bincount(np.searchsorted(last, others), minlength=len(last) + 1)
@@ -171,14 +171,14 @@ def _place_bars(
     return bars
 
 
-def _tail(contender: Contender) -> dict[str, Any]:
-    """Say how the typical and the worst-served users fare."""
-    ranks = contender.ranks["full"]
-    best = np.minimum.reduceat(_expected_place(ranks), ranks.indptr[:-1])
+def _tail(ranked: RankedMethod) -> dict[str, Any]:
+    """Return the ranks of typical users, and the AUC of the worst tenth."""
+    ranks = ranked.ranks["full"]
+    best = np.minimum.reduceat(_expected_rank(ranks), ranks.indptr[:-1])
     auc = np.sort(per_user(ranks, "auc"))
     tenth = max(1, len(auc) // 10)
     return {
-        "name": contender.name,
+        "name": ranked.name,
         "median": float(np.median(best)),
         "late": float(np.quantile(best, 0.9)),
         "auc": float(auc.mean()),
@@ -187,9 +187,9 @@ def _tail(contender: Contender) -> dict[str, Any]:
     }
 
 
-def _groups(field: Field, shown: Sequence[Contender]) -> list[dict[str, Any]]:
+def _groups(compared: MethodAndBaselines, shown: Sequence[RankedMethod]) -> list[dict[str, Any]]:
     """Compare groups of users, two by two on the same axis."""
-    groups = field.run.evaluator(1).groups("test")
+    groups = compared.run.evaluator(1).groups("test")
     if min(map(len, groups.values())) < SMALLEST_GROUP:
         return []
     values = [per_user(c.ranks["full"], "hr@10") for c in shown]
@@ -204,24 +204,24 @@ def _groups(field: Field, shown: Sequence[Contender]) -> list[dict[str, Any]]:
             "explained": GROUPS[name],
             "users": len(members),
             "plot": plots.dots(
-                rows[name], marked(field.run.summary, f"HR@10 of {name} users"), top
+                rows[name], marked(compared.run.summary, f"HR@10 of {name} users"), top
             ),
         }
         for name, members in groups.items()
     ]
 
 
-def _expected_place(ranks: Ranks) -> NDArray[np.float64]:
+def _expected_rank(ranks: Ranks) -> NDArray[np.float64]:
     return np.asarray(ranks.ahead + ranks.tied / 2 + 1, np.float64)
 
 
-def _dot(contender: Contender, values: NDArray[np.float64]) -> Dot:
+def _dot(ranked: RankedMethod, values: NDArray[np.float64]) -> Dot:
     return Dot(
-        contender.name,
+        ranked.name,
         float(values.mean()),
-        None if contender.is_chance else _interval(values),
-        "expected" if contender.is_chance else "",
-        strong=contender.is_method,
+        None if ranked.is_chance else _interval(values),
+        "expected" if ranked.is_chance else "",
+        strong=ranked.is_method,
     )
 
 

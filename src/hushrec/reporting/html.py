@@ -1,15 +1,14 @@
-"""How pages are rendered: escaped, words from anywhere made safe, nothing undefined.
+"""HTML pages: `write_report` of one run, `write_comparison` of several, and their renderer.
 
-`write_report`: one run as one self-contained page that a person likes to read.
-
-No scripts, no fonts or pictures from elsewhere, nothing that changes from one writing to the next.
-Python works out every figure and names it; ``template.html.j2`` holds the words and the looks.
+A page is one file: no scripts, no fonts or images from elsewhere, and the same run gives the same
+page. Python computes every figure; the templates (``*.html.j2``) hold words and style. Jinja
+escapes all text, and undefined names are errors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,20 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from hushrec.analysis.user import one_user
 from hushrec.api import Run
-from hushrec.errors import RunError, plain
-from hushrec.reporting import baselines as contenders
-from hushrec.reporting import curves as course
-from hushrec.reporting import plots
-from hushrec.reporting import sections as privacy
-from hushrec.reporting import sections as samples
-from hushrec.reporting import wording as words
-from hushrec.reporting.sections import drawn_map
-from hushrec.reporting.wording import figure, human_duration, human_size, percent
+from hushrec.errors import ConfigError, RunError, plain
+from hushrec.io.files import write_text
+from hushrec.reporting import baselines, plots, sections, wording
+from hushrec.reporting.standalone import curve_of
+from hushrec.reporting.tables import MEANS_ALONE, short_names
+from hushrec.reporting.wording import (
+    figure,
+    human_duration,
+    human_size,
+    metric_name,
+    percent,
+    signed,
+)
+from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import RunFolder
 
 
@@ -96,14 +100,14 @@ def federated_page(folder: RunFolder) -> dict[str, Any]:
         "summary": summary,
         "experiment": experiment,
         "mark": summary.protocol_mark,
-        "convergence": course.convergence(experiment, summary, lines),
-        "costs": course.costs(experiment, summary, lines),
+        "convergence": sections.convergence(experiment, summary, lines),
+        "costs": sections.costs(experiment, summary, lines),
         "together": None,
         "budgets": budgets,
-        "budgets_plot": budgets and privacy.budgets_plot(summary, budgets),
-        "promise": privacy.promise(summary.privacy),
-        "options": words.options(experiment.make_method(), summary),
-        "metric_name": words.metric_name,
+        "budgets_plot": budgets and sections.budgets_plot(summary, budgets),
+        "promise": sections.promise(summary.privacy),
+        "options": wording.options(experiment.make_method(), summary),
+        "metric_name": wording.metric_name,
         "curve_style": plots.CURVE_STYLE,
         "toml": experiment.to_toml(),
     }
@@ -142,39 +146,140 @@ def labelled(markup: str) -> str:
 
 def page(run: Run, folder: RunFolder, shown: Shown = USUAL) -> dict[str, Any]:
     """Return everything the template shows."""
-    field = contenders.Field(run)
-    lines, audit = folder.read_metrics(), privacy.read_audit(folder)
+    compared = baselines.MethodAndBaselines(run)
+    lines, audit = folder.read_metrics(), sections.read_audit(folder)
     budgets = run.summary.privacy.budgets
     return {
         "summary": run.summary,
         "experiment": run.experiment,
         "mark": run.summary.protocol_mark,
         "data": run.split.data,
-        "field": field,
-        "headline": [contenders.headline(field, name) for name in HEADLINE],
-        "metrics": contenders.metric_tables(field),
-        "convergence": course.convergence(run.experiment, run.summary, lines),
-        "adaptation": course.adaptation(run, folder),
-        "spread": contenders.spread(field),
-        "guidance": course.guidance(run, lines),
+        "compared": compared,
+        "headline": [baselines.headline(compared, name) for name in HEADLINE],
+        "metrics": baselines.metric_tables(compared),
+        "convergence": sections.convergence(run.experiment, run.summary, lines),
+        "adaptation": sections.adaptation(run, folder),
+        "spread": baselines.spread(compared),
+        "guidance": sections.guidance(run, lines),
         "curve_style": plots.CURVE_STYLE,
-        "costs": course.costs(
+        "costs": sections.costs(
             run.experiment, run.summary, lines, pooled=run.model.method.traits.pooled
         ),
-        "silos": course.silo_mixes(run),
-        "together": privacy.together(folder),
+        "silos": sections.silo_mixes(run),
+        "together": sections.together(folder),
         "budgets": budgets,
-        "budgets_plot": budgets and privacy.budgets_plot(run.summary, budgets),
+        "budgets_plot": budgets and sections.budgets_plot(run.summary, budgets),
         "audit": audit,
-        "audit_plot": privacy.audit_plot(run, audit),
-        "rate_names": privacy.RATE_NAMES,
-        "samples": samples.samples(run) if shown.samples else [],
-        "map": drawn_map(run) if shown.map else None,
+        "audit_plot": sections.audit_plot(run, audit),
+        "rate_names": sections.RATE_NAMES,
+        "samples": sections.samples(run) if shown.samples else [],
+        "map": sections.drawn_map(run) if shown.map else None,
         "one": None if shown.user is None else one_user(run, shown.user),
-        "promise": privacy.promise(run.summary.privacy),
-        "options": words.options(run.model.method, run.summary),
-        "split_words": words.split_words(run),
+        "promise": sections.promise(run.summary.privacy),
+        "options": wording.options(run.model.method, run.summary),
+        "split_words": wording.split_words(run),
         "toml": run.experiment.to_toml(),
-        "list_length": contenders.LIST_LENGTH,
-        "last_seen": samples.LAST_SEEN,
+        "list_length": baselines.LIST_LENGTH,
+        "last_seen": sections.LAST_SEEN,
     }
+
+
+# ------------------------------------------------------------ several runs
+
+CANDIDATES = "full"
+
+
+def write_comparison(paths: Sequence[Path], file: Path) -> Path:
+    """Write a page that compares finished runs, the first as the baseline; return its path."""
+    rows = compare_runs(paths, HEADLINE, CANDIDATES)
+    names = short_names(rows)
+    summaries = [RunFolder.open(path).read_summary() for path in paths]
+    marks = {summary.protocol_mark for summary in summaries} - {None}
+    page = {
+        "data": summaries[0].data,
+        "mark": next(iter(marks), None),
+        "first": names[str(paths[0])],
+        "count": len(paths),
+        "headline": [_headline(metric, rows, names) for metric in HEADLINE],
+        "curves": _curves(paths, names),
+        "curve_style": plots.CURVE_STYLE,
+        "means_alone": MEANS_ALONE if any(row.low is None for row in rows) else "",
+        "runs": [
+            {"name": names[str(path)], "summary": summary, "cost": _row(rows, path)}
+            for path, summary in zip(paths, summaries, strict=True)
+        ],
+    }
+    write_text(file, filled("compare.html.j2", page))
+    return file
+
+
+def _row(rows: Sequence[ComparedRun], path: Path) -> ComparedRun:
+    return next(row for row in rows if row.run == str(path))
+
+
+def _headline(metric: str, rows: Sequence[ComparedRun], names: dict[str, str]) -> dict[str, Any]:
+    mine = [row for row in rows if row.metric == metric]
+    best = max(row.mean for row in mine)
+    dots = [
+        plots.Dot(
+            names[row.run],
+            row.mean,
+            None if row.low is None or row.high is None else (row.low, row.high),
+            strong=row.mean == best,
+        )
+        for row in mine
+    ]
+    return {
+        "name": metric_name(metric),
+        "plot": plots.dots(dots, f"{metric_name(metric)}, full ranking"),
+        "rows": [
+            {
+                "name": names[row.run],
+                "leaks": row.protocol == "published",
+                "row": row,
+                "difference": _difference(row),
+                "p": _p_value(row.p_value),
+            }
+            for row in mine
+        ],
+    }
+
+
+def _difference(row: ComparedRun) -> tuple[str, str]:
+    """Return the difference from the first run, and its interval."""
+    if row.difference is None:
+        return "first", "–"
+    if row.difference_low is None or row.difference_high is None:
+        return signed(row.difference), "–"
+    return signed(row.difference), f"{signed(row.difference_low)} to {signed(row.difference_high)}"
+
+
+def _p_value(value: float | None) -> str:
+    return "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _curves(paths: Sequence[Path], names: dict[str, str]) -> list[dict[str, Any]]:
+    """Plot validation over the rounds, of the runs with more than one evaluation."""
+    panels = []
+    for metric in HEADLINE:
+        found = []
+        for path in paths:
+            try:
+                curve = curve_of(path, metric, CANDIDATES)
+            except ConfigError:  # it measured other things
+                continue
+            # Rounds that try settings are no points of a learning curve.
+            tried = _tried(path)
+            points = [point for point in curve.points if point[0] not in tried]
+            if len(points) > 1:
+                found.append(plots.Curve(names[str(path)], points))
+        if found:
+            label = f"Validation {metric_name(metric)}"
+            panels.append({"name": label, "plot": plots.curves(found, label)})
+    return panels
+
+
+def _tried(path: Path) -> set[int]:
+    """Return the rounds of a run that only tried settings; of several seeds none is known."""
+    lines = RunFolder.open(path).read_metrics()
+    return {line.round for line in lines if line.phase.startswith("trying")}

@@ -65,7 +65,7 @@ def dots(rows: Sequence[Dot], label: str, top: float | None = None) -> Markup:
     end, foot = ticks[-1], ROW * len(rows)
 
     def across(value: float) -> str:
-        return svg.place(value / end)
+        return svg.across(value / end)
 
     parts, said = [], []
     for tick in ticks:
@@ -118,9 +118,9 @@ def line(
         anchor = "start" if x < 0.3 else "end" if x > 0.7 else "middle"
         words = f"round {selected} selected · {figure(found)}"
         parts += [
-            svg.line("mark", svg.place(x), -4, svg.place(x), LINE_HEIGHT),
-            svg.circle("dot strong", svg.place(x), round(down(found), 2), 5),
-            svg.text("name strong", svg.place(x), -10, words, anchor),
+            svg.line("mark", svg.across(x), -4, svg.across(x), LINE_HEIGHT),
+            svg.circle("dot strong", svg.across(x), round(down(found), 2), 5),
+            svg.text("name strong", svg.across(x), -10, words, anchor),
         ]
     said = (
         f"{label}: {figure(values[0])} at {unit} {first}, {figure(values[-1])} at {unit} {last}"
@@ -147,7 +147,7 @@ def curves(
     rounds = sorted({number for row in rows for number, _ in row.points})
     values = [value for row in rows for _, value in row.points]
     frame = _Frame.around(rounds, values, from_zero=from_zero)
-    shown = [svg.place(frame.across(n)) for n in marks if rounds[0] <= n <= rounds[-1]]
+    shown = [svg.across(frame.across(n)) for n in marks if rounds[0] <= n <= rounds[-1]]
     parts = [
         *frame.axes(),
         *(svg.line("event", x, 0, x, LINE_HEIGHT) for x in shown),
@@ -204,7 +204,7 @@ class _Frame:
             yield svg.line("grid", "0", y, "100%", y)
             yield svg.text("tick", "-8", y + 4, svg.tick(tick, self.ticks), "end")
         for number in svg.round_ticks(self.first, self.last):
-            yield svg.text("tick", svg.place(self.across(number)), LINE_HEIGHT + 18, f"{number}")
+            yield svg.text("tick", svg.across(self.across(number)), LINE_HEIGHT + 18, f"{number}")
 
     def polylines(self, lines: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
         """Draw (class, points) each as a line, stretched over the whole width."""
@@ -234,14 +234,14 @@ def bars(rows: Sequence[Bar], names: Sequence[str], label: str) -> Markup:
     for number, row in enumerate(rows):
         y = (number + 1) * BAR
         kind = "strong" if row.strong else "plain"
-        size = {"x": 0, "y": y + 4, "width": svg.place(row.share / top), "height": BAR - 8}
+        size = {"x": 0, "y": y + 4, "width": svg.across(row.share / top), "height": BAR - 8}
         parts += [
             svg.text("tick", "-10", y + 17, row.name, "end"),
             svg.tag("rect", {"class": f"bar {kind}", **size}),
         ]
         shares = [row.share] if row.other is None else [row.share, row.other]
         if row.other is not None:
-            x = svg.place(row.other / top)
+            x = svg.across(row.other / top)
             parts.append(svg.line("other", x, y + 1, x, y + BAR - 1))
         for (kind, dx), share in zip(columns, shares, strict=True):
             parts.append(svg.column(kind, dx, y + 17, percent(share)))
@@ -260,9 +260,9 @@ def heat(shares: Sequence[Sequence[float]], names: Sequence[str], label: str) ->
         y, low, high = number * HEAT_ROW, min(row), max(row)
         parts.append(svg.text("tick", "-10", y + HEAT_ROW - 4, name, "end"))
         parts.append(svg.column("value mine", 68, y + HEAT_ROW - 4, percent(high)))
-        for place, share in enumerate(row):
+        for column, share in enumerate(row):
             strength = (share - low) / (high - low) if high > low else 0.0
-            cell = {"x": svg.place(place / len(row)), "y": y, "width": svg.place(1 / len(row))}
-            look = {"height": HEAT_ROW - 1, "fill-opacity": round(0.06 + 0.94 * strength, 3)}
-            parts.append(svg.tag("rect", {"class": "bar strong", **cell, **look}))
+            cell = {"x": svg.across(column / len(row)), "y": y, "width": svg.across(1 / len(row))}
+            shade = {"height": HEAT_ROW - 1, "fill-opacity": round(0.06 + 0.94 * strength, 3)}
+            parts.append(svg.tag("rect", {"class": "bar strong", **cell, **shade}))
     return svg.drawing("bars", HEAT_ROW * len(names), label, parts)

@@ -1,6 +1,6 @@
 """Drawings as files of their own: they bring their style along.
 
-Lines and curves as the page has them, and two more that only stand alone: trends over named places,
+Lines and curves as the page has them, and two more that only stand alone: trends over named ticks,
 and forests of differences.
 
 `write_convergence`: the validation curves of several runs in one picture.
@@ -47,22 +47,22 @@ def standalone(panels: Sequence[tuple[str, Markup]], height: int = LINE_HEIGHT) 
 
 @dataclass(frozen=True)
 class Trend:
-    """One value per place on the axis; None where there is none."""
+    """One value per tick of the axis; None where it is missing."""
 
     name: str
     values: tuple[float | None, ...]
 
 
 def trends(
-    rows: Sequence[Trend], places: Sequence[str], label: str, *, joined: bool = True
+    rows: Sequence[Trend], ticks_x: Sequence[str], label: str, *, joined: bool = True
 ) -> Markup:
-    """Draw several curves over the same named places, which stand at equal distances.
+    """Draw several curves over the same named ticks, at equal distances.
 
-    Places that have no order are not ``joined``: dots alone.
+    Ticks that have no order are not ``joined``: dots alone.
     """
     found = [value for row in rows for value in row.values if value is not None]
     ticks = svg.nice_ticks(0, max(found), 4)
-    apart = 100 / max(1, len(places) - 1)
+    apart = 100 / max(1, len(ticks_x) - 1)
 
     def down(value: float) -> float:
         return round(TRENDS_HEIGHT * (1 - value / ticks[-1]), 2)
@@ -71,20 +71,20 @@ def trends(
     for tick in ticks:
         parts.append(svg.line("grid", "0", down(tick), "100%", down(tick)))
         parts.append(svg.text("tick", "-8", down(tick) + 4, svg.tick(tick, ticks), "end"))
-    for k, place in enumerate(places):
-        parts.append(svg.text("tick", svg.place(k * apart / 100), TRENDS_HEIGHT + 18, place))
+    for k, name in enumerate(ticks_x):
+        parts.append(svg.text("tick", svg.across(k * apart / 100), TRENDS_HEIGHT + 18, name))
     said = []
     for number, row in enumerate(rows):
         style = f"--c:{TREND_COLOURS[number % len(TREND_COLOURS)]}"
         known = [(k, value) for k, value in enumerate(row.values) if value is not None]
         for (k, one), (after, other) in itertools.pairwise(known) if joined else ():
-            ends = {"x1": svg.place(k * apart / 100), "x2": svg.place(after * apart / 100)}
+            ends = {"x1": svg.across(k * apart / 100), "x2": svg.across(after * apart / 100)}
             rise = {"y1": down(one), "y2": down(other), "style": style}
             parts.append(svg.tag("line", {"class": "curve", **ends, **rise}))
         for k, value in known:
-            x = svg.place(k * apart / 100)
+            x = svg.across(k * apart / 100)
             parts.append(svg.circle("point", x, down(value), 4, style=style))
-        said.append(f"{row.name} " + ", ".join(f"{places[k]}: {figure(v)}" for k, v in known))
+        said.append(f"{row.name} " + ", ".join(f"{ticks_x[k]}: {figure(v)}" for k, v in known))
     return svg.drawing("curves", TRENDS_HEIGHT, f"{label}: {'; '.join(said)}", parts)
 
 
@@ -156,7 +156,7 @@ def write_convergence(
     for metric in metrics:
         rows = [curve_of(path, metric, candidates) for path in paths]
         if len({number for row in rows for number, _ in row.points}) < 2:
-            raise ConfigError("--plot needs runs with at least two looks at validation")
+            raise ConfigError("--plot needs runs with at least two evaluations")
         label = f"Validation {metric.upper()}, {candidates}, by round"
         panels.append((label, curves(rows, label)))
     write_text(file, standalone(panels, curves_height(len(paths))))

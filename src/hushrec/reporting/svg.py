@@ -46,18 +46,18 @@ def circle(kind: str, x: str | float, y: float, radius: int, **more: str) -> str
 
 def text(kind: str, x: str, y: float, words: str, anchor: str = "middle") -> str:
     """Write words; they are escaped."""
-    place = {"class": kind, "x": x, "y": round(y, 2), "text-anchor": anchor}
-    return tag("text", place, escape(words))
+    attributes = {"class": kind, "x": x, "y": round(y, 2), "text-anchor": anchor}
+    return tag("text", attributes, escape(words))
 
 
 def column(kind: str, dx: int, y: int, words: str) -> str:
     """Write at a fixed distance right of the drawing area."""
-    place = {"class": kind, "x": "100%", "dx": dx, "y": y, "text-anchor": "end"}
-    return tag("text", place, escape(words))
+    attributes = {"class": kind, "x": "100%", "dx": dx, "y": y, "text-anchor": "end"}
+    return tag("text", attributes, escape(words))
 
 
-def place(share: float) -> str:
-    """Write a place across, as a share of the width."""
+def across(share: float) -> str:
+    """Write a horizontal position, a share of the width, in per cent."""
     return f"{100 * share:.2f}%"
 
 

@@ -1,4 +1,4 @@
-"""What the terminal shows: tables one can read."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ def own_table_table(found: Mapping[str, Mapping[str, Mapping[str, float]]], part
     names = shown_metrics(found["own"]["full"])
     add_figures(table, map(str.upper, names))
     for candidates in found["own"]:
-        for place, whose in enumerate(found):
+        for row, whose in enumerate(found):
             values = found[whose][candidates]
             cells = [f"{values[name]:.4f}" for name in names]
-            style = "bold" if place == 0 else ""
-            table.add_row(candidates if place == 0 else "", words[whose], *cells, style=style)
+            style = "bold" if row == 0 else ""
+            table.add_row(candidates if row == 0 else "", words[whose], *cells, style=style)
         table.add_section()
     return table
 
@@ -209,7 +209,7 @@ def trials_table(search: Search, most: int = 10) -> Table:
         )
     states = [trial.state for trial in search.trials]
     counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
-    table.caption = f"{len(states)} trials ({counts}); test items were not looked at"
+    table.caption = f"{len(states)} trials ({counts}); test items were not evaluated"
     return table
 
 

@@ -1,7 +1,4 @@
-"""Figures as people read them; the space before a unit does not break.
-
-What the page says in words rather than figures.
-"""
+"""Numbers, units and names as people read them; the space before a unit does not break."""
 
 from __future__ import annotations
 
