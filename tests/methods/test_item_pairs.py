@@ -26,9 +26,9 @@ def trained(method, view, chunk=None):
     summed = ExactSum(view.n_items)
     everybody = np.arange(len(view))
     for clients in np.array_split(everybody, 1 if chunk is None else len(view) // chunk):
-        fitted = method.fit(method.download(shared), {}, view.take(clients), Round(1, Streams(0)))
+        fitted = method.phase_of(1).fit({}, {}, view.take(clients), Round(1, Streams(0)))
         summed.add(fitted.update)
-    return method.apply(shared, summed.total())
+    return method.phase_of(1).apply(shared, summed.total(), 1)
 
 
 def dense(shared):
@@ -152,7 +152,7 @@ def test_the_twins_on_a_population():
 def test_an_item_that_comes_again_is_counted_again_but_does_not_follow_itself():
     rows = [[3, 3, 1, 3], [1]]
     method = FedNext(FedNext.Config(window=2))
-    update = method.fit({}, {}, clients_of(rows, 4), Round(1, Streams(0))).update
+    update = method.phase_of(1).fit({}, {}, clients_of(rows, 4), Round(1, Streams(0))).update
     summed = ExactSum(4)
     summed.add(update)
     keys, sums = summed.total().rows["pairs"]

@@ -81,14 +81,15 @@ def test_no_upload_has_a_norm_above_one(rows, head, kind, number):
     rng = np.random.default_rng(0)
     received = {"head": head, "items": rng.standard_normal((M, 5))}
     received["tilts"] = rng.uniform(0.2, 3.0, M).astype(np.float32)
-    update = method.fit(received, {}, view, Round(number, Streams(0))).update
+    phase, now = method.phase_of(number), Round(number, Streams(0))
+    update = phase.fit(received, {}, view, now).update
     norms = client_norms(update, 2)
     assert (norms <= method.upload_norm * (1 + 1e-6)).all()
     for user, row in enumerate(rows):
         known = set(row) if number == 1 else {item for item in row if head[item]}
         assert norms[user] == pytest.approx(1 if known else 0, abs=1e-5)
     nobody = view.take(np.zeros(0, np.int64))
-    shape = UploadShape.of(method.fit(received, {}, nobody, Round(number, Streams(0))).update, M)
+    shape = UploadShape.of(phase.fit(received, {}, nobody, now).update, M)
     check_shape(update, shape)  # no row or key twice, none outside the space
     if number == 2 and kind is not PrivateFedALS:
         assert shape.spaces == {"pairs": (head.sum() ** 2, 1)}
@@ -118,12 +119,13 @@ def test_scaled_to_norm_one_is_a_sum_by_key(clients):
 
 def trained(method, view, chunk=None):
     shared = method.init(view, Streams(0))
-    for number in range(1, method.traits.rounds + 1):
+    for number in range(1, method.planned_rounds + 1):
+        phase = method.phase_of(number)
         summed = ExactSum(view.n_items)
         for clients in np.array_split(np.arange(len(view)), chunk or 1):
             now = Round(number, Streams(0))
-            summed.add(method.fit(method.download(shared), {}, view.take(clients), now).update)
-        shared = method.apply(shared, summed.total())
+            summed.add(phase.fit(phase.download(shared), {}, view.take(clients), now).update)
+        shared = phase.apply(shared, summed.total(), number)
     return shared
 
 
@@ -483,14 +485,15 @@ def test_many_users_are_served_well_under_noise():
     config = PrivacyConfig(mode="central", epsilon=1.0)
     shared = method.init(view, Streams(0))
     for number in (1, 2):
-        update = method.fit(method.download(shared), {}, view, Round(number, Streams(0))).update
+        phase = method.phase_of(number)
+        update = phase.fit(phase.download(shared), {}, view, Round(number, Streams(0))).update
         shape = UploadShape.of(update, 20)
-        schedule = Schedule(shape, 2, shares=method.budget_shares(), upload_norm=1.0)
+        schedule = Schedule(shape, 2, shares=method.budget_shares, upload_norm=1.0)
         plan = make_plan(config, CohortConfig(), schedule, 4_000)
         summed = ExactSum(20)
         summed.add(plan.protection.protect(update, view, SecretRound(number, SecretStreams(0))))
         total, _ = plan.protection.finish(summed, SecretRound(number, SecretStreams(0)))
-        shared = method.apply(shared, total)
+        shared = phase.apply(shared, total, number)
     scores = method.score(shared, {}, view.take(np.arange(40)))
     for row, score in zip(rows, scores, strict=False):
         score[row] = -np.inf

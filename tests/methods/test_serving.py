@@ -27,12 +27,12 @@ def after_two_rounds(method: Method):
     store = PrivateStore(method.private_fields(view, shared, streams), len(view))
     everybody = np.arange(len(view))
     for number in (1, 2):
-        private = store.read(everybody)
-        fitted = method.fit(method.download(shared), private, view, Round(number, streams))
+        private, phase = store.read(everybody), method.phase_of(number)
+        fitted = phase.fit(phase.download(shared), private, view, Round(number, streams))
         store.write(everybody, fitted.private)
         summed = ExactSum(view.n_items)
         summed.add(fitted.update)
-        shared = method.apply(shared, summed.total())
+        shared = phase.apply(shared, summed.total(), number)
     return shared, store.read(everybody), view
 
 

@@ -58,14 +58,14 @@ class Task:
         state: Mapping[str, float] = NO_STATE,
     ) -> Download:
         """Return what these clients receive in a round; ``state`` is that of the protection."""
-        method = self.method
-        own = method.download_own(shared, clients)
-        return Download(number, method.download(shared), own, state)
+        common = self.method.phase_of(number).download(shared)
+        return Download(number, common, self.method.download_own(shared, clients), state)
 
     def upload_shape(self, download: Download) -> UploadShape:
         """Return the shape of every upload of this round; it follows from the download alone."""
         now = Round(download.round, self.streams)
-        fitted = self.method.fit(download.received, self.empty_private, self.public, now)
+        fit = self.method.phase_of(download.round).fit
+        fitted = fit(download.received, self.empty_private, self.public, now)
         return UploadShape.of(fitted.update, self.public.n_items)
 
     def protection_of(self, download: Download) -> Protection:
@@ -85,6 +85,6 @@ def take_part(
     now = Round(
         number, task.streams, protection.past_noise(task.secret), protection.gradient_noise(secret)
     )
-    fitted = task.method.fit(download.received, private, view, now)
+    fitted = task.method.phase_of(number).fit(download.received, private, view, now)
     update = protection.protect(fitted.update, view, secret)
     return Upload(number, update, LossSum.of(fitted.losses)), fitted.private

@@ -23,7 +23,7 @@ from hushrec.federation.backends.base import Backend
 from hushrec.federation.callbacks import Callback, EvaluationRecord, RoundRecord, TrainingResult
 from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
-from hushrec.methods.base import Shared, is_marked, stage_of
+from hushrec.methods.base import Shared, is_marked
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.plan import Plan
 from hushrec.streams import SecretRound, SecretStreams, Streams
@@ -142,6 +142,7 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
         if state.round and _is_stopped(training, callbacks):
             break
         began, number = time.perf_counter(), state.round + 1
+        phase = method.phase_of(number)
         # 1. Who takes part.
         drawn = experiment.cohort.draw(len(training.clients), training.coins, number)
         cohort, state.ledger = plan.admit(training.clients[drawn], state.ledger, number)
@@ -157,7 +158,7 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
             state.protection = following.state
             if total.clients:
                 with libraries.limit(limits=ALGEBRA_THREADS, user_api="blas"):
-                    state.shared = method.apply(state.shared, total)
+                    state.shared = phase.apply(state.shared, total, number)
         # 7. Account for the privacy and for the messages; a lost sum may have been seen.
         state.account = plan.charge(state.account, number)
         if not method.traits.pooled:
@@ -170,8 +171,8 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
         # 9. Tell the callbacks: checkpoints, logs, displays.
         seconds = time.perf_counter() - began
         state.seconds += seconds
-        if phase := stage_of(method, number):
-            seen["phase"] = phase
+        if len(method.phases) > 1:
+            seen["phase"] = phase.name
         if collected.zeroed_out:
             seen["zeroed_out"] = collected.zeroed_out
         if collected.lost:

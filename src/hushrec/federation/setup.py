@@ -24,7 +24,7 @@ from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
 from hushrec.federation.client import NO_CLIENTS, Task
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import ServerState, Training
-from hushrec.methods.base import Method, Shared, SharesBudget
+from hushrec.methods.base import Method, Shared
 from hushrec.privacy.budgets import personal_budgets
 from hushrec.privacy.calibration import gradient_noise_plan, make_plan
 from hushrec.privacy.config import check_declared, check_privacy, public_facts
@@ -280,15 +280,11 @@ def _layers(experiment: Experiment, task: Task) -> list[Mechanism]:
 
 def upload_schedule(method: Method, task: Task, rounds: int) -> Schedule:
     """Return the upload shape of every round, which the public view alone decides."""
-    sent = task.download(1, task.initial)
     shapes = {
-        number: task.upload_shape(replace(sent, round=number)) for number in range(1, rounds + 1)
+        number: task.upload_shape(task.download(number, task.initial))
+        for number in range(1, rounds + 1)
     }
-    shares, norm = (
-        (method.budget_shares(), method.upload_norm)
-        if isinstance(method, SharesBudget)
-        else ((), None)
-    )
+    shares = method.budget_shares
     # Rounds that share out a budget all upload, each with a shape of its own.
     uploading = {number: shape for number, shape in shapes.items() if shape.entries or shares}
     first = next(iter(uploading.values()), shapes[1])
@@ -301,4 +297,4 @@ def upload_schedule(method: Method, task: Task, rounds: int) -> Schedule:
     most = max(shape.entries for shape in shapes.values())
     if shares:  # a round's sum may decide the next shape; pairs of items are the largest one
         most = max(most, task.public.n_items**2)
-    return Schedule(first, rounds, silent, shares, norm, most)
+    return Schedule(first, rounds, silent, shares, method.upload_norm, most)

@@ -1,23 +1,23 @@
-"""What a method is: a few pure functions over explicit state.
+"""What a method is: pure functions over explicit state, grouped into phases.
 
 A method owns no loop, no data set, no file and no random generator. Shared parameters travel to
-the clients and back; private ones stay in the client's store. `fit` trains a whole stack of
-clients at once; a device is a stack of one.
+the clients and back; private ones stay in the client's store. `fit` trains a whole batch of
+clients; a device is a batch of one client.
 
-A method is found by name through the entry point group ``hushrec.methods``, ours and other
-people's alike, and checked by `hushrec.testing.MethodContract`. What only some methods can be asked
-is in `methods.capabilities`.
+The rounds of a method belong to phases. Most methods have one, "train", made of their own
+`download`, `fit` and `apply`; a method whose rounds differ declares its `phases`. The loop, the
+audit and a deployment ask `Method.phase_of` what a round does.
 
-What some methods can be asked besides: a method inherits these beside `Method`.
-
-Whoever asks checks first, ``isinstance(method, Guided)``; a method without a capability knows
-nothing of it.
+Methods are found by name through the entry point group ``hushrec.methods``, ours and other
+people's alike, and checked by `hushrec.testing.MethodContract`. Optional capabilities (`Tunable`,
+`Guided`, …) are base classes that a method inherits beside `Method`; callers check for them with
+``isinstance``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -48,7 +48,7 @@ class MethodConfig(Settings):
 
 @dataclass(frozen=True)
 class Fitted:
-    """What comes out of training a stack of clients."""
+    """Result of training a batch of clients."""
 
     update: Update
     private: Private
@@ -57,19 +57,45 @@ class Fitted:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """One kind of round of a method."""
+
+    name: str
+    """For displays, logs and the audit: "count", "fit weights"."""
+    rounds: int
+    """Planned number of rounds."""
+    uploads: str
+    """What a client uploads, in a few words."""
+    fit: Callable[[Shared, Private, TrainView, Round], Fitted]
+    """Train a batch of clients from what they received and keep."""
+    apply: Callable[[Shared, Total, int], Shared]
+    """Return the shared parameters after a round, from its sum and its number in the run."""
+    download: Callable[[Shared], Shared] = lambda shared: shared
+    """Return what is sent to a client that takes part."""
+    budget: float | None = None
+    """Share of the privacy budget that its rounds spend in equal parts; None: all rounds of the
+    method spend alike."""
+    repeats: bool = False
+    """Whether rounds beyond the planned ones go on with this phase, if it is the last."""
+    personal: bool = True
+    """Whether `fit` trains private parameters that clients score with: new clients are folded in by
+    the last such phase."""
+
+
+@dataclass(frozen=True)
 class Traits:
-    """What the loop has to know of a kind of method."""
+    """Properties of a method that the loop needs to know."""
 
     rounds: int = 100
-    """Number of rounds where nobody says another one."""
+    """Default number of rounds of a method with one phase."""
     every: int = 1
-    """Rounds between two looks at the validation items where nobody says another number."""
+    """Default number of rounds between evaluations on the validation items."""
     learns: bool = True
-    """False for yardsticks that one round finishes (popularity, the negative counter)."""
+    """False for baselines that one round finishes (popularity, the negative counter)."""
     pooled: bool = False
-    """True for centralised yardsticks: all clients come in one stack, and nothing is private."""
+    """True for centralised baselines: all clients come in one batch, and nothing is private."""
     silos: bool = False
-    """True where a client may hold several users: `fit` and `score` then read the stack's
+    """True where a client may hold several users: `fit` and `score` then read the batch's
     ``client_indptr``, and uploads, losses and private parameters are one per client."""
     data_weighted: bool = False
     """True where `apply` weighs clients by their data other than through the sum of the uploads;
@@ -79,8 +105,8 @@ class Traits:
     that would add noise to them is refused."""
     reveals: frozenset[str] = frozenset()
     """Private fields that some rounds upload all the same, because the paper's method does."""
-    stack_interactions: int | None = None
-    """Training interactions per stack that suit `fit` best; None for what the backend takes."""
+    batch_interactions: int | None = None
+    """Training interactions per batch for which `fit` is fastest; None: the backend's default."""
 
 
 class Method(ABC):
@@ -94,16 +120,55 @@ class Method(ABC):
     config: MethodConfig
     traits: ClassVar[Traits] = Traits()
     under_noise: ClassVar[type[Method] | None] = None
-    """The class that takes this one's place where noise is added to sums (privacy.mode =
-    central); it has the same name, and options and rounds of its own."""
+    """The class that replaces this one where noise is added to sums (privacy.mode = central); it
+    has the same name, and options and rounds of its own."""
+    upload_norm: ClassVar[float | None] = None
+    """L2 norm that the method keeps its uploads to, if it does: the default bound of clipping."""
 
     def __init__(self, config: MethodConfig | None = None) -> None:
         self.config = config if config is not None else self.Config()
 
     @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases in their order: one, "train", unless a method declares others."""
+        return (
+            Phase(
+                "train",
+                self.traits.rounds,
+                "an update of the shared parameters",
+                self.fit,
+                lambda shared, total, number: self.apply(shared, total),
+                self.download,
+                repeats=True,
+            ),
+        )
+
+    @property
     def planned_rounds(self) -> int:
-        """Number of rounds where nobody says another one."""
-        return self.traits.rounds
+        """Default number of rounds."""
+        return sum(phase.rounds for phase in self.phases)
+
+    def phase_of(self, round_number: int) -> Phase:
+        """Return the phase of a round, counted from 1.
+
+        Rounds beyond the planned ones repeat the last phase, or do nothing.
+        """
+        phases = self.phases
+        for phase in phases:
+            if round_number <= phase.rounds:
+                return phase
+            round_number -= phase.rounds
+        return phases[-1] if phases[-1].repeats else IDLE
+
+    @property
+    def budget_shares(self) -> tuple[float, ...]:
+        """Share of the privacy budget of every planned round; empty where all spend alike."""
+        return tuple(
+            phase.budget / phase.rounds
+            for phase in self.phases
+            if phase.budget is not None
+            for _ in range(phase.rounds)
+        )
 
     @abstractmethod
     def init(self, view: TrainView, streams: Streams) -> Shared:
@@ -113,19 +178,19 @@ class Method(ABC):
         """Declare what stays on a client."""
         return {}
 
-    @abstractmethod
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Train a stack of clients from what they received and what they keep."""
+        """Train a batch of clients from what they received and what they keep."""
+        raise NotImplementedError(f"{type(self).__name__} needs fit and apply, or phases")
 
-    @abstractmethod
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Return the shared parameters after a round."""
+        raise NotImplementedError(f"{type(self).__name__} needs fit and apply, or phases")
 
     def adapt(self, shared: Shared, private: Private, view: TrainView, streams: Streams) -> Private:
-        """Return what the devices score with, after training on their own past alone.
+        """Return the parameters that devices score with, after training on their own past alone.
 
-        By default what they keep. A method that fine-tunes a copy of the shared parameters gives
-        `score` that copy; nothing of it is kept or sent.
+        By default the private parameters. A method that fine-tunes a copy of the shared parameters
+        gives `score` that copy; nothing of it is kept or sent.
         """
         return private
 
@@ -152,6 +217,27 @@ class Method(ABC):
     def adapts(self) -> bool:
         """Whether a device trains a copy of the shared parameters before it scores."""
         return type(self).adapt is not Method.adapt
+
+
+def upload_nothing(shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+    """Fit of a phase in which clients do nothing."""
+    return Fitted(Update(len(view.clients)), private)
+
+
+def download_nothing(shared: Shared) -> Shared:
+    """Download of a phase in which clients need no parameters."""
+    return {}
+
+
+IDLE = Phase(
+    "idle",
+    0,
+    "nothing",
+    upload_nothing,
+    lambda shared, total, number: shared,
+    download_nothing,
+)
+"""The phase of rounds beyond the planned ones."""
 
 
 def method_names() -> list[str]:
@@ -222,31 +308,23 @@ class ItemTables(ABC):
 
 
 class Guided(ABC):
-    """From time to time, rounds do something special to clients."""
+    """Some rounds send guidance to clients."""
 
     @abstractmethod
     def marks(self, round_number: int) -> bool:
-        """Say whether a round is one of those, so that it is looked at before and after."""
+        """Say whether a round sends guidance, so that it is evaluated before and after."""
 
     @abstractmethod
     def gates(self, shared: Shared, private: Private) -> NDArray[np.float32]:
         """Return every client's gate of every item: [clients, items]."""
 
 
-class Staged(ABC):
-    """Rounds do different things, by a plan: more of them than planned add nothing."""
-
-    @abstractmethod
-    def stage(self, round_number: int) -> str:
-        """Say in a few words what a round does."""
-
-
-class Described(ABC):
-    """The shared parameters are worth a few figures."""
+class ModelFacts(ABC):
+    """The shared parameters have statistics worth showing."""
 
     @abstractmethod
     def facts(self, shared: Shared) -> Mapping[str, float]:
-        """Return what a summary should show."""
+        """Return the statistics that a summary shows."""
 
 
 class Explains(ABC):
@@ -277,31 +355,14 @@ class NoisesGradients(ABC):
         """Return why noised gradients do not cover the whole upload; None if they do."""
 
 
-class SharesBudget(ABC):
-    """Rounds spend different shares of the privacy budget."""
-
-    upload_norm: ClassVar[float]
-    """The L2 norm that no upload exceeds, by the method's own doing. Clipping, which is still done,
-    is then flat and at this bound by default."""
-
-    @abstractmethod
-    def budget_shares(self) -> tuple[float, ...]:
-        """Return the share of every round."""
-
-
 def is_marked(method: Method, round_number: int) -> bool:
-    """Say whether a round does something special to clients."""
+    """Say whether a round sends guidance to clients."""
     return isinstance(method, Guided) and method.marks(round_number)
 
 
-def stage_of(method: Method, round_number: int) -> str:
-    """Say what a round does, where that differs from round to round."""
-    return method.stage(round_number) if isinstance(method, Staged) else ""
-
-
 def facts_of(method: Method, shared: Shared) -> Mapping[str, float]:
-    """Return what a method says of its shared parameters."""
-    return method.facts(shared) if isinstance(method, Described) else {}
+    """Return the statistics that a method reports of its shared parameters."""
+    return method.facts(shared) if isinstance(method, ModelFacts) else {}
 
 
 def no_own_table(name: str) -> ConfigError:

@@ -52,15 +52,15 @@ from hushrec.methods.base import (
     Method,
     MethodConfig,
     OneOf,
+    Phase,
     Private,
     SearchSpace,
     Shared,
-    SharesBudget,
     Traits,
     Tunable,
 )
 from hushrec.methods.baselines import distinct_items
-from hushrec.methods.shared.denoising import COUNTS, count_items, find_head, only
+from hushrec.methods.shared.denoising import find_head, fit_item_counts, only
 from hushrec.streams import Round, Streams
 from hushrec.training.inner_product import score_inner_product
 
@@ -84,19 +84,38 @@ class PrivateFedALSConfig(MethodConfig):
     """What an item in the head costs; the head is the larger the less (`methods.head`)."""
 
 
-class PrivateFedALS(Method, SharesBudget):
+class PrivateFedALS(Method):
     """The power iteration over devices, on the items that are seen through the noise."""
 
     name = "fedals"
     Config = PrivateFedALSConfig
     config: PrivateFedALSConfig
-    traits = Traits(rounds=4)
     upload_norm = 1.0
 
-    def budget_shares(self) -> tuple[float, ...]:
-        """Spend little on counts, the rest on the steps alike."""
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """One round for counts, with little of the budget; the steps share the rest."""
         counting, passes = self.config.counting, self.config.passes
-        return counting, *[(1 - counting) / passes] * passes
+        return (
+            Phase(
+                "count",
+                1,
+                "its items, scaled to norm 1",
+                fit_item_counts,
+                self._find_head,
+                self.download,
+                budget=counting,
+            ),
+            Phase(
+                "power iteration",
+                passes,
+                "its vector for each of its items in the head, scaled to norm 1",
+                self._fit_vectors,
+                self._learn_items,
+                self.download,
+                budget=1 - counting,
+            ),
+        )
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item vectors; there is no head yet."""
@@ -115,10 +134,7 @@ class PrivateFedALS(Method, SharesBudget):
         """Send the head and its vectors."""
         return self.download(shared)
 
-    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Upload items in the first round; later, the client's vector for each of its items."""
-        if now.number == 1:
-            return Fitted(count_items(view), {})
+    def _fit_vectors(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         items = distinct_items(only(view.positives, shared["head"]))
         ones = np.ones(max(1, int(items.lengths.max(initial=1))))
         vectors = summed_vectors(shared["items"], items.indptr, items.values, ones)
@@ -128,16 +144,15 @@ class PrivateFedALS(Method, SharesBudget):
         uploads = ClientRows(items.indptr, items.values, rows)
         return Fitted(Update(len(view), rows={"items": uploads}), {})
 
-    def apply(self, shared: Shared, total: Total) -> Shared:
-        """Find the head, or take a step; vectors outside the head are 0."""
-        config = self.config
-        if COUNTS in total.rows:
-            spent, left, *_ = self.budget_shares()
-            noise_std, n_items = total.noise_std * np.sqrt(spent / left), len(shared["items"])
-            found = find_head(total, n_items, noise_std, config.price, n_items)
-            return {**found, "items": orthonormal(shared["items"], found["head"])}
-        if "items" not in total.rows:
-            return shared
+    def _find_head(self, shared: Shared, total: Total, number: int) -> Shared:
+        """Find the head from the counts, by the noise of a step."""
+        spent, left, *_ = self.budget_shares
+        noise_std, n_items = total.noise_std * np.sqrt(spent / left), len(shared["items"])
+        found = find_head(total, n_items, noise_std, self.config.price, n_items)
+        return {**found, "items": orthonormal(shared["items"], found["head"])}
+
+    def _learn_items(self, shared: Shared, total: Total, number: int) -> Shared:
+        """Take a step; vectors outside the head are 0."""
         new = np.zeros_like(shared["items"])
         ids, summed = total.rows["items"]
         new[ids] = summed

@@ -41,10 +41,10 @@ from hushrec.data.views import TrainView
 from hushrec.kernels.inner_product import Additive
 from hushrec.methods.base import (
     Between,
-    Described,
     Fitted,
     ItemTables,
     Method,
+    ModelFacts,
     OneOf,
     OwnTable,
     PerClient,
@@ -118,7 +118,7 @@ class FedRAPConfig(SampledConfig):
         return self
 
 
-class FedRAP(Method, Tunable, OwnTable, ItemTables, Described):
+class FedRAP(Method, Tunable, OwnTable, ItemTables, ModelFacts):
     """A shared sparse item table plus a private one, with a private user vector."""
 
     name = "fedrap"

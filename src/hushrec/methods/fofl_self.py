@@ -49,7 +49,7 @@ class FOFLSelf(Method):
     name = "fofl-self"
     Config = FOFLSelfConfig
     config: FOFLSelfConfig
-    traits = Traits(rounds=300, stack_interactions=FEATURE_STACK)
+    traits = Traits(rounds=300, batch_interactions=FEATURE_STACK)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, the initial user vector and the network."""

@@ -87,7 +87,7 @@ class PrivRec(Method):
     name = "privrec"
     Config = PrivRecConfig
     config: PrivRecConfig
-    traits = Traits(rounds=300, stack_interactions=FEATURE_STACK)
+    traits = Traits(rounds=300, batch_interactions=FEATURE_STACK)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw all parameters."""
@@ -232,7 +232,7 @@ class PrivRecCEN(PrivRec):
     name = "privrec-cen"
     Config = PrivRecCENConfig
     config: PrivRecCENConfig
-    traits = Traits(rounds=20, pooled=True, stack_interactions=FEATURE_STACK)
+    traits = Traits(rounds=20, pooled=True, batch_interactions=FEATURE_STACK)
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train for one epoch on pooled samples in random order."""

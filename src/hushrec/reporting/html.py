@@ -19,6 +19,7 @@ from hushrec.analysis.user import one_user
 from hushrec.api import Run
 from hushrec.errors import ConfigError, RunError, plain
 from hushrec.io.files import write_text
+from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
 from hushrec.reporting import baselines, plots, sections, wording
 from hushrec.reporting.standalone import curve_of
 from hushrec.reporting.tables import MEANS_ALONE, short_names
@@ -282,4 +283,4 @@ def _curves(paths: Sequence[Path], names: dict[str, str]) -> list[dict[str, Any]
 def _tried(path: Path) -> set[int]:
     """Return the rounds of a run that only tried settings; of several seeds none is known."""
     lines = RunFolder.open(path).read_metrics()
-    return {line.round for line in lines if line.phase.startswith("trying")}
+    return {line.round for line in lines if line.phase == SELECT_SCALARS}

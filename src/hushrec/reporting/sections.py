@@ -19,6 +19,7 @@ from hushrec.evaluation.ranking import Ranks
 from hushrec.federation.experiment import Experiment
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Guided
+from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
 from hushrec.reporting import plots, svg
 from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
@@ -77,14 +78,14 @@ def convergence(
         "every": config.every,
         "stopped": len(lines) < experiment.rounds,
         "phases": _phases(lines),
-        "tries": any("trying" in line.phase for line in lines),
+        "tries": any(line.phase == SELECT_SCALARS for line in lines),
     }
 
 
 def _phases(lines: Sequence[RoundLine]) -> list[str]:
     """Return the rounds of each phase, of a method with several."""
     phases = []
-    for phase, group in groupby(lines, key=lambda line: line.phase.partition(":")[0]):
+    for phase, group in groupby(lines, key=lambda line: line.phase):
         rounds = [line.round for line in group]
         span = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
         if phase:

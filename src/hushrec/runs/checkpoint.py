@@ -13,7 +13,7 @@ from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import ServerState
 from hushrec.io.codec import Arrays
 from hushrec.io.files import remove
-from hushrec.methods.base import Shared, Staged
+from hushrec.methods.base import Shared
 from hushrec.privacy.budgets import Ledger
 from hushrec.runs.folder import FINAL, SUMMARY, RunFolder
 
@@ -97,7 +97,7 @@ def prolonged(folder: RunFolder, rounds: int | None) -> Experiment:
             f"the noise of {folder.path} was found for {experiment.rounds} rounds: train anew with "
             f"--rounds {rounds}"
         )
-    if isinstance(experiment.make_method(), Staged):
+    if not experiment.make_method().phases[-1].repeats:
         raise ConfigError(f"the rounds of {experiment.method} are planned: more add nothing")
     if name == FINAL and selected < reached:
         raise ConfigError(

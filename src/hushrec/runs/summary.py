@@ -18,7 +18,7 @@ from hushrec.federation.rounds import ServerState, Training
 from hushrec.federation.setup import SimulatedTraining
 from hushrec.io.memory import peak_rss_bytes
 from hushrec.io.stored import Tables
-from hushrec.methods.base import Staged, facts_of
+from hushrec.methods.base import facts_of
 from hushrec.privacy.composition import compose
 from hushrec.privacy.statement import PrivacyStatement
 from hushrec.runs.schema import (
@@ -119,7 +119,7 @@ def _common(training: Training, state: ServerState) -> dict[str, Any]:
 def _is_improving(training: Training, state: ServerState) -> bool:
     """Say whether more rounds would probably help: see `Summary.improving`."""
     method = training.task.method
-    learns = method.traits.learns and not isinstance(method, Staged)
+    learns = method.traits.learns and method.phases[-1].repeats
     chosen = training.selected_by == "validation" and state.round == training.experiment.rounds
     return learns and chosen and state.selected_round == state.round
 

@@ -369,15 +369,16 @@ def fold_in(
     declared = method.private_fields(history, shared, streams)
     store = PrivateStore(declared, len(history))
     everybody = np.arange(len(history))
-    if declared:
+    phases = [phase for phase in method.phases if phase.personal]
+    if declared and phases:
         # A pooled method would train new clients on each other's data; each is alone here.
         for clients in chunks(everybody, 1 if method.traits.pooled else max(1, len(history))):
             own = history.take(clients)
             received = {
-                **method.download(shared),
+                **phases[-1].download(shared),
                 **method.download_own(shared, own.clients.astype(np.int64)),
             }
             for number in range(passes):
-                fitted = method.fit(received, store.read(clients), own, Round(number, streams))
+                fitted = phases[-1].fit(received, store.read(clients), own, Round(number, streams))
                 store.write(clients, fitted.private)
     return store.read(everybody)

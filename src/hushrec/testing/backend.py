@@ -27,7 +27,7 @@ from hushrec.federation.callbacks import History, RoundRecord
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.rounds import ServerState, Training, run_rounds
 from hushrec.federation.setup import SimulationSetup, set_up
-from hushrec.methods.base import SharesBudget, method_class, method_names
+from hushrec.methods.base import method_class, method_names
 from hushrec.streams import Streams
 from hushrec.testing.checks import check_same
 from hushrec.testing.worlds import taste_world
@@ -133,7 +133,7 @@ class BackendContract:
             "tastes", method, settings=rest, protocol=protocol
         ).experiment()
         # Rounds that share a budget are what they are.
-        if not isinstance(experiment.make_method(), SharesBudget):
+        if not experiment.make_method().budget_shares:
             experiment = experiment.model_copy(update={"rounds": self.rounds})
         split = make_split(taste_world(), experiment.split, Streams(0), experiment.silos)
         return set_up(experiment, split)

@@ -68,7 +68,7 @@ class MethodContract:
     options: ClassVar[Mapping[str, Any]] = {}
     """Options of the method for all these tests; its defaults otherwise."""
     rounds: ClassVar[int] = 100
-    """Rounds of the test that it learns; methods with fewer `planned_rounds` get those."""
+    """Most rounds of the test that it learns."""
     beats_chance: ClassVar[bool] = True
     """False for methods that cannot tell unseen items apart, and say so."""
 
@@ -81,7 +81,12 @@ class MethodContract:
         assert isinstance(method.name, str), "a method has a name"
         assert method.name, "a method has a name"
         assert issubclass(method.Config, MethodConfig), "Config inherits MethodConfig"
-        assert self._make().planned_rounds >= 1, "planned_rounds is at least 1"
+        phases = self._make().phases
+        assert phases, "a method has at least one phase"
+        for phase in phases:
+            assert phase.name, "a phase has a name"
+            assert phase.rounds >= 1, f"phase '{phase.name}' has at least one round"
+        assert len({phase.name for phase in phases}) == len(phases), "phases have different names"
         assert isinstance(method().config, method.Config), "a method works with its defaults"
 
     def test_the_config_is_frozen(self) -> None:
@@ -113,7 +118,8 @@ class MethodContract:
         shared = method.init(view, Streams(0))
         check_shared(shared)
         check_same(shared, method.init(view, Streams(0)), "init of the same seed")
-        check_shared(method.download(shared))
+        for phase in method.phases:
+            check_shared(phase.download(shared))
 
     def test_private_fields_are_declared(self) -> None:
         """What stays on a client has a shape before the first round."""
@@ -169,20 +175,21 @@ class MethodContract:
         private = materialised(method.private_fields(view, shared, streams), len(view))
         given = (shared, private, view)
         before = digest(given)
-        fitted = method.fit(method.download(shared), private, view, Round(1, streams))
+        phase = method.phase_of(1)
+        fitted = phase.fit(phase.download(shared), private, view, Round(1, streams))
         assert digest(given) == before, "fit changed what it was given"
         summed = ExactSum(view.n_items)
         summed.add(fitted.update)
         total = summed.total()
         uploaded = digest((total.rows, total.dense))
-        after = method.apply(shared, total)
+        after = phase.apply(shared, total, 1)
         assert digest(given) == before, "apply changed what it was given"
         assert digest((total.rows, total.dense)) == uploaded, "apply changed the sum"
         kept = kept_after(private, fitted.private)
         state = digest((after, kept, view))
         method.score(after, kept, view)
         method.private_fields(view, after, streams)
-        method.download(after)
+        phase.download(after)
         assert digest((after, kept, view)) == state, "score changed what it was given"
         assert digest(given) == before, "an output shares memory with an input"
 
@@ -202,14 +209,15 @@ class MethodContract:
         if method.traits.pooled:
             pytest.skip("a pooled yardstick sees all clients at once")
         done = self._round(view)
-        received = method.download(done.shared)
+        phase = method.phase_of(1)
+        received = phase.download(done.shared)
         stacked, single = ExactSum(view.n_items), ExactSum(view.n_items)
         stacked.add(done.fitted.update)
         scores = method.score(done.after, done.kept, view)
         for client in reversed(range(len(view))):
             alone = view.take(np.array([client]))
             mine = one_client(done.private, client)
-            fitted = method.fit(received, mine, alone, Round(1, streams))
+            fitted = phase.fit(received, mine, alone, Round(1, streams))
             single.add(fitted.update)
             check_same(
                 fitted.private, one_client(done.fitted.private, client), f"client {client} alone"
@@ -223,7 +231,7 @@ class MethodContract:
         )
 
     def test_rounds_to_come_are_exact_too(self) -> None:
-        """After three rounds, clients one by one have come to the same bits as all at once."""
+        """In every phase, clients one by one come to the same bits as all at once."""
         method = self._make()
         if method.traits.pooled:
             pytest.skip("a pooled yardstick sees all clients at once")
@@ -231,7 +239,8 @@ class MethodContract:
             Federation(method, self._view(), machine=Machine(threads=1, chunk=chunk))
             for chunk in (None, 1)
         )
-        for _ in range(3):
+        last = method.planned_rounds - method.phases[-1].rounds + 1
+        for _ in range(max(3, last)):
             first, second = at_once.round(), alone.round()
             check_same(at_once.shared, alone.shared, "clients one by one")
             assert first.loss == second.loss, "losses depend on the stack"
@@ -269,24 +278,25 @@ class MethodContract:
         # What travels are the differences, where a stack stands for those.
         uploads = [stack.differences().rows for stack in update.rows.values()]
         uploads += update.dense.values()
-        downloads = [*method.download(done.shared).values(), *method.download(done.after).values()]
+        sent = method.phase_of(1).download
+        downloads = [*sent(done.shared).values(), *sent(done.after).values()]
         for name, values in private_arrays(private):
             sent_to_anybody = downloads if name in method.traits.reveals else uploads + downloads
-            for sent in sent_to_anybody:
-                assert not np.shares_memory(values, sent), f"'{name}' travels: memory is shared"
+            for array in sent_to_anybody:
+                assert not np.shares_memory(values, array), f"'{name}' travels: memory is shared"
         before = dict(private_arrays(done.private))
         for name, values in private_arrays(private):
             secrets = list(secrets_in(values))
             if name in before and before[name].shape == values.shape:
                 secrets += secrets_in(values - before[name])
-            for sent in [] if name in method.traits.reveals else uploads:
-                content = np.ascontiguousarray(sent, values.dtype).tobytes()
+            for array in [] if name in method.traits.reveals else uploads:
+                content = np.ascontiguousarray(array, values.dtype).tobytes()
                 leaked = any(secret in content for secret in secrets)
                 assert not leaked, f"'{name}' travels: it is in an upload"
         for name, values in private_arrays(private):
             if isinstance(done.fields[name], PerClient):
-                for sent in method.download(done.after).values():
-                    content = np.ascontiguousarray(sent, values.dtype).tobytes()
+                for array in sent(done.after).values():
+                    content = np.ascontiguousarray(array, values.dtype).tobytes()
                     leaked = any(secret in content for secret in secrets_in(values))
                     assert not leaked, f"'{name}' travels: it is in a download"
 
@@ -302,7 +312,8 @@ class MethodContract:
         nobody = whole.take(np.zeros(0, np.int64))
         declared = method.private_fields(whole, shared, streams)
         private = PrivateStore(declared, len(whole)).read(np.zeros(0, np.int64))
-        fitted = method.fit(method.download(shared), private, nobody, Round(1, streams))
+        phase = method.phase_of(1)
+        fitted = phase.fit(phase.download(shared), private, nobody, Round(1, streams))
         self._check_update(fitted.update, 0)
         kept = kept_after(private, fitted.private)
         check_scores(method.score(shared, kept, nobody), nobody)
@@ -352,11 +363,12 @@ class MethodContract:
         shared = method.init(view, streams)
         declared = method.private_fields(view, shared, streams)
         private = materialised(declared, len(view))
-        fitted = method.fit(method.download(shared), private, view, Round(1, streams))
+        phase = method.phase_of(1)
+        fitted = phase.fit(phase.download(shared), private, view, Round(1, streams))
         summed = ExactSum(view.n_items)
         self._check_update(fitted.update, len(view))
         summed.add(fitted.update)
-        after = method.apply(shared, summed.total())
+        after = phase.apply(shared, summed.total(), 1)
         kept = kept_after(private, fitted.private)
         return _Round(view, shared, declared, private, fitted, kept, after)
 

@@ -97,7 +97,7 @@ class Federation:
 
     def round(self, cohort: NDArray[np.int64] | None = None) -> Collected:
         """Play a round; without a cohort, everybody takes part."""
-        method, self.number = self.task.method, self.number + 1
+        self.number += 1
         if cohort is None:
             cohort = np.arange(len(self.backend.view.clients))
         download = self.task.download(self.number, self.shared, cohort, self.state)
@@ -105,5 +105,7 @@ class Federation:
         collected = self.backend.train(download, protection, cohort)
         secret = SecretRound(self.number, self.task.secret)
         total, following = protection.finish(collected.summed, secret)
-        self.shared, self.state = method.apply(self.shared, total), following.state
+        phase = self.task.method.phase_of(self.number)
+        self.shared = phase.apply(self.shared, total, self.number)
+        self.state = following.state
         return collected

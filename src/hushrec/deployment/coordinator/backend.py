@@ -26,7 +26,7 @@ from hushrec.federation.messages import Download
 from hushrec.federation.requests import EvaluationRequest, TrainRequest
 from hushrec.federation.sums import ExpectedSum, round_shape
 from hushrec.io.codec import Arrays
-from hushrec.methods.base import Shared, SharesBudget
+from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 
 
@@ -110,7 +110,8 @@ class RemoteBackend:
     def _check_can_skip(self) -> None:
         """Refuse to continue without a round that later ones need."""
         method = self.task.method
-        if isinstance(method, SharesBudget) or self.experiment.rounds == 1:
+        alone = min(self.experiment.rounds, method.phase_of(self.round).rounds) == 1
+        if alone or method.budget_shares:
             raise FederationError(
                 f"round {self.round} can be summed no more, and {method.name} cannot do without "
                 "it: begin a new run"

@@ -48,7 +48,8 @@ class NodeTrainer:
     def shape(self, request: TrainRequest) -> UploadShape:
         """Return the shape of a sum of this round, which depends on no client's data."""
         task = self.engines.setup(request.assignment).task
-        check_received(task.method.download(task.initial), request.download.common)
+        phase = task.method.phase_of(request.download.round)
+        check_received(phase.download(task.initial), request.download.common)
         common = request.download.to(np.zeros(0, np.int64))
         return round_shape(task, task.protection_of(common), request.download)
 
@@ -56,7 +57,8 @@ class NodeTrainer:
         """Train the requested clients whose privacy budget allows another upload."""
         engine = self.engines.of(run, request.assignment)
         backend, task, number = engine.backend, engine.backend.task, request.download.round
-        check_received(task.method.download(task.initial), request.download.common)
+        phase = task.method.phase_of(number)
+        check_received(phase.download(task.initial), request.download.common)
         if self.store.contract.secure is not None:
             _check_everybody(engine, request)
         able = self._affordable(run, engine, request)

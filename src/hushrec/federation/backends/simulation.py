@@ -123,7 +123,7 @@ class InProcess:
             # Silos of about the same size keep each other company in a batched product.
             by_size = cohort[np.argsort(work, kind="stable")[::-1]]
             return list(chunks(by_size, min(most, STACK_SILOS)))
-        per_stack = method.traits.stack_interactions or STACK_INTERACTIONS
+        per_stack = method.traits.batch_interactions or STACK_INTERACTIONS
         return list(balanced_chunks(cohort, work, per_stack, most))
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:

@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.data.views import Ragged, TrainView
-from hushrec.methods.base import Shared
+from hushrec.methods.base import Fitted, Private, Shared
 from hushrec.methods.baselines import distinct_items
+from hushrec.streams import Round
 
 CELLS = 300
 """Cells of the histogram of a group's sums."""
@@ -89,8 +90,13 @@ def _by_one_prior(noisy: Vector, noise_std: float, power: float) -> Vector:
 COUNTS = "counts"
 
 
-def count_items(view: TrainView) -> Update:
+def fit_item_counts(shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
     """Upload each client's items, scaled to norm 1."""
+    return Fitted(count_items(view), {})
+
+
+def count_items(view: TrainView) -> Update:
+    """Return each client's items, scaled to norm 1."""
     items = distinct_items(view.positives)
     each = np.repeat(np.maximum(items.lengths, 1) ** -0.5, items.lengths)
     uploads = ClientRows(items.indptr, items.values, each[:, None].astype(np.float32))

@@ -35,7 +35,8 @@ would cost budget without finding more (`experiments/privacy-utility/tuning.md`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -56,11 +57,11 @@ from hushrec.methods.base import (
     MethodConfig,
     OneOf,
     PerClientRows,
+    Phase,
     Private,
     PrivateFields,
     SearchSpace,
     Shared,
-    Staged,
     Traits,
     Tunable,
 )
@@ -82,8 +83,6 @@ QUESTIONS = "questions"
 SCORES_AT_ONCE = 2**20
 """Numbers of scores in memory together."""
 ONE = np.zeros(0, np.int64)
-LATER = ("trial", "weights", "center", "scale", "network")
-"""What is sent in all rounds but the first."""
 
 
 class FedMixConfig(ExpertsConfig):
@@ -135,14 +134,14 @@ class PrivateFedMix(PrivateFedNext):
     name = "fedmix"
 
 
-class FedMix(Method, Explains, Staged, Tunable):
+class FedMix(Method, Explains, Tunable):
     """A log-linear mixture of experts, and a small network over their scores."""
 
     name = "fedmix"
     Config: ClassVar[type[MethodConfig]] = FedMixConfig
     config: FedMixConfig
     under_noise = PrivateFedMix
-    traits = Traits(every=8, exact_sums=True, stack_interactions=2**14)
+    traits = Traits(every=8, exact_sums=True, batch_interactions=2**14)
 
     @property
     def search(self) -> SearchSpace:
@@ -158,27 +157,51 @@ class FedMix(Method, Explains, Staged, Tunable):
         }
 
     @property
-    def planned_rounds(self) -> int:
-        """Count, ask, weights, network."""
-        return self._network_step + self.config.network_rounds
-
-    @property
-    def _network_step(self) -> int:
-        """The first step that fits the network."""
-        return self.config.count_rounds + 1 + self.config.newton_rounds
-
-    def stage(self, round_number: int) -> str:
-        """Name the step: count, ask, weights, network."""
-        step = round_number - 1
-        if step <= self.config.count_rounds:
-            return "counting" if step < self.config.count_rounds else "asking"
-        return "fitting weights" if step < self._network_step else "fitting the network"
+    def phases(self) -> tuple[Phase, ...]:
+        """Count, score candidates, fit weights, fit the network."""
+        config, weights = self.config, "loss, gradient and Hessian of the weights"
+        counts = [("count", 1, "sums of every expert, without the held-out items and with them")]
+        if config.count_rounds > 1:
+            counts = [
+                ("count items", 1, "its items, and sums over them"),
+                ("count pairs of popular items", 1, "sums over pairs of popular items"),
+                ("count other pairs", config.count_rounds - 2, "sums over some other pairs"),
+            ]
+        planned = (
+            *(Phase(*each, self._fit_counts, self._learn_experts, _head) for each in counts),
+            Phase(
+                "score candidates",
+                1,
+                "moments of the scores of its candidates",
+                self._fit_candidates,
+                self._learn_scales,
+                self._asked_experts,
+            ),
+            Phase(
+                "fit weights",
+                config.newton_rounds,
+                weights,
+                self._fit_weights,
+                self._learn_weights,
+                _named("trial", "scale"),
+            ),
+            Phase(
+                "fit network",
+                config.network_rounds,
+                "gradient of the network, in one of `turns` rounds",
+                self._fit_network,
+                self._learn_network,
+                _named("weights", "start", "center", "scale", "network"),
+            ),
+        )
+        # Devices score from their history alone: there is nothing to fold in.
+        return tuple(replace(phase, personal=False) for phase in planned if phase.rounds)
 
     # ------------------------------------------------------------ shared and private
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from experts that have counted nothing, and from a network that says nothing."""
-        shared: dict[str, Any] = {"step": np.array([0])}
+        shared: dict[str, Any] = {}
         if self.config.count_rounds > 1:
             shared[HEAD] = np.zeros(view.n_items, np.bool_)
         for expert in self._hearing(view):
@@ -208,17 +231,14 @@ class FedMix(Method, Explains, Staged, Tunable):
         capacity = self._asked(view, streams) * self._block(view.n_items)
         return {QUESTIONS: PerClientRows(capacity, len(shared["center"]) + 1)}
 
-    def download(self, shared: Shared) -> Shared:
-        """Send what the step needs: nothing, the experts that are asked, a few weights."""
-        step = int(shared["step"][0])
-        names = ["step", HEAD]
-        if step >= self.config.count_rounds:
-            names += ["start", *LATER, *(name for name in shared if name.startswith(HELD))]
-        return {name: shared[name] for name in names if name in shared}
+    def _asked_experts(self, shared: Shared) -> Shared:
+        """Send the experts that do not know the held-out items, and what they weigh."""
+        held = {name: array for name, array in shared.items() if name.startswith(HELD)}
+        return {"weights": shared["weights"], **held}
 
     def serving(self, shared: Shared) -> Shared:
         """Leave out the experts that are only asked, and all that only the server needs."""
-        own = ("step", "center", "scale", "weights", "network")
+        own = ("center", "scale", "weights", "network")
         return {
             name: array
             for name, array in shared.items()
@@ -227,41 +247,46 @@ class FedMix(Method, Explains, Staged, Tunable):
 
     # ------------------------------------------------------------ on the devices
 
-    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Do what the step asks for; where all steps are done, nothing."""
-        step = int(shared["step"][0])
-        if step < self.config.count_rounds:
-            held = self._held(view.positives)
-            rows = self._counting(shared).count(self._hearing(view), view, held)
-            return Fitted(Update(len(view), rows=rows), private)
-        if step == self.config.count_rounds:
-            kept = self._questions(shared, view, now)
-            block = self._block(view.n_items)
-            moments = mixture.score_moments(kept.indptr, kept.rows, block)
-            rows = {"moments": _one_each(*moments)}
-            return Fitted(Update(len(view), rows=rows), {QUESTIONS: kept})
-        asked = private[QUESTIONS]
-        assert isinstance(asked, ClientRows)
-        block, part, rows = self._block(view.n_items), (asked.indptr, asked.rows), {}
-        if step < self._network_step:
-            weights, scale = shared["trial"].astype(np.float32), shared["scale"]
-            rows = {"newton": _one_each(*mixture.newton_sums(*part, block, weights, scale))}
-        elif step < self.planned_rounds:
-            mine = draw_each(now.streams.key("turns"), view.users, np.zeros(len(view), np.int64))
-            turn = (mine + np.uint64(step)) % np.uint64(self.config.turns) == 0
-            weights, *network = self.network(shared)
-            both = np.stack([weights, (shared["start"] * shared["scale"][:-1]).astype(np.float32)])
-            sums = mixture.network_sums(*part, block, turn, both, *network)
-            rows = {"network": _one_each(*sums)}
-        if step + 1 >= self.planned_rounds:  # nothing will be asked again
-            nothing = np.zeros(len(view) + 1, np.int64)
-            private = {QUESTIONS: ClientRows(nothing, asked.ids[:0], asked.rows[:0])}
+    def _fit_counts(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        held, counting = self._held(view.positives), self._counting(shared, now.number)
+        rows = counting.count(self._hearing(view), view, held)
         return Fitted(Update(len(view), rows=rows), private)
+
+    def _fit_candidates(
+        self, shared: Shared, private: Private, view: TrainView, now: Round
+    ) -> Fitted:
+        kept = self._questions(shared, view, now)
+        moments = mixture.score_moments(kept.indptr, kept.rows, self._block(view.n_items))
+        rows = {"moments": _one_each(*moments)}
+        return Fitted(Update(len(view), rows=rows), {QUESTIONS: kept})
+
+    def _fit_weights(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        asked, block = _rows(private), self._block(view.n_items)
+        weights, scale = shared["trial"].astype(np.float32), shared["scale"]
+        sums = mixture.newton_sums(asked.indptr, asked.rows, block, weights, scale)
+        return self._fitted({"newton": _one_each(*sums)}, asked, now)
+
+    def _fit_network(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        asked, block = _rows(private), self._block(view.n_items)
+        mine = draw_each(now.streams.key("turns"), view.users, np.zeros(len(view), np.int64))
+        turn = (mine + np.uint64(now.number - 1)) % np.uint64(self.config.turns) == 0
+        weights, *network = self.network(shared)
+        both = np.stack([weights, (shared["start"] * shared["scale"][:-1]).astype(np.float32)])
+        sums = mixture.network_sums(asked.indptr, asked.rows, block, turn, both, *network)
+        return self._fitted({"network": _one_each(*sums)}, asked, now)
+
+    def _fitted(self, rows: dict[str, KeyedRows], asked: ClientRows, now: Round) -> Fitted:
+        """Keep the scores of the candidates, until nothing will be asked of them again."""
+        clients = len(asked.indptr) - 1
+        if now.number >= self.planned_rounds:
+            nothing = np.zeros(clients + 1, np.int64)
+            asked = ClientRows(nothing, asked.ids[:0], asked.rows[:0])
+        return Fitted(Update(clients, rows=rows), {QUESTIONS: asked})
 
     def _questions(self, shared: Shared, view: TrainView, now: Round) -> ClientRows:
         """Score the candidates of every held item with the experts that do not know it."""
         held, block = self._asked(view, now.streams), self._block(view.n_items)
-        width = len(shared["center"])
+        width = len(shared["weights"]) + 1
         rows = np.zeros((held.sum() * block, width + 1), np.float32)
         rows[:, width] = mixture.NONE
         indptr = np.concatenate([[0], np.cumsum(held) * block])
@@ -296,33 +321,40 @@ class FedMix(Method, Explains, Staged, Tunable):
 
     # ------------------------------------------------------------ on the server
 
-    def apply(self, shared: Shared, total: Total) -> Shared:
-        """Learn the experts, the scales, the weights or the network from this round's sums."""
-        step = int(shared["step"][0])
-        new = {**shared, "step": np.array([min(step + 1, self.planned_rounds)])}
-        if step < self.config.count_rounds:
-            counting = self._counting(shared)
-            new |= counting.learn(self.speaking(shared), shared, total)
-            new |= counting.most_popular(total, self.config.dense_items)
-        elif "moments" in total.rows:
-            _, ((count, *sums),) = total.rows["moments"]
-            center, square = np.array(sums).reshape(2, -1) / max(count, 1e-6)
-            spread = np.sqrt(np.maximum(square - center**2, 0.0))
-            # What is the same for everybody tells nothing, and must not be blown up.
-            scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
-            new |= {"center": center.astype(np.float32), "scale": scale}
-            new |= first_trial(shared["weights"] * scale[:-1])
-        elif "newton" in total.rows:
-            new |= next_trial(shared, total.rows["newton"][1][0], self.config.penalty)
-        elif "network" in total.rows:
-            questions, _, *gradient = total.rows["network"][1][0]
-            # The rate falls in the second half, so that the last steps settle.
-            left = (self.planned_rounds - step) / max(self.config.network_rounds, 1)
-            adam = Adam(self.config.lr * min(1.0, 2 * left), self.config.decay)
-            new |= adam.step(shared, np.array(gradient) / max(questions, 1.0))
-        if step == self.config.count_rounds:  # the experts that were asked have done their work
-            new = {name: array for name, array in new.items() if not name.startswith(HELD)}
-        return new
+    def _learn_experts(self, shared: Shared, total: Total, number: int) -> Shared:
+        """Learn the experts, and which items are popular."""
+        counting = self._counting(shared, number)
+        learnt = counting.learn(self.speaking(shared), shared, total)
+        return {**shared, **learnt, **counting.most_popular(total, self.config.dense_items)}
+
+    def _learn_scales(self, shared: Shared, total: Total, number: int) -> Shared:
+        """Standardise the scores; the experts without the held-out items have done their work."""
+        kept = {name: array for name, array in shared.items() if not name.startswith(HELD)}
+        if "moments" not in total.rows:
+            return kept
+        _, ((count, *sums),) = total.rows["moments"]
+        center, square = np.array(sums).reshape(2, -1) / max(count, 1e-6)
+        spread = np.sqrt(np.maximum(square - center**2, 0.0))
+        # A score that is the same for everybody tells nothing, and must not be blown up.
+        scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
+        kept |= {"center": center.astype(np.float32), "scale": scale}
+        return {**kept, **first_trial(shared["weights"] * scale[:-1])}
+
+    def _learn_weights(self, shared: Shared, total: Total, number: int) -> Shared:
+        """Take a damped Newton step."""
+        if "newton" not in total.rows:
+            return shared
+        sums = total.rows["newton"][1][0]
+        return {**shared, **next_trial(shared, sums, self.config.penalty)}
+
+    def _learn_network(self, shared: Shared, total: Total, number: int) -> Shared:
+        """Take a step of Adam; the rate falls in the second half, so that the last steps settle."""
+        if "network" not in total.rows:
+            return shared
+        questions, _, *gradient = total.rows["network"][1][0]
+        left = (self.planned_rounds + 1 - number) / self.config.network_rounds
+        adam = Adam(self.config.lr * min(1.0, 2 * left), self.config.decay)
+        return {**shared, **adam.step(shared, np.array(gradient) / max(questions, 1.0))}
 
     # ------------------------------------------------------------ scoring
 
@@ -405,8 +437,8 @@ class FedMix(Method, Explains, Staged, Tunable):
         return out
 
     def reranks(self, shared: Shared) -> bool:
-        """Say whether the network has learnt anything yet."""
-        return int(shared["step"][0]) > self._network_step
+        """Say whether the network has learnt anything: its output starts from zero weights."""
+        return bool(shared["network"][-1 - self.config.hidden : -1].any())
 
     def network(self, shared: Shared) -> tuple[Any, ...]:
         """Return what the network's kernels take: weights, scales, and the network."""
@@ -426,10 +458,10 @@ class FedMix(Method, Explains, Staged, Tunable):
         drawn = draw_each(streams.key("asked"), view.users, np.zeros(len(view), np.int64))
         return np.where(drawn < self.config.asked * 2.0**64, held, 0)
 
-    def _counting(self, shared: Shared) -> Counting:
-        """Return which of the rounds that count this is."""
+    def _counting(self, shared: Shared, number: int) -> Counting:
+        """Return what a round counts."""
         head = shared.get(HEAD, np.zeros(0, np.bool_))
-        return Counting(int(shared["step"][0]), self.config.count_rounds, head)
+        return Counting(number - 1, self.config.count_rounds, head)
 
     def _block(self, n_items: int) -> int:
         """Return the most candidates that a held item has, itself included."""
@@ -449,3 +481,20 @@ class FedMix(Method, Explains, Staged, Tunable):
 def _one_each(has: NDArray[np.int64], rows: NDArray[np.float32]) -> KeyedRows:
     """Return one row for each client that has something to say, under the only key."""
     return KeyedRows(has, np.zeros(len(rows), np.int64), rows, space=1)
+
+
+def _rows(private: Private) -> ClientRows:
+    """Return the scores of each client's candidates."""
+    rows = private[QUESTIONS]
+    assert isinstance(rows, ClientRows)
+    return rows
+
+
+def _named(*names: str) -> Callable[[Shared], Shared]:
+    """Return a download of some parameters."""
+    return lambda shared: {name: shared[name] for name in names}
+
+
+def _head(shared: Shared) -> Shared:
+    """Send which items are popular, where counting takes several rounds."""
+    return {HEAD: shared[HEAD]} if HEAD in shared else {}

@@ -37,12 +37,24 @@ from hushrec.data.views import TrainView
 from hushrec.errors import DivergedError
 from hushrec.io.memory import require_memory
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared, Staged, Traits
+from hushrec.methods.base import (
+    Fitted,
+    Method,
+    MethodConfig,
+    Phase,
+    Private,
+    Shared,
+    Traits,
+    download_nothing,
+    upload_nothing,
+)
 from hushrec.streams import Round, Streams
 
 TABLE = "pairs"
 TABLE_ENTRIES = 2**24
 """Most weights that a model holds: 128 MB."""
+SELECT_SCALARS = "select scalars"
+"""Name of the phase that tries values of recency and popularity, and uploads nothing."""
 RECENCIES, POPULARITIES = (1.0, 0.8), (0.1, 1.0, 20.0)
 """What is tried where an option leaves it open, in this order."""
 
@@ -75,11 +87,6 @@ class ItemPairs(Method):
     Config: ClassVar[type[MethodConfig]] = ItemPairsConfig
     config: ItemPairsConfig
 
-    @property
-    def planned_rounds(self) -> int:
-        """One round to count, and try the first scalars; one for each of the others."""
-        return len(self.scalars())
-
     def scalars(self) -> list[tuple[float, float]]:
         """Return the pairs of recency and popularity to try."""
         recency, popularity = self.config.recency, self.config.popularity
@@ -105,10 +112,6 @@ class ItemPairs(Method):
             "scalars": np.array(self.scalars()[0]),
         }
 
-    def download(self, shared: Shared) -> Shared:
-        """Send nothing to be trained on: devices only count."""
-        return {}
-
     @abstractmethod
     def solve(self, *blocks: Block) -> Block:
         """Return the head's weights from its sums, a block for every number that a pair has.
@@ -133,33 +136,41 @@ class ItemPairs(Method):
         return scores
 
 
-class ExactPairs(ItemPairs, Staged):
+class ExactPairs(ItemPairs):
     """Base of the members without noise: clients count once, all pairs that they have."""
 
     traits = Traits(exact_sums=True)
 
-    def stage(self, round_number: int) -> str:
-        """Count first; what comes after only tries scalars."""
-        tried = self.scalars()
-        recency, popularity = tried[min(round_number, len(tried)) - 1]
-        what = "counting" if round_number == 1 else "trying settings"
-        return f"{what}: recency {recency:g}, popularity {popularity:g}"
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """One round counts, and tries the first scalars; each other pair of scalars takes one."""
+        count = Phase(
+            "count",
+            1,
+            "sums over pairs of its items",
+            self._fit_counts,
+            self._learn_weights,
+            download_nothing,
+        )
+        others = len(self.scalars()) - 1
+        select = Phase(
+            SELECT_SCALARS, others, "nothing", upload_nothing, self._next_scalars, download_nothing
+        )
+        return (count, select) if others else (count,)
 
-    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Upload the counts in the first round, and nothing in the others."""
-        rows = {TABLE: self.count(view)} if now.number == 1 else {}
-        return Fitted(Update(len(view), rows=rows), {})
+    def _fit_counts(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        return Fitted(Update(len(view), rows={TABLE: self.count(view)}), {})
 
     @abstractmethod
     def count(self, view: TrainView) -> KeyedRows:
         """Return what each client counts over pairs of its items; (i, j) is the key i · m + j."""
 
-    def apply(self, shared: Shared, total: Total) -> Shared:
-        """Turn this round's sums into weights; without any, go on to the next scalars."""
-        if TABLE not in total.rows:
-            tried, now = self.scalars(), tuple(shared["scalars"])
-            following = tried[min(tried.index(now) + 1, len(tried) - 1)]
-            return {**shared, "scalars": np.array(following)}
+    def _next_scalars(self, shared: Shared, total: Total, number: int) -> Shared:
+        """Take the scalars that this round tries."""
+        return {**shared, "scalars": np.array(self.scalars()[number - 1])}
+
+    def _learn_weights(self, shared: Shared, total: Total, number: int) -> Shared:
+        """Turn the sums into weights."""
         kept = {name: np.zeros_like(array) for name, array in shared.items()}
         kept["neighbours"][:] = np.arange(len(shared["shares"]))[:, None]
         kept["scalars"] = shared["scalars"]

@@ -38,9 +38,9 @@ from hushrec.aggregation import KeyedRows, Total, Update
 from hushrec.data.views import Ragged, TrainView
 from hushrec.io.memory import require_memory
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.base import Fitted, Private, Shared, SharesBudget
+from hushrec.methods.base import Fitted, Phase, Private, Shared
 from hushrec.methods.shared.categories import category_shares
-from hushrec.methods.shared.denoising import COUNTS, count_items, expected_powers, find_head, only
+from hushrec.methods.shared.denoising import expected_powers, find_head, fit_item_counts, only
 from hushrec.methods.statistics.pair_weights import TABLE, Block, ItemPairs, ItemPairsConfig, Vector
 from hushrec.streams import Round, Streams
 
@@ -79,7 +79,7 @@ class PrivatePairsConfig(ItemPairsConfig):
     """How much the items' categories say of what is expected of a pair; 0 leaves them out."""
 
 
-class PrivatePairs(ItemPairs, SharesBudget):
+class PrivatePairs(ItemPairs):
     """Base of the family under noise; a member says what is counted and what is solved."""
 
     Config = PrivatePairsConfig
@@ -89,13 +89,29 @@ class PrivatePairs(ItemPairs, SharesBudget):
     """False where only pairs i <= j are counted."""
 
     @property
-    def planned_rounds(self) -> int:
-        """One round for counts, one for pairs."""
-        return 2
-
-    def budget_shares(self) -> tuple[float, ...]:
-        """Spend little on counts, the rest on pairs."""
-        return self.config.counting, 1 - self.config.counting
+    def phases(self) -> tuple[Phase, ...]:
+        """One round for counts, with little of the budget, and one for pairs."""
+        counting = self.config.counting
+        return (
+            Phase(
+                "count",
+                1,
+                "its items, scaled to norm 1",
+                fit_item_counts,
+                self._find_head,
+                self.download,
+                budget=counting,
+            ),
+            Phase(
+                "count pairs",
+                1,
+                "weighted pairs of its items in the head, scaled to norm 1",
+                self._fit_pairs,
+                self._learn_weights,
+                self.download,
+                budget=1 - counting,
+            ),
+        )
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from no weights, and no head."""
@@ -120,10 +136,7 @@ class PrivatePairs(ItemPairs, SharesBudget):
         """Leave out what only counting and the server need."""
         return {n: a for n, a in shared.items() if n not in ("tilts", "members", "sizes")}
 
-    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        """Upload items in the first round, pairs of the head in the second; all of norm 1."""
-        if now.number == 1:
-            return Fitted(count_items(view), {})
+    def _fit_pairs(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         size = int(shared["head"].sum())
         place = np.cumsum(shared["head"]) - 1
         past = only(view.positives, shared["head"])
@@ -138,16 +151,16 @@ class PrivatePairs(ItemPairs, SharesBudget):
     def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
         """Return, ragged by client, keys and weights of pairs among items 0 to size - 1."""
 
-    def apply(self, shared: Shared, total: Total) -> Shared:
-        """Find the head from the counts; or turn the sums over its pairs into weights."""
-        if COUNTS in total.rows:
-            spent, left = self.budget_shares()
-            noise_std, most = total.noise_std * np.sqrt(spent / left), self.config.dense_items
-            n_items, price = len(shared["head"]), self.config.price
-            found = find_head(total, n_items, noise_std, price, most)
-            return {**shared, **found, "tilts": self.tilts(found["head"], found["shares"])}
-        if TABLE not in total.rows:
-            return shared
+    def _find_head(self, shared: Shared, total: Total, number: int) -> Shared:
+        """Find the head from the counts, by the noise of the second phase."""
+        spent, left = self.budget_shares
+        noise_std, most = total.noise_std * np.sqrt(spent / left), self.config.dense_items
+        n_items, price = len(shared["head"]), self.config.price
+        found = find_head(total, n_items, noise_std, price, most)
+        return {**shared, **found, "tilts": self.tilts(found["head"], found["shares"])}
+
+    def _learn_weights(self, shared: Shared, total: Total, number: int) -> Shared:
+        """Turn the sums over pairs of the head into weights."""
         head = np.flatnonzero(shared["head"])
         noisy = np.zeros((len(head), len(head)))
         keys, summed = total.rows[TABLE]
