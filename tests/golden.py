@@ -195,7 +195,7 @@ def known_outcome(name: str) -> dict[str, Any]:
     stored, here = json.loads(FILE.read_text()), machine()
     digests = [each["digests"] for each in stored["machines"] if each["machine"] == here]
     known = dict(stored["cases"][name])
-    return {"digest": digests[0][name], **known} if digests else known
+    return {"digest": digests[0][name], **known} if digests and name in digests[0] else known
 
 
 def main(names: list[str]) -> None:

@@ -19,7 +19,7 @@ from hushrec.audit.canary import (
     lower_bound,
     most_provable,
 )
-from hushrec.audit.layout import Stage, stages_of
+from hushrec.audit.layout import NoisedRound, noised_rounds
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.data.views import CohortConfig
 from hushrec.federation.experiment import ExperimentRequest
@@ -77,7 +77,7 @@ def staged(experiment, split, shared=None):
     """Return the plan of an experiment and its rounds, with the layouts that they have."""
     plan = set_up(experiment, split).plan
     task = make_task(experiment, split, plan.protection)
-    return plan, stages_of(task, plan, shared or task.initial)
+    return plan, noised_rounds(task, plan, shared or task.initial)
 
 
 def run_canaries(plan, stages, seed, trials=4000):
@@ -140,7 +140,7 @@ def laid_out(rounds=2, **asked):
     if config.mode != "central":
         shape = replace(LAYOUT, spaces={})
     plan = make_plan(config, CohortConfig(), Schedule(shape, rounds), 50)
-    return plan, [Stage(number, plan.protection) for number in range(1, rounds + 1)]
+    return plan, [NoisedRound(number, plan.protection) for number in range(1, rounds + 1)]
 
 
 def caught(plan, stages, trials=4000):

@@ -121,6 +121,19 @@ def test_what_takes_a_methods_place_under_noise_can_be_attacked(method):
     assert found["evidence"][SUMMED]["r_precision"] < found["evidence"][RAW]["r_precision"]
 
 
+def test_every_phase_of_the_default_is_attacked():
+    """The round that counts gives a client's items away; later phases name no item."""
+    short = {"network_rounds": 4, "evaluation.every": 4}
+    run = train("demo", "fedmix", settings=short)
+    plan = set_up(run.experiment, run.split).plan
+    found = item_inference(run, plan, 30, Streams(0), lambda done, total: None)
+    assert found["phase"] == "count"
+    assert found["evidence"][RAW]["r_precision"] > 0.99 > 5 * found["chance"]
+    assert list(found["phases"]) == ["count", "score candidates", "fit weights", "fit network"]
+    for name in ("score candidates", "fit weights", "fit network"):
+        assert "entry per item" in found["phases"][name]["skipped"]
+
+
 def test_the_next_round_that_uploads_is_replayed(small):
     options = {**OPTIONS["fedrkg"], "evaluation.every": 1}
     run = train(small, "fedrkg", rounds=5, settings=options)

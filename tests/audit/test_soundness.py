@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hushrec.aggregation import Steps, UploadShape
-from hushrec.audit.layout import Stage
+from hushrec.audit.layout import NoisedRound
 from hushrec.audit.soundness import soundness
 from hushrec.data.views import CohortConfig
 from hushrec.privacy import clipping as clip_module
@@ -49,7 +49,7 @@ def looked_at(mode, rounds=4, seed=0):
     own = np.linspace(0.5, 4.0, 50) if mode == "budgets" else None
     schedule = Schedule(shape, rounds)
     plan = make_plan(PrivacyConfig(**MODES[mode]), CohortConfig(), schedule, 50, own)
-    stages = [Stage(number, plan.protection) for number in range(1, rounds + 1)]
+    stages = [NoisedRound(number, plan.protection) for number in range(1, rounds + 1)]
     found = soundness(plan, stages, Streams(seed))
     arrays = {*shape.whole, BIT} if mode in ("adaptive", "replace-one") else set(shape.whole)
     assert set(found["arrays"]) == arrays

@@ -142,7 +142,8 @@ def hold(data, method, neighbours, user, rounds=2):
         else:
             assert moved == bits == 0
         total, following = protection.finish(sums[0], SecretRound(number, server.task.secret))
-        shared, protection_state = server.task.method.apply(shared, total), following.state
+        shared = server.task.method.phase_of(number).apply(shared, total, number)
+        protection_state = following.state
 
 
 @pytest.mark.parametrize("neighbours", CHANGES)

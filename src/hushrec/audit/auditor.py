@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hushrec.api import Run
 from hushrec.audit.canary import canaries
 from hushrec.audit.inference import item_inference
-from hushrec.audit.layout import stages_of
+from hushrec.audit.layout import noised_rounds
 from hushrec.audit.membership import membership
 from hushrec.audit.soundness import soundness
 from hushrec.errors import RunError
@@ -95,7 +95,7 @@ def _mechanism(
     if isinstance(plan, NoPlan) or not claimed or not known:
         return {"canaries": [], "soundness": None}
     task = make_task(run.experiment, run.split, plan.protection)
-    stages = stages_of(task, plan, run.model.shared)
+    stages = noised_rounds(task, plan, run.model.shared)
     return {
         "canaries": canaries(
             plan,

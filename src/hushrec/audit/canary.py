@@ -48,7 +48,15 @@ from scipy.optimize import brentq
 from scipy.stats import beta, binom, norm
 
 from hushrec.aggregation import UploadShape
-from hushrec.audit.layout import Places, Stage, Values, clients, noised_sum, uploads, written_out
+from hushrec.audit.layout import (
+    NoisedRound,
+    Places,
+    Values,
+    clients,
+    noised_sum,
+    uploads,
+    written_out,
+)
 from hushrec.privacy.accountant import (
     Everybody,
     FixedSize,
@@ -226,7 +234,7 @@ class Question:
     who: str
     where: str
     claimed: float
-    stages: Sequence[Stage]
+    stages: Sequence[NoisedRound]
     group: Group
     scale: float | None = None
     """Of the noise on each upload, where it is local."""
@@ -236,7 +244,7 @@ class Question:
         """Whether clipping is by rows."""
         return isinstance(self.stages[0].clip, RowClip)
 
-    def secret(self, stage: Stage, block: int, streams: Streams) -> SecretRound:
+    def secret(self, stage: NoisedRound, block: int, streams: Streams) -> SecretRound:
         """Return secret streams that are nobody else's."""
         key = f"audit {streams.seed}", self.who, self.where, str(block)
         return SecretRound(stage.number, SecretStreams.from_key(*key))
@@ -244,7 +252,7 @@ class Question:
 
 def canaries(
     plan: Plan,
-    stages: Sequence[Stage],
+    stages: Sequence[NoisedRound],
     claimed: float,
     trials: int,
     streams: Streams,
@@ -274,11 +282,11 @@ def canaries(
     return results
 
 
-def questions(plan: Plan, stages: Sequence[Stage], claimed: float) -> list[Question]:
+def questions(plan: Plan, stages: Sequence[NoisedRound], claimed: float) -> list[Question]:
     """Return every claim with every kind of canary."""
     first = stages[0]
     scale = first.planned(plan) if isinstance(first.noise, LocalNoise) and plan.event else None
-    claims: list[tuple[str, float, Sequence[Stage], float | None]]
+    claims: list[tuple[str, float, Sequence[NoisedRound], float | None]]
     claims = [("any user", claimed, stages, scale)]
     if isinstance(first.noise, PersonalNoise):
         assert plan.budgets is not None, "who has noise of its own has a budget"
@@ -301,7 +309,7 @@ def questions(plan: Plan, stages: Sequence[Stage], claimed: float) -> list[Quest
     ]
 
 
-def groups_of(stages: Sequence[Stage]) -> list[tuple[str, Group]]:
+def groups_of(stages: Sequence[NoisedRound]) -> list[tuple[str, Group]]:
     """Return the kinds of canaries: in one array of each round, each in turn, and in all."""
     layouts = [tuple(stage.shape.whole) for stage in stages]
     most = max(map(len, layouts))

@@ -1,12 +1,16 @@
 """Item inference: what does a curious server read from one client's upload?
 
-One round is replayed for a sample of clients from the run's selected model, through the method and
-the device side of the privacy stack as the backend does. The server knows the method, what it sent,
-and how many items a client has (R); it names R items, so precision and recall are one number, the
-R-precision. What it does with an upload:
+For each phase of the method, one round is replayed for a sample of clients, through the method and
+the client side of the privacy mechanisms, as in training. A method with one phase is replayed from
+the run's selected model. Of a method with several, each phase is replayed from the state that it
+starts from, which the rounds before it, played again, come to. The result is that of the phase that
+gives most away.
 
-1. lay it out by item: rows of tables, arrays with an entry per item, the items of pair keys;
-   of an array that holds values and not differences, what was sent is taken out;
+The server knows the method, what it sent, and how many items a client has (R); it names R items, so
+precision and recall are one number, the R-precision. The attack on an upload:
+
+1. lay it out by item: rows of tables, arrays with an entry per item, the items of pair keys; from
+   an array that holds values and not differences, what was sent is subtracted;
 2. the rows that are not zero are the *support*. If they are R or fewer, name them;
 3. else project the rows on their leading direction: training moves a client's positives one way
    along its own vector and its negatives the other. The positives are the side whose size is
@@ -16,7 +20,7 @@ R-precision. What it does with an upload:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,24 +31,27 @@ from hushrec.aggregation import ExactSum, KeyedRows, Total, Update
 from hushrec.api import Run
 from hushrec.data.views import TrainView, chunks
 from hushrec.evaluation.significance import bootstrap_interval
-from hushrec.federation.client import take_part
+from hushrec.federation.backends.simulation import InProcess
+from hushrec.federation.client import Task, take_part
 from hushrec.federation.setup import make_task
-from hushrec.methods.base import Shared
+from hushrec.methods.base import Phase, Shared
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
+from hushrec.private.store import PrivateStore
 from hushrec.streams import SecretRound, Streams
 
-STACK_CLIENTS = 256
-STACK_BYTES = 128 * 2**20
+BATCH_CLIENTS = 256
+BATCH_BYTES = 128 * 2**20
 POWER_STEPS = 50
 RAW, SENT, SUMMED = "raw upload", "protected upload", "sum after the round"
+NOTHING = "nothing to attack: this method uploads nothing"
 
 Table = NDArray[np.float64]
 
 
 @dataclass
-class Tally:
-    """What naming items from one kind of evidence came to, client by client."""
+class NamedItems:
+    """Results of naming items from one kind of evidence, client by client."""
 
     seen_by: str
     precision: list[float] = field(default_factory=list)
@@ -52,7 +59,7 @@ class Tally:
     support_precision: list[float] = field(default_factory=list)
 
     def add(self, named: NDArray[np.int64], truth: NDArray[Any], support: NDArray[Any]) -> None:
-        """Count one client."""
+        """Add one client."""
         self.precision.append(len(np.intersect1d(named, truth)) / len(truth))
         self.support.append(len(support))
         right = len(np.intersect1d(support, truth))
@@ -70,6 +77,16 @@ class Tally:
         }
 
 
+@dataclass(frozen=True)
+class ReplayedRound:
+    """A round to attack, and the state that it starts from."""
+
+    number: int
+    shared: Shared
+    private: PrivateStore
+    description: str
+
+
 def item_inference(
     run: Run,
     plan: Plan,
@@ -78,50 +95,143 @@ def item_inference(
     on_client: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Name the items of about ``users`` clients from what a server sees of them."""
-    if run.model.method.traits.pooled:
-        return {"skipped": "a centralised yardstick: the server has everybody's items already"}
-    number = attacked_round(run)
-    if number is None:
-        return {"skipped": "nothing to attack: this method uploads nothing"}
-    view = run.split.train_view(run.experiment.protocol).prepared()
-    view = replace(view, noise=plan.deviations)
-    clients = run.split.training_users
-    drawn = clients[run.experiment.cohort.draw(len(clients), run_streams(run), number)]
-    cohort = drawn if len(drawn) else clients
-    generator = streams.generator("audit/items")
-    sample = set(generator.choice(cohort, min(users, len(cohort)), replace=False).tolist())
-    counts = np.bincount(view.take(clients).positives.values, minlength=view.n_items)
-    by_popularity = np.argsort(-counts, kind="stable")
-
+    method = run.model.method
+    if method.traits.pooled:
+        return {"skipped": "a centralised baseline: the server has everybody's items already"}
     # Other noise than the run's own, which nobody can draw again, and the same for every audit.
     task = make_task(run.experiment, run.split, plan.protection, f"audit {streams.seed}")
+    if len(method.phases) == 1:
+        number = attacked_round(run)
+        if number is None:
+            return {"skipped": NOTHING}
+        selected = f"from the model of the selected round {run.summary.selected_round}"
+        start = ReplayedRound(number, run.model.shared, run.model.private, selected)
+        return _attack(run, plan, task, start, users, streams, on_client)
+    results = {
+        phase.name: _attack_phase(run, plan, task, number, users, streams, on_client)
+        for phase, number in _first_rounds(run)
+    }
+    attacked = {name: each for name, each in results.items() if "skipped" not in each}
+    if not attacked:
+        return {"skipped": NOTHING, "phases": results}
+    worst = max(attacked, key=lambda name: _seen_precision(attacked[name]))
+    return {**attacked[worst], "phase": worst, "phases": results}
+
+
+def _first_rounds(run: Run) -> Iterator[tuple[Phase, int]]:
+    """Yield the phases that the run got to, with the number of their first round."""
+    number = 1
+    for phase in run.model.method.phases:
+        if number <= run.experiment.rounds:
+            yield phase, number
+        number += phase.rounds
+
+
+def _seen_precision(result: Mapping[str, Any]) -> float:
+    """Return how many items the server, or the party that sums, can name from an upload."""
+    evidence = result["evidence"]
+    return float(evidence.get(SENT, evidence[RAW])["r_precision"])
+
+
+def _attack_phase(
+    run: Run,
+    plan: Plan,
+    task: Task,
+    number: int,
+    users: int,
+    streams: Streams,
+    on_client: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Attack the first round of a phase from the state that the rounds before it come to."""
+    shape, initial = task.upload_shape(task.download(number, task.initial)), task.initial
+    if not shape.entries and not shape.spaces:
+        return {"skipped": NOTHING}
+    n_items = run.split.data.n_items
+    by_item = [size for size in shape.dense.values() if size and size[0] == n_items]
+    keys = [n for n, _ in shape.spaces.values() if _items_of_keys(n, initial, n_items) is not None]
+    if not (shape.tables or by_item or keys):
+        return {"skipped": "no array of its upload has an entry per item or pair of items"}
+    shared, private = _state_before(run, plan, task, number)
+    start = ReplayedRound(number, shared, private, "after the rounds before it, played again")
+    return _attack(run, plan, task, start, users, streams, on_client)
+
+
+def _state_before(run: Run, plan: Plan, task: Task, number: int) -> tuple[Shared, PrivateStore]:
+    """Play the rounds before one again; return the shared and private parameters."""
+    method, view = task.method, _training_view(run, plan)
+    shared = method.init(view, task.streams)
+    fields = method.private_fields(view, shared, task.streams)
+    private = PrivateStore(fields, len(view.clients))
+    backend, state = InProcess(task, view, private), plan.protection.state
+    for played in range(1, number):
+        cohort = _cohort(run, played)
+        download = task.download(played, shared, cohort, state)
+        protection = task.protection_of(download.to(cohort[:0]))
+        summed = backend.train(download, protection, cohort).summed
+        total, following = protection.finish(summed, SecretRound(played, task.secret))
+        shared = method.phase_of(played).apply(shared, total, played)
+        state = following.state
+    return shared, private
+
+
+def _training_view(run: Run, plan: Plan) -> TrainView:
+    view = run.split.train_view(run.experiment.protocol).prepared()
+    return replace(view, noise=plan.deviations)
+
+
+def _cohort(run: Run, number: int) -> NDArray[np.int64]:
+    """Return the clients of a round, by the run's own draw."""
+    clients = run.split.training_users
+    drawn = clients[run.experiment.cohort.draw(len(clients), run_streams(run), number)]
+    return drawn if len(drawn) else clients
+
+
+def _attack(
+    run: Run,
+    plan: Plan,
+    task: Task,
+    start: ReplayedRound,
+    users: int,
+    streams: Streams,
+    on_client: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Attack the uploads of one round."""
+    number, shared = start.number, start.shared
+    view, cohort = _training_view(run, plan), _cohort(run, number)
+    generator = streams.generator("audit/items")
+    sample = set(generator.choice(cohort, min(users, len(cohort)), replace=False).tolist())
+    counts = np.bincount(
+        view.take(run.split.training_users).positives.values, minlength=view.n_items
+    )
+    by_popularity = np.argsort(-counts, kind="stable")
+
     state = plan.protection.state
-    protection = task.protection_of(task.download(number, run.model.shared, state=state))
-    tallies = {RAW: Tally("the server, in privacy mode none")}
+    protection = task.protection_of(task.download(number, shared, state=state))
+    results = {RAW: NamedItems("the server, in privacy mode none")}
     if protection.noising.mechanisms:
         aggregator = plan.trust == "aggregator"
         who = "the party that sums, which is trusted, or sums under encryption"
-        tallies[SENT] = Tally(who if aggregator else "the server")
-    tallies[SUMMED] = Tally("whoever sees the model before and after")
+        results[SENT] = NamedItems(who if aggregator else "the server")
+    results[SUMMED] = NamedItems("whoever sees the model before and after")
     summed, chance, popular = ExactSum(view.n_items), [], []
     truths: list[NDArray[Any]] = []
-    done, most = 0, STACK_BYTES // (run.model.private.bytes_per_user + protection.client_bytes)
-    for part in chunks(cohort, max(1, min(most, STACK_CLIENTS))):
-        here, download = view.take(part), task.download(number, run.model.shared, part, state)
+    done, most = 0, BATCH_BYTES // (start.private.bytes_per_user + protection.client_bytes)
+    for part in chunks(cohort, max(1, min(most, BATCH_CLIENTS))):
+        here, download = view.take(part), task.download(number, shared, part, state)
         raw, sent = (
-            take_part(task, side, download, here, run.model.private.read(part))[0].update
+            take_part(task, side, download, here, start.private.read(part))[0].update
             for side in (Protection(), protection)
         )
         summed.add(protection.receive(sent, here.clients, number))
-        for place, user in enumerate(part.tolist()):
+        for index, user in enumerate(part.tolist()):
             if user not in sample:
                 continue
-            truth = np.unique(here.positives[place])
+            truth = np.unique(here.positives[index])
             for name, update in ((RAW, raw), (SENT, sent)):
-                if name in tallies:
-                    table = by_item(update, place, run.model.shared, here)
+                if name in results:
+                    table = by_item(update, index, shared, here)
                     support = np.flatnonzero(np.abs(table).sum(1))
-                    tallies[name].add(name_items(table, len(truth)), truth, support)
+                    results[name].add(name_items(table, len(truth)), truth, support)
             truths.append(truth)
             chance.append(len(truth) / view.n_items)
             popular.append(np.isin(by_popularity[: len(truth)], truth).mean())
@@ -129,16 +239,15 @@ def item_inference(
         on_client(done, len(cohort))
     total = protection.finish(summed, SecretRound(number, task.secret))[0]
     spaces = {n: rows.space for n, rows in raw.rows.items() if isinstance(rows, KeyedRows)}
-    moved = np.linalg.norm(_of_total(total, spaces, run.model.shared, view.n_items), axis=1)
+    moved = np.linalg.norm(_of_total(total, spaces, shared, view.n_items), axis=1)
     for truth in truths:
         named = np.argsort(-moved, kind="stable")[: len(truth)]
-        tallies[SUMMED].add(named, truth, np.flatnonzero(moved))
+        results[SUMMED].add(named, truth, np.flatnonzero(moved))
     return {
-        "replayed": f"round {number}, from the model of the selected round "
-        f"{run.summary.selected_round}, seed {run.experiment.seed}",
+        "replayed": f"round {number}, {start.description}, seed {run.experiment.seed}",
         "clients": len(truths),
         "items_per_client": float(np.mean([len(truth) for truth in truths])),
-        "evidence": {name: tally.as_dict() for name, tally in tallies.items()},
+        "evidence": {name: result.as_dict() for name, result in results.items()},
         "chance": float(np.mean(chance)),
         "popularity": float(np.mean(popular)),
     }
@@ -152,9 +261,8 @@ def run_streams(run: Run) -> Streams:
 def attacked_round(run: Run) -> int | None:
     """Return the first round after the selected one that uploads, else the last one that does."""
     task, last = make_task(run.experiment, run.split), None
-    sent = task.download(1, run.model.shared)
     for number in range(1, run.experiment.rounds + 1):
-        if task.upload_shape(replace(sent, round=number)).entries:
+        if task.upload_shape(task.download(number, run.model.shared)).entries:
             last = number
             if number > run.summary.shipped_round:
                 break
@@ -181,22 +289,30 @@ def by_item(update: Update, client: int, shared: Shared, view: TrainView) -> Tab
     return np.concatenate(parts, axis=1) if parts else np.zeros((n_items, 1))
 
 
+def _items_of_keys(space: int, shared: Shared, n_items: int) -> NDArray[np.int64] | None:
+    """Return the items whose pairs, or which themselves, are the keys of a space.
+
+    Keys are items, or pairs i · n + j of the catalogue or of a public head. Keys of another space,
+    such as pairs of categories, name no item: None.
+    """
+    if space in (n_items, n_items**2):
+        return np.arange(n_items)
+    if "head" in shared and space == np.count_nonzero(shared["head"]) ** 2:
+        return np.flatnonzero(shared["head"])
+    return None
+
+
 def _keys_by_item(
     keys: NDArray[Any], rows: Table, space: int, shared: Shared, n_items: int
 ) -> Table:
-    """Add up the sizes of keyed rows for each item that their keys name.
-
-    Keys are items, or pairs i · n + j of the catalogue or of a head that everybody knows. Keys of
-    another space, such as pairs of categories, name no item.
-    """
+    """Add up the sizes of keyed rows for each item that their keys name."""
     table, sizes = np.zeros((n_items, 1)), np.abs(rows).sum(1)
-    head = np.flatnonzero(shared.get("head", ()))
-    if space == n_items:
-        table[:, 0] = np.bincount(keys, sizes, minlength=n_items)
-    elif space in (n_items**2, len(head) ** 2):
-        items = np.arange(n_items) if space == n_items**2 else head
-        for indices in (keys // len(items), keys % len(items)):
-            table[:, 0] += np.bincount(items[indices], sizes, minlength=n_items)
+    items = _items_of_keys(space, shared, n_items)
+    if items is None:
+        return table
+    indices = (keys,) if space == n_items else (keys // len(items), keys % len(items))
+    for each in indices:
+        table[:, 0] += np.bincount(items[each], sizes, minlength=n_items)
     return table
 
 

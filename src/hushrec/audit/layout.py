@@ -1,7 +1,7 @@
 """The layout of a run's uploads, round by round, and canaries that lie in it.
 
-A `Stage` is a round in which something is uploaded, with the protection that the run has in it: its
-mechanisms, and the tables, closed spaces and dense arrays that they cover.
+A `NoisedRound` is a round in which something is uploaded, with the protection that the run has in
+it: its mechanisms, and the tables, key spaces and dense arrays that they cover.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Places = Mapping[str, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Stage:
+class NoisedRound:
     """A round in which something is uploaded."""
 
     number: int
@@ -57,7 +57,7 @@ class Stage:
         """What is uploaded."""
         return self.noise.shape
 
-    def of(self, shape: UploadShape) -> Stage:
+    def of(self, shape: UploadShape) -> NoisedRound:
         """Return the same round with arrays of other sizes, as the mechanisms themselves do it."""
         return replace(self, protection=self.protection.for_shape(shape))
 
@@ -77,14 +77,14 @@ class Stage:
         return float((event.multiplier**-2 - bits**-2) ** -0.5)
 
 
-def stages_of(task: Task, plan: Plan, shared: Shared) -> list[Stage]:
+def noised_rounds(task: Task, plan: Plan, shared: Shared) -> list[NoisedRound]:
     """Return the rounds of a run that cost something.
 
     Where layouts follow from what was released, ``shared`` is what it came to.
     """
     state = plan.protection.state
     return [
-        Stage(number, task.protection_of(task.download(number, shared, state=state)).noising)
+        NoisedRound(number, task.protection_of(task.download(number, shared, state=state)).noising)
         for number in plan.uploads(range(1, plan.rounds + 1))
     ]
 
@@ -100,7 +100,7 @@ class WatchedSum(ExactSum):
         return self.seen
 
 
-def noised_sum(stage: Stage, sent: Update, secret: SecretRound) -> Total:
+def noised_sum(stage: NoisedRound, sent: Update, secret: SecretRound) -> Total:
     """Return what a round's uploads come to with their noise, before anything is made of it."""
     summed = WatchedSum(stage.shape.n_rows)
     summed.add(sent)

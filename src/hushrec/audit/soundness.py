@@ -27,7 +27,15 @@ from scipy.stats import chi2, gamma, kstest, pearsonr, poisson
 from hushrec.aggregation import ExactSum, Update, UploadShape
 from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
 from hushrec.audit.canary import CERTAIN
-from hushrec.audit.layout import Stage, Values, clients, noised_sum, spread, uploads, written_out
+from hushrec.audit.layout import (
+    NoisedRound,
+    Values,
+    clients,
+    noised_sum,
+    spread,
+    uploads,
+    written_out,
+)
 from hushrec.data.views import TrainView
 from hushrec.errors import DivergedError
 from hushrec.privacy.accountant import sensitivity
@@ -87,7 +95,7 @@ class Drawn:
     """That the planned scale has, as far as they show."""
 
 
-def soundness(plan: Plan, stages: Sequence[Stage], streams: Streams) -> dict[str, Any]:
+def soundness(plan: Plan, stages: Sequence[NoisedRound], streams: Streams) -> dict[str, Any]:
     """Look at clipping and noise of a run; say what is wrong with them."""
     findings, layouts = Findings(), list[UploadShape]()
     for stage in stages:
@@ -131,7 +139,7 @@ def soundness(plan: Plan, stages: Sequence[Stage], streams: Streams) -> dict[str
 # ------------------------------------------------------------ reach
 
 
-def _check_reach(stage: Stage, findings: Findings) -> None:
+def _check_reach(stage: NoisedRound, findings: Findings) -> None:
     """Put uploads of one client into each array, and into all, and see how far they reach."""
     shape = _with_rows(stage.shape, ROWS)
     here, names = stage.of(shape), list(shape.whole)
@@ -164,7 +172,7 @@ def _check_reach(stage: Stage, findings: Findings) -> None:
                 )
 
 
-def _norm(arrays: Mapping[str, Values], stage: Stage) -> float:
+def _norm(arrays: Mapping[str, Values], stage: NoisedRound) -> float:
     return float(np.linalg.norm(np.concatenate(list(arrays.values())), stage.clip.power))
 
 
@@ -183,7 +191,7 @@ def _small(shape: UploadShape) -> UploadShape:
 
 
 def _seen(
-    stage: Stage, given: Update, view: TrainView, secret: SecretRound
+    stage: NoisedRound, given: Update, view: TrainView, secret: SecretRound
 ) -> tuple[dict[str, Values], dict[str, Values]]:
     """Return what is seen of a client's upload, and what it would be without noise."""
     shape, layers = stage.shape, stage.protection.mechanisms
@@ -200,7 +208,7 @@ def _seen(
 
 def _noises(
     plan: Plan,
-    stage: Stage,
+    stage: NoisedRound,
     shape: UploadShape,
     sources: int,
     streams: Streams,
@@ -231,7 +239,7 @@ def _noises(
             yield Drawn(name, stage.number, source, (values - clear[name]) / own, width, steps)
 
 
-def _own_scales(plan: Plan, stage: Stage, sources: int) -> Values | None:
+def _own_scales(plan: Plan, stage: NoisedRound, sources: int) -> Values | None:
     """Return noises of clients with budgets of their own, from the largest to the smallest."""
     if plan.budgets is None:
         return None

@@ -336,6 +336,10 @@ class ItemResult(Stored):
     clients: Count
     items_per_client: Number
     replayed: str
+    phase: str = ""
+    """The attacked phase, of a method with several: the one that gives most away."""
+    phases: dict[str, Number | str] = {}
+    """R-precision of the attack on every phase, or why it was not attacked."""
 
 
 class CanaryResult(Stored):
