@@ -113,9 +113,10 @@ def item_inference(
     }
     attacked = {name: each for name, each in results.items() if "skipped" not in each}
     if not attacked:
-        return {"skipped": NOTHING, "phases": results}
+        return {"skipped": NOTHING}
+    phases = {name: each.get("skipped") or _seen_precision(each) for name, each in results.items()}
     worst = max(attacked, key=lambda name: _seen_precision(attacked[name]))
-    return {**attacked[worst], "phase": worst, "phases": results}
+    return {**attacked[worst], "phase": worst, "phases": phases}
 
 
 def _first_rounds(run: Run) -> Iterator[tuple[Phase, int]]:
@@ -152,7 +153,8 @@ def _attack_phase(
     if not (shape.tables or by_item or keys):
         return {"skipped": "no array of its upload has an entry per item or pair of items"}
     shared, private = _state_before(run, plan, task, number)
-    start = ReplayedRound(number, shared, private, "after the rounds before it, played again")
+    description = f"phase '{task.method.phase_of(number).name}', from the state it starts from"
+    start = ReplayedRound(number, shared, private, description)
     return _attack(run, plan, task, start, users, streams, on_client)
 
 
@@ -200,10 +202,8 @@ def _attack(
     view, cohort = _training_view(run, plan), _cohort(run, number)
     generator = streams.generator("audit/items")
     sample = set(generator.choice(cohort, min(users, len(cohort)), replace=False).tolist())
-    counts = np.bincount(
-        view.take(run.split.training_users).positives.values, minlength=view.n_items
-    )
-    by_popularity = np.argsort(-counts, kind="stable")
+    trained = view.take(run.split.training_users).positives.values
+    by_popularity = np.argsort(-np.bincount(trained, minlength=view.n_items), kind="stable")
 
     state = plan.protection.state
     protection = task.protection_of(task.download(number, shared, state=state))

@@ -338,7 +338,7 @@ class ItemResult(Stored):
     replayed: str
     phase: str = ""
     """The attacked phase, of a method with several: the one that gives most away."""
-    phases: dict[str, Number | str] = {}
+    phases: dict[str, Number | str] = Field(default_factory=dict)
     """R-precision of the attack on every phase, or why it was not attacked."""
 
 
