@@ -23,10 +23,10 @@ def doom(file):
                 out.write(f"{point}\n")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    plain_ask, plain_save = Session.ask, CheckpointCallback.save
+    plain_exchange, plain_save = Session.exchange, CheckpointCallback.save
 
-    def ask(self, what, number, *rest):
-        for found in plain_ask(self, what, number, *rest):
+    def exchange(self, what, number, *rest):
+        for found in plain_exchange(self, what, number, *rest):
             meets("among-the-answers", number)
             yield found
 
@@ -35,7 +35,7 @@ def doom(file):
         plain_save(self)
         meets("after-the-checkpoint", self.state.round)
 
-    Session.ask, CheckpointCallback.save = ask, save
+    Session.exchange, CheckpointCallback.save = exchange, save
 
 
 if __name__ == "__main__":
