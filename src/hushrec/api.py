@@ -20,7 +20,14 @@ from hushrec.federation.setup import set_up
 from hushrec.io.files import checked_path
 from hushrec.methods.base import Guided
 from hushrec.runs.checkpoint import CheckpointCallback, prolonged, restore, saved_key
-from hushrec.runs.folder import SEEDS, SUMMARY, RunFolder, left_off, new_place, resumed_place
+from hushrec.runs.folder import (
+    SEEDS,
+    SUMMARY,
+    RunFolder,
+    new_run_folder,
+    resumable,
+    resumed_run_folder,
+)
 from hushrec.runs.run import Run, Unsaved
 from hushrec.runs.schema import Seeds, Summary
 from hushrec.runs.summary import mean_summary, summarise
@@ -103,7 +110,7 @@ def train_request(
         for key in ("preset", "protocol", "seed", "settings"):
             if getattr(request, key):
                 raise ConfigError(f"resume goes on with the run's own settings: leave out '{key}'")
-        experiment = prolonged(RunFolder.open(left_off(folder)), request.rounds)
+        experiment = prolonged(RunFolder.open(resumable(folder)), request.rounds)
     else:
         experiment = request.experiment()
     with _run_folder(folder, execution) as (here, scratch):
@@ -123,7 +130,7 @@ def train_request_seeds(
     """Train what a request asks for once per seed; return and store the mean over the seeds."""
     top, resume = checked_path(out), execution.resume
     if resume:
-        folder = RunFolder.open(left_off(top))
+        folder = RunFolder.open(resumable(top))
         seeds, first = folder.read(SEEDS, Seeds).seeds, folder.experiment()
         if request.rounds not in (None, first.rounds):
             raise ConfigError("several seeds cannot be prolonged: train anew with more rounds")
@@ -194,7 +201,9 @@ def train_experiment(
 def _run_folder(path: Path, execution: Execution) -> Iterator[tuple[Path, Path | None]]:
     """Yield where to write a run, and the scratch folder where that is another one."""
     opened = (
-        resumed_place(path) if execution.resume else new_place(path, overwrite=execution.overwrite)
+        resumed_run_folder(path)
+        if execution.resume
+        else new_run_folder(path, overwrite=execution.overwrite)
     )
     with opened as here:
         yield here, path if here != path else None

@@ -111,7 +111,7 @@ def test_metrics_are_rows(runs):
         run.evaluate("covrage@10")
 
 
-def test_a_yardstick_is_no_rival_of_itself(runs):
+def test_a_baseline_is_not_compared_with_itself(runs):
     rows = runs[0].evaluate("hr@10").where(candidates="full")
     assert sorted(rows.columns["scorer"]) == ["chance", "popularity"]
 

@@ -39,7 +39,7 @@ from hushrec.serving.model import Recommendation
 )
 @click.option(
     "--feature",
-    "said",
+    "features",
     multiple=True,
     metavar="NAME=VALUE",
     help="What such a user is; repeatable.",
@@ -50,7 +50,7 @@ def recommend_command(
     user: str,
     count: int,
     history: Path | None,
-    said: tuple[str, ...],
+    features: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Recommend items that a user has not touched yet.
@@ -60,7 +60,7 @@ def recommend_command(
     hushrec recommend runs/pfedrec --user anna --history anna.txt -k 5 --json
     hushrec recommend runs/privrec --user anna --history anna.txt --feature 'region=coast'
     """
-    for pair in said:
+    for pair in features:
         if "=" not in pair:
             raise ConfigError(f"--feature {pair}: expected NAME=VALUE")
     run = Run.open(folder)
@@ -69,7 +69,7 @@ def recommend_command(
         unknown = len(set(items) - set(run.split.data.items.tolist()))
         if unknown:
             say(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
-    found = run.recommend(user, count, items, dict(pair.split("=", 1) for pair in said))
+    found = run.recommend(user, count, items, dict(pair.split("=", 1) for pair in features))
     show_recommendations(user, found, as_json)
 
 
@@ -88,8 +88,8 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
     explained = any(line.because for line in found)
     if explained:
         table.add_column("because of")
-    for place, line in enumerate(found, 1):
-        cells = str(place), line.title, line.item, f"{line.score:.3f}"
+    for rank, line in enumerate(found, 1):
+        cells = str(rank), line.title, line.item, f"{line.score:.3f}"
         table.add_row(*cells, *([line.because] if explained else []))
     Console().print(table)
 
@@ -137,9 +137,9 @@ def export_command(
 
 @click.command("release")
 @run_argument
-@click.argument("place", metavar="DIR", type=PATH)
+@click.argument("target", metavar="DIR", type=PATH)
 @json_option
-def release_command(folder: Path, place: Path, as_json: bool) -> None:
+def release_command(folder: Path, target: Path, as_json: bool) -> None:
     """Write what a run's guarantee covers, and nothing else, into a new folder.
 
     The shipped model, the statement, the account, the configuration, the list of items and, where
@@ -152,7 +152,7 @@ def release_command(folder: Path, place: Path, as_json: bool) -> None:
     hushrec release runs/private published --json
     """
     run = Run.open(folder)
-    path = release(run, place)
+    path = release(run, target)
     sizes = {
         file.relative_to(path).as_posix(): file.stat().st_size
         for file in sorted(path.rglob("*"))

@@ -19,7 +19,7 @@ from hushrec.federation.backends.simulation import Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest, parse_settings, read_config
 from hushrec.reporting.html import REPORT, write_report
 from hushrec.reporting.tables import facts, result_table
-from hushrec.runs.folder import SEEDS, RunFolder, left_off, require_free
+from hushrec.runs.folder import SEEDS, RunFolder, require_free, resumable
 
 WITH_RESUME = ("resume", "out", "rounds", "threads", "quiet", "verbose", "log", "as_json")
 """Options that go with --resume."""
@@ -223,14 +223,14 @@ def _resumed(request: ExperimentRequest, output: Output) -> tuple[ExperimentRequ
             raise ConfigError(
                 f"--resume goes on with the run's own settings: leave out {option.opts[0]}"
             )
-    folder = RunFolder.open(left_off(output.out))
+    folder = RunFolder.open(resumable(output.out))
     begun, several = folder.experiment(), (folder.path / SEEDS).exists()
     return replace(request, data=begun.data, items=begun.items), several
 
 
 def _lacks_its_report(out: Path) -> bool:
     """Say whether a run came to its end, and was stopped before it had its page."""
-    finished = left_off(out) == out and (out / "summary.json").exists()
+    finished = resumable(out) == out and (out / "summary.json").exists()
     return finished and not (out / REPORT).exists()
 
 

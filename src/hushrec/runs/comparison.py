@@ -84,8 +84,8 @@ def compare_runs(
         same = run.data == runs[0].data
         if not same or (paired and not same_question(run.ranks[0], runs[0].ranks[0])):
             raise InputError(
-                f"{run.name} and {runs[0].name} do not look for the same held-out items of the "
-                "same users; compare needs the same --data and split"
+                f"{run.name} and {runs[0].name} have different held-out items or users; "
+                "compare needs the same --data and split"
             )
     rows: list[ComparedRun] = []
     for metric in metrics:
@@ -95,13 +95,13 @@ def compare_runs(
             row = run.measured(metric)
             if paired:
                 values, baseline = (one.values(metric).mean(axis=0) for one in (run, runs[0]))
-                found = paired_test(values, baseline, method=test)
+                result = paired_test(values, baseline, method=test)
                 row = replace(
                     row,
-                    difference=found.difference,
-                    difference_low=found.low,
-                    difference_high=found.high,
-                    p_value=found.p_value,
+                    difference=result.difference,
+                    difference_low=result.low,
+                    difference_high=result.high,
+                    p_value=result.p_value,
                 )
             else:
                 row = replace(row, difference=row.mean - first.mean)
@@ -114,7 +114,7 @@ def compare_runs(
 
 
 def same_question(one: Ranks, other: Ranks) -> bool:
-    """Say whether two runs look for the same items of the same users."""
+    """Return whether two runs have the same held-out items of the same users."""
     names = ("users", "indptr", "targets")
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
 

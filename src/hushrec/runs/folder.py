@@ -1,24 +1,22 @@
-"""A run is a folder; everything in it is written atomically and read back with checks.
+"""The folder of a run: files are written atomically and read back through `runs.schema`.
 
 ::
 
     config.toml            the experiment
-    metrics.jsonl          a line a round
+    metrics.jsonl          one line per round
     summary.json           the result
-    users.npz              where every user's held-out items landed
+    users.npz              ranks of every user's held-out items
     checkpoint/            round-000017/ while running, final/ when done
     report.html
-    audit.json             what `hushrec audit` found, if it was asked
+    audit.json             the result of `hushrec audit`
 
-A checkpoint is a folder that appears whole or not at all (written beside, then renamed), with a
-digest of every file. No pickle: arrays are safetensors or plain npz.
+A checkpoint is written to a temporary folder, which is then renamed; it has a digest of every file.
+No pickle: arrays are safetensors or plain npz.
 
-Where a run is trained: in its place, or beside an older one until it can take that place.
-
-A run that is to be replaced stays where it is, whole, until the new one is done. Then the two
-change names, in two steps; whoever finds that only the first was done undoes it (`bring_back`). A
-process may be killed at any moment: the old run or the new one is in its place, and ``--resume``
-goes on with what is left to do.
+A run that replaces another is trained in a hidden folder beside it. The older run stays until the
+new one is finished; then both are renamed, in two steps. What a process leaves that is killed
+between the steps is repaired by the next one (`undo_replacement`): either the old or the new run is
+at the path, and ``--resume`` continues.
 """
 
 from __future__ import annotations
@@ -69,9 +67,9 @@ FINAL = "final"
 AUDIT_FILE = "audit.json"
 SEEDS = "seeds.json"
 NEW, OLD = "new", "replaced"
-"""Marks of a run that is to replace another, and of one that is being replaced."""
+"""Suffixes of the hidden folders of a run that replaces another, and of one that is replaced."""
 FEDERATED = "roster.json"
-"""What a run folder of a federation's server has, and no other."""
+"""File that only run folders of a coordinator have."""
 
 
 class RunFolder:
@@ -93,7 +91,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """Open an existing run folder."""
         path = checked_path(path)
-        bring_back(path)
+        undo_replacement(path)
         if not path.is_dir():
             raise RunError(f"{path}: no such run folder")
         if not is_run(path):
@@ -208,8 +206,8 @@ class RunFolder:
     def checkpoint_name(self) -> str | None:
         """Return the newest complete checkpoint."""
         folder = self.path / "checkpoint"
-        found = sorted(p.name for p in folder.glob("[!.]*")) if folder.is_dir() else []
-        return FINAL if FINAL in found else found[-1] if found else None
+        names = sorted(p.name for p in folder.glob("[!.]*")) if folder.is_dir() else []
+        return FINAL if FINAL in names else names[-1] if names else None
 
     def read_checkpoint(self, name: str) -> CheckpointHeader:
         """Read a checkpoint's header after checking every file against its digest."""
@@ -240,9 +238,9 @@ class RunFolder:
             raise self._damaged(path) from None
 
     def _settings(self) -> str:
-        """Return a digest of what config.toml says, how long the run is left out."""
-        said = stored.read_toml(self.path / "config.toml")
-        return _text_digest({key: value for key, value in said.items() if key != "rounds"})
+        """Return a digest of config.toml without the number of rounds."""
+        config = stored.read_toml(self.path / "config.toml")
+        return _text_digest({key: value for key, value in config.items() if key != "rounds"})
 
     def _damaged(self, file: Path) -> RunError:
         return RunError(
@@ -286,7 +284,7 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-def bring_back(path: Path) -> None:
+def undo_replacement(path: Path) -> None:
     """Undo what a process did that was killed between the two steps of replacing a run."""
     old = beside(path, OLD)
     if not path.exists() and is_run(old) and not is_held(old / LOCK):
@@ -295,7 +293,7 @@ def bring_back(path: Path) -> None:
 
 
 def beside(path: Path, mark: str) -> Path:
-    """Return where a run lies that replaces another, or is replaced."""
+    """Return the hidden folder beside a run."""
     return path.with_name(f".{path.name}.{mark}")
 
 
@@ -323,10 +321,10 @@ def _text_digest(record: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def new_place(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Give the folder for a new run, which is at ``path`` when it is done.
+def new_run_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield the folder for a new run, which is at ``path`` when the run is finished.
 
-    One that fails leaves what was there; of itself nothing, unless it has come to a first round.
+    A run that fails leaves an older run as it was, and its own files only after its first round.
     """
     require_free(path, overwrite=overwrite)
     replaces, made = is_run(path), missing(path)
@@ -355,9 +353,9 @@ def new_place(path: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def resumed_place(path: Path) -> Iterator[Path]:
-    """Give the folder of the run that was interrupted, which is at ``path`` when it is done."""
-    here = left_off(path)
+def resumed_run_folder(path: Path) -> Iterator[Path]:
+    """Yield the folder of an interrupted run, which is at ``path`` when the run is finished."""
+    here = resumable(path)
     with RunFolder(path).locked() if here != path and path.exists() else nullcontext():
         try:
             yield here
@@ -367,12 +365,12 @@ def resumed_place(path: Path) -> Iterator[Path]:
             _replace(path, here)
 
 
-def left_off(path: Path) -> Path:
-    """Return where there is something to go on with: a run, or the one that is to replace it.
+def resumable(path: Path) -> Path:
+    """Return the folder to resume: that of the run, or of the run that is to replace it.
 
-    One that is done and was killed before it had taken its place takes it now.
+    A finished run that was killed before it replaced the older one replaces it now.
     """
-    bring_back(path)
+    undo_replacement(path)
     new, old = beside(path, NEW), beside(path, OLD)
     if is_run(new):
         if not (new / SUMMARY).exists():
@@ -385,8 +383,8 @@ def left_off(path: Path) -> Path:
 
 
 def require_free(path: Path, *, overwrite: bool) -> None:
-    """Refuse a place where a new run would destroy something it was not asked to."""
-    bring_back(path)
+    """Refuse a path where a new run would overwrite other files, or a run without ``overwrite``."""
+    undo_replacement(path)
     if is_free(path):
         return
     if not path.is_dir():
@@ -402,7 +400,7 @@ def require_free(path: Path, *, overwrite: bool) -> None:
     if real in (Path.cwd(), *Path.cwd().parents):
         raise RunError(f"{path} is the folder you are in: go elsewhere to overwrite it")
     if os.path.ismount(real) or not all(os.access(each, os.W_OK) for each in (real, real.parent)):
-        raise RunError(f"{path} cannot be replaced: it, or what it lies in, cannot be changed")
+        raise RunError(f"{path} cannot be replaced: it, or its parent folder, is not writable")
     with RunFolder(path).locked():
         pass  # nobody is training in it
 

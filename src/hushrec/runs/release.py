@@ -61,7 +61,7 @@ class Covered:
     model: Model
     """The shared model, without users."""
     config: Mapping[str, Any]
-    said: PrivacyStatement
+    statement: PrivacyStatement
     """The privacy statement of summary.json."""
     round: int
     """The round that is shipped, which was not chosen by anybody's data."""
@@ -78,11 +78,11 @@ def release(run: Run, path: str | Path) -> Path:
 
 def refuse_uncovered(run: Run) -> None:
     """Refuse a run of whose model something is not covered."""
-    said, privacy = run.summary.privacy, run.experiment.privacy
+    statement, privacy = run.summary.privacy, run.experiment.privacy
     where = "the run" if run.folder is None else str(run.folder.path)
-    if not said.promises:
+    if not statement.promises:
         raise RunError(
-            f"{where} guarantees nothing, so nothing of it can be released: {said.statement} "
+            f"{where} guarantees nothing, so nothing of it can be released: {statement.statement} "
             "Train with --privacy central --epsilon E"
         )
     if privacy.noise_seed is not None:
@@ -126,24 +126,24 @@ def covered(run: Run) -> Covered:
 
 def public_config(experiment: Experiment) -> dict[str, Any]:
     """Return the configuration without where files lay, and how private parameters were stored."""
-    said = experiment.model_dump(mode="json", exclude_none=True, exclude={"store"})
+    config = experiment.model_dump(mode="json", exclude_none=True, exclude={"store"})
     for key in ("data", "items", "preset"):
-        if key in said and said[key] not in names():
-            said[key] = Path(said[key]).name
-    return said
+        if key in config and config[key] not in names():
+            config[key] = Path(config[key]).name
+    return config
 
 
 def write_release(what: Covered, folder: Path) -> None:
     """Write the files, the manifest last."""
-    said, data = what.said, what.model.data
+    statement, data = what.statement, what.model.data
     titles = [data.title(item) for item in range(len(data.items))]
     guarantee = ("guarantee", *(f.name for f in fields(Guarantee)), "asked_epsilon", "statement")
     account = ("delta", "epsilon", "asked_epsilon", "spent_epsilon", "account")
     texts = {
         "README.md": _readme(what),
-        "statement.txt": f"{said.statement}\n",
-        "statement.json": _json({key: getattr(said, key) for key in guarantee}),
-        "account.json": _json({key: getattr(said, key) for key in account}),
+        "statement.txt": f"{statement.statement}\n",
+        "statement.json": _json({key: getattr(statement, key) for key in guarantee}),
+        "account.json": _json({key: getattr(statement, key) for key in account}),
         "config.toml": tomli_w.dumps(what.config),
         "items.json": _json({"items": data.items.tolist(), "titles": titles}),
     }
@@ -165,8 +165,8 @@ def write_release(what: Covered, folder: Path) -> None:
         "format": FORMAT,
         "method": what.model.method.name,
         "round": what.round,
-        "epsilon": said.epsilon,
-        "delta": said.delta,
+        "epsilon": statement.epsilon,
+        "delta": statement.delta,
         "files": files,
         "left_out": LEFT_OUT,
     }
@@ -177,7 +177,7 @@ def _readme(what: Covered) -> str:
     device = "`bundle` is the same model for devices: `hushrec.serving.recommender` reads it.\n"
     return f"""# A model of {what.model.method.name}, released under differential privacy
 
-{what.said.statement}
+{what.statement.statement}
 
 The model is that of round {what.round}. `model.safetensors` holds it, `items.json` the items that
 its rows are of, `config.toml` how it was trained, `statement.json` the guarantee as fields,

@@ -25,7 +25,7 @@ from hushrec.io.rows import Rows
 from hushrec.io.stored import Tables
 from hushrec.runs.checkpoint import SELECTED, CheckpointCallback, load_model
 from hushrec.runs.comparison import ComparedRun, compare_runs
-from hushrec.runs.folder import FINAL, RunFolder, new_place, read_ranks
+from hushrec.runs.folder import FINAL, RunFolder, new_run_folder, read_ranks
 from hushrec.runs.schema import Summary
 from hushrec.serving.bundle import BundleForm, export
 from hushrec.serving.data import ServingData
@@ -162,7 +162,7 @@ class Run:
             where = "" if self.folder is None else f" in {self.folder.path}"
             raise RunError(f"this run is saved already{where}: copy that folder")
         target = checked_path(path)
-        with new_place(target, overwrite=overwrite) as fresh:
+        with new_run_folder(target, overwrite=overwrite) as fresh:
             folder = RunFolder.create(fresh, self.experiment)
             self.unsaved.write(folder)
             folder.write_results(self.ranks, self.summary)
