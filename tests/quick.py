@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
-ALWAYS = ("test_imports.py", "test_public.py")
+ALWAYS = ("test_imports.py", "test_layout.py", "test_public.py")
 BENEATH = {
     "kernels": ("methods/test_contract.py", "training"),
     "training": ("methods/test_contract.py",),
