@@ -57,7 +57,7 @@ def paired(mine: Path, other: Path, candidates: str, metric: str) -> PairedTest:
     if all(same_question(ranks, ours[0]) for ranks in [*ours, *theirs]):
         return paired_test(*(np.mean(seeds, axis=0) for seeds in values))
     if not all(map(same_question, ours, theirs)) or len(ours) != len(theirs):
-        raise RunError(f"{mine} and {other} do not look for the same items of the same users")
+        raise RunError(f"{mine} and {other} have different held-out items or users")
     return paired_test(*(np.concatenate(seeds) for seeds in values))
 
 

@@ -118,14 +118,14 @@ def _listed(value: int | list[int]) -> list[int]:
 def _curve(folder: RunFolder, metrics: Sequence[str]) -> dict[str, Any]:
     """Return loss and validation metrics by round, thinned out."""
     lines = folder.read_metrics()
-    looks = [line for line in lines if line.valid]
+    evaluated = [(line.round, line.valid) for line in lines if line.valid]
     curve: dict[str, Any] = {
         candidates: {
-            name: _thin([(x.round, x.valid[candidates][name]) for x in looks if x.valid])
+            name: _thin([(number, valid[candidates][name]) for number, valid in evaluated])
             for name in metrics
             if name in table
         }
-        for candidates, table in ((looks[0].valid or {}) if looks else {}).items()
+        for candidates, table in (evaluated[0][1] if evaluated else {}).items()
     }
     losses = [(line.round, line.loss) for line in lines if line.loss is not None]
     return {**curve, "train": {"loss": _thin(losses)}}

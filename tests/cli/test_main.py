@@ -458,7 +458,7 @@ def test_runs_with_other_held_out_items_are_not_compared(table: Path, tmp_path: 
     assert hushrec(*common, "--out", tmp_path / "loo").exit_code == 0
     assert hushrec(*common, *ratio, "--out", tmp_path / "ratio").exit_code == 0
     assert hushrec(*common, *ratio, "--seeds", "2", "--out", tmp_path / "two").exit_code == 0
-    _is_clear_error(hushrec("compare", tmp_path / "loo", tmp_path / "ratio"), "same held-out")
+    _is_clear_error(hushrec("compare", tmp_path / "loo", tmp_path / "ratio"), "different held-out")
     _is_clear_error(hushrec("compare", tmp_path / "two", tmp_path / "ratio"), "different items")
 
 

@@ -14,7 +14,7 @@ from experiments.runner import changes, expected_seconds, steps_for
 from experiments.states import state_of
 
 from hushrec.analysis.run import guidance_effects, metrics_by_group
-from hushrec.api import Run, train_seeds
+from hushrec.api import Execution, Run, train_seeds
 from hushrec.cli import main
 from hushrec.data import load
 from hushrec.errors import ConfigError, RunError
@@ -336,7 +336,7 @@ def test_what_can_be_read_off_a_run(tmp_path):
         ("tables/own/full", "hr@10"),
         ("curve/train", "loss"),
     ]
-    record = measure(task, load("demo"), tmp_path, wanted, lambda seed: None, {})
+    record = measure(task, load("demo"), tmp_path, wanted, lambda seed: None, Execution())
     for place in wanted:
         assert record.find(*place) is not None, place
     assert record.find("tables/own/full", "hr@10") == record.find("test/full", "hr@10")
