@@ -269,7 +269,7 @@ def check_secure(experiment: Experiment, secure: SecureSums | None) -> None:
         return
     if experiment.cohort.kind != "all":
         raise ConfigError(
-            "a server that draws cohorts could draw one node's clients and nobody else, whose sum "
+            "a server that draws cohorts could draw the clients of one node only, whose sum "
             "is that node's: secure sums need cohort.kind = all"
         )
     if privacy.nodes is not None:
@@ -298,5 +298,5 @@ def check_can_be_federated(experiment: Experiment) -> None:
         )
     if experiment.evaluation.users:
         raise ConfigError(
-            "evaluation.users draws among everybody: nodes look at all of their users, so use 0"
+            "evaluation.users draws among all users: nodes evaluate all of their users, so use 0"
         )

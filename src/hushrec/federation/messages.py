@@ -79,7 +79,7 @@ class Expected:
 
     @property
     def most_bytes(self) -> int:
-        """Size above which a message is not looked at."""
+        """Size above which a message is refused unread."""
         ids = 8 * (sum(count for count, _ in self.shape.sparse.values()) + self.clients + 1)
         return min(LARGEST, self.clients * (2 * self.shape.nbytes + ids) + HEADER_BYTES)
 

@@ -286,7 +286,7 @@ class EvaluationVector:
 
 
 def round_shape(task: Task, protection: Protection, download: Download) -> UploadShape:
-    """Return what a sum of a round looks like: it is asked of no clients, so nobody decides it."""
+    """Return the shape of a round's sum, from a training of no clients: no data decides it."""
     public = replace(task.public, noise=np.zeros(0))
     empty = download.to(np.zeros(0, np.int64))
     upload, _ = take_part(task, protection, empty, public, task.empty_private)

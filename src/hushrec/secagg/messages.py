@@ -168,8 +168,8 @@ class Announcement:
     def check(self, terms: SumTerms, index: int) -> None:
         """Refuse keys that the node did not sign, and keys of small order."""
         name = terms.names[index]
-        public, said = terms.identities[name], self._words(terms, index)
-        if not keys.is_signed(public, self.signature, "announcement", said):
+        public, signed = terms.identities[name], self._words(terms, index)
+        if not keys.is_signed(public, self.signature, "announcement", signed):
             raise MessageError(
                 f"the keys of node '{name}' are not signed by it: somebody speaks in its name"
             )
@@ -188,8 +188,8 @@ class Announcement:
 def check_distinct(terms: SumTerms, announced: Mapping[int, Announcement]) -> None:
     """Refuse a key that is announced twice, by two nodes or by one for both purposes."""
     owners: dict[bytes, int] = {}
-    for index, said in announced.items():
-        for key in (said.cipher_key, said.mask_key):
+    for index, announcement in announced.items():
+        for key in (announcement.cipher_key, announcement.mask_key):
             if key in owners:
                 who = terms.listed({index, owners[key]})
                 raise MessageError(f"a key was announced twice, by {who}")
@@ -202,7 +202,7 @@ SERVER = 2**16 - 1
 """The server's sender index; those of nodes are in `SumTerms.names`."""
 SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 """Two shares, of a mask key and of a mask's seed, that only their recipient can read."""
-_SAID = {
+_NAMES = {
     Stage.KEYS: ("keys", "list of keys"),
     Stage.SHARES: ("shares", "list of shares"),
     Stage.MASKED: ("masked vector", "list of survivors"),
@@ -213,7 +213,7 @@ _SAID = {
 
 def called(stage: Stage, sender: int) -> str:
     """Return the name of a message for a sentence."""
-    return _SAID[stage][sender == SERVER]
+    return _NAMES[stage][sender == SERVER]
 
 
 def write(terms: SumTerms, stage: Stage, sender: int, body: bytes = b"") -> bytes:
@@ -226,7 +226,7 @@ def read(terms: SumTerms, stage: Stage, sender: int, data: bytes) -> memoryview:
     who = "the server" if sender == SERVER else f"node '{terms.names[sender]}'"
     if len(data) < _FRAME.size or not data.startswith(_MAGIC):
         raise MessageError(f"{who} sent something that is no message of a secure sum")
-    _, number, digest, sent, said = _FRAME.unpack_from(data)
+    _, number, digest, sent, claimed = _FRAME.unpack_from(data)
     if number != terms.number:
         raise MessageError(f"{who} sent a message of sum {number}, not of sum {terms.number}")
     if digest != terms.digest:
@@ -235,9 +235,9 @@ def read(terms: SumTerms, stage: Stage, sender: int, data: bytes) -> memoryview:
             "and layout"
         )
     if sent != stage:
-        known = called(Stage(sent), said) if sent in _SAID else f"message of kind {sent}"
+        known = called(Stage(sent), claimed) if sent in _NAMES else f"message of kind {sent}"
         raise MessageError(f"{who} sent its {known}; awaited is its {called(stage, sender)}")
-    if said != sender:
+    if claimed != sender:
         raise MessageError(f"{who} sent a message in the name of another")
     return memoryview(data)[_FRAME.size :]
 

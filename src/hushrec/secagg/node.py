@@ -149,8 +149,8 @@ class SumNode:
                 f"sum {self.terms.number} was begun before: node '{self.name}' is at sum {last}"
             )
         seed = secrets.token_bytes(KEY_BYTES)
-        said = OwnSecrets.of(seed, self.terms.threshold).announcement()
-        signed = said.signed(self.terms, self.index, self.identity)
+        announcement = OwnSecrets.of(seed, self.terms.threshold).announcement()
+        signed = announcement.signed(self.terms, self.index, self.identity)
         state = NodeState(self.terms.number, self.terms.digest, Stage.KEYS, seed)
         return state, self._write(Stage.KEYS, signed.to_bytes())
 
@@ -159,19 +159,19 @@ class SumNode:
         table = self._read_table(state, Stage.KEYS, data, ANNOUNCEMENT_BYTES)
         messages.check_enough(self.terms, table, "announced keys")
         announced = {index: Announcement.from_bytes(entry) for index, entry in table.items()}
-        for index, said in announced.items():
-            said.check(self.terms, index)
+        for index, announcement in announced.items():
+            announcement.check(self.terms, index)
         check_distinct(self.terms, announced)
         mine = OwnSecrets.of(state.seed, self.terms.threshold)
         listed = announced.pop(self.index, None)
         if listed is None or replace(listed, signature=b"") != mine.announcement():
             raise MessageError(f"the server's list lacks the keys of node '{self.name}' itself")
         sealed = {}
-        for index, said in announced.items():
-            key = self._share_key(mine, self.index, index, said.cipher_key)
+        for index, announcement in announced.items():
+            key = self._share_key(mine, self.index, index, announcement.cipher_key)
             sealed[index] = keys.seal(key, mine.shares(index), self._about(self.index, index))
-        told = messages.extended(self.terms.digest, messages.write_table(self.terms, table))
-        state = replace(state, stage=Stage.SHARES, keys=table, transcript=told)
+        transcript = messages.extended(self.terms.digest, messages.write_table(self.terms, table))
+        state = replace(state, stage=Stage.SHARES, keys=table, transcript=transcript)
         return state, self._write(Stage.SHARES, messages.write_table(self.terms, sealed))
 
     def mask(self, state: NodeState, data: bytes, vector: NDArray[np.int64]) -> Step:
@@ -184,19 +184,21 @@ class SumNode:
         mine = OwnSecrets.of(state.seed, self.terms.threshold)
         shares, laid = {self.index: mine.shares(self.index)}, []
         for index, text in sealed.items():
-            said = Announcement.from_bytes(state.keys[index])
-            shares[index] = self._opened(mine, index, said.cipher_key, text)
+            announcement = Announcement.from_bytes(state.keys[index])
+            shares[index] = self._opened(mine, index, announcement.cipher_key, text)
             pair = self.index, index
-            laid.append(vectors.pair_mask(self.terms.digest, mine.mask_key, pair, said.mask_key))
+            laid.append(
+                vectors.pair_mask(self.terms.digest, mine.mask_key, pair, announcement.mask_key)
+            )
         laid.append(vectors.own_mask(mine.mask_seed, added=True))
-        told = messages.extended(state.transcript, messages.write_set(self.terms, shares))
+        transcript = messages.extended(state.transcript, messages.write_set(self.terms, shares))
         out = io.BytesIO(self._write(Stage.MASKED))  # it hands its bytes over without a copy
         out.seek(0, io.SEEK_END)
         words = vector.astype("<i8", copy=False).view(WORD)
         for stretch in vectors.masked(words, self.terms.layout, laid):
             out.write(stretch.data)
         state = replace(state, stage=Stage.MASKED, seed=b"", keys={}, shares=shares)
-        return replace(state, transcript=told), out.getvalue()
+        return replace(state, transcript=transcript), out.getvalue()
 
     def agree(self, state: NodeState, data: bytes) -> Step:
         """Receive the list of survivors; sign this one list and no other."""
@@ -205,11 +207,11 @@ class SumNode:
         messages.check_enough(self.terms, survivors, "sent a vector")
         if self.index not in survivors:
             raise MessageError(f"the server leaves node '{self.name}' out of the sum")
-        told = messages.extended(state.transcript, messages.write_set(self.terms, survivors))
-        said = messages.consistency_bytes(self.terms, self.index, told)
-        signature = self.identity.sign("agreement", said)
+        transcript = messages.extended(state.transcript, messages.write_set(self.terms, survivors))
+        signed = messages.consistency_bytes(self.terms, self.index, transcript)
+        signature = self.identity.sign("agreement", signed)
         state = replace(state, stage=Stage.CONSISTENCY, survivors=frozenset(survivors))
-        return replace(state, transcript=told), self._write(Stage.CONSISTENCY, signature)
+        return replace(state, transcript=transcript), self._write(Stage.CONSISTENCY, signature)
 
     def reveal(self, state: NodeState, data: bytes) -> Step:
         """Receive enough nodes' signatures of the same list; reveal shares, and remove all secrets.
@@ -222,8 +224,8 @@ class SumNode:
         messages.check_enough(self.terms, signatures, "agreed on who is in it")
         for index, signature in signatures.items():
             name = self.terms.names[index]
-            said = messages.consistency_bytes(self.terms, index, state.transcript)
-            if not keys.is_signed(self.terms.identities[name], signature, "agreement", said):
+            signed = messages.consistency_bytes(self.terms, index, state.transcript)
+            if not keys.is_signed(self.terms.identities[name], signature, "agreement", signed):
                 raise MessageError(
                     f"node '{name}' did not agree to what node '{self.name}' was told: the server "
                     "told them different things"

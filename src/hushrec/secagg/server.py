@@ -149,16 +149,16 @@ class SumServer:
         revealed = dict(sorted(self._arrived.items())[: self.terms.threshold])
         weights = weights_at_zero([index + 1 for index in revealed])
         laid: list[vectors.Mask] = []
-        for owner, said in self._announced.items():
+        for owner, announcement in self._announced.items():
             shares = {
                 index + 1: int.from_bytes(sent[owner], "little") for index, sent in revealed.items()
             }
             secret = recover(shares, weights) % 2 ** (8 * KEY_BYTES)
             key = secret.to_bytes(KEY_BYTES, "little")
             kept = owner in self._survivors
-            if kept and commitment(key) == said.commitment:
+            if kept and commitment(key) == announcement.commitment:
                 laid.append(vectors.own_mask(key, added=False))
-            elif not kept and keys.public_half(key) == said.mask_key:
+            elif not kept and keys.public_half(key) == announcement.mask_key:
                 laid += self._missing_masks(owner, key)
             else:
                 raise MessageError(
@@ -184,10 +184,10 @@ class SumServer:
 
     def _take_keys(self, index: int, body: memoryview, what: str) -> _Sent:
         messages.check_size(body, ANNOUNCEMENT_BYTES, what)
-        said = Announcement.from_bytes(bytes(body))
-        said.check(self.terms, index)
-        check_distinct(self.terms, {**self._announced, index: said})
-        self._announced[index] = said
+        announcement = Announcement.from_bytes(bytes(body))
+        announcement.check(self.terms, index)
+        check_distinct(self.terms, {**self._announced, index: announcement})
+        self._announced[index] = announcement
         return {index: bytes(body)}
 
     def _take_shares(self, index: int, body: memoryview, what: str) -> _Sent:
@@ -204,8 +204,8 @@ class SumServer:
     def _take_agreement(self, index: int, body: memoryview, what: str) -> _Sent:
         messages.check_size(body, SIGNATURE_BYTES, what)
         public = self.terms.identities[self.terms.names[index]]
-        said = messages.consistency_bytes(self.terms, index, self._transcript)
-        if not keys.is_signed(public, bytes(body), "agreement", said):
+        signed = messages.consistency_bytes(self.terms, index, self._transcript)
+        if not keys.is_signed(public, bytes(body), "agreement", signed):
             raise MessageError(f"{what} is no signature of it under the list it was sent")
         return {index: bytes(body)}
 

@@ -144,20 +144,20 @@ class Roster:
         }
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any], source: str) -> Roster:
+    def from_json(cls, stored: Mapping[str, Any], source: str) -> Roster:
         """Read back what `to_json` wrote."""
         try:
-            count = int(said["clients"])
+            count = int(stored["clients"])
             trains, members = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-            trains[_numbers(said["trains"])] = True
-            members[_numbers(said["members"])] = True
+            trains[_numbers(stored["trains"])] = True
+            members[_numbers(stored["members"])] = True
             holdings = {
                 name: Holding(_numbers(node["users"]), _numbers(node["clients"]))
-                for name, node in said["nodes"].items()
+                for name, node in stored["nodes"].items()
             }
-            budgets = said["epsilon"]
+            budgets = stored["epsilon"]
             epsilon = None if budgets is None else np.array(budgets, np.float64)
-            run, newcomers = str(said["run"]), bool(said["newcomers"])
+            run, newcomers = str(stored["run"]), bool(stored["newcomers"])
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             raise RunError(f"{source} is damaged: start the run anew") from None
         return cls(run, holdings, trains, members, newcomers, epsilon)
@@ -194,17 +194,17 @@ def _epsilon(
     config, clients = experiment.privacy, roster.clients(promised=True)
     if config.budgets is None:
         return None
-    said = np.zeros(len(roster.trains))
+    declared = np.zeros(len(roster.trains))
     for node in enrolled:
-        told = node.activity if config.budgets == "activity" else node.epsilon
-        assert told is not None, "read with the contract's rule"
-        said[roster.holdings[node.name].clients] = told
+        own = node.activity if config.budgets == "activity" else node.epsilon
+        assert own is not None, "read with the contract's rule"
+        declared[roster.holdings[node.name].clients] = own
     if config.budgets == "activity":
         assert config.epsilon_min is not None and config.epsilon_max is not None, "checked"
-        counts = said.astype(np.int64)
+        counts = declared.astype(np.int64)
         return by_activity(counts, clients, config.epsilon_min, config.epsilon_max)
-    epsilon = np.zeros(len(said))
-    epsilon[clients] = said[clients]
+    epsilon = np.zeros(len(declared))
+    epsilon[clients] = declared[clients]
     return epsilon
 
 

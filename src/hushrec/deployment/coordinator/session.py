@@ -146,7 +146,7 @@ class Session:
                 f"node '{printable(name)}' has no part in this run; it can join the next one"
             )
         if self.registered is not None and self.registered.get(name) != node:
-            raise MessageError(f"the name '{printable(name)}' belongs to another node, or nobody")
+            raise MessageError(f"the name '{printable(name)}' belongs to another node, or to none")
         before = self.known.get(name)
         if before is not None and not (self.policy.rebind and before not in present):
             raise MessageError(f"the name '{name}' belongs to another node")

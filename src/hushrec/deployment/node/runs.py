@@ -106,8 +106,8 @@ class NodeRuns:
             request=request,
             reply=reply,
             version=version,
-            members={user: place for place, user, _ in members},
-            clients={place: client for place, _, client in members},
+            members={user: index for index, user, _ in members},
+            clients={index: client for index, _, client in members},
             masked=sent[0],
             masked_request=sent[1],
         )
@@ -132,14 +132,14 @@ class NodeRuns:
     ) -> None:
         """Load the newest, or the selected, private parameters of clients into a private store."""
         latest = run.selected if selected else run.round
-        for client, place in clients.items():
+        for client, index in clients.items():
             arrays = self.store.one(
                 "SELECT arrays FROM private WHERE run = ? AND client = ? AND round <= ? "
                 "ORDER BY round DESC LIMIT 1",
                 (run.id, client, latest),
             )
             if arrays is not None:
-                into.restore({"visited": np.array([place]), **load(arrays)})
+                into.restore({"visited": np.array([index]), **load(arrays)})
 
     def finish_round(self, run: NodeRun, done: FinishedRound) -> bool:
         """Store a round in one transaction.
@@ -241,8 +241,8 @@ class NodeRuns:
             )
         )
         most: dict[int, int] = {}
-        for user, place in run.members.items():
-            client = run.clients[place]
+        for user, index in run.members.items():
+            client = run.clients[index]
             most[client] = max(most.get(client, 0), paid.get(user, 0))
         return most
 
@@ -272,9 +272,9 @@ class NodeRuns:
     def _everybody(self) -> list[tuple[int, int, int]]:
         people = self.store.rows("SELECT id, silo FROM users ORDER BY id")
         if not self.store.contract.silos:
-            return [(place, user, place) for place, (user, _) in enumerate(people)]
+            return [(index, user, index) for index, (user, _) in enumerate(people)]
         silos = sorted({silo for _, silo in people})
-        return [(place, user, silos.index(silo)) for place, (user, silo) in enumerate(people)]
+        return [(index, user, silos.index(silo)) for index, (user, silo) in enumerate(people)]
 
     def _drop_old(self, number: int) -> None:
         """Delete runs except the newest finished one and the one before this; ledgers stay."""
@@ -307,7 +307,7 @@ class NodeRuns:
 
     def _charge(self, run: NodeRun, done: FinishedRound) -> None:
         """Charge the users who took part; a round is charged once."""
-        users = [user for user, place in run.members.items() if run.clients[place] in done.clients]
+        users = [user for user, index in run.members.items() if run.clients[index] in done.clients]
         self.store.connection.executemany(
             "INSERT INTO ledger (run, user, uploads, round) VALUES (?, ?, 1, ?) ON CONFLICT "
             "(run, user) DO UPDATE SET uploads = uploads + (round < excluded.round), "

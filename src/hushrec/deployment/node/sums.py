@@ -121,8 +121,8 @@ class SecureSumWorker:
         begun = PendingSum(
             step.number, number, layout.to_json(), about(request), step.request, b"", digest, None
         )
-        state, said = self._node(begun).announce(0 if kept is None else kept.number)
-        return self._keep(run, kept, replace(begun, state=state.to_bytes()), said)
+        state, message = self._node(begun).announce(0 if kept is None else kept.number)
+        return self._keep(run, kept, replace(begun, state=state.to_bytes()), message)
 
     def _mask(
         self, run: NodeRun, kept: PendingSum, step: StageRequest, digest: str
@@ -137,17 +137,17 @@ class SecureSumWorker:
         else:
             evaluation = self.trainer.evaluate(run, request)
             vector = self._evaluation.pack(evaluation, self._count)
-        state, said = self._node(kept).mask(state, step.message, vector)
+        state, message = self._node(kept).mask(state, step.message, vector)
         following = replace(kept, asked=None, state=state.to_bytes(), request=digest)
-        return self._keep(run, kept, following, said, done)
+        return self._keep(run, kept, following, message, done)
 
     def _go_on(
         self, run: NodeRun, kept: PendingSum, step: StageRequest, digest: str
     ) -> bytes | None:
         node, state = self._node(kept), NodeState.from_bytes(kept.state)
         act = {Stage.SHARES: node.share, Stage.CONSISTENCY: node.agree, Stage.REVEALED: node.reveal}
-        state, said = act[step.stage](state, step.message)
-        return self._keep(run, kept, replace(kept, state=state.to_bytes(), request=digest), said)
+        state, message = act[step.stage](state, step.message)
+        return self._keep(run, kept, replace(kept, state=state.to_bytes(), request=digest), message)
 
     def _train(
         self, run: NodeRun, request: TrainRequest, kept: PendingSum
@@ -204,11 +204,11 @@ class SecureSumWorker:
         run: NodeRun,
         before: PendingSum | None,
         after: PendingSum,
-        said: bytes,
+        message: bytes,
         done: FinishedRound | None = None,
     ) -> bytes | None:
         """Store a stage and return its answer; None if another process changed the database."""
-        reply = StageReply(said).to_bytes()
+        reply = StageReply(message).to_bytes()
         with self.store.changing():
             now = self._kept(run)
             if (now and (now.number, now.request)) != (before and (before.number, before.request)):

@@ -63,14 +63,14 @@ class NodeTrainer:
             _check_everybody(engine, request)
         able = self._affordable(run, engine, request)
         # The backend knows its clients by index, and takes them in ascending order.
-        places = np.array([engine.places[c] for c in request.clients[able].tolist()], np.int64)
-        order = np.argsort(places)
+        indices = np.array([engine.places[c] for c in request.clients[able].tolist()], np.int64)
+        order = np.argsort(indices)
         download = request.download.to(able[order])
-        here = set(places.tolist())
-        clients = {client: place for client, place in engine.kept.items() if place in here}
+        here = set(indices.tolist())
+        clients = {client: index for client, index in engine.kept.items() if index in here}
         self.runs.load(run, clients, backend.store)
         protection = task.protection_of(download.to(able[:0]))
-        collected = backend.train(download, protection, places[order])
+        collected = backend.train(download, protection, indices[order])
         found = NodeSum(
             run.id,
             number,
@@ -99,15 +99,15 @@ class NodeTrainer:
         budgets, number = engine.plan.budgets, request.download.round
         spent: Mapping[int, int] = {}
         if budgets is not None and _costs(engine.plan, number):
-            by_place = {place: client for client, place in engine.kept.items()}
+            by_index = {index: client for client, index in engine.kept.items()}
             paid = self.runs.spent(run, number)
-            spent = {place: paid.get(client, 0) for place, client in by_place.items()}
-        places = [engine.places.get(client) for client in request.clients.tolist()]
+            spent = {index: paid.get(client, 0) for index, client in by_index.items()}
+        indices = [engine.places.get(client) for client in request.clients.tolist()]
         return np.array(
             [
                 k
-                for k, place in enumerate(places)
-                if place is not None and (budgets is None or spent.get(place, 0) < budgets.uploads)
+                for k, index in enumerate(indices)
+                if index is not None and (budgets is None or spent.get(index, 0) < budgets.uploads)
             ],
             np.int64,
         )
