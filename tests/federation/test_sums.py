@@ -58,13 +58,13 @@ def test_the_default_declares_what_it_counts():
         {
             f"{held}{name}": (keys, 1)
             for name, keys in {
-                "following": ITEMS**2,
-                "at-once": ITEMS**2,
-                "company": ITEMS**2,
-                "popular": ITEMS,
-                "alike": groups**2,
+                "transitions": ITEMS**2,
+                "recent-transitions": ITEMS**2,
+                "cooccurrence": ITEMS**2,
+                "popularity": ITEMS,
+                "categories": groups**2,
             }.items()
-            for held in ("held/", "")
+            for held in ("held_out/", "")
         },
     )
     for shape in (candidates, weights, network):

@@ -21,14 +21,14 @@ from hushrec.methods.shared.optimisers import first_trial, next_trial
 from hushrec.methods.statistics.experts import base
 from hushrec.methods.statistics.experts import base as counting
 from hushrec.methods.statistics.experts.base import (
-    HELD,
+    HELD_OUT,
     Counting,
     Expert,
     expert_class,
     expert_names,
 )
 from hushrec.methods.statistics.experts.cooccurrence import leading_vectors
-from hushrec.methods.statistics.fedmix import QUESTIONS, FedMix
+from hushrec.methods.statistics.fedmix import CANDIDATES, FedMix
 from hushrec.private.store import PrivateStore
 from hushrec.serving.bundle import export
 from hushrec.serving.data import ServingData
@@ -39,7 +39,13 @@ from hushrec.testing import MethodContract, clients_of, taste_world
 from hushrec.testing.checks import check_same
 from hushrec.testing.worlds import Federation
 
-QUICK = {"newton_rounds": 3, "network_rounds": 3, "turns": 2, "best": 20, "others": 10}
+QUICK = {
+    "newton_rounds": 3,
+    "network_rounds": 3,
+    "turns": 2,
+    "top_candidates": 20,
+    "random_candidates": 10,
+}
 SMALL = {**QUICK, "reranked": 12, "hidden": 4, "factors": 4}
 
 
@@ -124,14 +130,16 @@ def test_groups_speak_for_items():
 @settings(max_examples=40)
 def test_the_parts_of_a_count_add_up(rows, held):
     """What is uploaded without the held items and what they add is what the whole history is."""
-    view, method = clients_of(rows, 12), small(held=held)
+    view, method = clients_of(rows, 12), small(held_out=held)
     everything = Counting(0, 1, np.zeros(0, np.bool_))
-    counted = everything.count(method._hearing(view), view, method._held(view.positives))
-    for expert in method._hearing(view):
+    counted = everything.count(
+        method._applicable(view), view, method._held_out_counts(view.positives)
+    )
+    for expert in method._applicable(view):
         whole, both = (np.zeros((len(rows), 144)) for _ in range(2))
         for into, stack in (
             (whole, expert.count(view)),
-            (both, counted[HELD + expert.name]),
+            (both, counted[HELD_OUT + expert.name]),
             (both, counted[expert.name]),
         ):
             owner = np.repeat(np.arange(len(rows)), np.diff(stack.indptr))
@@ -309,7 +317,7 @@ def test_every_step_is_exact_for_one_client_or_many():
         "fit weights",
         "fit network",
     ]
-    kept = at_once.store.read(np.arange(60))[QUESTIONS]
+    kept = at_once.store.read(np.arange(60))[CANDIDATES]
     assert len(kept.rows) == 0, "questions are forgotten when they have been answered"
 
 
@@ -325,26 +333,28 @@ def test_counting_in_several_rounds_comes_to_the_same(monkeypatch):
         in_rounds.round()
     assert in_rounds.shared["head"].sum() == 15
     same = ["vectors", "products"]
-    check_same(*({n: f.shared[f"company/{n}"] for n in same} for f in (at_once, in_rounds)), "head")
-    for expert in ("following", "at-once", "popular", "alike"):
+    check_same(
+        *({n: f.shared[f"cooccurrence/{n}"] for n in same} for f in (at_once, in_rounds)), "head"
+    )
+    for expert in ("transitions", "recent-transitions", "popularity", "categories"):
         mine, theirs = (
             {n: a for n, a in f.shared.items() if n.startswith(f"{expert}/")}
             for f in (at_once, in_rounds)
         )
         check_same(mine, theirs, expert)
-    assert (at_once.shared["following/weights"] != 0).all(axis=1).any(), "rows are full"
+    assert (at_once.shared["transitions/weights"] != 0).all(axis=1).any(), "rows are full"
     one_by_one = Federation(
-        small(**options, count_rounds=5, asked=0.5),
+        small(**options, count_rounds=5, fit_fraction=0.5),
         tastes(),
         machine=Machine(threads=1, chunk=1),
     )
-    half = Federation(small(**options, count_rounds=5, asked=0.5), tastes())
+    half = Federation(small(**options, count_rounds=5, fit_fraction=0.5), tastes())
     for _ in range(9):
         one_by_one.round()
         half.round()
     check_same(one_by_one.shared, half.shared, "half of them asked")
-    assert not any(name.startswith(HELD) for name in half.shared)
-    asked = np.diff(half.store.read(np.arange(60))[QUESTIONS].indptr) > 0
+    assert not any(name.startswith(HELD_OUT) for name in half.shared)
+    asked = np.diff(half.store.read(np.arange(60))[CANDIDATES].indptr) > 0
     assert 15 < asked.sum() < 45
 
 
@@ -352,22 +362,22 @@ def test_the_held_items_are_not_in_what_is_asked():
     """The experts that weights are fitted with have never counted a held item."""
     rows = [[(start + k) % 12 for k in range(6)] for start in range(12)]
     marked = [[*row[:4], 50, 51] for row in rows]
-    federation = Federation(small(held=2), clients_of(marked))
+    federation = Federation(small(held_out=2), clients_of(marked))
     federation.round()
     shared = federation.shared
-    assert shared[HELD + "popular/shares"][[50, 51]].sum() == 0
-    assert shared["popular/shares"][[50, 51]].sum() > 0
-    assert (shared[HELD + "following/weights"][50] == 0).all()
+    assert shared[HELD_OUT + "popularity/shares"][[50, 51]].sum() == 0
+    assert shared["popularity/shares"][[50, 51]].sum() > 0
+    assert (shared[HELD_OUT + "transitions/weights"][50] == 0).all()
     federation.round()
-    kept = federation.store.read(np.arange(12))[QUESTIONS]
+    kept = federation.store.read(np.arange(12))[CANDIDATES]
     assert np.diff(kept.indptr).tolist() == [2 * federation.task.method._block(60)] * 12
 
 
 def test_experts_that_have_nothing_to_go_by_stay_out():
     with_features = small().init(tastes(), Streams(0))
     without = small().init(replace(tastes(), item_features={}), Streams(0))
-    assert any(name.startswith("alike/") for name in with_features)
-    assert not any("alike/" in name for name in without)
+    assert any(name.startswith("categories/") for name in with_features)
+    assert not any("categories/" in name for name in without)
     assert len(without["weights"]) < len(with_features["weights"])
 
 
@@ -375,7 +385,7 @@ def test_a_client_of_one_item_asks_nothing():
     federation = Federation(small(), clients_of([[3], [4, 5, 6], [7, 8]]))
     for _ in range(3):
         federation.round()
-    kept = federation.store.read(np.arange(3))[QUESTIONS]
+    kept = federation.store.read(np.arange(3))[CANDIDATES]
     block = federation.task.method._block(60)
     assert np.diff(kept.indptr).tolist() == [0, 2 * block, block]
     for _ in range(6):
@@ -386,10 +396,10 @@ def test_a_client_of_one_item_asks_nothing():
 def test_questions_may_be_asked_from_further_back():
     """Fewer items are known, and those in between are no candidates."""
     rows = [[*range(9)], [20, 21], [30, 31, 32, 33]]
-    asked = Federation(small(apart=3, held=2), clients_of(rows))
+    asked = Federation(small(gap=3, held_out=2), clients_of(rows))
     asked.round()
     asked.round()
-    kept = asked.store.read(np.arange(3))[QUESTIONS]
+    kept = asked.store.read(np.arange(3))[CANDIDATES]
     block = asked.task.method._block(60)
     known = np.exp(kept.rows[::block, -2]).round()
     # The last item, then the one before it; at least one item is known.
@@ -424,16 +434,20 @@ class Constant(Expert):
 
 
 def test_other_peoples_experts_plug_in(monkeypatch, tmp_path):
-    assert {"following", "at-once", "company", "popular", "alike"} <= set(expert_names())
+    assert {"transitions", "recent-transitions", "cooccurrence", "popularity", "categories"} <= set(
+        expert_names()
+    )
     find = base.find
     monkeypatch.setattr(
         base, "find", lambda group, name: Constant if name == "constant" else find(group, name)
     )
-    method, view = small(experts=("popular", "constant")), tastes()
+    method, view = small(experts=("popularity", "constant")), tastes()
     scores = method.score(method.init(view, Streams(0)), {}, view)
     assert (scores.argmax(axis=1) == 9).all()
-    voices = method.voices(method.init(view, Streams(0)), view, np.full((len(view), 1), 9))
-    assert voices == [["constant"]] * len(view)
+    contributions = method.contributions(
+        method.init(view, Streams(0)), view, np.full((len(view), 1), 9)
+    )
+    assert contributions == [["constant"]] * len(view)
     federation = Federation(method, view)
     for _ in range(method.planned_rounds):
         federation.round()
@@ -442,8 +456,10 @@ def test_other_peoples_experts_plug_in(monkeypatch, tmp_path):
     trained = Model(method, federation.shared, PrivateStore({}, 0), data, Streams(0))
     with pytest.raises(ConfigError, match="'constant' cannot be exported"):
         export(trained, tmp_path / "bundle")
-    with pytest.raises(ConfigError, match="unknown expert 'folowing'; did you mean 'following'"):
-        expert_class("folowing")
+    with pytest.raises(
+        ConfigError, match="unknown expert 'transition'; did you mean 'transitions'"
+    ):
+        expert_class("transition")
 
 
 def test_a_run_explains_and_comes_back(tmp_path):
@@ -452,11 +468,11 @@ def test_a_run_explains_and_comes_back(tmp_path):
     )
     lines = run.recommend("user-00", 5)
     assert {line.because for line in lines} <= {
-        "following",
-        "at-once",
-        "company",
-        "popular",
-        "alike",
+        "transitions",
+        "recent-transitions",
+        "cooccurrence",
+        "popularity",
+        "categories",
     }
     assert all(line.because for line in lines)
     again = hushrec.Run.open(tmp_path / "run", taste_world())
@@ -467,7 +483,7 @@ def test_a_run_explains_and_comes_back(tmp_path):
 
 def test_what_devices_say_of_scores_stays_small():
     """Or sums over a million of them would not fit: popularity is steep in large catalogues."""
-    popular = expert_class("popular")(FedMix().config)
+    popular = expert_class("popularity")(FedMix().config)
     view = replace(tastes(), n_items=100_000)
     model = popular.learn(popular.init(view), np.array([7]), np.array([[1e6]]))
     scores = np.zeros((len(view), 2, 100_000), np.float32)

@@ -65,13 +65,13 @@ def windows_gram(rows, m, window):
     return out
 
 
-def next_weights(rows, m, window, gram, ridge, company, company_ridge, power=0.5):
+def next_weights(rows, m, window, gram, ridge, cooccurrence, cooccurrence_ridge, power=0.5):
     sums = followed_by(rows, m, window) ** power
     counts = np.diag(sums)
     a = sums - np.diag(counts)
     following = np.linalg.solve(np.diag(counts + ridge) + gram * (a + a.T), a)
-    p = np.linalg.inv(windows_gram(rows, m, window) + company_ridge * np.eye(m))
-    return following - company * p / np.diag(p)
+    p = np.linalg.inv(windows_gram(rows, m, window) + cooccurrence_ridge * np.eye(m))
+    return following - cooccurrence * p / np.diag(p)
 
 
 def ease_weights(rows, m, ridge):
@@ -101,7 +101,7 @@ histories = st.lists(
 @settings(max_examples=60)
 def test_fednext_equals_its_centralised_twin(rows, window, recency, recent):
     options = {"window": window, "recency": recency, "recent": recent, "popularity": 0.1}
-    more = {"company": 0.3, "company_ridge": 5.0}
+    more = {"cooccurrence": 0.3, "cooccurrence_ridge": 5.0}
     method = FedNext(FedNext.Config(ridge=2.0, gram=0.2, **options, **more))
     view = clients_of(rows, 12)
     shared = trained(method, view)
@@ -136,7 +136,7 @@ def test_the_twins_on_a_population():
     rows = [rng.permutation(50)[: rng.integers(2, 40)].tolist() for _ in range(200)]
     view = clients_of(rows, 50)
     config = FedNext().config
-    scalars = config.gram, config.ridge, config.company, config.company_ridge
+    scalars = config.gram, config.ridge, config.cooccurrence, config.cooccurrence_ridge
     for method, expected in (
         (FedNext(), next_weights(rows, 50, config.window, *scalars)),
         (FedEASE(), ease_weights(rows, 50, 500.0)),
@@ -188,7 +188,7 @@ def test_outside_the_head_pairs_speak_for_themselves(head_size):
     solved = np.linalg.solve(np.diag(np.diag(part) + 3) + 0.5 * (a + a.T), a)
     options = {"ridge": 3.0, "dense_items": head_size}
     got = trained(
-        FedNext(FedNext.Config(window=5, gram=0.5, power=0.75, company=0, **options)), view
+        FedNext(FedNext.Config(window=5, gram=0.5, power=0.75, cooccurrence=0, **options)), view
     )
     np.testing.assert_allclose(dense(got), head_rule(solved, sums, head, 3.0), atol=1e-6)
 

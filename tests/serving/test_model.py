@@ -19,7 +19,13 @@ TRAINED = {
     "fedrap tables": ("fedrap", {"d": 4}),
     "fedmix": (
         "fedmix",
-        {"newton_rounds": 2, "network_rounds": 2, "turns": 1, "best": 20, "others": 10}
+        {
+            "newton_rounds": 2,
+            "network_rounds": 2,
+            "turns": 1,
+            "top_candidates": 20,
+            "random_candidates": 10,
+        }
         | {"reranked": 12, "hidden": 4, "factors": 4, "evaluation.every": 8},
     ),
     "fedmix under noise": (

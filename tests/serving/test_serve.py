@@ -25,7 +25,14 @@ OPTIONS = {"popularity": 0.1, "ridge": 5.0}
 
 
 MIXTURE = {"newton_rounds": 3, "network_rounds": 3, "turns": 1, "lr": 0.2, "evaluation.every": 8}
-MIXTURE |= {"best": 20, "others": 10, "reranked": 12, "hidden": 4, "factors": 4, "ridge": 5.0}
+MIXTURE |= {
+    "top_candidates": 20,
+    "random_candidates": 10,
+    "reranked": 12,
+    "hidden": 4,
+    "factors": 4,
+    "ridge": 5.0,
+}
 
 
 @pytest.fixture(scope="module", params=["fednext", "fedease", "fedmix"])
@@ -204,22 +211,22 @@ WRONG_MANIFESTS = {
     ],
     "mixture": [
         {"experts": {}},
-        {"experts": ["popular"]},
-        {"experts": {"popular": [{"kind": "shares", "floor": 0.1}]}},
-        {"experts": {"popular": {"kind": "shares"}}},
-        {"experts": {"popular": ["shares"]}},
+        {"experts": ["popularity"]},
+        {"experts": {"popularity": [{"kind": "shares", "floor": 0.1}]}},
+        {"experts": {"popularity": {"kind": "shares"}}},
+        {"experts": {"popularity": ["shares"]}},
         {"reranked": -1},
         {"hidden": 0},
         {"hidden": 5},
-        expert("popular", kind="other"),
-        expert("popular", floor=0),
-        expert("following", ends=[]),
-        expert("following", ends=[3, 2, 1]),
-        expert("following", ends=[0, 1]),
-        expert("following", logs="all"),
-        expert("following", scale=-1.0),
-        expert("alike", sizes=[1]),
-        expert("alike", latest=[-1]),
+        expert("popularity", kind="other"),
+        expert("popularity", floor=0),
+        expert("transitions", ends=[]),
+        expert("transitions", ends=[3, 2, 1]),
+        expert("transitions", ends=[0, 1]),
+        expert("transitions", logs="all"),
+        expert("transitions", scale=-1.0),
+        expert("categories", sizes=[1]),
+        expert("categories", latest=[-1]),
     ],
 }
 
@@ -254,11 +261,11 @@ WRONG_TENSORS = {
         {"known": np.zeros(60, np.float32)},
     ],
     "mixture": [
-        {"following/0/weights": np.full(SHAPE, np.inf, np.float32)},
-        {"following/0/neighbours": np.full(SHAPE, 60, np.uint16)},
-        {"company/1/vectors": np.zeros(60, np.float32)},
-        {"popular/0/shares": np.zeros(SHAPE, np.float32)},
-        {"alike/0/said": np.zeros(SHAPE, np.float32)},
+        {"transitions/0/weights": np.full(SHAPE, np.inf, np.float32)},
+        {"transitions/0/neighbours": np.full(SHAPE, 60, np.uint16)},
+        {"cooccurrence/1/vectors": np.zeros(60, np.float32)},
+        {"popularity/0/shares": np.zeros(SHAPE, np.float32)},
+        {"categories/0/said": np.zeros(SHAPE, np.float32)},
         {"mixture/weights": np.zeros(3, np.float32)},
         {"mixture/scale": np.zeros(28, np.float32)},
         {"mixture/network": np.zeros(9, np.float32)},

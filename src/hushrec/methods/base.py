@@ -328,13 +328,16 @@ class ModelFacts(ABC):
 
 
 class Explains(ABC):
-    """Scores come from several voices, which can be told apart."""
+    """Scores are sums of contributions of several experts."""
 
     @abstractmethod
-    def voices(
+    def contributions(
         self, shared: Shared, history: TrainView, items: NDArray[np.int32]
     ) -> list[list[str]]:
-        """Name, for every client and each of its items [clients, places], who spoke for it most."""
+        """Name the expert with the largest contribution to each item's score, client by client.
+
+        ``items`` is [clients, items of a list].
+        """
 
 
 class NoisesGradients(ABC):

@@ -149,7 +149,7 @@ def _pairs(method: ItemPairs, shared: Shared, form: _Form) -> dict[str, Any]:
 
 def _mixture(method: FedMix, shared: Shared, form: _Form) -> dict[str, Any]:
     experts: dict[str, list[dict[str, Any]]] = {}
-    for expert, model in method.speaking(shared):
+    for expert, model in method.active(shared):
         parts = expert.parts(model)
         if parts is None:
             raise ConfigError(f"expert '{expert.name}' cannot be exported: it has no Expert.parts")

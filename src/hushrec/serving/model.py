@@ -294,7 +294,7 @@ class Model:
     def experts(self, history: TrainView, items: NDArray[np.int32]) -> list[list[str]]:
         """Return the expert with the largest contribution to each score: items [clients, ranks]."""
         if isinstance(self.method, Explains):
-            return self.method.voices(self.shared, history, items)
+            return self.method.contributions(self.shared, history, items)
         return [[""] * items.shape[1]] * len(items)
 
     def indices(self, users: Sequence[str | int]) -> UserIndices:

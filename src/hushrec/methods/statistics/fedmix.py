@@ -1,36 +1,38 @@
-"""FedMix: experts that are sums, mixed on the device by weights that are sums as well.
+"""FedMix: an ensemble of experts made of sums, with weights fitted from sums as well.
 
-Each expert (`methods.experts`) is a model of sums over clients that gives every item a few scores
-from a device's own history: what follows what, what keeps company, what is popular, what year or
-genre follows what. An item's share in what comes next is taken to be log-linear in the scores,
+Each expert (`experts`) is a model learnt from sums over clients that gives every item a few scores
+from a client's own history: item transitions, co-occurrence, popularity, transitions between item
+categories. The probability of the next item is log-linear in the scores,
 
     P(j | history) ∝ exp( Σ_f w_f · x_f(history, j) ),      j untouched,
 
-so a mixture cannot be much worse than its best expert, and a small network over the same scores
-then corrects the order of the best candidates.
+so the ensemble cannot be much worse than its best expert. A small network over the same scores then
+reranks the best candidates.
 
-**Honest by construction.** A device holds its last ``held`` training items back. Experts are
-counted without them; weights and network are fitted to find them; then experts are used as counted
-with them. Validation items only tell which round is shipped.
+**No leak between experts and weights.** A client holds out its last ``held_out`` training items.
+Experts are learnt without them; weights and network are fitted to predict them; experts learnt with
+them are then served. Validation items only select the round.
 
-The rounds, and what a device uploads in them:
+The phases, and what a client uploads in each:
 
-1. *Count.* Each expert's sums over the history without the held items, and what those add. From
-   the first the server learns the experts that are asked, from both together those that are served.
-   Of a large catalogue in ``count_rounds`` rounds (`experts.counting`), of all others in one.
-2. *Ask.* A device receives the former. For each held item it keeps the scores of that item, of the
-   ``best`` untouched items by the experts' starting weights, and of ``others`` drawn from the
-   rest, which stand for all of it. This stays on the device. It uploads sums of scores and of
-   their squares, for the scales.
-3. *Weights*, ``newton_rounds`` rounds: loss, gradient and Hessian at the weights that it is sent;
-   the server takes damped Newton steps (`methods.newton`).
-4. *Network*, ``network_rounds`` rounds, a device in one of ``turns`` of them: its gradient of the
-   network, which the server follows by Adam (FedAdam: Reddi et al. 2021, with one local step).
+1. *Count.* Each expert's sums over the history without the held-out items, and what those add. The
+   server learns from the former the experts that weights are fitted with, and from both together
+   the experts that are served. With ``count_rounds`` > 1, large catalogues are counted in several
+   rounds (`experts.base.Counting`).
+2. *Score candidates.* A client receives the experts learnt without held-out items. Each held-out
+   item is a prediction task: the client keeps the scores of that item, of the ``top_candidates``
+   untouched items with the highest scores by the starting weights, and of ``random_candidates``
+   drawn from the rest, which stand for all of it. It uploads the moments of the scores, for scaling.
+3. *Fit weights*, ``newton_rounds`` rounds: loss, gradient and Hessian at the weights that it is
+   sent; the server takes damped Newton steps (`shared.optimisers`).
+4. *Fit network*, ``network_rounds`` rounds, a client in one of ``turns`` of them: its gradient of
+   the network; the server takes a step of Adam (FedAdam: Reddi et al. 2021, with one local step).
 
-So a device uploads its pairs once, and then a few kB a round; it downloads the experts twice.
+So a client uploads its pairs once, and then a few kB a round; it downloads the experts twice.
 
-Where noise is added to sums, one expert is left: noise leaves nothing to the others, and weights
-would cost budget without finding more (`experiments/privacy-utility/tuning.md`).
+Under noise on sums (``privacy.mode = central``) only the transitions are learnt, by `fednext`'s
+private form: noise leaves nothing to the other experts, and weights would cost budget without
+gaining accuracy (`experiments/privacy-utility/tuning.md`).
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ from hushrec.methods.base import (
 from hushrec.methods.shared.optimisers import Adam, first_trial, next_trial
 from hushrec.methods.statistics.experts.base import (
     HEAD,
-    HELD,
+    HELD_OUT,
     Counting,
     Expert,
     ExpertsConfig,
@@ -79,9 +81,9 @@ from hushrec.methods.statistics.experts.base import (
 from hushrec.methods.statistics.fednext import PrivateFedNext
 from hushrec.streams import Round, Streams
 
-QUESTIONS = "questions"
+CANDIDATES = "candidates"
 SCORES_AT_ONCE = 2**20
-"""Numbers of scores in memory together."""
+"""Number of scores in memory at a time."""
 ONE = np.zeros(0, np.int64)
 
 
@@ -89,27 +91,27 @@ class FedMixConfig(ExpertsConfig):
     """Options of FedMix."""
 
     experts: Annotated[tuple[str, ...], Field(min_length=1)] = (
-        "following",
-        "at-once",
-        "company",
-        "popular",
-        "alike",
+        "transitions",
+        "recent-transitions",
+        "cooccurrence",
+        "popularity",
+        "categories",
     )
-    """Who speaks, by the names of `hushrec.experts`; whoever finds nothing to go by stays out."""
+    """Experts in the ensemble, by the names of `hushrec.experts`; inapplicable ones are skipped."""
     count_rounds: Annotated[int, Field(ge=1)] = 1
-    """Rounds that count. With more than one, the first is for items, the second for pairs of the
-    ``dense_items`` most popular, the others for the rest: that takes less memory."""
-    asked: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the devices, drawn once, that fit weights and network: a few thousand will do."""
-    held: Annotated[int, Field(ge=1)] = 2
-    """How many of its last training items a device fits weights with."""
-    apart: Annotated[int, Field(ge=0)] = 0
-    """How many items lie between what a question is asked from and its held item. 0 asks what comes
-    next; where items are to be found much later (``split.kind=time``), ask further ahead."""
-    best: Annotated[int, Field(ge=1)] = 200
-    """Candidates of a held item: the best ones by the starting weights."""
-    others: Annotated[int, Field(ge=1)] = 56
-    """And how many of the rest, drawn, which stand for all of it."""
+    """Rounds of counting. With more than one, the first counts items, the second pairs of the
+    ``dense_items`` most popular ones, the others the remaining pairs, which takes less memory."""
+    fit_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Fraction of the clients, drawn once, that fit weights and network: a few thousand suffice."""
+    held_out: Annotated[int, Field(ge=1)] = 2
+    """How many of its last training items a client holds out to fit weights and network."""
+    gap: Annotated[int, Field(ge=0)] = 0
+    """Number of items between the history of a prediction task and its held-out item. 0 predicts
+    the next item; use more where targets come much later (``split.kind=time``)."""
+    top_candidates: Annotated[int, Field(ge=1)] = 200
+    """Candidates of a task with the highest scores by the starting weights."""
+    random_candidates: Annotated[int, Field(ge=1)] = 56
+    """Candidates drawn from all other items, weighted to stand for them."""
     penalty: Annotated[float, Field(gt=0)] = 1e-4
     """Weight of the squared weights in the loss."""
     newton_rounds: Annotated[int, Field(ge=0)] = 6
@@ -117,25 +119,25 @@ class FedMixConfig(ExpertsConfig):
     network_rounds: Annotated[int, Field(ge=0)] = 40
     """Rounds that fit the network."""
     hidden: Width = 20
-    """Width of its two hidden layers."""
+    """Width of the network's two hidden layers."""
     reranked: Annotated[int, Field(ge=2)] = 120
-    """Candidates that it puts in order."""
+    """Number of candidates that the network reranks."""
     turns: Annotated[int, Field(ge=1)] = 4
-    """A device takes part in one of so many rounds of the network."""
+    """A client takes part in one of so many rounds of the network."""
     lr: Annotated[float, Field(gt=0)] = 0.02
-    """Rate of Adam."""
+    """Learning rate of the network's Adam."""
     decay: Annotated[float, Field(ge=0)] = 0.01
     """Weight decay of Adam."""
 
 
 class PrivateFedMix(PrivateFedNext):
-    """FedMix under differential privacy: the expert that outweighs the noise, and no other."""
+    """FedMix under differential privacy: the transitions expert alone."""
 
     name = "fedmix"
 
 
 class FedMix(Method, Explains, Tunable):
-    """A log-linear mixture of experts, and a small network over their scores."""
+    """A log-linear ensemble of experts, and a small network over their scores."""
 
     name = "fedmix"
     Config: ClassVar[type[MethodConfig]] = FedMixConfig
@@ -145,11 +147,11 @@ class FedMix(Method, Explains, Tunable):
 
     @property
     def search(self) -> SearchSpace:
-        """How experts and weights are held small, and the network's size and pace."""
+        """Regularisation of experts and weights, and the network's size and learning rate."""
         return {
             "ridge": Between(10.0, 1000.0),
-            "company_ridge": Between(30.0, 3000.0),
-            "held": OneOf((1, 2, 3)),
+            "cooccurrence_ridge": Between(30.0, 3000.0),
+            "held_out": OneOf((1, 2, 3)),
             "penalty": Between(1e-6, 1e-2),
             "hidden": OneOf((10, 20, 40)),
             "lr": Between(0.005, 0.1),
@@ -175,7 +177,7 @@ class FedMix(Method, Explains, Tunable):
                 "moments of the scores of its candidates",
                 self._fit_candidates,
                 self._learn_scales,
-                self._asked_experts,
+                self._download_held_out,
             ),
             Phase(
                 "fit weights",
@@ -200,18 +202,18 @@ class FedMix(Method, Explains, Tunable):
     # ------------------------------------------------------------ shared and private
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Start from experts that have counted nothing, and from a network that says nothing."""
+        """Start from experts without counts, and from a network with zero output weights."""
         shared: dict[str, Any] = {}
         if self.config.count_rounds > 1:
             shared[HEAD] = np.zeros(view.n_items, np.bool_)
-        for expert in self._hearing(view):
+        for expert in self._applicable(view):
             for name, array in expert.init(view).items():
                 shared[f"{expert.name}/{name}"] = array
-                shared[f"{HELD}{expert.name}/{name}"] = array
+                shared[f"{HELD_OUT}{expert.name}/{name}"] = array
         start = np.array(
             [
                 expert.start.get(score, 0.0)
-                for expert, model in self.speaking(shared)
+                for expert, model in self.active(shared)
                 for score in expert.scores(model)
             ]
         )
@@ -227,44 +229,44 @@ class FedMix(Method, Explains, Tunable):
         return shared | {"network": network, **Adam.start(network)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
-        """Keep the scores of the candidates of each held item."""
-        capacity = self._asked(view, streams) * self._block(view.n_items)
-        return {QUESTIONS: PerClientRows(capacity, len(shared["center"]) + 1)}
+        """Keep the scores of the candidates of each held-out item."""
+        capacity = self._task_counts(view, streams) * self._block(view.n_items)
+        return {CANDIDATES: PerClientRows(capacity, len(shared["center"]) + 1)}
 
-    def _asked_experts(self, shared: Shared) -> Shared:
-        """Send the experts that do not know the held-out items, and what they weigh."""
-        held = {name: array for name, array in shared.items() if name.startswith(HELD)}
+    def _download_held_out(self, shared: Shared) -> Shared:
+        """Send the experts learnt without held-out items, and the weights of their scores."""
+        held = {name: array for name, array in shared.items() if name.startswith(HELD_OUT)}
         return {"weights": shared["weights"], **held}
 
     def serving(self, shared: Shared) -> Shared:
-        """Leave out the experts that are only asked, and all that only the server needs."""
+        """Leave out what only fitting needs: held-out experts and the optimisers' state."""
         own = ("center", "scale", "weights", "network")
         return {
             name: array
             for name, array in shared.items()
-            if name in own or ("/" in name and not name.startswith((HELD, "adam/")))
+            if name in own or ("/" in name and not name.startswith((HELD_OUT, "adam/")))
         }
 
     # ------------------------------------------------------------ on the devices
 
     def _fit_counts(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        held, counting = self._held(view.positives), self._counting(shared, now.number)
-        rows = counting.count(self._hearing(view), view, held)
+        held, counting = self._held_out_counts(view.positives), self._counting(shared, now.number)
+        rows = counting.count(self._applicable(view), view, held)
         return Fitted(Update(len(view), rows=rows), private)
 
     def _fit_candidates(
         self, shared: Shared, private: Private, view: TrainView, now: Round
     ) -> Fitted:
-        kept = self._questions(shared, view, now)
+        kept = self._score_candidates(shared, view, now)
         moments = mixture.score_moments(kept.indptr, kept.rows, self._block(view.n_items))
-        rows = {"moments": _one_each(*moments)}
-        return Fitted(Update(len(view), rows=rows), {QUESTIONS: kept})
+        rows = {"moments": _one_row(*moments)}
+        return Fitted(Update(len(view), rows=rows), {CANDIDATES: kept})
 
     def _fit_weights(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         asked, block = _rows(private), self._block(view.n_items)
         weights, scale = shared["trial"].astype(np.float32), shared["scale"]
         sums = mixture.newton_sums(asked.indptr, asked.rows, block, weights, scale)
-        return self._fitted({"newton": _one_each(*sums)}, asked, now)
+        return self._fitted({"newton": _one_row(*sums)}, asked, now)
 
     def _fit_network(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         asked, block = _rows(private), self._block(view.n_items)
@@ -273,19 +275,19 @@ class FedMix(Method, Explains, Tunable):
         weights, *network = self.network(shared)
         both = np.stack([weights, (shared["start"] * shared["scale"][:-1]).astype(np.float32)])
         sums = mixture.network_sums(asked.indptr, asked.rows, block, turn, both, *network)
-        return self._fitted({"network": _one_each(*sums)}, asked, now)
+        return self._fitted({"network": _one_row(*sums)}, asked, now)
 
     def _fitted(self, rows: dict[str, KeyedRows], asked: ClientRows, now: Round) -> Fitted:
-        """Keep the scores of the candidates, until nothing will be asked of them again."""
+        """Keep the scores of the candidates until the last round, which drops them."""
         clients = len(asked.indptr) - 1
         if now.number >= self.planned_rounds:
             nothing = np.zeros(clients + 1, np.int64)
             asked = ClientRows(nothing, asked.ids[:0], asked.rows[:0])
-        return Fitted(Update(clients, rows=rows), {QUESTIONS: asked})
+        return Fitted(Update(clients, rows=rows), {CANDIDATES: asked})
 
-    def _questions(self, shared: Shared, view: TrainView, now: Round) -> ClientRows:
-        """Score the candidates of every held item with the experts that do not know it."""
-        held, block = self._asked(view, now.streams), self._block(view.n_items)
+    def _score_candidates(self, shared: Shared, view: TrainView, now: Round) -> ClientRows:
+        """Score the candidates of every held-out item with the experts learnt without it."""
+        held, block = self._task_counts(view, now.streams), self._block(view.n_items)
         width = len(shared["weights"]) + 1
         rows = np.zeros((held.sum() * block, width + 1), np.float32)
         rows[:, width] = mixture.NONE
@@ -293,27 +295,27 @@ class FedMix(Method, Explains, Tunable):
         for back in range(1, int(held.max(initial=0)) + 1):
             asked = np.flatnonzero(held >= back)
             key = now.streams.key("candidates", back)
-            for some, room in self._parts(asked, width - 1, view.n_items):
+            for some, buffer in self._parts(asked, width - 1, view.n_items):
                 mine = view.take(some)
                 before = mine.positives.lengths - back
-                earlier = shortened(mine, back + np.minimum(self.config.apart, before - 1))
-                scores = self._scores(shared, earlier, HELD, room)
+                earlier = shortened(mine, back + np.minimum(self.config.gap, before - 1))
+                scores = self._scores(shared, earlier, HELD_OUT, buffer)
                 prior = np.zeros((len(mine), view.n_items), np.float32)
                 mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
                 for c in range(len(mine)):
                     items, past = mine.positives[c], earlier.positives[c]
-                    found, log_weights = kernels.choose_candidates(
+                    chosen, log_weights = kernels.choose_candidates(
                         prior[c],
                         items[:-back],
                         items[-back],
-                        self.config.best,
-                        self.config.others,
+                        self.config.top_candidates,
+                        self.config.random_candidates,
                         key,
                         int(mine.users[c]),
                     )
                     start = indptr[some[c]] + (back - 1) * block
-                    here = rows[start : start + len(found)]
-                    here[:, : width - 1] = scores[c][:, found].T
+                    here = rows[start : start + len(chosen)]
+                    here[:, : width - 1] = scores[c][:, chosen].T
                     here[:, width - 1] = np.log(len(past))
                     here[:, width] = log_weights
         ids = np.concatenate([np.arange(n * block) for n in held] or [ONE]).astype(np.int32)
@@ -322,14 +324,14 @@ class FedMix(Method, Explains, Tunable):
     # ------------------------------------------------------------ on the server
 
     def _learn_experts(self, shared: Shared, total: Total, number: int) -> Shared:
-        """Learn the experts, and which items are popular."""
+        """Learn the experts, and the head of the catalogue."""
         counting = self._counting(shared, number)
-        learnt = counting.learn(self.speaking(shared), shared, total)
+        learnt = counting.learn(self.active(shared), shared, total)
         return {**shared, **learnt, **counting.most_popular(total, self.config.dense_items)}
 
     def _learn_scales(self, shared: Shared, total: Total, number: int) -> Shared:
-        """Standardise the scores; the experts without the held-out items have done their work."""
-        kept = {name: array for name, array in shared.items() if not name.startswith(HELD)}
+        """Find the scores' mean and scale; drop the experts learnt without held-out items."""
+        kept = {name: array for name, array in shared.items() if not name.startswith(HELD_OUT)}
         if "moments" not in total.rows:
             return kept
         _, ((count, *sums),) = total.rows["moments"]
@@ -351,21 +353,21 @@ class FedMix(Method, Explains, Tunable):
         """Take a step of Adam; the rate falls in the second half, so that the last steps settle."""
         if "network" not in total.rows:
             return shared
-        questions, _, *gradient = total.rows["network"][1][0]
+        tasks, _, *gradient = total.rows["network"][1][0]
         left = (self.planned_rounds + 1 - number) / self.config.network_rounds
         adam = Adam(self.config.lr * min(1.0, 2 * left), self.config.decay)
-        return {**shared, **adam.step(shared, np.array(gradient) / max(questions, 1.0))}
+        return {**shared, **adam.step(shared, np.array(gradient) / max(tasks, 1.0))}
 
     # ------------------------------------------------------------ scoring
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
-        """Mix what the experts say, and let the network put the best in order."""
+        """Add up the weighted scores, and rerank the best candidates with the network."""
         out = np.zeros((len(history), history.n_items), np.float32)
         weights, center, scale, network, hidden, best = self.network(shared)
         everybody = np.arange(len(history))
-        for some, room in self._parts(everybody, len(weights), history.n_items):
+        for some, buffer in self._parts(everybody, len(weights), history.n_items):
             mine = history.take(some)
-            scores = self._scores(shared, mine, "", room)
+            scores = self._scores(shared, mine, "", buffer)
             mixed = np.zeros((len(mine), history.n_items), np.float32)
             mixture.weigh(scores, weights / scale[:-1], mixed)
             if self.reranks(shared):
@@ -386,7 +388,7 @@ class FedMix(Method, Explains, Tunable):
             out[some] = mixed
         return out
 
-    def voices(
+    def contributions(
         self, shared: Shared, history: TrainView, items: NDArray[np.int32]
     ) -> list[list[str]]:
         """Name the expert whose scores lift each item most above the mean item."""
@@ -394,16 +396,16 @@ class FedMix(Method, Explains, Tunable):
         out: list[list[str]] = []
         for client in range(len(history)):
             alone = history.take(np.array([client]))
-            room = np.zeros((1, len(weights), history.n_items), np.float32)
-            scores = self._scores(shared, alone, "", room)[0]
-            said = weights[:, None] * (scores - scores.mean(axis=1, keepdims=True))
-            speaking, end = self.speaking(shared), 0
-            lifts = np.zeros((len(speaking), items.shape[1]))
-            for n, (expert, model) in enumerate(speaking):
+            buffer = np.zeros((1, len(weights), history.n_items), np.float32)
+            scores = self._scores(shared, alone, "", buffer)[0]
+            lifted = weights[:, None] * (scores - scores.mean(axis=1, keepdims=True))
+            active, end = self.active(shared), 0
+            lifts = np.zeros((len(active), items.shape[1]))
+            for n, (expert, model) in enumerate(active):
                 size = len(expert.scores(model))
-                lifts[n] = said[end : end + size, items[client]].sum(axis=0)
+                lifts[n] = lifted[end : end + size, items[client]].sum(axis=0)
                 end += size
-            out.append([speaking[n][0].name for n in lifts.argmax(axis=0)])
+            out.append([active[n][0].name for n in lifts.argmax(axis=0)])
         return out
 
     # ------------------------------------------------------------ what several of these use
@@ -411,11 +413,11 @@ class FedMix(Method, Explains, Tunable):
     def _experts(self) -> list[Expert]:
         return [expert_class(name)(self.config) for name in self.config.experts]
 
-    def _hearing(self, view: TrainView) -> list[Expert]:
-        return [expert for expert in self._experts() if expert.hears(view)]
+    def _applicable(self, view: TrainView) -> list[Expert]:
+        return [expert for expert in self._experts() if expert.is_applicable(view)]
 
-    def speaking(self, shared: Shared, prefix: str = "") -> list[tuple[Expert, Shared]]:
-        """Return the experts that the shared parameters have models of, and those."""
+    def active(self, shared: Shared, prefix: str = "") -> list[tuple[Expert, Shared]]:
+        """Return the experts in the shared parameters, each with its model."""
         found: list[tuple[Expert, Shared]] = []
         for expert in self._experts():
             model = model_of(shared, f"{prefix}{expert.name}/")
@@ -424,14 +426,14 @@ class FedMix(Method, Explains, Tunable):
         return found
 
     def _scores(
-        self, shared: Shared, view: TrainView, prefix: str, room: NDArray[np.float32]
+        self, shared: Shared, view: TrainView, prefix: str, buffer: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Return what all experts say, in this room: [clients, scores, items]."""
-        speaking = self.speaking(shared, prefix)
-        sizes = [len(expert.scores(model)) for expert, model in speaking]
-        out, end = room[: len(view)], 0
+        """Return the scores of all experts, written to a buffer: [clients, scores, items]."""
+        active = self.active(shared, prefix)
+        sizes = [len(expert.scores(model)) for expert, model in active]
+        out, end = buffer[: len(view)], 0
         out[:] = 0
-        for (expert, model), size in zip(speaking, sizes, strict=True):
+        for (expert, model), size in zip(active, sizes, strict=True):
             expert.score(model, view, out[:, end : end + size])
             end += size
         return out
@@ -441,51 +443,51 @@ class FedMix(Method, Explains, Tunable):
         return bool(shared["network"][-1 - self.config.hidden : -1].any())
 
     def network(self, shared: Shared) -> tuple[Any, ...]:
-        """Return what the network's kernels take: weights, scales, and the network."""
+        """Return the arguments of the network's kernels: weights, scales, and the network."""
         weights = shared["weights"].astype(np.float32)
         network = shared["center"], shared["scale"], shared["network"]
         return weights, *network, self.config.hidden, self.config.reranked
 
-    def _held(self, past: Ragged) -> NDArray[np.int64]:
-        """Return how many items each client holds back: one at least stays."""
-        return np.clip(past.lengths - 1, 0, self.config.held)
+    def _held_out_counts(self, past: Ragged) -> NDArray[np.int64]:
+        """Return the number of held-out items of each client; at least one item is not held out."""
+        return np.clip(past.lengths - 1, 0, self.config.held_out)
 
-    def _asked(self, view: TrainView, streams: Streams) -> NDArray[np.int64]:
-        """Return how many questions each client has: its held items, or none if not drawn."""
-        held = self._held(view.positives)
-        if self.config.asked == 1:
+    def _task_counts(self, view: TrainView, streams: Streams) -> NDArray[np.int64]:
+        """Return the number of prediction tasks of each client: none if it was not drawn."""
+        held = self._held_out_counts(view.positives)
+        if self.config.fit_fraction == 1:
             return held
         drawn = draw_each(streams.key("asked"), view.users, np.zeros(len(view), np.int64))
-        return np.where(drawn < self.config.asked * 2.0**64, held, 0)
+        return np.where(drawn < self.config.fit_fraction * 2.0**64, held, 0)
 
     def _counting(self, shared: Shared, number: int) -> Counting:
-        """Return what a round counts."""
+        """Return the counting of a round."""
         head = shared.get(HEAD, np.zeros(0, np.bool_))
         return Counting(number - 1, self.config.count_rounds, head)
 
     def _block(self, n_items: int) -> int:
-        """Return the most candidates that a held item has, itself included."""
-        return min(1 + self.config.best + self.config.others, n_items)
+        """Return the largest number of candidates of a task, the held-out item included."""
+        return min(1 + self.config.top_candidates + self.config.random_candidates, n_items)
 
     def _parts(
         self, clients: NDArray[np.int64], width: int, n_items: int
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Yield clients that are scored together, and room for their scores, which is used again:
-        memory that was never touched is slow."""
+        """Yield batches of clients and a buffer for their scores, which is reused: memory that was
+        never touched is slow."""
         count = max(1, SCORES_AT_ONCE // (width * n_items))
-        room = np.empty((min(count, len(clients)), width, n_items), np.float32)
+        buffer = np.empty((min(count, len(clients)), width, n_items), np.float32)
         for some in chunks(clients, count):
-            yield some, room
+            yield some, buffer
 
 
-def _one_each(has: NDArray[np.int64], rows: NDArray[np.float32]) -> KeyedRows:
-    """Return one row for each client that has something to say, under the only key."""
+def _one_row(has: NDArray[np.int64], rows: NDArray[np.float32]) -> KeyedRows:
+    """Return one row for each client that has any tasks, under the only key."""
     return KeyedRows(has, np.zeros(len(rows), np.int64), rows, space=1)
 
 
 def _rows(private: Private) -> ClientRows:
     """Return the scores of each client's candidates."""
-    rows = private[QUESTIONS]
+    rows = private[CANDIDATES]
     assert isinstance(rows, ClientRows)
     return rows
 

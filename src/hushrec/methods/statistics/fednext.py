@@ -11,14 +11,14 @@ Why this is that regression: let x be a history in which an item weighs the less
 is. Over all devices and moments, A holds the products of x with the item that comes next; and
 A + Aᵀ, with the counts on the diagonal, holds the products of x with itself up to scale, which is
 what `gram` is for. Plain transition counts are the limit of a large ridge; the inverse takes away
-what an item is credited with only because it keeps popular company. The power keeps the most
+what an item is credited with only because it occurs with popular items. The power keeps the most
 popular pairs, whose counts vary most, from ruling the fit: the square root gives counts that are
 Poisson the same variance.
 
-What follows is not all: some items keep company in any order. So a device also counts C[i, j], the
+Some items occur together in any order. So a client also counts C[i, j], the
 share 1 - g / (window + 1) where j came g <= window steps after i: of the windows of that length
 that hold i, those that hold j too. C + Cᵀ with the counts on the diagonal is therefore XᵀX over all
-windows, and ``company`` times the weights that EASE (`methods.fedease`) gives to it are added to W.
+windows, and ``cooccurrence`` times the weights that EASE (`fedease`) gives to it are added to W.
 
 Under `--privacy central` the sums are those of `PrivateFedNext`, and so are the defaults.
 """
@@ -55,10 +55,10 @@ class FedNextConfig(ItemPairsConfig):
     """Sums are taken to this power before the regression; 1 leaves them alone."""
     gram: Annotated[float, Field(ge=0, le=1)] = 0.4
     """How much of A + Aᵀ is correlation of past items; 0 treats items as unrelated."""
-    company: Annotated[float, Field(ge=0)] = 0.2
-    """How much the weights of keeping company add to those of following."""
-    company_ridge: Annotated[float, Field(gt=0)] = 300.0
-    """Added to the diagonal of the system of keeping company, in counts."""
+    cooccurrence: Annotated[float, Field(ge=0)] = 0.2
+    """How much the weights of co-occurrence add to those of transitions."""
+    cooccurrence_ridge: Annotated[float, Field(gt=0)] = 300.0
+    """Ridge of the co-occurrence regression, in counts."""
 
 
 class PrivateFedNextConfig(PrivatePairsConfig):
@@ -69,7 +69,7 @@ class PrivateFedNextConfig(PrivatePairsConfig):
     fade: Annotated[float, Field(ge=0)] = 0.85
     """An item that comes g steps later weighs g^-fade."""
     reverse: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """The reverse of a pair gains so much of what the pair gains: order matters less than company,
+    """Share of a pair's weight that is added to its reverse: co-occurrence matters more than order,
     and two sums tell more of a pair through the noise than one."""
     gram: Annotated[float, Field(ge=0, le=1)] = 0.3
     """How much of A + Aᵀ is correlation of past items; 0 treats items as unrelated."""
@@ -107,18 +107,18 @@ class FedNext(ExactPairs, Tunable):
 
     @property
     def search(self) -> SearchSpace:
-        """How far back counts, how sums are tamed, and how much company adds."""
+        """Window, power and ridge of the regression, and the weight of co-occurrence."""
         return {
             "window": OneOf((10, 20, 30, 50)),
             "power": Between(0.25, 1.0),
             "gram": Between(0.1, 1.0),
             "ridge": Between(10.0, 1000.0),
-            "company": Between(0.02, 2.0),
-            "company_ridge": Between(30.0, 3000.0),
+            "cooccurrence": Between(0.02, 2.0),
+            "cooccurrence_ridge": Between(30.0, 3000.0),
         }
 
     def count(self, view: TrainView) -> KeyedRows:
-        """Count what followed what and what kept company, and how often each item was met."""
+        """Count transitions and co-occurrence within the window, and items."""
         past = view.positives
         pairs = pair_kernels.following_pairs(
             past.indptr, past.values, view.n_items, gaps(self.config.window), together=True
@@ -126,14 +126,14 @@ class FedNext(ExactPairs, Tunable):
         return KeyedRows(*pairs, space=view.n_items**2)
 
     def solve(self, *blocks: Block) -> Block:
-        """Solve the regression of what comes next, and the one of what keeps company."""
+        """Solve the regression of the next item, and that of co-occurrence."""
         config, (following, together) = self.config, blocks
         powered = np.maximum(following, 0.0) ** config.power
         weights = regression(powered, config.gram, config.ridge)
-        if config.company:
+        if config.cooccurrence:
             gram = together + together.T
             np.fill_diagonal(gram, np.diag(together))
-            weights += config.company * fedease.regression(gram, config.company_ridge)
+            weights += config.cooccurrence * fedease.regression(gram, config.cooccurrence_ridge)
         return weights
 
     def alone(self, pairs: Vector, counts: Vector) -> Vector:

@@ -1,31 +1,27 @@
-"""What an expert is: sums over clients, in one round of uploads, and scores on the device.
+"""Experts: models learnt from sums over clients in one round, which score items on the client.
 
 An expert is found by name through the entry point group ``hushrec.experts``, ours and other
-people's alike. It keeps no state: what it learnt is a few named arrays, its *model*, whose shapes
-follow from public facts. `fedmix` calls it in this order:
+people's alike, and checked by `hushrec.testing.ExpertContract`. It has no state: what it learns is
+a mapping of named arrays, its *model*, whose shapes follow from public facts. `fedmix` calls
 
-1. `hears` – whether the catalogue has what it goes by; if not, it is left out;
-   `init` – the model before anything was counted;
-2. `count` – on the clients: what each adds to the sums, over the history that it is shown;
-3. `learn` – on the server: the sums as a model;
-4. `score` – on the devices: a few scores of every item, from the own history;
-   `parts` – the same scores as numpy alone can work them out, for bundles.
+1. `is_applicable`: whether the catalogue has the features that the expert needs; if not, it is
+   skipped; `init`: the model before anything was counted;
+2. `count`, on the clients: what each adds to the sums, from a given history;
+3. `learn`, on the server: the model from the sums;
+4. `score`, on the clients: a few scores of every item, from the own history;
+   `parts`: the same scores in a form that numpy alone computes, for bundles.
 
-What `count` returns must be a plain sum over interactions of a history, in no order but its own:
-`fedmix` shows an expert histories with and without their last items, and sends the difference.
+`count` must be a function of one client's history alone, as `fedmix` counts histories with and
+without their last items, and uploads the difference.
 
-Tables of item-to-item weights: sums over pairs as a dense head, and what is kept of a solution.
+Models are tables of item-to-item weights. Up to ``dense_items`` items a linear system is solved in
+full; of a larger catalogue, for the *head*, its most popular items, while other pairs get the
+weight that their own sums give. So nothing takes memory for all pairs of a large catalogue.
 
-As in `methods.item_pairs`: up to ``dense_items`` items a system is solved as it is, beyond for the
-most popular ones, and other pairs weigh what their own sums say. So nothing takes memory for all
-pairs of a large catalogue.
-
-How experts are counted: without each client's last items, and what those add; in some rounds.
-
-All at once takes memory for every pair that occurs. Counted in several rounds, the first round is
-for whatever is not a pair, the second for pairs within the *head*, the most popular items, and the
-others share out the rest by the pair's first item: the server forgets a round's sums as soon as
-each item has kept its strongest pairs.
+`Counting` is one round of the counting phase. One round takes memory for every pair that occurs. In
+several rounds, the first counts whatever is not a pair, the second pairs within the head, and the
+others share out the rest by the pair's first item: the server drops a round's sums as soon as each
+item has kept its strongest pairs.
 """
 
 from __future__ import annotations
@@ -59,19 +55,19 @@ class ExpertsConfig(MethodConfig):
     """Options of our experts; other people's may read them too."""
 
     window: Annotated[int, Field(ge=1)] = 30
-    """What follows: how many steps later an item still counts."""
+    """Transitions: largest number of steps between two items that counts."""
     power: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """What follows: sums are taken to this power before the regression."""
+    """Transitions: sums are taken to this power before the regression."""
     gram: Annotated[float, Field(ge=0, le=1)] = 0.4
-    """What follows: how much of the sums is correlation of past items."""
+    """Transitions: share of the sums that is correlation of past items."""
     ridge: Annotated[float, Field(gt=0)] = 100.0
-    """What follows: added to the diagonal of the system, in counts."""
+    """Transitions: ridge of the regression, in counts."""
     latest: Annotated[int, Field(ge=2)] = 140
-    """Company: how many of its last items a device makes pairs of."""
-    company_ridge: Annotated[float, Field(gt=0)] = 300.0
-    """Company: added to the diagonal of the system, in users."""
+    """Co-occurrence: how many of its last items a client makes pairs of."""
+    cooccurrence_ridge: Annotated[float, Field(gt=0)] = 300.0
+    """Co-occurrence: ridge of the regression, in users."""
     factors: Width = 64
-    """Company: numbers of an item's vector."""
+    """Co-occurrence: dimensions of an item vector."""
     neighbours: Annotated[int, Field(ge=1)] = 1000
     """Weights kept per item and table, the largest in size."""
     dense_items: Annotated[int, Field(ge=2)] = 4000
@@ -80,7 +76,7 @@ class ExpertsConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class Part:
-    """Some of an expert's scores, as `serve.recommender` works them out; it has the kinds."""
+    """Some of an expert's scores, of a kind that `serving.recommender` can compute."""
 
     kind: str
     options: Mapping[str, Any]
@@ -88,23 +84,23 @@ class Part:
 
 
 class Expert(ABC):
-    """One voice of the mixture."""
+    """Base of every expert."""
 
     name: ClassVar[str]
     counted: ClassVar[Literal["once", "head", "head and rest"]] = "once"
-    """What becomes of its sums where counting takes several rounds. They may be all counted in the
-    first one; or keys are pairs of items, i·m + j, with counts under (i, i), of which `learn` gets
-    those within the head of the catalogue and `extend` may get the others later."""
+    """How it is counted in several rounds: all in the first one; or keys are pairs of items,
+    i·m + j, with counts under (i, i), of which `learn` gets those within the head of the catalogue,
+    and `extend` the others."""
     start: ClassVar[dict[str, float]] = {}
-    """What scores weigh before weights are fitted, and which items are looked at then."""
+    """Weights of its scores before weights are fitted; they choose the candidates."""
 
     def __init__(self, config: ExpertsConfig) -> None:
         self.config = config
 
-    def hears(self, view: TrainView) -> bool:
-        """Say whether it has anything to go by.
+    def is_applicable(self, view: TrainView) -> bool:
+        """Say whether the catalogue has the features that the expert needs.
 
-        Only what is public may decide: the catalogue and the features of its items.
+        Only public facts may decide: the catalogue and the features of its items.
         """
         return True
 
@@ -114,7 +110,7 @@ class Expert(ABC):
 
     @abstractmethod
     def scores(self, model: Shared) -> tuple[str, ...]:
-        """Name the scores that it gives an item."""
+        """Return the names of its scores."""
 
     @abstractmethod
     def count(self, view: TrainView) -> KeyedRows:
@@ -133,7 +129,7 @@ class Expert(ABC):
         """Fill ``out[client, score, item]``, which is all zeros, from the clients' histories."""
 
     def parts(self, model: Shared) -> tuple[Part, ...] | None:
-        """Say all scores in their order as parts that a bundle can hold; None if it cannot."""
+        """Return all scores, in order, as parts that a bundle can hold; None if it cannot."""
         return None
 
 
@@ -257,8 +253,8 @@ def strongest(table: Shared, keys: NDArray[np.int64], values: Array, n_items: in
     return kept
 
 
-HELD = "held/"
-"""Prefix of the experts that are counted without the held items."""
+HELD_OUT = "held_out/"
+"""Prefix of the experts that are learnt without the held-out items."""
 PIECE = 2**21
 """About so many pairs are taken in at once."""
 ITEMS, HEAD = "items", "head"
@@ -281,8 +277,8 @@ class Counting:
         """Which share of the pairs: -1 is those within the head."""
         return self.number - 2
 
-    def asks(self, expert: Expert) -> bool:
-        """Say whether it is this expert's turn."""
+    def includes(self, expert: Expert) -> bool:
+        """Say whether the expert is counted in this round."""
         if self.rounds == 1 or expert.counted == "once":
             return self.number == 0
         return self.number == 1 or (self.number > 1 and expert.counted == "head and rest")
@@ -290,38 +286,38 @@ class Counting:
     def count(
         self, experts: Iterable[Expert], view: TrainView, held: NDArray[np.int64]
     ) -> dict[str, ClientRows]:
-        """Count without the held items, and what those add."""
+        """Count without the held-out items, and what those add."""
         earlier, rows = shortened(view, held), dict[str, ClientRows]()
         for expert in experts:
-            if self.asks(expert):
-                whole, part = (self._about(expert, expert.count(v)) for v in (view, earlier))
+            if self.includes(expert):
+                whole, part = (self._selected(expert, expert.count(v)) for v in (view, earlier))
                 more = kernels.what_is_more(
                     whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
                 )
                 more_rows = KeyedRows(*more, space=whole.space)
-                rows[HELD + expert.name], rows[expert.name] = part, more_rows
+                rows[HELD_OUT + expert.name], rows[expert.name] = part, more_rows
         if self.rounds > 1 and self.number == 0:
             items = distinct_items(view.positives)
             ones = np.ones((len(items.values), 1), np.float32)
             rows[ITEMS] = ClientRows(items.indptr, items.values, ones)
         return rows
 
-    def _about(self, expert: Expert, found: KeyedRows) -> KeyedRows:
-        """Return what this round is about of what an expert counted."""
+    def _selected(self, expert: Expert, found: KeyedRows) -> KeyedRows:
+        """Return the pairs of this round among those an expert counted."""
         if self.number == 0:
             return found
         n_items, parts = len(self.head), self.rounds - 2
-        about = found.indptr, found.ids, found.rows, n_items, self.head, self.part, parts
-        return KeyedRows(*pair_kernels.some_pairs(*about), space=found.space)
+        chosen = found.indptr, found.ids, found.rows, n_items, self.head, self.part, parts
+        return KeyedRows(*pair_kernels.some_pairs(*chosen), space=found.space)
 
     def learn(
-        self, speaking: Iterable[tuple[Expert, Shared]], shared: Shared, total: Total
+        self, active: Iterable[tuple[Expert, Shared]], shared: Shared, total: Total
     ) -> dict[str, Array]:
-        """Return what experts learn from a round's sums, by the names of the shared parameters."""
+        """Return the models that a round's sums give, by the names of the shared parameters."""
         found: dict[str, Array] = {}
-        for expert, _ in speaking:
-            part, more = (total.rows.get(p + expert.name) for p in (HELD, ""))
-            for prefix, sums in ((HELD, part), ("", _added(part, more))):
+        for expert, _ in active:
+            part, more = (total.rows.get(p + expert.name) for p in (HELD_OUT, ""))
+            for prefix, sums in ((HELD_OUT, part), ("", _added(part, more))):
                 if sums is not None:
                     start = f"{prefix}{expert.name}/"
                     model: Shared = model_of(shared, start)

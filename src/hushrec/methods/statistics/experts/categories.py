@@ -1,4 +1,4 @@
-"""What year follows what year, what genre what genre: any public category of items."""
+"""Item category expert: transitions between public categories of items, such as years or genres."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SMOOTHING = 0.5
 """Added to every sum."""
 
 
-class Alike(Expert):
-    """How much more often an item's categories follow those of the past than by chance."""
+class Categories(Expert):
+    """Scores how much more often an item's categories follow those of the past than by chance."""
 
-    name = "alike"
+    name = "categories"
 
-    def hears(self, view: TrainView) -> bool:
-        """Stay out where items have no categories."""
+    def is_applicable(self, view: TrainView) -> bool:
+        """Need at least one categorical feature of items."""
         return bool(category_columns(view))
 
     def init(self, view: TrainView) -> Shared:
@@ -42,13 +42,13 @@ class Alike(Expert):
         return tuple(f"feature {n}, {span}" for n in range(len(model["sizes"])) for span in spans)
 
     def count(self, view: TrainView) -> KeyedRows:
-        """Count which category followed which."""
+        """Count transitions between categories."""
         past, (members, sizes) = view.positives, category_shares(view)
         pairs = kernels.following_groups(past.indptr, past.values, members, sizes, gaps(WINDOW))
         return KeyedRows(*pairs, space=members.shape[1] ** 2)
 
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
-        """Take the logarithm of what was counted over what chance would give."""
+        """Take the logarithm of counts over their expectation by chance."""
         groups, start = model["members"].shape[1], 0
         counted, said = np.zeros(groups**2), np.zeros_like(model["said"])
         counted[keys] = np.maximum(sums[:, 0], 0.0)
@@ -61,7 +61,7 @@ class Alike(Expert):
         return {**model, "said": said}
 
     def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
-        """Average what the past says of each category, and what an item's categories say of it."""
+        """Average over the past items and over an item's categories."""
         kernels.score_groups(
             view.positives.indptr,
             view.positives.values,
@@ -73,6 +73,6 @@ class Alike(Expert):
         )
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
-        """Say the same for bundles."""
+        """Return the same scores for bundles."""
         options = {"sizes": model["sizes"].tolist(), "latest": list(LATEST)}
         return (Part("groups", options, {n: model[n] for n in ("members", "said")}),)

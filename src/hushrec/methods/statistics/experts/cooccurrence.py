@@ -1,9 +1,9 @@
-"""What keeps company, in any order: EASE (`methods.fedease`), and factors of the same sums.
+"""Item co-occurrence expert: EASE weights and low-rank factors from one Gram matrix.
 
-A device uploads the pairs of its latest items. The server solves EASE for item-to-item weights,
-and takes the leading eigenvectors of the sums, each divided by the roots of both items' counts, as
-vectors of the items. A device solves for its own vector from its history, as in implicit ALS
-(`methods.fedals`), so nothing but the pairs is ever sent.
+A client uploads the pairs of its latest items. The server solves EASE (`fedease`) for item-to-item
+weights, and takes the leading eigenvectors of the sums, each divided by the roots of both items'
+counts, as item vectors. A client solves for its own vector from its history, as in implicit ALS
+(`fedals`), so nothing but the pairs is ever sent.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ ENDS = np.array([10, 50, 0])
 FLOOR = 0.02
 """Added before logarithms."""
 UNSEEN, RIDGE = 0.1, 0.0003
-"""Of a device's own vector: weight of untouched items, and regularisation, as in FedALS."""
+"""Of a client's own vector: weight of untouched items, and regularisation, as in FedALS."""
 RECENT = 20
-"""Items whose vectors are added up for the score of recent company."""
+"""Items whose vectors are added up for the score of recent factors."""
 SWEEPS = 12
 """Steps of the subspace iteration that finds the eigenvectors."""
 
 
-class Company(Expert):
-    """What goes with the last items, with all of them, and with the taste that they show."""
+class Cooccurrence(Expert):
+    """Scores items by co-occurrence with the last items, and by item and user vectors."""
 
-    name = "company"
+    name = "cooccurrence"
     counted = "head"
     start: ClassVar[dict[str, float]] = {"log of the factors": 0.3}
 
@@ -72,8 +72,8 @@ class Company(Expert):
         both = np.concatenate([pairs, pairs % n_items * n_items + pairs // n_items])
         order = np.argsort(both)
         both, values = both[order], np.concatenate([values, values])[order]
-        alone = values / (head.counts[both // n_items] + config.company_ridge)
-        weights = regression(block, config.company_ridge)
+        alone = values / (head.counts[both // n_items] + config.cooccurrence_ridge)
+        weights = regression(block, config.cooccurrence_ridge)
         table = kept_table(model, head, weights, both, alone)
         return {**table, "vectors": vectors, "products": gram(vectors)}
 
@@ -94,7 +94,7 @@ class Company(Expert):
         kernels.score_vectors(recent, columns, out[:, 6])
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
-        """Say the same for bundles."""
+        """Return the same scores for bundles."""
         weights = {name: model[name] for name in ("neighbours", "weights")}
         by_weight = {"ends": ENDS.tolist(), "recency": 0.0, "floor": FLOOR, "logs": "sum"}
         factors = {"unseen": UNSEEN, "ridge": RIDGE, "floor": FLOOR, "recent": RECENT}

@@ -1,4 +1,4 @@
-"""What everybody touches."""
+"""Item popularity expert."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FLOOR = 0.03
 """Added to an item's share, in those of a mean item, before the logarithm."""
 
 
-class Popular(Expert):
+class PopularityExpert(Expert):
     """An item's share of all interactions, and its logarithm."""
 
-    name = "popular"
+    name = "popularity"
     start: ClassVar[dict[str, float]] = {"log share": 0.1}
 
     def init(self, view: TrainView) -> Shared:
@@ -51,5 +51,5 @@ class Popular(Expert):
         out[:, 1] = np.log(model["shares"] + np.float32(FLOOR))
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
-        """Say the same for bundles."""
+        """Return the same scores for bundles."""
         return (Part("shares", {"floor": FLOOR}, model),)

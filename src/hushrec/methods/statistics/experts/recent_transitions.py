@@ -1,7 +1,7 @@
-"""What follows at once: the regression of `experts.following` over a short window, and bare counts.
+"""Recent transition expert: `experts.transitions` over a short window, and plain transition counts.
 
-The long window knows more; the short one is sharper, and its counts say what the regression
-smooths away: how often exactly this followed exactly that.
+The long window has more data; the short one is more specific, and its counts keep what the
+regression smooths away: how often exactly this item followed that one.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ WINDOW, GRAM, RIDGE = 3, 0.2, 20.0
 LAGS = np.array([1, 2, 5])
 FLOOR = 0.003
 COUNTED = np.array([1, 2, 3])
-"""The last items whose counts are heard, each by itself."""
+"""Lags of the scores by counts."""
 COUNT_FLOOR = 0.1
-"""Added to a count before its logarithm: less than one, more than none."""
+"""Added to a count before its logarithm: between no transition and one."""
 
 
-class AtOnce(Expert):
-    """What came right after the last items, regressed and counted."""
+class RecentTransitions(Expert):
+    """Scores what came right after the last items, by regression and by counts."""
 
-    name = "at-once"
+    name = "recent-transitions"
     counted = "head and rest"
     start: ClassVar[dict[str, float]] = {}
 
@@ -57,13 +57,13 @@ class AtOnce(Expert):
         return *(f"up to {lag} back" for lag in LAGS), "log of all", *counted
 
     def count(self, view: TrainView) -> KeyedRows:
-        """Count what followed what within a few steps, and the items themselves."""
+        """Count transitions within a few steps, and the items themselves."""
         past = view.positives
         pairs = pair_kernels.following_pairs(past.indptr, past.values, view.n_items, gaps(WINDOW))
         return KeyedRows(*pairs, space=view.n_items**2)
 
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
-        """Regress what comes next, and keep the counts themselves."""
+        """Regress the next item, and keep the counts themselves."""
         n_items = len(model["neighbours"])
         head = Head.of(keys, sums[:, 0], n_items, self.config.dense_items)
         weights = regression(powered(head.block, 0.5), GRAM, RIDGE)
@@ -77,7 +77,7 @@ class AtOnce(Expert):
         }
 
     def extend(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
-        """Let pairs that are not both in the head weigh what their own sums say."""
+        """Weigh pairs that are not both in the head by their own sums."""
         pairs, values, counts = rest(keys, sums[:, 0], len(model["neighbours"]))
         followers = {"neighbours": model["followers"], "weights": model["counts"]}
         counted = extended_table(followers, pairs, np.maximum(values, 0.0))
@@ -100,7 +100,7 @@ class AtOnce(Expert):
             kernels.log_of_sum(counted[:, lag : lag + 1], COUNT_FLOOR, counted[:, lag])
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
-        """Say the same for bundles."""
+        """Return the same scores for bundles."""
         weights = {name: model[name] for name in ("neighbours", "weights")}
         counts = {"neighbours": model["followers"], "weights": model["counts"]}
         by_weight = {"ends": LAGS.tolist(), "recency": 0.0, "floor": FLOOR, "logs": "sum"}

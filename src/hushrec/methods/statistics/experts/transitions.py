@@ -1,4 +1,4 @@
-"""What follows what: FedNext's regression (`methods.fednext`), heard lag by lag."""
+"""Item transition expert: `fednext`'s regression of the next item, with one score for each lag."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from hushrec.methods.statistics.pair_weights import by_place
 LAGS = np.array([1, 2, 3, 4, 6, 10, 20, 50, 200])
 """The g-th last items up to which one score reaches; the next one begins after it."""
 FLOOR = 0.001
-"""Added before the logarithm: what an item weighs that nothing speaks for."""
+"""Added before the logarithm."""
 
 
-class Following(Expert):
-    """What comes next, from the last item, the one before, and so on; and all of them together."""
+class Transitions(Expert):
+    """Scores the next item from the last item, the one before, and so on, and from all of them."""
 
-    name = "following"
+    name = "transitions"
     counted = "head and rest"
     start: ClassVar[dict[str, float]] = {"log of all": 1.0}
 
@@ -49,7 +49,7 @@ class Following(Expert):
         return *(f"up to {lag} back" for lag in LAGS), "log of all"
 
     def count(self, view: TrainView) -> KeyedRows:
-        """Count what followed what within the window, 1/steps each, and the items themselves."""
+        """Count transitions within the window, 1/steps each, and the items themselves."""
         past = view.positives
         pairs = pair_kernels.following_pairs(
             past.indptr, past.values, view.n_items, gaps(self.config.window)
@@ -57,7 +57,7 @@ class Following(Expert):
         return KeyedRows(*pairs, space=view.n_items**2)
 
     def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
-        """Regress what comes next on the recent history."""
+        """Regress the next item on the recent history."""
         config = self.config
         head = Head.of(keys, sums[:, 0], len(model["neighbours"]), config.dense_items)
         weights = regression(powered(head.block, config.power), config.gram, config.ridge)
@@ -66,7 +66,7 @@ class Following(Expert):
         return kept_table(model, head, weights, pairs, alone)
 
     def extend(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
-        """Let pairs that are not both in the head weigh what their own sums say."""
+        """Weigh pairs that are not both in the head by their own sums."""
         pairs, values, counts = rest(keys, sums[:, 0], len(model["neighbours"]))
         return extended_table(model, pairs, weights_alone(counts, values, self.config))
 
@@ -78,7 +78,7 @@ class Following(Expert):
         kernels.log_of_sum(out[:, :-1], FLOOR, out[:, -1])
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
-        """Say the same for bundles."""
+        """Return the same scores for bundles."""
         options = {"ends": LAGS.tolist(), "recency": 1.0, "floor": FLOOR, "logs": "sum"}
         return (Part("lags", options, model),)
 
