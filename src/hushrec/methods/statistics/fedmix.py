@@ -22,7 +22,7 @@ The phases, and what a client uploads in each:
 2. *Score candidates.* A client receives the experts learnt without held-out items. Each held-out
    item is a prediction task: the client keeps the scores of that item, of the ``top_candidates``
    untouched items with the highest scores by the starting weights, and of ``random_candidates``
-   drawn from the rest, which stand for all of it. It uploads the moments of the scores, for scaling.
+   drawn from the rest, which stand for all of it. It uploads moments of the scores, for scaling.
 3. *Fit weights*, ``newton_rounds`` rounds: loss, gradient and Hessian at the weights that it is
    sent; the server takes damped Newton steps (`shared.optimisers`).
 4. *Fit network*, ``network_rounds`` rounds, a client in one of ``turns`` of them: its gradient of
