@@ -77,6 +77,11 @@ SECTIONS = (
             *("Federation", "clients_of", "taste_world"),
         ),
     ),
+    Section(
+        "Results of a run",
+        "hushrec.runs.schema",
+        ("Summary", "Baselines", "UserCounts", "PrivacyStatement", "RoundLine"),
+    ),
     Section("Compare runs", "hushrec.runs.comparison", ("compare_runs", "ComparedRun")),
     Section("Explain one user's list", "hushrec.analysis.user", ("one_user", "OneUser", "Listed")),
     Section(

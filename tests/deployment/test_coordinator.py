@@ -382,6 +382,10 @@ def test_a_federated_run_is_a_run(tmp_path):
         assert refused.exit_code == 2
         assert "hushrec node recommend" in " ".join(refused.output.split())
     assert invoked("report", folder, "--map").exit_code == 2
+    (tmp_path / "f" / "config.toml").write_text('federation = "tastes"\n')
+    status = invoked("federate", "status", tmp_path / "f", "--json")
+    assert json.loads(status.stdout)["summary"] == json.loads((folder / "summary.json").read_text())
+    assert "users of each node: node-1 20" in invoked("federate", "status", tmp_path / "f").output
 
 
 def test_the_studio_shows_a_federated_run(tmp_path):

@@ -22,7 +22,7 @@ from hushrec.cli.federate import (
 from hushrec.cli.options import PATH, data_option, json_option
 from hushrec.cli.recommend import show_recommendations
 from hushrec.cli.terminal import Console, print_json, say
-from hushrec.deployment.coordinator.run import FederatedRun, newest_run
+from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run
 from hushrec.deployment.coordinator.status import EVENTS, Event, EventLog, Status, status_of
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.recommend import recommend
@@ -128,10 +128,13 @@ def status_command(folder: Path, watch: bool, as_json: bool) -> None:
     if newest is None:
         raise RunError(f"{folder} has no run yet: 'hushrec federate run {folder}'")
     if as_json:
-        print_json({"federation": config.federation, **status_of(newest).as_dict()})
+        told = {"federation": config.federation, **status_of(newest).as_dict()}
+        print_json({**told, "summary": newest.read_summary()} if is_finished(newest) else told)
         return
     if not watch:
         Console().print(_table(status_of(newest)))
+        if is_finished(newest):
+            show_summary(newest.read_summary())
         return
     with Live(console=Console(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
