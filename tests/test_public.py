@@ -9,8 +9,11 @@ from importlib import import_module
 import hushrec
 from documented import REPO, titled
 from hushrec import errors, extend, testing
+from hushrec.cli.federate import init_command
+from hushrec.cli.federated import rehearse_command
 from hushrec.cli.train import train_command
 from hushrec.cli.tune import tune_command
+from hushrec.config import DEFAULT_METHOD
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.methods.base import method_names
 from surface import SECTIONS, names_of, page
@@ -81,6 +84,8 @@ def test_python_and_the_command_line_train_the_same_method_by_default():
     assert inspect.signature(hushrec.train).parameters["method"].default is None
     default = ExperimentRequest("demo").experiment().method
     assert default in method_names()
-    for command in (train_command, tune_command):
-        said = {option.name: option.default for option in command.params}
-        assert said["method"] == default
+    assert default == DEFAULT_METHOD
+    commands = train_command, tune_command, init_command, rehearse_command
+    for command in commands:
+        (option,) = (option for option in command.params if option.name == "method")
+        assert option.default is None

@@ -67,7 +67,9 @@ def _require_bounded(name: str, value: object) -> None:
 
 
 DEFAULT_METHOD = "fedmix"
-"""What is trained where no method is named: on the command line and in Python."""
+"""Trained where no method is named, by every command and in Python."""
+DEFAULT_UNDER_NOISE = "fednext"
+"""Trained in its place where noise is added to sums: `DEFAULT_METHOD` needs exact ones."""
 
 
 @cache

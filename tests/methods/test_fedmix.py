@@ -15,6 +15,7 @@ from hushrec.aggregation import KeyedRows
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError
 from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.experiment import ExperimentRequest
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import mixture
 from hushrec.methods.shared.optimisers import first_trial, next_trial
@@ -495,15 +496,22 @@ def test_what_devices_say_of_scores_stays_small():
     np.testing.assert_array_equal(moments, np.ones((2, 7)))
 
 
-def test_under_noise_one_expert_is_left():
-    """It is FedNext's form for noise; noise at each device cannot cover all pairs."""
+def test_under_noise_on_sums_the_default_is_fednext():
+    """The name and the options are those of what is trained; fedmix by name is refused."""
     settings = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 0}
-    mixed, alone = (
-        hushrec.train(taste_world(), name, settings=settings) for name in ("fedmix", "fednext")
+    default, named = (
+        hushrec.train(taste_world(), name, settings=settings) for name in (None, "fednext")
     )
-    check_same(mixed.model.shared, alone.model.shared, "a model under noise")
+    check_same(default.model.shared, named.model.shared, "a model under noise")
+    assert default.experiment == named.experiment
+    assert default.summary.method == "fednext"
+    for mode in ("central", "distributed"):
+        noise = {**settings, "privacy.mode": mode}
+        assert ExperimentRequest("tastes", settings=noise).experiment().method == "fednext"
+        with pytest.raises(ConfigError, match=f"mode = {mode} adds noise .* use --method fednext"):
+            hushrec.train(taste_world(), "fedmix", settings=noise)
     local = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
-    with pytest.raises(ConfigError, match="cover every pair: use privacy"):
+    with pytest.raises(ConfigError, match="cover every pair: use another method"):
         hushrec.train(taste_world(), "fedmix", settings=local)
 
 

@@ -28,8 +28,8 @@ TRAINED = {
         }
         | {"reranked": 12, "hidden": 4, "factors": 4, "evaluation.every": 8},
     ),
-    "fedmix under noise": (
-        "fedmix",
+    "fednext under noise": (
+        "fednext",
         {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 0},
     ),
     "privrec unseen": ("privrec", {"hidden": [8, 4], "split.kind": "unseen-users"}),

@@ -22,10 +22,12 @@ from rich.progress import (
 
 from hushrec.cli.options import PATH, gather
 from hushrec.cli.terminal import Console, progress, say, text_column
+from hushrec.config import DEFAULT_METHOD
 from hushrec.data import Interactions, load
 from hushrec.data.text import Progress, is_stream
 from hushrec.errors import ConfigError, plain
 from hushrec.federation.callbacks import Callback, RoundRecord
+from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.io.files import append_line
 from hushrec.reporting.tables import shown_metrics
 from hushrec.reporting.wording import human_duration
@@ -69,6 +71,17 @@ def load_aloud(name: str, items: str | None, *, quiet: bool) -> Interactions:
         for note in data.notes:
             say(note, err=True)
     return data
+
+
+def say_default(request: ExperimentRequest, experiment: Experiment, *, quiet: bool = False) -> None:
+    """Say on standard error that the default is another method where noise is added to sums."""
+    if request.method is None and experiment.method != DEFAULT_METHOD and not quiet:
+        mode = experiment.privacy.mode
+        say(
+            f"training {experiment.method}: {DEFAULT_METHOD}, the default, needs exact sums, and "
+            f"privacy.mode = {mode} adds noise to them",
+            err=True,
+        )
 
 
 @contextmanager

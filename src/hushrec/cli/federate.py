@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from hushrec.cli.options import PATH, SEED, SOURCE, gather, json_option
+from hushrec.cli.display import say_default
+from hushrec.cli.options import PATH, SEED, SOURCE, gather, json_option, method_option
 from hushrec.cli.terminal import print_json, say
 from hushrec.data import Interactions, load
 from hushrec.data.partition import Deal
@@ -44,7 +45,7 @@ def federate_commands() -> None:
 class ExperimentOptions:
     """Options that say what the federation trains."""
 
-    method: str
+    method: str | None
     preset: str | None
     rounds: int | None
     seed: int | None
@@ -57,14 +58,16 @@ class ExperimentOptions:
         distributed = settings.get("privacy.mode") == "distributed"
         if distributed:
             settings = {"privacy.nodes": nodes, **settings}
-        experiment = ExperimentRequest(
+        request = ExperimentRequest(
             data,
             self.method,
             preset=self.preset,
             settings=settings,
             rounds=self.rounds,
             seed=self.seed,
-        ).experiment()
+        )
+        experiment = request.experiment()
+        say_default(request, experiment)
         secure = SecureSums() if self.secure or distributed else None
         return Contract(experiment, catalogue, secure)
 
@@ -102,7 +105,7 @@ class DataOptions:
 experiment_options = gather(
     "experiment",
     ExperimentOptions,
-    click.option("--method", default="fednext", show_default=True, metavar="NAME"),
+    method_option,
     click.option("--preset", type=SOURCE, metavar="NAME", help="A set of options that ships."),
     click.option("--rounds", type=int, metavar="N"),
     click.option(

@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import FuncParamType
 
-from hushrec.config import DEFAULT_METHOD, names
+from hushrec.config import DEFAULT_METHOD, DEFAULT_UNDER_NOISE, names
 from hushrec.io.files import checked_path
 
 
@@ -55,7 +55,7 @@ def complete_presets(ctx: click.Context, param: click.Parameter, word: str) -> l
     """Complete a preset of the chosen method, or a file."""
     from hushrec.federation.experiment import preset_names
 
-    found = preset_names(ctx.params.get("method") or "")
+    found = preset_names(ctx.params.get("method") or DEFAULT_METHOD)
     return [*_items(found, word), CompletionItem(word, type="file")]
 
 
@@ -120,9 +120,9 @@ items_option = click.option(
 )
 method_option = click.option(
     "--method",
-    default=DEFAULT_METHOD,
-    show_default=True,
+    default=None,
     metavar="NAME",
+    help=f"What to train.  [{DEFAULT_METHOD}; {DEFAULT_UNDER_NOISE} where noise is added to sums]",
     shell_complete=complete_methods,
 )
 preset_option = click.option(

@@ -11,7 +11,14 @@ from click.core import ParameterSource
 
 from hushrec.api import Execution, Run, train_request, train_request_seeds
 from hushrec.cli import options
-from hushrec.cli.display import Talk, load_aloud, polite_stop, talk_options, training_display
+from hushrec.cli.display import (
+    Talk,
+    load_aloud,
+    polite_stop,
+    say_default,
+    talk_options,
+    training_display,
+)
 from hushrec.cli.options import PATH
 from hushrec.cli.terminal import Console, print_json
 from hushrec.errors import ConfigError
@@ -163,6 +170,7 @@ def train_command(
         given = parse_settings(pairs) | privacy.settings()
         request = replace(request, settings={**request.settings, **given})
         experiment = request.experiment()  # a typo is reported before data is read
+        say_default(request, experiment, quiet=as_json or talk.quiet)
         out = output.out or _default_out(experiment)
         require_free(out, overwrite=output.overwrite)
     data = load_aloud(request.data, request.items, quiet=as_json or talk.quiet)

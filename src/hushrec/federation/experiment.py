@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 import tomli_w
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
-from hushrec.config import DEFAULT_METHOD, Seed, Settings
+from hushrec.config import DEFAULT_METHOD, DEFAULT_UNDER_NOISE, Seed, Settings
 from hushrec.data.partition import SilosConfig
 from hushrec.data.splitting import SplitConfig
 from hushrec.data.views import CohortConfig, Protocol
@@ -95,6 +95,8 @@ class Experiment(Settings):
 LARGEST_PRESET = 1 << 20
 """Bytes of a preset."""
 NONE = "none"
+ON_SUMS = ("central", "distributed")
+"""Privacy modes that add noise to sums."""
 SECTIONS = ("split", "cohort", "evaluation", "store", "privacy", "silos")
 
 
@@ -108,7 +110,7 @@ class ExperimentRequest:
 
     data: str
     method: str | None = None
-    """A name that `hushrec methods` lists.  [the default method]"""
+    """A name that `hushrec methods` lists.  [fedmix, and fednext where noise is added to sums]"""
     items: str | None = None
     """Path of the public list of items, for data that is a file."""
     preset: str | None = None
@@ -121,9 +123,13 @@ class ExperimentRequest:
 
     def experiment(self) -> Experiment:
         """Return defaults, preset and settings as one experiment, later ones winning."""
-        method = self.method or DEFAULT_METHOD
-        given = {} if self.preset is None else read_preset(method, self.preset)
+        method, preset, given = self.method or DEFAULT_METHOD, self.preset, {}
+        if preset is not None:
+            given = read_preset(method, preset)
         mode = self.settings.get("privacy.mode") or given.get("privacy", {}).get("mode")
+        if self.method is None and mode in ON_SUMS:
+            method = DEFAULT_UNDER_NOISE
+            given = {} if preset is None else read_preset(method, preset)
         found = _class_for(method, mode)
         values: dict[str, Any] = {"options": {}}
         # Baselines do not converge; their last round is the result.
@@ -154,7 +160,14 @@ class ExperimentRequest:
 def _class_for(method: str, privacy_mode: str | None) -> type[Method]:
     """Find a method by name, in its form for noise on sums where that is asked for."""
     found = method_class(method)
-    return found.under_noise or found if privacy_mode in ("central", "distributed") else found
+    if privacy_mode not in ON_SUMS:
+        return found
+    if method == DEFAULT_METHOD:
+        raise ConfigError(
+            f"{method} learns its ensemble from exact sums, and privacy.mode = {privacy_mode} adds "
+            f"noise to them: use --method {DEFAULT_UNDER_NOISE}"
+        )
+    return found.under_noise or found
 
 
 def preset_names(method: str) -> list[str]:

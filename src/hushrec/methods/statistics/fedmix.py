@@ -30,9 +30,8 @@ The phases, and what a client uploads in each:
 
 So a client uploads its pairs once, and then a few kB a round; it downloads the experts twice.
 
-Under noise on sums (``privacy.mode = central``) only the transitions are learnt, by `fednext`'s
-private form: noise leaves nothing to the other experts, and weights would cost budget without
-gaining accuracy (`experiments/privacy-utility/tuning.md`).
+FedMix needs exact sums. Where noise is added to them, use FedNext: an ensemble over the same noised
+sums gains no accuracy (`experiments/privacy-utility/tuning.md`).
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ from hushrec.methods.statistics.experts.base import (
     model_of,
     shortened,
 )
-from hushrec.methods.statistics.fednext import PrivateFedNext
 from hushrec.streams import Round, Streams
 
 CANDIDATES = "candidates"
@@ -130,19 +128,12 @@ class FedMixConfig(ExpertsConfig):
     """Weight decay of Adam."""
 
 
-class PrivateFedMix(PrivateFedNext):
-    """FedMix under differential privacy: the transitions expert alone."""
-
-    name = "fedmix"
-
-
 class FedMix(Method, Explains, Tunable):
-    """A log-linear ensemble of experts, and a small network over their scores."""
+    """A log-linear ensemble of experts, and a small network; under noise on sums use fednext."""
 
     name = "fedmix"
     Config: ClassVar[type[MethodConfig]] = FedMixConfig
     config: FedMixConfig
-    under_noise = PrivateFedMix
     traits = Traits(every=8, exact_sums=True, batch_interactions=2**14)
 
     @property
