@@ -43,8 +43,17 @@ SECTIONS = (
         "Write a method",
         "hushrec.extend",
         (
-            *("Method", "MethodConfig", "Traits", "TrainView", "Ragged", "Round", "Streams"),
-            *("Fitted", "Update", "ClientRows", "Total", "UploadShape"),
+            *(
+                "Method",
+                "MethodConfig",
+                "Phase",
+                "Traits",
+                "TrainView",
+                "Ragged",
+                "Round",
+                "Streams",
+            ),
+            *("Fitted", "Update", "ClientRows", "KeyedRows", "Total", "UploadShape"),
             *("PerClient", "PerClientRows", "PerClientTable"),
         ),
         {
@@ -53,6 +62,7 @@ SECTIONS = (
             "PrivateFields": "What a method keeps on a client: fields by name.",
         },
     ),
+    Section("Write an expert", "hushrec.extend", ("Expert", "ExpertsConfig", "Part")),
     Section("Write a metric", "hushrec.extend", ("Metric", "ListMetric", "Ranks", "expected_gain")),
     Section(
         "Write a data set",
@@ -73,7 +83,13 @@ SECTIONS = (
         "Contract tests for your own parts",
         "hushrec.testing",
         (
-            *("MethodContract", "MetricContract", "MechanismContract", "BackendContract"),
+            *(
+                "MethodContract",
+                "ExpertContract",
+                "MetricContract",
+                "MechanismContract",
+                "BackendContract",
+            ),
             *("Federation", "clients_of", "taste_world"),
         ),
     ),

@@ -79,10 +79,25 @@ def _describe(entry: MethodDescription) -> None:
         console.print(f"presets: {', '.join(entry.presets)} (--preset NAME)")
     if entry.tuned:
         console.print(f"searched by hushrec tune: {', '.join(entry.tuned)}")
-    for keys, title in ((entry.options, None), (entry.noised, "where noise is added to sums")):
+    noised = "where noise is added to sums"
+    for phases, title in ((entry.phases, None), (entry.noised_phases, noised)):
+        if phases:
+            console.print()
+            console.print(_phases(phases, title))
+    for keys, title in ((entry.options, None), (entry.noised, noised)):
         if keys:
             console.print()
             console.print(_options(keys, title))
+
+
+def _phases(phases: list[dict[str, Any]], title: str | None) -> object:
+    table = plain_table(title)
+    table.add_column("phase", no_wrap=True)
+    table.add_column("rounds", justify="right")
+    table.add_column("a client uploads", overflow="fold")
+    for phase in phases:
+        table.add_row(phase["name"], str(phase["rounds"]), phase["uploads"])
+    return table
 
 
 def _options(keys: list[Key], title: str | None) -> object:

@@ -44,6 +44,10 @@ class MethodDescription:
     """Options that `hushrec tune` searches."""
     noised: list[Key]
     """Its options under central or distributed noise, if they differ."""
+    phases: list[dict[str, Any]]
+    """Name and rounds of each phase, and what a client uploads in it."""
+    noised_phases: list[dict[str, Any]]
+    """Its phases under central or distributed noise, if they differ."""
 
 
 def keys_of(model: type[BaseModel]) -> list[Key]:
@@ -60,10 +64,17 @@ def describe_method(name: str) -> MethodDescription:
     try:
         found = method_class(name)
     except MissingExtraError as error:
-        return MethodDescription(name, str(error), [], presets, [], [])
+        return MethodDescription(name, str(error), [], presets, [], [], [], [])
     about = (found.__doc__ or "").strip().splitlines()[0]
     noised = [] if found.under_noise is None else keys_of(found.under_noise.Config)
-    return MethodDescription(name, about, keys_of(found.Config), presets, _tuned(found), noised)
+    options, tuned = keys_of(found.Config), _tuned(found)
+    phases, noised_phases = _phases(found), _phases(found.under_noise)
+    return MethodDescription(name, about, options, presets, tuned, noised, phases, noised_phases)
+
+
+def _phases(found: type[Method] | None) -> list[dict[str, Any]]:
+    phases = () if found is None else found().phases
+    return [{"name": p.name, "rounds": p.rounds, "uploads": p.uploads} for p in phases]
 
 
 def _tuned(found: type[Method]) -> list[str]:

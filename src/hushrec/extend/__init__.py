@@ -5,7 +5,7 @@ imports its base class and types from here. The names of this module and of `hus
 surface; they change only with an entry in the changelog.
 """
 
-from hushrec.aggregation import ClientRows, Steps, Total, Update, UploadShape
+from hushrec.aggregation import ClientRows, KeyedRows, Steps, Total, Update, UploadShape
 from hushrec.data.interactions import Categorical, Interactions, MultiCategorical, Numeric
 from hushrec.data.sources import DataFolder, DataSet
 from hushrec.data.views import Ragged, TrainView
@@ -22,11 +22,13 @@ from hushrec.methods.base import (
     PerClient,
     PerClientRows,
     PerClientTable,
+    Phase,
     Private,
     PrivateFields,
     Shared,
     Traits,
 )
+from hushrec.methods.statistics.experts.base import Expert, ExpertsConfig, Part
 from hushrec.privacy.accountant import Everybody, Gaussian, Grid, Pure, sensitivity
 from hushrec.privacy.noise import LocalMechanism
 from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, Release
@@ -42,11 +44,14 @@ __all__ = [
     "EvaluationRecord",
     "Everybody",
     "Experiment",
+    "Expert",
+    "ExpertsConfig",
     "Fitted",
     "Gaussian",
     "Grid",
     "InProcess",
     "Interactions",
+    "KeyedRows",
     "ListMetric",
     "LocalMechanism",
     "Mechanism",
@@ -55,9 +60,11 @@ __all__ = [
     "Metric",
     "MultiCategorical",
     "Numeric",
+    "Part",
     "PerClient",
     "PerClientRows",
     "PerClientTable",
+    "Phase",
     "PrivacyTarget",
     "Private",
     "PrivateFields",

@@ -1,4 +1,4 @@
-"""Contracts: tests to inherit, which every method, metric, mechanism and backend must pass.
+"""Contracts: tests to inherit, which every method, expert, metric, mechanism and backend must pass.
 
 ::
 
@@ -12,6 +12,7 @@ each of which touches its own third of the items.
 """
 
 from hushrec.testing.backend import BackendContract
+from hushrec.testing.expert import ExpertContract
 from hushrec.testing.mechanism import MechanismContract
 from hushrec.testing.method import MethodContract
 from hushrec.testing.metric import MetricContract
@@ -19,6 +20,7 @@ from hushrec.testing.worlds import Federation, clients_of, taste_world
 
 __all__ = [
     "BackendContract",
+    "ExpertContract",
     "Federation",
     "MechanismContract",
     "MethodContract",

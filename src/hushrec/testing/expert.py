@@ -1,0 +1,140 @@
+"""`ExpertContract`: what every expert must do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from hushrec.aggregation import ExactSum, KeyedRows, Update
+from hushrec.aggregation.update import Total
+from hushrec.data.views import TrainView
+from hushrec.methods.base import Shared
+from hushrec.methods.statistics.experts.base import HELD_OUT, Counting, Expert, ExpertsConfig, Part
+from hushrec.testing.checks import check_rows, check_shared, digest
+from hushrec.testing.worlds import N_ITEMS, clients_of
+
+
+class ExpertContract:
+    """Inherit, set ``expert``, run pytest."""
+
+    expert: ClassVar[type[Expert]]
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Options of `ExpertsConfig` for all these tests."""
+
+    def test_it_is_an_expert(self) -> None:
+        """The class has a name, and scores with different names and known starting weights."""
+        expert, view = self._make(), self._view()
+        assert isinstance(expert, Expert), "an expert inherits Expert"
+        assert expert.name, "an expert has a name"
+        assert expert.counted in ("once", "head", "head and rest"), "counted is one of three"
+        scores = expert.scores(expert.init(view))
+        assert scores, "an expert gives at least one score"
+        assert len(set(scores)) == len(scores), "scores have different names"
+        assert expert.start.keys() <= set(scores), "start names scores that do not exist"
+
+    def test_public_facts_alone_decide_its_shape(self) -> None:
+        """Applicability, model and key space are the same without any client."""
+        expert, view = self._make(), self._view()
+        public = view.take(np.zeros(0, np.int64))
+        assert expert.is_applicable(view) == expert.is_applicable(public)
+        model = expert.init(view)
+        check_shared(model)
+        assert digest(model) == digest(expert.init(public)), "init depends on the clients"
+        assert expert.count(view).space == expert.count(public).space, "the key space does"
+
+    def test_keys_lie_in_the_declared_space(self) -> None:
+        """Counts are keyed rows, one client after the other, of one width."""
+        expert = self._make()
+        for view in (self._view(), self._odd_view()):
+            counted = expert.count(view)
+            assert isinstance(counted, KeyedRows), "count returns KeyedRows"
+            check_rows(counted, len(view), expert.name)
+            if len(counted.ids):
+                assert counted.ids.min() >= 0, "keys start at 0"
+                assert counted.ids.max() < counted.space, "a key lies beyond the declared space"
+
+    def test_sums_do_not_depend_on_the_partition(self) -> None:
+        """Clients one by one, in any order, add up to the same bits as a batch of all."""
+        view = self._odd_view()
+        alone = [view.take(np.array([client])) for client in reversed(range(len(view)))]
+        whole, parts = self._sum([view]), self._sum(alone)
+        assert digest(whole.rows) == digest(parts.rows), "the sum depends on the batch"
+
+    def test_held_out_counts_and_what_they_add_are_the_whole_counts(self) -> None:
+        """A history without its last items, and what those add, sum to the whole history."""
+        expert, view = self._make(), self._view()
+        held_out = np.minimum(2, view.positives.lengths - 1)
+        counting = Counting(0, 1, np.zeros(0, np.bool_))
+        rows = counting.count([expert], view, held_out)
+        assert rows.keys() == {HELD_OUT + expert.name, expert.name}
+        added = ExactSum(view.n_items)
+        for part in rows.values():
+            added.add(Update(len(view), {"sums": part}))
+        whole, both = self._sum([view]).rows["sums"], added.total().rows["sums"]
+        sums = np.zeros((2, expert.count(view).space, whole[1].shape[1]))
+        for out, (keys, values) in zip(sums, (whole, both), strict=True):
+            out[keys] = values
+        np.testing.assert_allclose(sums[0], sums[1], rtol=1e-6, atol=1e-6)
+
+    def test_learning_keeps_names_shapes_and_dtypes(self) -> None:
+        """Sums change the values of a model only, and the model that is given stays as it is."""
+        expert, view = self._make(), self._view()
+        model = expert.init(view)
+        before = digest(model)
+        learnt = self._learnt(expert, view)
+        check_shared(learnt)
+        assert digest(model) == before, "learn changed the model that it was given"
+        assert learnt.keys() == model.keys(), "learn keeps the names"
+        for name, array in model.items():
+            kind = learnt[name].shape, learnt[name].dtype
+            assert kind == (array.shape, array.dtype), f"learn reshaped '{name}'"
+
+    def test_scores_are_finite_and_the_same_for_any_batch(self) -> None:
+        """Every client scores every item from its own history, before learning and after."""
+        expert, view = self._make(), self._odd_view()
+        for model in (expert.init(view), self._learnt(expert, self._view())):
+            scores = self._scores(expert, model, view)
+            assert np.isfinite(scores).all(), "scores are finite"
+            for client in range(len(view)):
+                alone = self._scores(expert, model, view.take(np.array([client])))
+                assert np.array_equal(alone[0], scores[client]), f"client {client} scores otherwise"
+
+    def test_parts_are_for_bundles(self) -> None:
+        """What a bundle holds are parts of named arrays, or nothing."""
+        expert = self._make()
+        parts = expert.parts(self._learnt(expert, self._view()))
+        if parts is None:
+            pytest.skip("declared: it cannot be exported")
+        for part in parts:
+            assert isinstance(part, Part), "parts returns Part"
+            check_shared(part.arrays)
+
+    # ------------------------------------------------------------ what the tests share
+
+    def _make(self) -> Expert:
+        return self.expert(ExpertsConfig.model_validate(dict(self.options)))
+
+    def _view(self) -> TrainView:
+        generator = np.random.default_rng(0)
+        return clients_of([generator.permutation(N_ITEMS)[: 3 + n].tolist() for n in range(20)])
+
+    def _odd_view(self) -> TrainView:
+        """One item, every item, a repeated one, and an ordinary client."""
+        return clients_of([[7], list(range(N_ITEMS)), [5, 5, 9, 5], [4, 40, 8, 2, 20]])
+
+    def _sum(self, views: list[TrainView]) -> Total:
+        summed = ExactSum(N_ITEMS)
+        for view in views:
+            summed.add(Update(len(view), {"sums": self._make().count(view)}))
+        return summed.total()
+
+    def _learnt(self, expert: Expert, view: TrainView) -> Shared:
+        return expert.learn(expert.init(view), *self._sum([view]).rows["sums"])
+
+    def _scores(self, expert: Expert, model: Shared, view: TrainView) -> Any:
+        out = np.zeros((len(view), len(expert.scores(model)), view.n_items), np.float32)
+        expert.score(model, view, out)
+        return out

@@ -1,0 +1,40 @@
+"""Our experts keep the contract that other people's are held to."""
+
+from hushrec.methods.statistics.experts.base import expert_class, expert_names
+from hushrec.methods.statistics.experts.categories import Categories
+from hushrec.methods.statistics.experts.cooccurrence import Cooccurrence
+from hushrec.methods.statistics.experts.popularity import PopularityExpert
+from hushrec.methods.statistics.experts.recent_transitions import RecentTransitions
+from hushrec.methods.statistics.experts.transitions import Transitions
+from hushrec.testing import ExpertContract
+
+
+class TestTransitions(ExpertContract):
+    expert = Transitions
+
+
+class TestRecentTransitions(ExpertContract):
+    expert = RecentTransitions
+
+
+class TestCooccurrence(ExpertContract):
+    expert = Cooccurrence
+
+
+class TestCooccurrenceWithASmallHead(ExpertContract):
+    expert = Cooccurrence
+    options = {"dense_items": 10, "factors": 4}  # noqa: RUF012
+
+
+class TestPopularity(ExpertContract):
+    expert = PopularityExpert
+
+
+class TestCategories(ExpertContract):
+    expert = Categories
+
+
+def test_every_installed_expert_of_ours_is_here():
+    checked = {Transitions, RecentTransitions, Cooccurrence, PopularityExpert, Categories}
+    ours = [expert_class(name) for name in expert_names()]
+    assert {one for one in ours if one.__module__.startswith("hushrec.")} == checked
