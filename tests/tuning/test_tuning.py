@@ -170,7 +170,7 @@ def test_the_command(tmp_path):
     assert len(found["trials"]) == 2
     assert found["best"] in (0, 1)
     shown = CliRunner().invoke(main, [*words, "--out", str(out)])
-    assert "test items were not looked at" in " ".join(shown.stdout.split())
+    assert "test items were not evaluated" in " ".join(shown.stdout.split())
     text = (out / "tuned-honest.toml").read_text()
     assert "# Found by: hushrec tune --data demo --method fedmf --rounds 2 --set d=4" in text
     assert read_preset("fedmf", str(out / "tuned-honest.toml"))["options"]["d"] == 4
