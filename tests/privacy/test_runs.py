@@ -265,7 +265,7 @@ def test_large_tables_are_uploaded_a_few_clients_at_a_time(tiny, monkeypatch):
         return protect(self, update, view, secret)
 
     monkeypatch.setattr(LocalNoise, "protect", spy)
-    monkeypatch.setattr("hushrec.federation.backends.simulation.STACK_BYTES", 3 * 7 * 40 * 4 * 4)
+    monkeypatch.setattr("hushrec.federation.backends.simulation.BATCH_BYTES", 3 * 7 * 40 * 4 * 4)
     go(tiny, LAPLACE, rounds=1)
     assert max(sizes) <= 3
 

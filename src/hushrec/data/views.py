@@ -50,9 +50,9 @@ class Ragged:
 
 @dataclass(frozen=True)
 class TrainView:
-    """A stack of clients as training sees them; a device is a stack of one.
+    """A batch of clients as training sees them; a device is a batch of one client.
 
-    Without silos every user is a client. With them the stack is still one of users, those of a
+    Without silos every user is a client. With silos the batch still lists users, those of a
     client together, and `holders` says whose they are.
 
     Held-out interactions are not reachable from here. Under the ``published`` protocol the
@@ -69,7 +69,7 @@ class TrainView:
     values: Ragged
     never_negative: Ragged | None = None
     user_features: Features = field(default_factory=dict)
-    """A row for each user of the stack, and nobody else's."""
+    """A row for each user of the batch."""
     item_features: Features = field(default_factory=dict)
     holders: NDArray[np.int32] | None = None
     """Client that holds each user, users of one client together; None if each is a client."""
@@ -88,12 +88,12 @@ class TrainView:
 
     @property
     def clients(self) -> NDArray[np.int32]:
-        """Number of each client in the population, in the order of the stack."""
+        """Number of each client in the population, in the order of the batch."""
         return self.users if self.holders is None else self.holders[self.client_indptr[:-1]]
 
     @property
     def client_indptr(self) -> NDArray[np.int64]:
-        """Where each client's users begin in the stack, and where the last one's end."""
+        """Where each client's users begin in the batch, and where the last one's end."""
         if self.holders is None:
             return np.arange(len(self) + 1)
         changes = np.flatnonzero(np.diff(self.holders)) + 1
@@ -101,7 +101,7 @@ class TrainView:
         return np.concatenate([[0], changes, ends]).astype(np.int64)
 
     def take_clients(self, clients: NDArray[Any]) -> TrainView:
-        """Return the stack of these clients (positions among the clients of this stack)."""
+        """Return the batch of these clients (positions among the clients of this batch)."""
         if self.holders is None:
             return self.take(clients)
         whole = Ragged(self.client_indptr, np.arange(len(self)))
@@ -109,7 +109,7 @@ class TrainView:
         return replace(taken, noise=None if self.noise is None else self.noise[clients])
 
     def take(self, clients: NDArray[Any]) -> TrainView:
-        """Return the stack of these users (positions in this stack)."""
+        """Return the batch of these users (positions in this batch)."""
         never, excluded = self.never_negative, self._excluded
         return replace(
             self,
@@ -189,7 +189,7 @@ class CohortConfig(Settings):
 
 
 def chunks(cohort: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
-    """Cut a cohort into stacks of at most this many clients."""
+    """Cut a cohort into batches of at most this many clients."""
     for start in range(0, len(cohort), size):
         yield cohort[start : start + size]
 
@@ -197,7 +197,7 @@ def chunks(cohort: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
 def balanced_chunks(
     cohort: NDArray[np.int64], work: NDArray[np.int64], limit: int, most: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Cut a cohort into stacks of about ``limit`` work and at most ``most`` clients."""
-    stack_of = np.cumsum(work) // limit
-    for stack in np.split(cohort, np.flatnonzero(np.diff(stack_of)) + 1):
-        yield from chunks(stack, most)
+    """Cut a cohort into batches of about ``limit`` work and at most ``most`` clients."""
+    batch_of = np.cumsum(work) // limit
+    for batch in np.split(cohort, np.flatnonzero(np.diff(batch_of)) + 1):
+        yield from chunks(batch, most)

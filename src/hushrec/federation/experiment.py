@@ -158,7 +158,7 @@ class ExperimentRequest:
 
 
 def _class_for(method: str, privacy_mode: str | None) -> type[Method]:
-    """Find a method by name, in its form for noise on sums where that is asked for."""
+    """Find a method by name; under noise on sums, its variant for noise."""
     found = method_class(method)
     if privacy_mode not in ON_SUMS:
         return found

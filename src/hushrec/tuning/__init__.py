@@ -1,13 +1,13 @@
 """`tune`: a small search for a method's options, on validation items, under the honest protocol.
 
-The space stands beside the method (`Tunable.search`). Trial 0 is what the base says, the method's
-defaults or a preset; the others are proposed by optuna's tree-structured Parzen estimator. A trial
-trains like `hushrec train` and is worth its best look at the validation items; one whose best look
-so far is in the last quarter at its round is stopped. Test items are never scored.
+The method declares the space (`Tunable.search`). Trial 0 has the method's defaults, or the options
+of a preset; optuna's tree-structured Parzen estimator proposes the others. A trial trains like
+`hushrec train`, and its value is the best of its validation evaluations; a trial whose value so far
+is in the lowest quarter at its round is stopped. Test items are never scored.
 
-A folder holds the search: ``tune.json`` says what is searched, ``trials.jsonl`` has a line a trial,
-``tuned-honest.toml`` is the best one so far, a preset. Called again with the same folder, the
-search goes on; it comes out as if it had never stopped, for a proposal depends on the seed and the
+A folder holds the search: ``tune.json`` declares it, ``trials.jsonl`` has a line per trial, and
+``tuned-honest.toml`` is the best trial so far, as a preset. Called again with the same folder, the
+search is resumed, with the result of an uninterrupted one: a proposal depends on the seed and the
 finished trials alone.
 """
 
@@ -39,7 +39,7 @@ PRESET = "tuned-honest"
 KEPT = 75.0
 """Percentage of the trials that are let go on; slow learners often win, so only the tail goes."""
 STARTUP = 5
-"""Trials at random before proposals look at earlier ones, and before any is stopped."""
+"""Random trials before proposals use earlier ones, and before any trial is stopped."""
 WARM_UP = 0.2
 """Share of the rounds before which no trial is stopped."""
 
@@ -142,7 +142,7 @@ def write_preset(search: Search, base: Experiment, command: str | None) -> Path:
         f"{base.method} on {base.data}: the best of {len(search.trials)} trials on the validation "
         "items, honest protocol,",
         f"seed {base.seed}: {metric} {best.value:.4f} at round {best.selected_round}. "
-        "The test items were not looked at.",
+        "The test items were not evaluated.",
     ]
     if command:
         words.append(f"Found by: {command}")

@@ -12,10 +12,10 @@ from hushrec.extend import InProcess, Protection
 
 
 class Backwards(InProcess):
-    """Everybody in this process, in another order."""
+    """All clients in this process, in another order."""
 
-    def stacks(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    def batches(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Return every client by itself, the last one first."""
         if self.task.method.traits.pooled:
-            return super().stacks(protection, cohort)
+            return super().batches(protection, cohort)
         return [cohort[k : k + 1] for k in reversed(range(len(cohort)))]

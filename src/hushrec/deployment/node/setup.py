@@ -56,7 +56,7 @@ def split_of(store: NodeDatabase, run: NodeRun, assignment: Assignment | None = 
         numbers, clients, population = np.arange(len(places)), own, len(places)
     else:
         if places.max() >= len(assignment.users) or own.max() >= len(assignment.clients):
-            raise MessageError("the server numbers fewer users than this node told it of")
+            raise MessageError("the server numbers fewer users than this node has enrolled")
         numbers, clients = assignment.users[places], assignment.clients[own]
         population = assignment.population
     holders = clients.astype(np.int32) if store.contract.silos else None

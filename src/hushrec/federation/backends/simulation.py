@@ -24,18 +24,18 @@ from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
 from hushrec.private.store import PrivateStore
 
-STACK_INTERACTIONS = 3072
-"""Training interactions per stack of clients: enough to keep the interpreter idle, few enough for
+BATCH_INTERACTIONS = 3072
+"""Training interactions per batch of clients: enough to keep the interpreter idle, few enough for
 their rows to stay in the cache."""
-STACK_SILOS = 8
-"""Silos per stack: they are few and large, so it is the batched product that counts."""
-STACK_BYTES = 64 * 2**20
-"""Private parameters and uploads per stack, where clients keep or send whole tables."""
+BATCH_SILOS = 8
+"""Silos per batch: they are few and large, and share a batched product."""
+BATCH_BYTES = 64 * 2**20
+"""Private parameters and uploads per batch, where clients keep or send whole tables."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What does not change a result: how many threads, how large the stacks, how often to save."""
+    """What does not change a result: threads, batch sizes, how often checkpoints are written."""
 
     threads: int | None = None
     chunk: int | None = None
@@ -58,7 +58,7 @@ THIS_MACHINE = Machine()
 
 
 class InProcess:
-    """Everybody in this process: one big node that holds all data and private parameters."""
+    """All clients in this process, with their data and private parameters."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class InProcess:
     def train(
         self, download: Download, protection: Protection, cohort: NDArray[np.int64]
     ) -> Collected:
-        """Train the cohort stack by stack; protect and sum what comes back."""
+        """Train the cohort batch by batch; protect and sum the uploads."""
         threads, number = self.machine.n_threads, download.round
-        stacks = self.stacks(protection, cohort)
+        batches = self.batches(protection, cohort)
 
         def work(mine: list[NDArray[np.int64]]) -> tuple[ExactSum, LossSum, int, int]:
             summed, loss = ExactSum(self.view.n_items), LossSum()
@@ -100,7 +100,7 @@ class InProcess:
             return summed, loss, sent, zeroed_out
 
         with ThreadPoolExecutor(threads) as pool:
-            results = list(pool.map(work, [stacks[t::threads] for t in range(threads)]))
+            results = list(pool.map(work, [batches[t::threads] for t in range(threads)]))
         self.store.release()
         total, loss = ExactSum(self.view.n_items), LossSum()
         for summed, more, *_ in results:
@@ -110,24 +110,24 @@ class InProcess:
         zeroed_out = sum(count for *_, count in results)
         return Collected(total, loss, up_bytes, download.nbytes(len(cohort)), zeroed_out)
 
-    def stacks(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Cut a cohort into stacks that are trained at once."""
+    def batches(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Cut a cohort into batches, each trained by one call of `Method.fit`."""
         method = self.task.method
         if method.traits.pooled:
             return [cohort]
         if self.machine.chunk is not None:
             return list(chunks(cohort, self.machine.chunk))
-        most = max(1, STACK_BYTES // (self.store.bytes_per_user + protection.client_bytes))
+        most = max(1, BATCH_BYTES // (self.store.bytes_per_user + protection.client_bytes))
         work = self.rows_before[cohort + 1] - self.rows_before[cohort]
         if self.view.holders is not None:
-            # Silos of about the same size keep each other company in a batched product.
+            # Silos of about the same size share a batched product.
             by_size = cohort[np.argsort(work, kind="stable")[::-1]]
-            return list(chunks(by_size, min(most, STACK_SILOS)))
-        per_stack = method.traits.batch_interactions or STACK_INTERACTIONS
-        return list(balanced_chunks(cohort, work, per_stack, most))
+            return list(chunks(by_size, min(most, BATCH_SILOS)))
+        per_batch = method.traits.batch_interactions or BATCH_INTERACTIONS
+        return list(balanced_chunks(cohort, work, per_batch, most))
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
-        """Rank everybody's held-out items."""
+        """Rank the held-out items of all users."""
         assert self.evaluator is not None, "who evaluates has held-out items"
         store = self.selected if selected else self.store
         assert store is not None, "a round was selected"
@@ -136,11 +136,11 @@ class InProcess:
         return self.evaluator.tally(self.ranks[part])
 
     def keep_selected(self) -> None:
-        """Copy the private parameters of everybody that was trained."""
+        """Copy the private parameters of all clients."""
         self.selected = self.store.snapshot(self.selected)
 
     def save(self, *, selected: bool) -> Iterator[Arrays]:
-        """Yield the private parameters of everybody that was trained."""
+        """Yield the private parameters of all clients."""
         store = self.selected if selected else self.store
         return iter(()) if store is None else store.tensors()
 
