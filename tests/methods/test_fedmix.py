@@ -19,6 +19,7 @@ from hushrec.federation.experiment import ExperimentRequest
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import mixture
 from hushrec.methods.shared.optimisers import first_trial, next_trial
+from hushrec.methods.shared.trees import flatten, joined, unflatten
 from hushrec.methods.statistics.experts import base
 from hushrec.methods.statistics.experts import base as counting
 from hushrec.methods.statistics.experts.base import (
@@ -140,7 +141,7 @@ def test_the_parts_of_a_count_add_up(rows, held):
         whole, both = (np.zeros((len(rows), 144)) for _ in range(2))
         for into, stack in (
             (whole, expert.count(view)),
-            (both, counted[HELD_OUT + expert.name]),
+            (both, counted[joined(HELD_OUT, expert.name)]),
             (both, counted[expert.name]),
         ):
             owner = np.repeat(np.arange(len(rows)), np.diff(stack.indptr))
@@ -295,6 +296,13 @@ def test_vectors_are_the_leading_eigenvectors():
 # ------------------------------------------------------------------ the rounds
 
 
+def test_a_tree_comes_back():
+    tree = {"a": np.arange(2), "b": {"c": np.arange(3), "d": {"e": np.arange(4)}}}
+    flat = flatten(tree)
+    assert list(flat) == ["a", "b/c", "b/d/e"]
+    check_same(unflatten(flat), tree, "a tree")
+
+
 def test_every_step_is_exact_for_one_client_or_many():
     """Counting, asking, weights and network: clients one by one come to the same bits."""
     method = small()
@@ -366,9 +374,9 @@ def test_the_held_items_are_not_in_what_is_asked():
     federation = Federation(small(held_out=2), clients_of(marked))
     federation.round()
     shared = federation.shared
-    assert shared[HELD_OUT + "popularity/shares"][[50, 51]].sum() == 0
+    assert shared[joined(HELD_OUT, "popularity", "shares")][[50, 51]].sum() == 0
     assert shared["popularity/shares"][[50, 51]].sum() > 0
-    assert (shared[HELD_OUT + "transitions/weights"][50] == 0).all()
+    assert (shared[joined(HELD_OUT, "transitions", "weights")][50] == 0).all()
     federation.round()
     kept = federation.store.read(np.arange(12))[CANDIDATES]
     assert np.diff(kept.indptr).tolist() == [2 * federation.task.method._block(60)] * 12

@@ -12,6 +12,7 @@ from hushrec.aggregation import ExactSum, KeyedRows, Update
 from hushrec.aggregation.update import Total
 from hushrec.data.views import TrainView
 from hushrec.methods.base import Shared
+from hushrec.methods.shared.trees import joined
 from hushrec.methods.statistics.experts.base import HELD_OUT, Counting, Expert, ExpertsConfig, Part
 from hushrec.testing.checks import check_rows, check_shared, digest
 from hushrec.testing.worlds import N_ITEMS, clients_of
@@ -69,7 +70,7 @@ class ExpertContract:
         held_out = np.minimum(2, view.positives.lengths - 1)
         counting = Counting(0, 1, np.zeros(0, np.bool_))
         rows = counting.count([expert], view, held_out)
-        assert rows.keys() == {HELD_OUT + expert.name, expert.name}
+        assert rows.keys() == {joined(HELD_OUT, expert.name), expert.name}
         added = ExactSum(view.n_items)
         for part in rows.values():
             added.add(Update(len(view), {"sums": part}))

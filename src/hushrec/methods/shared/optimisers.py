@@ -30,21 +30,18 @@ class Adam:
     def start(network: NDArray[np.float32]) -> Shared:
         """Return the state before the first step."""
         zeros = np.zeros(len(network))
-        return {"adam/steps": np.array([0]), "adam/first": zeros, "adam/second": zeros.copy()}
+        return {"steps": np.array([0]), "first": zeros, "second": zeros.copy()}
 
-    def step(self, shared: Shared, gradient: NDArray[np.float64]) -> Shared:
+    def step(
+        self, network: NDArray[np.float32], state: Shared, gradient: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float32], Shared]:
         """Return the network and the state after a step."""
-        steps = shared["adam/steps"] + 1
-        first = FIRST * shared["adam/first"] + (1 - FIRST) * gradient
-        second = SECOND * shared["adam/second"] + (1 - SECOND) * gradient**2
+        steps = state["steps"] + 1
+        first = FIRST * state["first"] + (1 - FIRST) * gradient
+        second = SECOND * state["second"] + (1 - SECOND) * gradient**2
         step = first / (1 - FIRST**steps) / (np.sqrt(second / (1 - SECOND**steps)) + SMALL)
-        network = shared["network"] * (1 - self.rate * self.decay) - self.rate * step
-        return {
-            "network": network.astype(np.float32),
-            "adam/steps": steps,
-            "adam/first": first,
-            "adam/second": second,
-        }
+        moved = network * (1 - self.rate * self.decay) - self.rate * step
+        return moved.astype(np.float32), {"steps": steps, "first": first, "second": second}
 
 
 Vector = NDArray[np.float64]

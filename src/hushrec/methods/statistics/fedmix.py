@@ -67,6 +67,7 @@ from hushrec.methods.base import (
     Tunable,
 )
 from hushrec.methods.shared.optimisers import Adam, first_trial, next_trial
+from hushrec.methods.shared.trees import flatten, unflatten
 from hushrec.methods.statistics.experts.base import (
     HEAD,
     HELD_OUT,
@@ -74,7 +75,6 @@ from hushrec.methods.statistics.experts.base import (
     Expert,
     ExpertsConfig,
     expert_class,
-    model_of,
     shortened,
 )
 from hushrec.streams import Round, Streams
@@ -194,18 +194,16 @@ class FedMix(Method, Explains, Tunable):
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from experts without counts, and from a network with zero output weights."""
-        shared: dict[str, Any] = {}
+        experts = self._applicable(view)
+        models = {expert.name: expert.init(view) for expert in experts}
+        shared: dict[str, Any] = {**models, HELD_OUT: models}
         if self.config.count_rounds > 1:
             shared[HEAD] = np.zeros(view.n_items, np.bool_)
-        for expert in self._applicable(view):
-            for name, array in expert.init(view).items():
-                shared[f"{expert.name}/{name}"] = array
-                shared[f"{HELD_OUT}{expert.name}/{name}"] = array
         start = np.array(
             [
                 expert.start.get(score, 0.0)
-                for expert, model in self.active(shared)
-                for score in expert.scores(model)
+                for expert in experts
+                for score in expert.scores(models[expert.name])
             ]
         )
         shared |= {"start": start, "center": np.zeros(len(start) + 1, np.float32)}
@@ -217,7 +215,7 @@ class FedMix(Method, Explains, Tunable):
         rest = np.zeros(hidden)
         parts = (first.ravel(), rest, second.ravel(), rest, rest, np.ones(1))
         network = np.concatenate(parts).astype(np.float32)
-        return shared | {"network": network, **Adam.start(network)}
+        return flatten({**shared, "network": network, "adam": Adam.start(network)})
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the scores of the candidates of each held-out item."""
@@ -226,17 +224,13 @@ class FedMix(Method, Explains, Tunable):
 
     def _download_held_out(self, shared: Shared) -> Shared:
         """Send the experts learnt without held-out items, and the weights of their scores."""
-        held = {name: array for name, array in shared.items() if name.startswith(HELD_OUT)}
-        return {"weights": shared["weights"], **held}
+        tree = unflatten(shared)
+        return flatten({name: tree[name] for name in ("weights", HELD_OUT) if name in tree})
 
     def serving(self, shared: Shared) -> Shared:
         """Leave out what only fitting needs: held-out experts and the optimisers' state."""
-        own = ("center", "scale", "weights", "network")
-        return {
-            name: array
-            for name, array in shared.items()
-            if name in own or ("/" in name and not name.startswith((HELD_OUT, "adam/")))
-        }
+        own = {name: shared[name] for name in ("center", "scale", "weights", "network")}
+        return flatten({**own, **{expert.name: model for expert, model in self.active(shared)}})
 
     # ------------------------------------------------------------ on the devices
 
@@ -290,7 +284,7 @@ class FedMix(Method, Explains, Tunable):
                 mine = view.take(some)
                 before = mine.positives.lengths - back
                 earlier = shortened(mine, back + np.minimum(self.config.gap, before - 1))
-                scores = self._scores(shared, earlier, HELD_OUT, buffer)
+                scores = self._scores(self.active(shared, held_out=True), earlier, buffer)
                 prior = np.zeros((len(mine), view.n_items), np.float32)
                 mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
                 for c in range(len(mine)):
@@ -317,12 +311,14 @@ class FedMix(Method, Explains, Tunable):
     def _learn_experts(self, shared: Shared, total: Total, number: int) -> Shared:
         """Learn the experts, and the head of the catalogue."""
         counting = self._counting(shared, number)
-        learnt = counting.learn(self.active(shared), shared, total)
-        return {**shared, **learnt, **counting.most_popular(total, self.config.dense_items)}
+        served, held_out = self.active(shared), self.active(shared, held_out=True)
+        learnt, without = counting.learn(served, held_out, total)
+        head = counting.most_popular(total, self.config.dense_items)
+        return {**shared, **flatten({**learnt, HELD_OUT: without}), **head}
 
     def _learn_scales(self, shared: Shared, total: Total, number: int) -> Shared:
         """Find the scores' mean and scale; drop the experts learnt without held-out items."""
-        kept = {name: array for name, array in shared.items() if not name.startswith(HELD_OUT)}
+        kept = flatten({n: part for n, part in unflatten(shared).items() if n != HELD_OUT})
         if "moments" not in total.rows:
             return kept
         _, ((count, *sums),) = total.rows["moments"]
@@ -347,7 +343,9 @@ class FedMix(Method, Explains, Tunable):
         tasks, _, *gradient = total.rows["network"][1][0]
         left = (self.planned_rounds + 1 - number) / self.config.network_rounds
         adam = Adam(self.config.lr * min(1.0, 2 * left), self.config.decay)
-        return {**shared, **adam.step(shared, np.array(gradient) / max(tasks, 1.0))}
+        mean = np.array(gradient) / max(tasks, 1.0)
+        network, state = adam.step(shared["network"], unflatten(shared)["adam"], mean)
+        return {**shared, **flatten({"network": network, "adam": state})}
 
     # ------------------------------------------------------------ scoring
 
@@ -358,7 +356,7 @@ class FedMix(Method, Explains, Tunable):
         everybody = np.arange(len(history))
         for some, buffer in self._parts(everybody, len(weights), history.n_items):
             mine = history.take(some)
-            scores = self._scores(shared, mine, "", buffer)
+            scores = self._scores(self.active(shared), mine, buffer)
             mixed = np.zeros((len(mine), history.n_items), np.float32)
             mixture.weigh(scores, weights / scale[:-1], mixed)
             if self.reranks(shared):
@@ -388,7 +386,7 @@ class FedMix(Method, Explains, Tunable):
         for client in range(len(history)):
             alone = history.take(np.array([client]))
             buffer = np.zeros((1, len(weights), history.n_items), np.float32)
-            scores = self._scores(shared, alone, "", buffer)[0]
+            scores = self._scores(self.active(shared), alone, buffer)[0]
             lifted = weights[:, None] * (scores - scores.mean(axis=1, keepdims=True))
             active, end = self.active(shared), 0
             lifts = np.zeros((len(active), items.shape[1]))
@@ -407,20 +405,21 @@ class FedMix(Method, Explains, Tunable):
     def _applicable(self, view: TrainView) -> list[Expert]:
         return [expert for expert in self._experts() if expert.is_applicable(view)]
 
-    def active(self, shared: Shared, prefix: str = "") -> list[tuple[Expert, Shared]]:
-        """Return the experts in the shared parameters, each with its model."""
-        found: list[tuple[Expert, Shared]] = []
-        for expert in self._experts():
-            model = model_of(shared, f"{prefix}{expert.name}/")
-            if model:
-                found.append((expert, model))
-        return found
+    def active(self, shared: Shared, *, held_out: bool = False) -> list[tuple[Expert, Shared]]:
+        """Return the experts in the shared parameters, each with its model.
+
+        ``held_out`` asks for the models that are learnt without the held-out items.
+        """
+        tree = unflatten(shared)
+        models = tree.get(HELD_OUT, {}) if held_out else tree
+        return [
+            (expert, models[expert.name]) for expert in self._experts() if expert.name in models
+        ]
 
     def _scores(
-        self, shared: Shared, view: TrainView, prefix: str, buffer: NDArray[np.float32]
+        self, active: list[tuple[Expert, Shared]], view: TrainView, buffer: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Return the scores of all experts, written to a buffer: [clients, scores, items]."""
-        active = self.active(shared, prefix)
+        """Return the scores of experts, written to a buffer: [clients, scores, items]."""
         sizes = [len(expert.scores(model)) for expert, model in active]
         out, end = buffer[: len(view)], 0
         out[:] = 0

@@ -27,7 +27,7 @@ item has kept its strongest pairs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -46,6 +46,7 @@ from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import MethodConfig, Shared
 from hushrec.methods.baselines import distinct_items
+from hushrec.methods.shared.trees import joined
 from hushrec.methods.statistics.pair_weights import TABLE_ENTRIES
 
 Array = NDArray[Any]
@@ -253,12 +254,13 @@ def strongest(table: Shared, keys: NDArray[np.int64], values: Array, n_items: in
     return kept
 
 
-HELD_OUT = "held_out/"
-"""Prefix of the experts that are learnt without the held-out items."""
+HELD_OUT = "held_out"
+"""Name of the experts that are learnt without the held-out items."""
 PIECE = 2**21
 """About so many pairs are taken in at once."""
 ITEMS, HEAD = "items", "head"
 """Where counting takes several rounds: sums of all items, and which of them are the head."""
+Models = Sequence[tuple[Expert, Shared]]
 Sums = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
@@ -295,7 +297,8 @@ class Counting:
                     whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
                 )
                 more_rows = KeyedRows(*more, space=whole.space)
-                rows[HELD_OUT + expert.name], rows[expert.name] = part, more_rows
+                rows[joined(HELD_OUT, expert.name)] = part
+                rows[expert.name] = more_rows
         if self.rounds > 1 and self.number == 0:
             items = distinct_items(view.positives)
             ones = np.ones((len(items.values), 1), np.float32)
@@ -311,23 +314,26 @@ class Counting:
         return KeyedRows(*pair_kernels.some_pairs(*chosen), space=found.space)
 
     def learn(
-        self, active: Iterable[tuple[Expert, Shared]], shared: Shared, total: Total
-    ) -> dict[str, Array]:
-        """Return the models that a round's sums give, by the names of the shared parameters."""
-        found: dict[str, Array] = {}
-        for expert, _ in active:
-            part, more = (total.rows.get(p + expert.name) for p in (HELD_OUT, ""))
-            for prefix, sums in ((HELD_OUT, part), ("", _added(part, more))):
-                if sums is not None:
-                    start = f"{prefix}{expert.name}/"
-                    model: Shared = model_of(shared, start)
-                    if self.part < 0:
-                        model = expert.learn(model, *sums)
-                    else:
-                        for piece in _by_first_item(sums, len(self.head)):
-                            model = expert.extend(model, *piece)
-                    found |= {start + n: a for n, a in model.items()}
-        return found
+        self, served: Models, held_out: Models, total: Total
+    ) -> tuple[dict[str, Shared], dict[str, Shared]]:
+        """Return the models that a round's sums give, by expert: with and without held-out items."""
+        learnt: dict[str, Shared] = {}
+        without: dict[str, Shared] = {}
+        for (expert, whole), (_, part) in zip(served, held_out, strict=True):
+            sums, more = total.rows.get(joined(HELD_OUT, expert.name)), total.rows.get(expert.name)
+            if sums is not None:
+                without[expert.name] = self._learnt(expert, part, sums)
+            both = _added(sums, more)
+            if both is not None:
+                learnt[expert.name] = self._learnt(expert, whole, both)
+        return learnt, without
+
+    def _learnt(self, expert: Expert, model: Shared, sums: Sums) -> Shared:
+        if self.part < 0:
+            return expert.learn(model, *sums)
+        for piece in _by_first_item(sums, len(self.head)):
+            model = expert.extend(model, *piece)
+        return model
 
     def most_popular(self, total: Total, count: int) -> dict[str, Array]:
         """Return the head as the first of several rounds finds it; ties go to the lower item."""
@@ -337,11 +343,6 @@ class Counting:
         head = np.zeros(len(self.head), np.bool_)
         head[ids[np.argsort(-sums[:, 0], kind="stable")[:count]]] = True
         return {HEAD: head}
-
-
-def model_of(shared: Mapping[str, Any], start: str) -> dict[str, Any]:
-    """Return the model that the shared parameters hold under names that begin like this."""
-    return {n.removeprefix(start): a for n, a in shared.items() if n.startswith(start)}
 
 
 def shortened(view: TrainView, less: NDArray[np.int64]) -> TrainView:
