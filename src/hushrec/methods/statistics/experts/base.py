@@ -316,7 +316,7 @@ class Counting:
     def learn(
         self, served: Models, held_out: Models, total: Total
     ) -> tuple[dict[str, Shared], dict[str, Shared]]:
-        """Return the models that a round's sums give, by expert: with and without held-out items."""
+        """Return each expert's model from a round's sums: with and without held-out items."""
         learnt: dict[str, Shared] = {}
         without: dict[str, Shared] = {}
         for (expert, whole), (_, part) in zip(served, held_out, strict=True):
