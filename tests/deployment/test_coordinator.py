@@ -122,7 +122,10 @@ def model(folder):
 
 @pytest.mark.parametrize(
     ("method", "settings", "rounds"),
-    [("pfedrec", {}, 3), ("fednext", {}, 3), ("fednext", NOISE, 2), ("fedrap", {}, 3)],
+    [
+        *[("pfedrec", {}, 3), ("fednext", {}, 3), ("fednext", NOISE, 2), ("fedrap", {}, 3)],
+        (None, {"network_rounds": 2, "newton_rounds": 2, "turns": 1}, None),
+    ],
 )
 def test_it_is_the_run_of_one_process(method, settings, rounds, tmp_path):
     data = taste_world()
