@@ -97,8 +97,10 @@ def run_once(top: Path):
 @pytest.mark.slow
 def test_rehearse_for_a_newcomer(tmp_path):
     """One command from README: a federation that trains, recommends, and is gone."""
+    shorter = {"newton_rounds": 2, "network_rounds": 2}
+    words = [word for key, value in shorter.items() for word in ("--set", f"{key}={value}")]
     done = subprocess.run(
-        [*HUSHREC, "federate", "rehearse", "--json"],
+        [*HUSHREC, "federate", "rehearse", "--json", *words],
         capture_output=True,
         text=True,
         timeout=600,
@@ -106,7 +108,7 @@ def test_rehearse_for_a_newcomer(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    alone = train("demo", "fednext")
+    alone = train("demo", settings=shorter)
     assert said["test"] == alone.summary.test
     assert len(said["nodes"]) == 3 and sum(said["nodes"].values()) == 1000
     assert said["recommendations"] == [vars(line) for line in alone.recommend(said["user"], 5)]
