@@ -8,6 +8,7 @@ from hushrec.api import train
 from hushrec.audit.membership import _pairs, _people, guesses, membership, rates
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.methods.base import method_class, method_names
+from hushrec.privacy.statement import PrivacyStatement
 from hushrec.streams import Streams
 from hushrec.testing import taste_world
 
@@ -116,7 +117,9 @@ def test_guesses_count_where_chance_decided_who_trained(small):
 
 
 def test_what_guesses_contradict():
-    claim = {"epsilon": 1.0, "delta": 1e-7, "neighbours": "replace-one"}
+    claim = PrivacyStatement(
+        guarantee="central", epsilon=1.0, delta=1e-7, neighbours="replace-one", statement=""
+    )
     generator = np.random.default_rng(0)
     nothing, all_right = generator.normal(0, 1, 300), np.abs(generator.normal(0, 1, 300))
     assert not guesses(nothing, claim)["contradicted"]
@@ -128,7 +131,7 @@ def test_what_guesses_contradict():
     bold = guesses(few, claim)
     assert bold["contradicted"]
     assert bold["guesses"] < 100
-    zeroed_out = guesses(few, {**claim, "neighbours": "zero-out-one"})
+    zeroed_out = guesses(few, claim.model_copy(update={"neighbours": "zero-out-one"}))
     assert zeroed_out["certain_lower_bound"] < 0.6 * bold["certain_lower_bound"]
 
 

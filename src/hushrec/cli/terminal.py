@@ -32,7 +32,6 @@ from rich.table import Table
 from rich.text import Text
 
 from hushrec.errors import DiskError, HushrecError, plain, shortened
-from hushrec.io.stored import Stored
 
 _NOT_FOR_TERMINALS = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MIN_TEXT_WIDTH = 12
@@ -128,6 +127,8 @@ def complain(error: BaseException) -> None:
 
 
 def _fields(value: Any) -> dict[str, Any]:
+    from hushrec.io.stored import Stored  # pydantic: --help does not wait for it
+
     return value.as_dict() if isinstance(value, Stored) else asdict(value)
 
 
