@@ -57,6 +57,7 @@ def test_every_group_is_shown():
     declared = tomllib.loads(PAGE["pyproject.toml"])["project"]["entry-points"]
     assert sorted(declared) == [
         "hushrec.datasets",
+        "hushrec.experts",
         "hushrec.mechanisms",
         "hushrec.methods",
         "hushrec.metrics",
