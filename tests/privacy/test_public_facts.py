@@ -28,7 +28,12 @@ LOCAL = {"privacy.mode": "local-gaussian", "privacy.noise_seed": 3, "privacy.sca
 ACCEPTED = {"privacy.undeclared": True}
 NOT_COVERED = "the list of items is not covered: it was taken from the users' rows"
 TRAITS = {name: method_class(name).traits for name in method_names()}
-PROTECTABLE = [name for name, has in TRAITS.items() if not (has.pooled or has.data_weighted)]
+PROTECTABLE = [
+    name
+    for name, has in TRAITS.items()
+    if not (has.pooled or has.data_weighted)
+    and not (has.exact_sums and method_class(name).under_noise is None)
+]
 
 
 def emptied(data, user):

@@ -10,6 +10,7 @@ from experiments.plan import EPSILONS, chosen, read_papers, tasks_of
 from experiments.results import Results
 from experiments.runner import changes, installed
 
+from hushrec.api import Execution
 from hushrec.data import load
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.methods.base import method_class
@@ -53,7 +54,7 @@ def test_a_cell_comes_out_the_same_to_the_last_digit(papers, data_dir, tmp_path)
     task = cell.tasks[protocol]
     before = Results(ROOT / "experiments/results").get(task.command)
     assert before is not None
-    after = measure(task, load(task.data), tmp_path, [], lambda seed: None, {})
+    after = measure(task, load(task.data), tmp_path, [], lambda seed: None, Execution())
     assert changes(after.values, before.values) == []
     assert after.values["test"]["full"].keys() <= before.values["test"]["full"].keys()
 

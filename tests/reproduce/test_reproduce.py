@@ -319,7 +319,7 @@ def test_users_of_seeds_that_test_others_stand_side_by_side(tmp_path, tiny):
     ]
     assert test.n == sum(part["users"]["ranked_users"] for part in parts)
     train_seeds(tiny, "popularity", [0], tmp_path / "one", settings=unseen)
-    with pytest.raises(RunError, match="same items of the same users"):
+    with pytest.raises(RunError, match="different held-out items or users"):
         paired(tmp_path / "fedals", tmp_path / "one", "full", "hits@10")
 
 
