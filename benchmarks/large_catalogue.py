@@ -17,17 +17,17 @@ from hushrec.data.synthetic import crowd
 from hushrec.federation.callbacks import RoundRecord
 from hushrec.io.memory import peak_rss_bytes
 
-ASKED = 2_500
-"""Devices that fit weights and network."""
-LOOKED_AT = 1_000
-"""Users whose validation and test items are looked at."""
+FITTING = 2_500
+"""Devices that fit the weights and the network."""
+EVALUATED = 1_000
+"""Users whose validation and test items are ranked."""
 SETTINGS = {
     "count_rounds": 12,
     "window": 5,
     "latest": 30,
     "dense_items": 2_000,
     "neighbours": 40,
-    "held": 1,
+    "held_out": 1,
     "network_rounds": 20,
     "evaluation.every": 19,
 }
@@ -58,8 +58,8 @@ def main(users: int, items: int, length: int, trace: bool) -> None:
         "fedmix",
         settings={
             **SETTINGS,
-            "asked": min(1.0, ASKED / users),
-            "evaluation.users": min(LOOKED_AT, users),
+            "fit_fraction": min(1.0, FITTING / users),
+            "evaluation.users": min(EVALUATED, users),
         },
         callbacks=[Trace()] if trace else [],
     )
