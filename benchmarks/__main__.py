@@ -41,7 +41,7 @@ from hushrec.data.splitting import make_split
 from hushrec.data.synthetic import population
 from hushrec.data.views import CohortConfig, Ragged, TrainView
 from hushrec.errors import DataError
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.io.memory import peak_rss_bytes, usable_cores
 from hushrec.kernels import draw

@@ -14,7 +14,7 @@ import click
 import hushrec
 from benchmarks.__main__ import GIGABYTE, bar, machine
 from hushrec.data.synthetic import crowd
-from hushrec.federation.callbacks import RoundRecord
+from hushrec.federation.rounds import RoundRecord
 from hushrec.io.memory import peak_rss_bytes
 
 FITTING = 2_500

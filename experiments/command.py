@@ -24,9 +24,8 @@ from hushrec.cli.display import polite_stop, training_display
 from hushrec.cli.options import PATH
 from hushrec.cli.terminal import Console, print_json, say
 from hushrec.errors import ConfigError, nearest
-from hushrec.federation.backends.simulation import Machine
-from hushrec.reporting.tables import add_figures, plain_table
-from hushrec.reporting.wording import human_duration
+from hushrec.federation.backends import Machine
+from hushrec.reporting.tables import add_figures, human_duration, plain_table
 
 UNITS = {"h": 3600, "m": 60, "s": 1}
 

@@ -10,15 +10,18 @@ from experiments.plan import Cell, Exhibit
 from experiments.results import SIGNIFICANT, Record, Results
 from experiments.states import differences, figures
 from hushrec.reporting import svg
-from hushrec.reporting.plots import Curve, Dot, curves, curves_height
-from hushrec.reporting.standalone import (
+from hushrec.reporting.plots import (
     TRENDS_HEIGHT,
+    Curve,
+    Dot,
     Trend,
+    curves,
+    curves_height,
     standalone_forest,
     standalone_trends,
     trends,
 )
-from hushrec.reporting.standalone import standalone as stacked_lines
+from hushrec.reporting.plots import standalone as stacked_lines
 
 MAP_SIZE = 320
 MAP_STYLE = (

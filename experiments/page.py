@@ -14,7 +14,7 @@ from experiments.plan import EPSILONS, Cell, Exhibit, Paper
 from experiments.results import SIGNIFICANT, Difference, Results
 from experiments.states import Figure, counted, differences, figures, state_of
 from hushrec.io.files import write_text, writing
-from hushrec.reporting.wording import signed
+from hushrec.reporting.tables import signed
 
 PAGE = Path("docs/papers.md")
 COLUMNS = {"published": "published protocol", "honest": "honest"}

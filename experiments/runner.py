@@ -19,8 +19,8 @@ from hushrec.api import Execution
 from hushrec.data import load
 from hushrec.data.sources import CATALOG
 from hushrec.errors import StoppedError
-from hushrec.federation.callbacks import Callback, RoundRecord
 from hushrec.federation.experiment import preset_names
+from hushrec.federation.rounds import Callback, RoundRecord
 from hushrec.methods.base import method_names
 
 UNKNOWN_PACE = 3e-6

@@ -30,8 +30,8 @@ import numpy as np
 from hushrec import config as registry
 from hushrec.cli import main
 from hushrec.reporting import html
-from hushrec.runs.checkpoint import CheckpointCallback
 from hushrec.runs.folder import RunFolder
+from hushrec.runs.recording import CheckpointCallback
 from test_api import bits
 
 WRITES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}

@@ -99,7 +99,7 @@ SECTIONS = (
         ("Summary", "Baselines", "UserCounts", "PrivacyStatement", "RoundLine"),
     ),
     Section("Compare runs", "hushrec.runs.comparison", ("compare_runs", "ComparedRun")),
-    Section("Explain one user's list", "hushrec.analysis.user", ("one_user", "OneUser", "Listed")),
+    Section("Explain one user's list", "hushrec.analysis.run", ("one_user", "OneUser", "Listed")),
     Section(
         "Account for privacy",
         "hushrec.privacy.accountant",

@@ -25,7 +25,7 @@ from hushrec.errors import (
     StoppedError,
 )
 from hushrec.evaluation.evaluator import Evaluator
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.io import files as disk
 from hushrec.runs import folder as run_folder
 from hushrec.runs.folder import FINAL, RunFolder, ranks_to_arrays
@@ -185,7 +185,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from conftest import blocks
 from test_api import OnRound, go
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 
 def tell(report):
     print(report.round, flush=True)

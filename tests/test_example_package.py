@@ -76,7 +76,7 @@ def test_without_it_the_name_is_unknown(tmp_path):
 
 EXTRAS_CODE = """
 import json, hushrec
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.errors import ConfigError
 plain = hushrec.train("demo", "fedmf", rounds=2)
 backwards = hushrec.train("demo", "fedmf", rounds=2, machine=Machine(backend="backwards"))

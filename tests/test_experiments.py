@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hushrec.reporting.plots import Dot
-from hushrec.reporting.standalone import Trend, standalone_forest, standalone_trends, trends
+from hushrec.reporting.plots import Dot, Trend, standalone_forest, standalone_trends, trends
 
 FOLDER = Path(__file__).parents[1] / "experiments/privacy-utility"
 

@@ -21,8 +21,8 @@ import hushrec
 from hushrec.data import load
 from hushrec.data.interactions import Interactions
 from hushrec.data.synthetic import demo
-from hushrec.federation.backends.simulation import Machine
-from hushrec.reporting.standalone import Trend, standalone_trends, trends
+from hushrec.federation.backends import Machine
+from hushrec.reporting.plots import Trend, standalone_trends, trends
 from hushrec.runs.schema import Summary
 
 HERE = Path(__file__).parent

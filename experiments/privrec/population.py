@@ -17,7 +17,7 @@ import click
 import hushrec
 from hushrec.data import Interactions
 from hushrec.data.synthetic import demo
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import read_preset
 from hushrec.runs.schema import Summary
 

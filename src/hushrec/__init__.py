@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hushrec.api import Run, train
     from hushrec.data import Interactions, load
     from hushrec.errors import HushrecError
-    from hushrec.federation.backends.simulation import Machine
-    from hushrec.federation.callbacks import Callback
+    from hushrec.federation.backends import Machine
+    from hushrec.federation.rounds import Callback
     from hushrec.serving.model import Model, Recommendation
 
 __all__ = [
@@ -32,10 +32,10 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 _HOMES = {
-    "Callback": "hushrec.federation.callbacks",
+    "Callback": "hushrec.federation.rounds",
     "HushrecError": "hushrec.errors",
     "Interactions": "hushrec.data",
-    "Machine": "hushrec.federation.backends.simulation",
+    "Machine": "hushrec.federation.backends",
     "Model": "hushrec.serving.model",
     "Recommendation": "hushrec.serving.model",
     "Run": "hushrec.api",

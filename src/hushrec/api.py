@@ -12,14 +12,19 @@ from hushrec.data import Interactions, load
 from hushrec.data.splitting import make_split
 from hushrec.data.views import Protocol
 from hushrec.errors import ConfigError, nearest
-from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
-from hushrec.federation.callbacks import Callback, GroupMetrics, GuidanceMetrics, History
+from hushrec.federation.backends import THIS_MACHINE, Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest
-from hushrec.federation.rounds import finish, run_rounds
+from hushrec.federation.rounds import (
+    Callback,
+    GroupMetrics,
+    GuidanceMetrics,
+    History,
+    finish,
+    run_rounds,
+)
 from hushrec.federation.setup import set_up
 from hushrec.io.files import checked_path
 from hushrec.methods.base import Guided
-from hushrec.runs.checkpoint import CheckpointCallback, prolonged, restore, saved_key
 from hushrec.runs.folder import (
     SEEDS,
     SUMMARY,
@@ -28,9 +33,16 @@ from hushrec.runs.folder import (
     resumable,
     resumed_run_folder,
 )
+from hushrec.runs.recording import (
+    CheckpointCallback,
+    mean_summary,
+    prolonged,
+    restore,
+    saved_key,
+    summarise,
+)
 from hushrec.runs.run import Run, Unsaved
 from hushrec.runs.schema import Seeds, Summary
-from hushrec.runs.summary import mean_summary, summarise
 from hushrec.streams import Streams
 
 __all__ = ["Execution", "Run", "TrainOptions", "train", "train_seeds"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import hushrec
-from hushrec.analysis.user import one_user, some_users
+from hushrec.analysis.run import one_user, some_users
 from hushrec.errors import ConfigError
 
 

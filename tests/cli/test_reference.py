@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import hushrec
-from hushrec.cli.reference import describe_method, keys_of, reference
+from hushrec.cli.methods import describe_method, keys_of, reference
 from hushrec.federation.experiment import SECTIONS, Experiment
 from hushrec.methods.base import method_names
 

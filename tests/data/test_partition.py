@@ -12,7 +12,7 @@ import hushrec
 from hushrec.data.partition import SilosConfig, divergences, facts, hold, tastes
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.streams import Streams
 from hushrec.testing import Federation, taste_world

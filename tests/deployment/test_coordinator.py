@@ -14,24 +14,22 @@ from hushrec.api import train
 from hushrec.cli import main
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run
 from hushrec.deployment.coordinator.session import Policy
-from hushrec.deployment.coordinator.status import status_of
-from hushrec.deployment.flower.prometheus import StatusCollector
+from hushrec.deployment.coordinator.status import StatusCollector, status_of
 from hushrec.deployment.node.database import NodeDatabase
-from hushrec.deployment.node.recommend import recommend
 from hushrec.deployment.node.runs import NodeRuns
 from hushrec.deployment.node.sums import NodeCredentials
+from hushrec.deployment.node.training import recommend
 from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.transport import Failure
 from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
 from hushrec.federation import setup
 from hushrec.federation.contract import Catalogue, Contract, NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
+from hushrec.federation.requests import Failure
 from hushrec.runs.folder import RunFolder
 from hushrec.secagg import Identity
-from hushrec.studio.pages import Studio
-from hushrec.studio.runs import find_runs
+from hushrec.studio.pages import Studio, find_runs
 from hushrec.testing import taste_world
-from hushrec.testing.link import MemoryLink
+from hushrec.testing.backend import MemoryLink
 from test_api import OnRound, StopAfter
 
 NODES = 3

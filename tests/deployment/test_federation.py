@@ -19,13 +19,12 @@ from unreliable_server import POINTS as SERVER_POINTS
 from hushrec import train
 from hushrec.cli.federate import ExperimentOptions, make_rehearsal
 from hushrec.deployment.coordinator.run import newest_run
-from hushrec.deployment.coordinator.status import Status, status_of
+from hushrec.deployment.coordinator.status import Status, metrics_served, status_of
 from hushrec.deployment.flower.processes import Processes, free_port
 from hushrec.deployment.flower.programs import begin_run, server_running, start_node
-from hushrec.deployment.flower.prometheus import metrics_served
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
-from hushrec.deployment.provisioning.folders import ServerConfig, ServerFolder
+from hushrec.deployment.provisioning import ServerConfig, ServerFolder
 from hushrec.errors import RunError
 
 HERE = Path(__file__).parent

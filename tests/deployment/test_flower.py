@@ -37,9 +37,8 @@ from hushrec.deployment.flower.programs import (
     program,
     server_running,
 )
-from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
-from hushrec.deployment.provisioning.keys import Authority, new_node_key
-from hushrec.deployment.provisioning.make import FederationSpec, ServerAddress, make_federation
+from hushrec.deployment.make import FederationSpec, ServerAddress, make_federation
+from hushrec.deployment.provisioning import Authority, NodeFolder, ServerFolder, new_node_key
 from hushrec.errors import RunError
 from hushrec.federation.contract import Catalogue, Contract
 from hushrec.federation.experiment import ExperimentRequest

@@ -21,10 +21,9 @@ from cryptography.hazmat.primitives.serialization import (
 
 from hushrec.cli import main
 from hushrec.data.partition import deal_users
+from hushrec.deployment.make import FederationSpec, ServerAddress, make_federation
 from hushrec.deployment.node.database import NodeDatabase
-from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
-from hushrec.deployment.provisioning.keys import Authority
-from hushrec.deployment.provisioning.make import FederationSpec, ServerAddress, make_federation
+from hushrec.deployment.provisioning import Authority, NodeFolder, ServerFolder
 from hushrec.errors import ConfigError
 from hushrec.federation.contract import Catalogue, Contract
 from hushrec.federation.experiment import ExperimentRequest
@@ -85,7 +84,7 @@ def test_the_key_is_the_certificates(made):
 def test_a_certificate_can_be_renewed_and_one_that_ran_out_is_refused(made, tmp_path, monkeypatch):
     folder = tmp_path / "copy"
     shutil.copytree(made, folder)
-    monkeypatch.setattr("hushrec.deployment.provisioning.keys.SERVER_DAYS", -1 / 48)
+    monkeypatch.setattr("hushrec.deployment.provisioning.SERVER_DAYS", -1 / 48)
     certificate, key = Authority.generate("x").server(HOSTS)
     monkeypatch.undo()
     for name, text in (("server.crt", certificate), ("server.key", key)):
@@ -361,7 +360,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hushrec.deployment.provisioning.make.write_identities", full)
+    monkeypatch.setattr("hushrec.deployment.make.write_identities", full)
     done = init(tmp_path / "f", "--data", "demo", "--nodes", "2")
     assert done.exit_code == 2
     assert "the disk is full" in done.output

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hushrec.cli import main
 from hushrec.deployment.coordinator.session import Session
-from hushrec.runs.checkpoint import CheckpointCallback
+from hushrec.runs.recording import CheckpointCallback
 
 POINTS = ("among-the-answers", "before-the-checkpoint", "after-the-checkpoint")
 

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from scipy.stats import norm, rankdata
 
 from hushrec.errors import ConfigError, InputError
-from hushrec.evaluation.significance import bootstrap_interval, holm, paired_test
+from hushrec.evaluation.groups import bootstrap_interval, holm, paired_test
 
 Method = Literal["randomisation", "wilcoxon"]
 both = pytest.mark.parametrize("method", ["randomisation", "wilcoxon"])

@@ -8,7 +8,7 @@ import pytest
 from hushrec.aggregation import ClientRows, Update
 from hushrec.data.splitting import make_split
 from hushrec.errors import ConfigError
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import set_up
 from hushrec.methods.base import Fitted, Method, PerClient, Traits, method_class, method_names

@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from hushrec.aggregation import ClientRows, KeyedRows, Update, UploadShape
 from hushrec.aggregation.statistics import STEPS, Evaluation, LossSum, Tally, exact_sum
 from hushrec.errors import MessageError
-from hushrec.federation.messages import Download, Expected, Upload
+from hushrec.federation.client import Download, Expected, Upload
 from hushrec.io.codec import payload
 
 SHAPE = UploadShape(9, {"items": 2}, {"head": (3,)}, {"pairs": (16, 1), "open": (81, 1)})

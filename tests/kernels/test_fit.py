@@ -9,8 +9,7 @@ from hushrec.aggregation import ClientRows, ExactSum, Update
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.inner_product import InnerProductModel, Rates, fit_pooled, sigmoid
 from hushrec.streams import Streams
-from hushrec.training.inner_product import apply_mean, deltas, with_rows
-from hushrec.training.samples import client_data
+from hushrec.training.samples import apply_mean, client_data, deltas, with_rows
 from odd_clients import N_ITEMS, population, ragged
 
 D = 6

@@ -1,11 +1,8 @@
 """Our experts keep the contract that other people's are held to."""
 
-from hushrec.methods.statistics.experts.base import expert_class, expert_names
-from hushrec.methods.statistics.experts.categories import Categories
-from hushrec.methods.statistics.experts.cooccurrence import Cooccurrence
-from hushrec.methods.statistics.experts.popularity import PopularityExpert
-from hushrec.methods.statistics.experts.recent_transitions import RecentTransitions
-from hushrec.methods.statistics.experts.transitions import Transitions
+from hushrec.methods.statistics.experts import expert_class, expert_names
+from hushrec.methods.statistics.item_experts import Categories, PopularityExpert
+from hushrec.methods.statistics.pair_experts import Cooccurrence, RecentTransitions, Transitions
 from hushrec.testing import ExpertContract
 
 

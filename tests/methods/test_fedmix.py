@@ -14,23 +14,24 @@ import reference
 from hushrec.aggregation import KeyedRows
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import mixture
-from hushrec.methods.shared.optimisers import first_trial, next_trial
-from hushrec.methods.shared.trees import flatten, joined, unflatten
-from hushrec.methods.statistics.experts import base
-from hushrec.methods.statistics.experts import base as counting
-from hushrec.methods.statistics.experts.base import (
+from hushrec.methods.shared.options import first_trial, next_trial
+from hushrec.methods.statistics import experts
+from hushrec.methods.statistics.experts import (
     HELD_OUT,
     Counting,
     Expert,
     expert_class,
     expert_names,
+    flatten,
+    joined,
+    unflatten,
 )
-from hushrec.methods.statistics.experts.cooccurrence import leading_vectors
 from hushrec.methods.statistics.fedmix import CANDIDATES, FedMix
+from hushrec.methods.statistics.pair_experts import leading_vectors
 from hushrec.private.store import PrivateStore
 from hushrec.serving.bundle import export
 from hushrec.serving.data import ServingData
@@ -38,8 +39,7 @@ from hushrec.serving.model import Model
 from hushrec.serving.recommender import Recommender
 from hushrec.streams import Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
-from hushrec.testing.checks import check_same
-from hushrec.testing.worlds import Federation
+from hushrec.testing.checks import Federation, check_same
 
 QUICK = {
     "newton_rounds": 3,
@@ -332,7 +332,7 @@ def test_every_step_is_exact_for_one_client_or_many():
 
 def test_counting_in_several_rounds_comes_to_the_same(monkeypatch):
     """Head and rest, round by round: what is served is what one round of everything gives."""
-    monkeypatch.setattr(counting, "PIECE", 50)
+    monkeypatch.setattr(experts, "PIECE", 50)
     options = {"dense_items": 15, "neighbours": 10, "ridge": 5.0}
     at_once = Federation(small(**options), tastes())
     in_rounds = Federation(small(**options, count_rounds=5), tastes())
@@ -446,9 +446,9 @@ def test_other_peoples_experts_plug_in(monkeypatch, tmp_path):
     assert {"transitions", "recent-transitions", "cooccurrence", "popularity", "categories"} <= set(
         expert_names()
     )
-    find = base.find
+    find = experts.find
     monkeypatch.setattr(
-        base, "find", lambda group, name: Constant if name == "constant" else find(group, name)
+        experts, "find", lambda group, name: Constant if name == "constant" else find(group, name)
     )
     method, view = small(experts=("popularity", "constant")), tastes()
     scores = method.score(method.init(view, Streams(0)), {}, view)

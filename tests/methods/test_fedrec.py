@@ -8,7 +8,7 @@ import pytest
 from hushrec.data.views import Ragged
 from hushrec.streams import Round, Streams
 from hushrec.testing import clients_of
-from hushrec.testing.worlds import Federation
+from hushrec.testing.checks import Federation
 
 pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.methods.fedrec import FedRec, FedRecConfig, mean_ratings

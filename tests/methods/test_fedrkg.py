@@ -8,16 +8,15 @@ import reference
 from hushrec import kernels
 from hushrec.aggregation import ExactSum
 from hushrec.kernels.draws import Pace
-from hushrec.kernels.guidance import fused_tables
 from hushrec.kernels.inner_product import InnerProductModel, Rates
+from hushrec.kernels.row_networks import fused_tables
 from hushrec.methods.baselines import LocalOnly
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.fedrkg import FedRKG
 from hushrec.private.store import PrivateStore
 from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
-from hushrec.training.inner_product import first_score_function
-from hushrec.training.samples import client_data
+from hushrec.training.samples import client_data, first_score_function
 
 N_ITEMS = 25
 

@@ -24,7 +24,7 @@ from hushrec.methods.lipm import (  # noqa: E402
     LIPM,
     LIPMConfig,
 )
-from hushrec.training.perceptron import (  # noqa: E402
+from hushrec.training.networks import (  # noqa: E402
     Perceptron,
     gru,
 )

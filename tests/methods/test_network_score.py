@@ -10,13 +10,13 @@ import pytest
 import hushrec
 from hushrec.aggregation import ExactSum
 from hushrec.data.splitting import SplitConfig, make_split
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.methods.fedrkg import FedRKG
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.private.store import PrivateStore
 from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
-from hushrec.testing.worlds import Federation
+from hushrec.testing.checks import Federation
 from hushrec.training.samples import draw_device_samples
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")

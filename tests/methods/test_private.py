@@ -19,7 +19,7 @@ from hushrec.cli import main
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.data.views import CohortConfig
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.federation.setup import set_up
 from hushrec.kernels import pairs as pair_kernels

@@ -18,7 +18,7 @@ from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.data.views import Ragged
 from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.methods.base import method_class
 from hushrec.methods.fcf import FCF
 from hushrec.private.store import PrivateStore
@@ -32,12 +32,14 @@ from hushrec.kernels.feature_networks import (  # noqa: E402
     ProximalDescent,
     fit_feature_networks,
 )
-from hushrec.methods.fofl_self import FOFLSelf  # noqa: E402
-from hushrec.methods.nn_self import NNSelf  # noqa: E402
 from hushrec.methods.privrec import (  # noqa: E402
     PrivRec,
     PrivRecCEN,
     _balanced,
+)
+from hushrec.methods.privrec_rivals import (  # noqa: E402
+    FOFLSelf,
+    NNSelf,
 )
 from hushrec.training.networks import (  # noqa: E402
     FeatureNetwork,

@@ -17,7 +17,7 @@ from hushrec.api import Run, train
 from hushrec.cli import main
 from hushrec.data.interactions import Numeric
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of, sensitivity
 from hushrec.privacy.budgets import (

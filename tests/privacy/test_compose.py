@@ -28,8 +28,8 @@ from hushrec.privacy.accountant import (
 )
 from hushrec.privacy.composition import Claim, compose
 from hushrec.reporting.html import write_report
+from hushrec.runs.recording import data_digest
 from hushrec.runs.schema import Summary
-from hushrec.runs.summary import data_digest
 
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 1.0}
 LAPLACE = {"privacy.mode": "local-laplace", "privacy.epsilon": 2.0, "privacy.clip": 1.0}

@@ -8,7 +8,7 @@ import pytest
 import hushrec
 from hushrec.data.interactions import Categorical, Interactions, MultiCategorical, Numeric
 from hushrec.data.splitting import make_split
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import set_up, upload_schedule
 from hushrec.methods.base import method_class, method_names

@@ -7,7 +7,7 @@ import pytest
 
 from hushrec.aggregation import ClientRows, ExactSum, Total, Update
 from hushrec.data.splitting import SplitConfig, make_split
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.plan import unprotected

@@ -20,7 +20,7 @@ from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import make_task, set_up, upload_schedule
 from hushrec.methods.base import method_class, method_names
 from hushrec.streams import Streams
-from hushrec.testing.worlds import taste_world
+from hushrec.testing.checks import taste_world
 from test_api import StopAfter
 
 CENTRAL = {"privacy.mode": "central", "privacy.noise_seed": 3, "privacy.epsilon": 8.0}

@@ -13,7 +13,7 @@ from hushrec.api import Run, train
 from hushrec.cli import main
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.federation.setup import set_up
 from hushrec.methods.base import Traits
@@ -24,8 +24,8 @@ from hushrec.privacy.calibration import FixedShape, default_delta
 from hushrec.privacy.clipping import AdaptiveClip, FlatClip
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.protection import Mechanism
-from hushrec.runs.checkpoint import CheckpointCallback
 from hushrec.runs.folder import FINAL, RunFolder
+from hushrec.runs.recording import CheckpointCallback
 from hushrec.streams import SecretRound, SecretStreams, Streams
 from hushrec.testing import Federation, MechanismContract
 from test_api import StopAfter, bits
@@ -265,7 +265,7 @@ def test_large_tables_are_uploaded_a_few_clients_at_a_time(tiny, monkeypatch):
         return protect(self, update, view, secret)
 
     monkeypatch.setattr(LocalNoise, "protect", spy)
-    monkeypatch.setattr("hushrec.federation.backends.simulation.BATCH_BYTES", 3 * 7 * 40 * 4 * 4)
+    monkeypatch.setattr("hushrec.federation.backends.BATCH_BYTES", 3 * 7 * 40 * 4 * 4)
     go(tiny, LAPLACE, rounds=1)
     assert max(sizes) <= 3
 

@@ -14,7 +14,7 @@ from conftest import blocks
 from hushrec.aggregation import ExactSum, Update
 from hushrec.api import train
 from hushrec.errors import ConfigError, StoppedError
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.methods.fedmf import FedMF
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, epsilon_of
 from hushrec.runs.folder import FINAL, RunFolder
@@ -163,7 +163,7 @@ DRIVER = """
 import sys
 sys.path[:0] = sys.argv[1:3]
 from conftest import blocks
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from test_api import OnRound
 from test_runs import MODES, go
 

@@ -14,7 +14,7 @@ from hushrec.errors import RunError
 from hushrec.evaluation.metrics import per_user, summarise
 from hushrec.reporting.html import Shown, write_comparison, write_report
 from hushrec.reporting.sections import promise
-from hushrec.reporting.wording import human_size
+from hushrec.reporting.tables import human_size
 from hushrec.runs.comparison import compare_runs
 from hushrec.runs.schema import PUBLISHED_MARK, PrivacyStatement
 

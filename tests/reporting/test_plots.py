@@ -3,7 +3,7 @@
 import pytest
 
 from hushrec.reporting import plots, svg
-from hushrec.reporting.wording import human_duration, human_size
+from hushrec.reporting.tables import human_duration, human_size
 
 
 def test_names_in_drawings_are_escaped():

@@ -18,7 +18,7 @@ from hushrec.api import Execution, Run, train_seeds
 from hushrec.cli import main
 from hushrec.data import load
 from hushrec.errors import ConfigError, RunError
-from hushrec.evaluation.significance import holm
+from hushrec.evaluation.groups import holm
 
 PAPER = (
     'system = "Demo"\ncited = "Nobody: Nothing"\nnothing_to_run = { "figure-9" = "a drawing" }\n'

@@ -6,7 +6,7 @@ import pytest
 
 import hushrec
 from hushrec.errors import ConfigError, RunError
-from hushrec.io.rows import Rows
+from hushrec.io.codec import Rows
 from hushrec.runs.comparison import compare_runs
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import hushrec
 from hushrec.errors import ConfigError, RunError
-from hushrec.io.rows import Rows
+from hushrec.io.codec import Rows
 from hushrec.serving.model import Model
 from hushrec.testing import taste_world
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from hushrec.cli import main
 from hushrec.runs.folder import RunFolder
 from hushrec.studio import demos
-from hushrec.studio.runs import find_runs
+from hushrec.studio.pages import find_runs
 from shown_runs import HOSTILE, answering
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec.training.perceptron import gru  # noqa: E402
+from hushrec.training.networks import gru  # noqa: E402
 from hushrec.training.tensors import GROUP  # noqa: E402
 
 

@@ -6,12 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushrec.kernels.draws import Pace
-from hushrec.kernels.guidance import Frozen, fit_gates
-from hushrec.kernels.row_networks import RowSamples
+from hushrec.kernels.row_networks import Frozen, RowSamples, fit_gates
 from hushrec.streams import Round, Streams
 from hushrec.testing import clients_of
-from hushrec.training.inner_product import Descent
-from hushrec.training.samples import draw_device_samples
+from hushrec.training.samples import Descent, draw_device_samples
 
 pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.training import tensors

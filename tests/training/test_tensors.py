@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hushrec.data.views import Ragged, TrainView
 from hushrec.methods.shared.options import InnerProductConfig
 from hushrec.streams import Round, Streams
-from hushrec.training.inner_product import Descent, train_inner_product
-from hushrec.training.samples import draw_device_samples
+from hushrec.training.samples import Descent, draw_device_samples, train_inner_product
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
 from hushrec.training import tensors  # noqa: E402

@@ -1,9 +1,9 @@
 """Client updates and their exact sum."""
 
-from hushrec.aggregation.exact_sum import ExactSum
-from hushrec.aggregation.update import (
+from hushrec.aggregation.sums import (
     OWN_WEIGHT,
     ClientRows,
+    ExactSum,
     KeyedRows,
     Steps,
     Total,

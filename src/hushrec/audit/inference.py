@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from hushrec.aggregation import ExactSum, KeyedRows, Total, Update
 from hushrec.api import Run
 from hushrec.data.views import TrainView, chunks
-from hushrec.evaluation.significance import bootstrap_interval
-from hushrec.federation.backends.simulation import InProcess
+from hushrec.evaluation.groups import bootstrap_interval
+from hushrec.federation.backends import InProcess
 from hushrec.federation.client import Task, take_part
 from hushrec.federation.setup import make_task
 from hushrec.methods.base import Phase, Shared

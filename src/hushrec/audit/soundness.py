@@ -25,7 +25,7 @@ import numpy as np
 from scipy.stats import chi2, gamma, kstest, pearsonr, poisson
 
 from hushrec.aggregation import ExactSum, Update, UploadShape
-from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
+from hushrec.aggregation.sums import STEPS_PER_UNIT
 from hushrec.audit.canary import CERTAIN
 from hushrec.audit.layout import (
     NoisedRound,

@@ -21,15 +21,15 @@ from hushrec.errors import ConfigError, DivergedError, HushrecError, StoppedErro
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "analyse": (
-        "evaluate:analyse_command",
+        "runs:analyse_command",
         "Look behind the means of a finished run; nothing is trained again.",
     ),
     "audit": (
-        "audit:audit_command",
+        "privacy:audit_command",
         "Attack a finished run: membership, items in uploads, canary users, clipping and noise.",
     ),
     "compare": (
-        "evaluate:compare_command",
+        "runs:compare_command",
         "Compare finished runs user by user, the first as the baseline.",
     ),
     "data": (
@@ -41,11 +41,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Show versions, threads, optional parts, methods, and where data is looked for.",
     ),
     "evaluate": (
-        "evaluate:evaluate_command",
+        "runs:evaluate_command",
         "Score a finished run again from its checkpoint.",
     ),
     "export": (
-        "recommend:export_command",
+        "runs:export_command",
         "Write a run's model for devices: a folder that numpy alone can serve.",
     ),
     "federate": (
@@ -65,15 +65,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Compute guarantees of differential privacy.",
     ),
     "recommend": (
-        "recommend:recommend_command",
+        "runs:recommend_command",
         "Recommend items that a user has not touched yet.",
     ),
     "release": (
-        "recommend:release_command",
+        "runs:release_command",
         "Write what a run's guarantee covers, and nothing else, into a new folder.",
     ),
     "report": (
-        "recommend:report_command",
+        "runs:report_command",
         "Write a run's report.html again, or one page of several runs, and print where it is.",
     ),
     "reproduce": (
@@ -89,7 +89,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Train a method, evaluate it, and leave a run folder with a report.",
     ),
     "tune": (
-        "tune:tune_command",
+        "train:tune_command",
         "Search for a method's options on the validation items, and write them as a preset.",
     ),
 }

@@ -24,13 +24,12 @@ from hushrec.cli.options import PATH, gather
 from hushrec.cli.terminal import Console, progress, say, text_column
 from hushrec.config import DEFAULT_METHOD
 from hushrec.data import Interactions, load
-from hushrec.data.text import Progress, is_stream
+from hushrec.data.text import OnProgress, is_stream
 from hushrec.errors import ConfigError, plain
-from hushrec.federation.callbacks import Callback, RoundRecord
 from hushrec.federation.experiment import Experiment, ExperimentRequest
+from hushrec.federation.rounds import Callback, RoundRecord
 from hushrec.io.files import append_line
-from hushrec.reporting.tables import shown_metrics
-from hushrec.reporting.wording import human_duration
+from hushrec.reporting.tables import human_duration, shown_metrics
 
 SHOWN_AFTER = 0.5
 """Seconds of reading after which a bar says how far it is."""
@@ -85,7 +84,7 @@ def say_default(request: ExperimentRequest, experiment: Experiment, *, quiet: bo
 
 
 @contextmanager
-def reading_display(quiet: bool) -> Iterator[Progress]:
+def reading_display(quiet: bool) -> Iterator[OnProgress]:
     """Show how far reading is, and how long it will take, if it takes long at all."""
     columns = (text_column("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     began = time.monotonic()

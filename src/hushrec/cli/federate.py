@@ -16,15 +16,15 @@ from hushrec.data.partition import Deal
 from hushrec.data.reading import read_items
 from hushrec.deployment.coordinator.run import newest_run
 from hushrec.deployment.coordinator.status import Status, status_of
-from hushrec.deployment.node.database import ImportCounts, NodeDatabase
-from hushrec.deployment.node.worker import Worker
-from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
-from hushrec.deployment.provisioning.make import (
+from hushrec.deployment.make import (
     FederationSpec,
     ServerAddress,
     make_federation,
     renew_server,
 )
+from hushrec.deployment.node.database import ImportCounts, NodeDatabase
+from hushrec.deployment.node.worker import Worker
+from hushrec.deployment.provisioning import NodeFolder, ServerFolder
 from hushrec.errors import ConfigError, DataError
 from hushrec.federation.contract import Catalogue, Contract, SecureSums
 from hushrec.federation.experiment import ExperimentRequest, parse_settings
@@ -257,9 +257,9 @@ def server_command(folder: Path) -> None:
     \b
     hushrec federate server films/server
     """
+    from hushrec.deployment.coordinator.status import metrics_served
     from hushrec.deployment.flower.processes import stopped_by_signals
     from hushrec.deployment.flower.programs import server_running
-    from hushrec.deployment.flower.prometheus import metrics_served
 
     opened = ServerFolder.open(folder)
 

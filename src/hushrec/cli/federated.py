@@ -20,16 +20,15 @@ from hushrec.cli.federate import (
     make_rehearsal,
 )
 from hushrec.cli.options import PATH, data_option, json_option
-from hushrec.cli.recommend import show_recommendations
+from hushrec.cli.runs import show_recommendations
 from hushrec.cli.terminal import Console, print_json, say
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run
 from hushrec.deployment.coordinator.status import EVENTS, Event, EventLog, Status, status_of
 from hushrec.deployment.node.database import NodeDatabase
-from hushrec.deployment.node.recommend import recommend
-from hushrec.deployment.provisioning.folders import ServerConfig, ServerFolder
+from hushrec.deployment.node.training import recommend
+from hushrec.deployment.provisioning import ServerConfig, ServerFolder
 from hushrec.errors import RunError, StoppedError
-from hushrec.reporting.tables import facts, result_table
-from hushrec.reporting.wording import human_size
+from hushrec.reporting.tables import facts, human_size, result_table
 from hushrec.runs.schema import Summary
 
 WATCH_SECONDS = 2.0

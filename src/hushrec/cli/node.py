@@ -9,13 +9,13 @@ import click
 import numpy as np
 
 from hushrec.cli.options import COUNT, PATH, gather, json_option
-from hushrec.cli.recommend import show_recommendations
+from hushrec.cli.runs import show_recommendations
 from hushrec.cli.terminal import print_json, say
 from hushrec.data.reading import read_interactions
 from hushrec.data.tables import Columns
 from hushrec.deployment.node.database import ImportCounts, NodeDatabase
-from hushrec.deployment.node.recommend import recommend
 from hushrec.deployment.node.runs import NodeRuns
+from hushrec.deployment.node.training import recommend
 from hushrec.errors import DataError
 from hushrec.federation.contract import Contract
 

@@ -16,8 +16,8 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.data.columns import NAME, frame_table
 from hushrec.data.features import features_from_arrays, features_to_arrays
-from hushrec.data.frames import NAME, frame_table
 from hushrec.data.interactions import Interactions
 from hushrec.data.reading import (
     NO_FEATURES,
@@ -29,7 +29,7 @@ from hushrec.data.reading import (
 )
 from hushrec.data.sources import CATALOG, DataFolder, DataSet, cache_dir
 from hushrec.data.tables import RECOGNISED, Columns
-from hushrec.data.text import Progress, no_progress
+from hushrec.data.text import OnProgress, no_progress
 from hushrec.errors import ConfigError, DataError, RunError, nearest
 from hushrec.io.files import atomic_file, checked_path, scratch_folder
 from hushrec.io.stored import read_arrays
@@ -53,7 +53,7 @@ class LoadOptions(TypedDict, total=False):
     """Searched before ``HUSHREC_DATA`` and the cache."""
     download: bool
     """Whether a data set that is not on this machine is downloaded; else that is an error."""
-    progress: Progress
+    progress: OnProgress
     """Called with the fraction that is read."""
 
 
@@ -259,7 +259,7 @@ def import_file(
     features: FeatureFiles = NO_FEATURES,
     *,
     overwrite: bool = False,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
 ) -> Interactions:
     """Read a file once and keep it in the cache, so that `load` finds it under ``name``."""
     if name in CATALOG:

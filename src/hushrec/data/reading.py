@@ -42,7 +42,7 @@ from hushrec.data.tables import (
 )
 from hushrec.data.text import (
     NO_GENRES,
-    Progress,
+    OnProgress,
     features_by_name,
     is_item_header,
     is_number,
@@ -66,7 +66,7 @@ def read_interactions(
     name: str | None = None,
     items: str | Path | None = None,
     share: bool = False,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
 ) -> Interactions:
     """Read a file of (user, item, value, time) rows.
 

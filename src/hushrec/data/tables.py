@@ -20,7 +20,7 @@ from hushrec.data.text import (
     IMPORT,
     POSITIONS,
     Content,
-    Progress,
+    OnProgress,
     columns_by_name,
     delimiter_hint,
     delimiter_of,
@@ -115,7 +115,7 @@ RECOGNISED = Columns()
 
 
 def read_table(
-    path: Path, columns: Columns = RECOGNISED, progress: Progress = no_progress
+    path: Path, columns: Columns = RECOGNISED, progress: OnProgress = no_progress
 ) -> Table:
     """Read a file of any known format."""
     content = read_content(path, _between(0, READING, progress))
@@ -131,7 +131,7 @@ def text_table(
     text: str,
     notes: list[str],
     columns: Columns = RECOGNISED,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
 ) -> Table:
     """Make a table of a text."""
     if not text.strip():
@@ -141,7 +141,7 @@ def text_table(
     return _delimited_table(path, text, notes, columns, progress)
 
 
-def line_blocks(text: str, progress: Progress = no_progress) -> Iterator[list[str]]:
+def line_blocks(text: str, progress: OnProgress = no_progress) -> Iterator[list[str]]:
     """Cut a text into lists of whole lines."""
     start, end = 0, len(text.rstrip("\n"))
     while start <= end:
@@ -152,13 +152,13 @@ def line_blocks(text: str, progress: Progress = no_progress) -> Iterator[list[st
         start = stop + 1
 
 
-def _between(low: float, high: float, progress: Progress) -> Progress:
+def _between(low: float, high: float, progress: OnProgress) -> OnProgress:
     """Return the callback for a part of the work."""
     return lambda share: progress(low + (high - low) * share)
 
 
 def _delimited_table(
-    path: Path, text: str, notes: list[str], columns: Columns, progress: Progress
+    path: Path, text: str, notes: list[str], columns: Columns, progress: OnProgress
 ) -> Table:
     given = columns.delimiter
     delimiter = delimiter_of(text) if given is None else _SPELT_OUT.get(given, given)
@@ -209,7 +209,7 @@ class _Plain:
     text: str
     delimiter: str
 
-    def check(self, progress: Progress) -> _Checked:
+    def check(self, progress: OnProgress) -> _Checked:
         """Refuse rows of different width."""
         numbers: array[int] = array("q")
         first: list[str] = []
@@ -233,7 +233,7 @@ class _Plain:
             before += len(lines)
         return first, len(first), numbers, before - len(numbers)
 
-    def fields(self, progress: Progress) -> Iterator[list[str]]:
+    def fields(self, progress: OnProgress) -> Iterator[list[str]]:
         """Return the fields of all rows, one after the other, some rows at a time."""
         for lines in line_blocks(self.text, progress):
             if not all(map(str.strip, lines)):
@@ -250,7 +250,7 @@ class _Quoted:
     text: str
     delimiter: str
 
-    def check(self, progress: Progress) -> _Checked:
+    def check(self, progress: OnProgress) -> _Checked:
         """Refuse rows of different width, and quotes that do not end."""
         numbers: array[int] = array("q")
         first: list[str] = []
@@ -265,7 +265,7 @@ class _Quoted:
             numbers.append(start)
         return first, len(first), numbers, blank
 
-    def fields(self, progress: Progress) -> Iterator[list[str]]:
+    def fields(self, progress: OnProgress) -> Iterator[list[str]]:
         """Return the fields of all rows, one after the other, some rows at a time."""
         flat: list[str] = []
         for row, _ in self._rows(progress):
@@ -276,7 +276,7 @@ class _Quoted:
         if flat:
             yield flat
 
-    def _rows(self, progress: Progress) -> Iterator[tuple[list[str], int]]:
+    def _rows(self, progress: OnProgress) -> Iterator[tuple[list[str], int]]:
         """Return each row and the line that it starts on; a blank line is an empty row."""
         lines = chain.from_iterable(line_blocks(self.text, progress))
         reader = csv.reader(
@@ -308,7 +308,7 @@ def _wrong_width(path: Path, line: int, found: int, expected: int) -> DataError:
     )
 
 
-def _json_table(path: Path, text: str, notes: list[str], progress: Progress) -> Table:
+def _json_table(path: Path, text: str, notes: list[str], progress: OnProgress) -> Table:
     numbers: array[int] = array("q")
     names: list[str] = []
     number = 0

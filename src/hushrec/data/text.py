@@ -31,7 +31,7 @@ PATIENCE = 10.0
 """Seconds to wait for a writer to open a pipe."""
 PARQUET = b"PAR1"
 
-Progress = Callable[[float], None]
+OnProgress = Callable[[float], None]
 """Called with the fraction of the work that is done."""
 
 
@@ -82,7 +82,7 @@ def read_rows(
     return [line.split(delimiter) for line in lines[1 if header else 0 :]]
 
 
-def read_content(path: Path, progress: Progress = no_progress) -> Content:
+def read_content(path: Path, progress: OnProgress = no_progress) -> Content:
     """Read a file once, unpacked; stop at the first line that is too long."""
     try:
         with open_file(path) as stream:

@@ -12,9 +12,9 @@ from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError, DataError
 from hushrec.evaluation.metrics import ListMetric, Metric, expected_gain
 from hushrec.evaluation.ranking import Ranks
-from hushrec.federation.backends.simulation import InProcess
-from hushrec.federation.callbacks import EvaluationRecord, RoundRecord, TrainingResult
+from hushrec.federation.backends import InProcess
 from hushrec.federation.experiment import Experiment
+from hushrec.federation.rounds import EvaluationRecord, RoundRecord, TrainingResult
 from hushrec.methods.base import (
     Fitted,
     Method,
@@ -28,7 +28,7 @@ from hushrec.methods.base import (
     Shared,
     Traits,
 )
-from hushrec.methods.statistics.experts.base import Expert, ExpertsConfig, Part
+from hushrec.methods.statistics.experts import Expert, ExpertsConfig, Part
 from hushrec.privacy.accountant import Everybody, Gaussian, Grid, Pure, sensitivity
 from hushrec.privacy.noise import LocalMechanism
 from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, Release

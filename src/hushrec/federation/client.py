@@ -1,27 +1,238 @@
-"""What a client does in a round: fit the method, protect the upload, keep the private parameters.
+"""What a client does in a round, and the messages between it and the server.
 
-A client is a device or a silo. Several clients are trained together as a batch; the result of each
-client is the same in a batch of any size, so a simulation of thousands and a single device run the
-same lines.
+A client is a device or a silo. It fits the method, protects the upload and keeps its private
+parameters. Several clients are trained together as a batch; the result of each client is the same
+in a batch of any size, so a simulation of thousands and a single device run the same lines.
+
+`Download` and `Upload` are validated on arrival. The byte counter of a run counts the arrays of
+messages, as `nbytes`, and not their headers of some hundred bytes. The server states what an upload
+must be (`Expected`): round, names, shapes, dtypes, finite numbers, norm, and its largest size.
+Anything else is a `MessageError` that names what is wrong, and changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import UploadShape
+from hushrec.aggregation import ClientRows, KeyedRows, Update, UploadShape
 from hushrec.aggregation.statistics import LossSum
 from hushrec.data.views import TrainView
-from hushrec.federation.messages import Download, Upload
+from hushrec.errors import MessageError
+from hushrec.io.codec import (
+    HEADER_BYTES,
+    LARGEST,
+    Array,
+    ArrayGroup,
+    Arrays,
+    ArraySpec,
+    Count,
+    Message,
+    Whole,
+    check_arrays,
+)
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.protection import Protection
 from hushrec.private.store import PrivateStore
 from hushrec.streams import Round, SecretRound, SecretStreams, Streams
+
+SLACK = 1 + 1e-6
+"""Relative tolerance of norms, which the reader computes again."""
+
+
+@dataclass(frozen=True)
+class Download(Message, kind="download"):
+    """What the server sends to clients that take part in a round."""
+
+    round: Count
+    common: ArrayGroup
+    """The same for every client."""
+    own: ArrayGroup = field(default_factory=dict)
+    """Each client's own, with a leading axis of clients."""
+    protection: Mapping[str, float] = field(default_factory=dict)
+    """The state of the mechanisms that run on the clients."""
+
+    @property
+    def received(self) -> Arrays:
+        """What a method trains from."""
+        return {**self.common, **self.own}
+
+    def to(self, indices: NDArray[np.int64]) -> Download:
+        """Return the download of some of the clients, by their indices."""
+        if not self.own:
+            return self
+        return replace(self, own={name: array[indices] for name, array in self.own.items()})
+
+    def nbytes(self, clients: int) -> int:
+        """Return the bytes of the messages to so many clients."""
+        common = sum(array.nbytes for array in self.common.values())
+        return clients * common + sum(array.nbytes for array in self.own.values())
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an upload must be to count."""
+
+    round: int
+    shape: UploadShape
+    """Names and shapes that follow from public things."""
+    whole: bool = False
+    """Whether every row must be there, as in protected uploads."""
+    clients: int = 1
+    norm: float | None = None
+    """Largest L2 norm of the method's own arrays, where clipping promises one."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Size above which a message is refused unread."""
+        ids = 8 * (sum(count for count, _ in self.shape.sparse.values()) + self.clients + 1)
+        return min(LARGEST, self.clients * (2 * self.shape.nbytes + ids) + HEADER_BYTES)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client sends back: its part of the round's sum, and how training went."""
+
+    round: int
+    update: Update
+    loss: LossSum
+
+    def to_bytes(self) -> bytes:
+        """Encode the message; an upload that travels whole is written with every row."""
+        update = self.update if self.update.whole is None else _written_out(self.update)
+        arrays = {f"dense/{name}": array for name, array in update.dense.items()}
+        for name, rows in update.rows.items():
+            sent = rows.differences()
+            arrays |= {f"ids/{name}": sent.ids, f"rows/{name}": sent.rows}
+            if update.clients != 1:
+                arrays[f"indptr/{name}"] = sent.indptr
+        loss = self.loss
+        return UploadMessage(
+            self.round,
+            update.clients,
+            loss.steps,
+            loss.clients,
+            loss.lost,
+            update.zeroed_out,
+            arrays,
+        ).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, expected: Expected) -> Upload:
+        """Decode an upload on the server; refuse whatever is not as expected."""
+        sent, clients = UploadMessage.from_bytes(data, expected.most_bytes), expected.clients
+        if sent.round != expected.round:
+            raise MessageError(
+                f"the upload is of round {sent.round}, not of round {expected.round}"
+            )
+        if sent.clients != clients:
+            raise MessageError(f"the upload is of {sent.clients} clients, not of {clients}")
+        if not sent.lost <= sent.trained <= clients:
+            raise MessageError("the upload counts more losses than clients")
+        if sent.zeroed_out > clients:
+            raise MessageError("the upload counts more empty uploads than clients")
+        update = replace(_read_update(sent.arrays, expected), zeroed_out=sent.zeroed_out)
+        if expected.norm is not None:
+            for norm in _norms(update):
+                if not norm <= expected.norm * SLACK:
+                    raise MessageError(
+                        f"the upload has norm {norm:.6g}, more than the {expected.norm:.6g} agreed"
+                    )
+        return cls(sent.round, update, LossSum(sent.loss, sent.trained, sent.lost))
+
+
+@dataclass(frozen=True)
+class UploadMessage(Message, kind="upload"):
+    """An `Upload` as it travels."""
+
+    round: Count
+    clients: Count
+    loss: Whole
+    trained: Count
+    lost: Count
+    zeroed_out: Count
+    arrays: ArrayGroup
+
+
+# ------------------------------------------------------------ updates as arrays
+
+
+def _written_out(update: Update) -> Update:
+    """Write every row of every table and space of an upload out."""
+    shape = update.whole
+    assert shape is not None
+    dense: dict[str, Array] = {}
+    for name, rows in update.rows.items():
+        table = np.zeros((update.clients, *shape.sparse[name]), np.float32)
+        owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
+        table[owner, rows.ids] = rows.differences().rows
+        dense[name] = table
+    dense |= {name: array.astype(np.float32) for name, array in update.dense.items()}
+    return Update(update.clients, dense=dense, zeroed_out=update.zeroed_out)
+
+
+def _read_update(arrays: Arrays, expected: Expected) -> Update:
+    shape, clients = expected.shape, expected.clients
+    sparse = shape.sparse
+    dense = {name: (clients, *own) for name, own in shape.dense.items()}
+    if expected.whole:
+        dense |= {name: (clients, *size) for name, size in sparse.items()}
+    specs = {f"dense/{n}": ArraySpec("float32|float64", own) for n, own in dense.items()}
+    for name, (_, width) in {} if expected.whole else sparse.items():
+        ids = "int64" if name in shape.spaces else "int32"
+        specs[f"ids/{name}"] = ArraySpec(ids, (f"ids of {name}",))
+        specs[f"rows/{name}"] = ArraySpec("float32", (f"ids of {name}", width))
+        if clients != 1:
+            specs[f"indptr/{name}"] = ArraySpec("int64", (clients + 1,))
+    check_arrays("upload", arrays, specs)
+    if expected.whole:
+        rows = {n: _whole_rows(arrays[f"dense/{n}"], n in shape.spaces) for n in sparse}
+    else:
+        rows = {n: _read_rows(arrays, n, count, expected) for n, (count, _) in sparse.items()}
+    return Update(clients, rows, {name: arrays[f"dense/{name}"] for name in shape.dense})
+
+
+def _whole_rows(table: Array, keyed: bool) -> ClientRows:
+    clients, count, width = table.shape
+    ids: NDArray[Any] = np.tile(np.arange(count), clients).astype(np.int64 if keyed else np.int32)
+    indptr = np.arange(clients + 1) * count
+    rows = table.reshape(-1, width)
+    return KeyedRows(indptr, ids, rows, space=count) if keyed else ClientRows(indptr, ids, rows)
+
+
+def _read_rows(arrays: Arrays, name: str, count: int, expected: Expected) -> ClientRows:
+    ids, rows = arrays[f"ids/{name}"], arrays[f"rows/{name}"]
+    keyed = name in expected.shape.spaces
+    if len(ids) and (ids.min() < 0 or ids.max() >= count):
+        raise MessageError(f"'{name}' has rows that do not exist")
+    indptr = arrays.get(f"indptr/{name}", np.array([0, len(ids)]))
+    if indptr[0] != 0 or indptr[-1] != len(ids) or (np.diff(indptr) < 0).any():
+        raise MessageError(f"'{name}' does not say which rows belong to which client")
+    for client in range(expected.clients):
+        mine = ids[indptr[client] : indptr[client + 1]]
+        if len(np.unique(mine)) != len(mine):
+            raise MessageError(f"'{name}' has a row twice")
+    return KeyedRows(indptr, ids, rows, space=count) if keyed else ClientRows(indptr, ids, rows)
+
+
+def _norms(update: Update) -> NDArray[np.float64]:
+    """Return the L2 norm of each client's upload, without what a mechanism added."""
+    squares = np.zeros(update.clients)
+    for name, array in update.dense.items():
+        if not name.startswith("privacy/"):
+            flat = array.reshape(update.clients, -1).astype(np.float64)
+            squares += np.einsum("ce,ce->c", flat, flat)
+    for rows in update.rows.values():
+        each = np.einsum("rw,rw->r", rows.rows, rows.rows, dtype=np.float64)
+        owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
+        squares += np.bincount(owner, each, minlength=update.clients)
+    return np.sqrt(squares)
+
 
 NO_CLIENTS: NDArray[np.int64] = np.zeros(0, np.int64)
 NO_STATE: Mapping[str, float] = {}

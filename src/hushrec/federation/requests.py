@@ -12,10 +12,10 @@ parameters that all nodes receive are encoded once, and every request holds the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from pydantic import Field
 from hushrec.aggregation.statistics import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.errors import MessageError
-from hushrec.federation.messages import Download
+from hushrec.federation.client import Download
 from hushrec.io.codec import (
     HEADER_BYTES,
     ArrayGroup,
@@ -231,3 +231,35 @@ def _check_numbers(numbers: NDArray[Any], population: int, what: str) -> None:
     inside = not len(numbers) or (numbers.min() >= 0 and numbers.max() < population)
     if not inside or len(np.unique(numbers)) != len(numbers):
         raise MessageError(f"the request numbers {what} outside of the population, or one twice")
+
+
+NodeId = str
+"""Identity of a node in the transport; with authentication, that of its key."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """No reply arrived: the node is away, failed, or took too long."""
+
+    why: str
+
+
+class Link(Protocol):
+    """A connection to nodes."""
+
+    def present(self) -> list[NodeId]:
+        """Return the nodes that are connected now."""
+        ...
+
+    def ask(
+        self, requests: Mapping[NodeId, bytes], seconds: float
+    ) -> Iterator[tuple[NodeId, bytes | Failure]]:
+        """Send each node its request and yield one reply or `Failure` for each, as they arrive.
+
+        A node without a reply after so many seconds has failed.
+        """
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        ...

@@ -19,8 +19,7 @@ from hushrec.data.splitting import Split
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import Evaluator
-from hushrec.federation.backends.base import Simulation
-from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
+from hushrec.federation.backends import THIS_MACHINE, Machine, Simulation
 from hushrec.federation.client import NO_CLIENTS, Task
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import ServerState, Training

@@ -28,11 +28,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec.aggregation import ExactSum, UploadShape
-from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
 from hushrec.aggregation.statistics import LARGEST_LOSS, PLACES, STEPS, Evaluation, LossSum, Tally
+from hushrec.aggregation.sums import STEPS_PER_UNIT
 from hushrec.errors import ConfigError, MessageError
-from hushrec.federation.client import Task, take_part
-from hushrec.federation.messages import SLACK, Download
+from hushrec.federation.client import SLACK, Download, Task, take_part
 from hushrec.federation.requests import EvaluationRequest, TrainRequest
 from hushrec.io.codec import (
     HEADER_BYTES,

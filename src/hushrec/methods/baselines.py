@@ -18,7 +18,7 @@ the published protocol it scores near 1, which is the proof that those figures a
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,12 @@ from pydantic import Field
 
 from hushrec import kernels
 from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
+from hushrec.io.memory import require_memory
+from hushrec.kernels.inner_product import fit_pooled
 from hushrec.methods.base import (
+    Between,
     Fitted,
     Method,
     MethodConfig,
@@ -35,19 +39,25 @@ from hushrec.methods.base import (
     PerClientTable,
     Private,
     PrivateFields,
+    SearchSpace,
     Shared,
     Traits,
+    Tunable,
 )
 from hushrec.methods.shared.options import InnerProductConfig
 from hushrec.streams import Round, Streams
-from hushrec.training.inner_product import (
+from hushrec.training.samples import (
+    PURPOSE,
     Descent,
+    client_data,
+    draw_negatives,
     first_score_function,
+    first_vector,
     initial_table,
+    score_inner_product,
     score_own_tables,
     train_inner_product,
 )
-from hushrec.training.samples import draw_negatives
 
 
 def distinct_items(positives: Ragged) -> Ragged:
@@ -167,3 +177,68 @@ class LocalOnly(Method):
         """Score with the own table."""
         tables, vectors = np.asarray(private["table"]), np.asarray(private["vector"])
         return score_own_tables(tables, vectors, np.asarray(private["bias"]))
+
+
+class CentralMFConfig(MethodConfig):
+    """Options of centralised matrix factorisation; a round is one epoch."""
+
+    d: Width = 32
+    """Width of user vectors and item rows."""
+    lr: Annotated[float, Field(gt=0)] = 0.05
+    """Learning rate of vectors and rows."""
+    decay: Annotated[float, Field(ge=0)] = 0.01
+    """L2 decay of vectors and rows."""
+    negatives: Annotated[int, Field(ge=1, le=1000)] = 4
+    """Negatives per positive, drawn again in every epoch."""
+    init_std: Annotated[float, Field(gt=0)] = 0.1
+    """Standard deviation of the initial vectors and rows."""
+
+
+class CentralMF(Method, Tunable):
+    """Matrix factorisation on pooled data."""
+
+    name = "central-mf"
+    Config = CentralMFConfig
+    config: CentralMFConfig
+    traits = Traits(pooled=True)
+    search: ClassVar[SearchSpace] = {
+        "lr": Between(0.005, 0.2),
+        "decay": Between(1e-4, 0.1),
+        "init_std": Between(0.01, 1.0),
+    }
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Draw the item table."""
+        shape = (view.n_items, self.config.d)
+        need = 24 * view.n_items * self.config.d
+        require_memory(need, f"an item table of width d={self.config.d}", "a smaller d")
+        drawn = streams.generator("init/items").standard_normal(shape, np.float32)
+        return {"items": drawn * np.float32(self.config.init_std)}
+
+    def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
+        """Keep one vector per user."""
+        return {"vector": PerClient(first_vector(self.config.d, self.config.init_std, streams))}
+
+    def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        """Train for one epoch on pooled samples in random order."""
+        table, vectors = shared["items"].copy(), np.array(private["vector"])
+        loss = fit_pooled(
+            now.key(PURPOSE),
+            client_data(view),
+            table,
+            vectors,
+            self.config.negatives,
+            np.float32(self.config.lr),
+            np.float32(self.config.decay),
+        )
+        update = Update(1, dense={"items": (table - shared["items"])[None]})
+        return Fitted(update, {"vector": vectors}, np.full(len(view), loss))
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Add the change of the table."""
+        change = total.dense["items"] if "items" in total.dense else np.float64(0)
+        return {"items": (shared["items"] + change).astype(np.float32)}
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+        """Score by the inner product."""
+        return score_inner_product(shared["items"], np.asarray(private["vector"]))

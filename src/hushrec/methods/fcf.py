@@ -27,7 +27,7 @@ from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
 from hushrec.methods.baselines import distinct_items
 from hushrec.methods.fedals import gram, solve_users
 from hushrec.streams import Round, Streams
-from hushrec.training.inner_product import score_inner_product
+from hushrec.training.samples import score_inner_product
 
 Array = NDArray[Any]
 EPSILON = 1e-8

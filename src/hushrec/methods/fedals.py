@@ -62,7 +62,7 @@ from hushrec.methods.base import (
 from hushrec.methods.baselines import distinct_items
 from hushrec.methods.shared.denoising import find_head, fit_item_counts, only
 from hushrec.streams import Round, Streams
-from hushrec.training.inner_product import score_inner_product
+from hushrec.training.samples import score_inner_product
 
 Array = NDArray[Any]
 

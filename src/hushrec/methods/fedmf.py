@@ -30,7 +30,7 @@ from hushrec.methods.shared.dual import (
     shared_after,
 )
 from hushrec.streams import Round, Streams
-from hushrec.training.inner_product import (
+from hushrec.training.samples import (
     Descent,
     apply_mean,
     deltas,

@@ -37,8 +37,8 @@ from hushrec.methods.fedmf import FedMFConfig
 from hushrec.methods.shared.dual import DualSwitch, kept_rows, own_rows, shared_after
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
-from hushrec.training.inner_product import Descent, apply_mean, deltas, first_vector, initial_table
 from hushrec.training.networks import initial_row_network, score_row_networks, train_row_networks
+from hushrec.training.samples import Descent, apply_mean, deltas, first_vector, initial_table
 
 
 class FedNCFConfig(FedMFConfig):

@@ -57,7 +57,7 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.shared.options import SampledConfig
 from hushrec.streams import Round, Streams
-from hushrec.training.inner_product import (
+from hushrec.training.samples import (
     Descent,
     apply_mean,
     first_score_function,

@@ -36,8 +36,7 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.streams import Round, Streams
-from hushrec.training.inner_product import score_inner_product
-from hushrec.training.samples import DeviceSamples, draw_unshuffled
+from hushrec.training.samples import DeviceSamples, draw_unshuffled, score_inner_product
 from hushrec.training.tensors import DescentStep, DeviceBatch, Params, Tensor, torch, train_tensors
 
 

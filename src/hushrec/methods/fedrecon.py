@@ -25,7 +25,7 @@ from hushrec.data.views import TrainView
 from hushrec.methods.base import Between, Fitted, OneOf, Private, SearchSpace, Shared
 from hushrec.methods.fedmf import FedMF, FedMFConfig
 from hushrec.streams import Round
-from hushrec.training.inner_product import Descent, first_vector, train_inner_product
+from hushrec.training.samples import Descent, first_vector, train_inner_product
 
 
 class FedReconConfig(FedMFConfig):

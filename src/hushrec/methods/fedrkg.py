@@ -44,8 +44,7 @@ from hushrec.aggregation import ClientRows, Total, Update, UploadShape
 from hushrec.config import Width
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
-from hushrec.kernels.guidance import Frozen, fit_gates, fused_tables, open_gates
-from hushrec.kernels.row_networks import RowSamples
+from hushrec.kernels.row_networks import Frozen, RowSamples, fit_gates, fused_tables, open_gates
 from hushrec.methods.base import (
     Between,
     Fitted,
@@ -67,17 +66,17 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.shared.options import SEARCH, InnerProductConfig
 from hushrec.streams import GradientNoise, Round, Streams
-from hushrec.training.inner_product import (
+from hushrec.training.samples import (
     Descent,
     apply_mean,
     deltas,
+    draw_device_samples,
     first_score_function,
     initial_table,
     score_own_tables,
     train_inner_product,
     with_rows,
 )
-from hushrec.training.samples import draw_device_samples
 
 Array = NDArray[Any]
 

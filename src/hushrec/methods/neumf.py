@@ -35,11 +35,10 @@ from hushrec.methods.base import (
     Traits,
     Tunable,
 )
-from hushrec.methods.central_mf import CentralMFConfig
+from hushrec.methods.baselines import CentralMFConfig
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
-from hushrec.training.inner_product import first_vector
-from hushrec.training.samples import draw_device_samples
+from hushrec.training.samples import draw_device_samples, first_vector
 from hushrec.training.tensors import Tensor, torch
 
 Array = NDArray[Any]

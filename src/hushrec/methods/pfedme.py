@@ -36,7 +36,7 @@ from hushrec.methods.base import (
 )
 from hushrec.methods.shared.options import PerceptronConfig
 from hushrec.streams import Round, Streams
-from hushrec.training.perceptron import Perceptron
+from hushrec.training.networks import Perceptron
 from hushrec.training.samples import draw_silo_samples
 from hushrec.training.silo_network import (
     MoreauAdam,

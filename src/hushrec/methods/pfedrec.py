@@ -49,7 +49,7 @@ from hushrec.methods.shared.dual import (
     without_own_rows,
 )
 from hushrec.streams import Round, Streams
-from hushrec.training.inner_product import (
+from hushrec.training.samples import (
     Descent,
     apply_mean,
     deltas,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation import Update, UploadShape
-from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
+from hushrec.aggregation.sums import STEPS_PER_UNIT
 from hushrec.config import find
 from hushrec.data.views import CohortConfig, TrainView
 from hushrec.errors import ConfigError

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation import OWN_WEIGHT, Steps, Total, Update, UploadShape
-from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
+from hushrec.aggregation.sums import STEPS_PER_UNIT
 from hushrec.data.views import TrainView
 from hushrec.kernels.ragged import add_powers, scale_to_grid
 from hushrec.privacy.discrete import law

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation import Steps, Total, Update, UploadShape
-from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
 from hushrec.aggregation.statistics import STEPS, Tally
+from hushrec.aggregation.sums import STEPS_PER_UNIT
 from hushrec.data.views import TrainView
 from hushrec.kernels import add_scattered
 from hushrec.kernels.ragged import add_steps

@@ -2,7 +2,6 @@
 
 - ``html``: `write_report`, `write_comparison`; from ``baselines`` (the method beside the baselines)
   and ``sections`` (the other sections of a page), with the templates ``*.html.j2``;
-- ``tables``: tables for the terminal;
-- ``plots``: plots of the pages; ``standalone``: plots as files; ``svg``: their elements;
-- ``wording``: numbers, units and names as people read them.
+- ``tables``: tables for the terminal; numbers, units and names as people read them;
+- ``plots``: plots of the pages and as files; ``svg``: their elements.
 """

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from hushrec.api import Run
 from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
+from hushrec.evaluation.groups import bootstrap_interval
 from hushrec.evaluation.metrics import per_user, summarise
 from hushrec.evaluation.ranking import Ranks
-from hushrec.evaluation.significance import bootstrap_interval
 from hushrec.io.memory import usable_cores
 from hushrec.methods.baselines import Popularity
 from hushrec.reporting import plots
 from hushrec.reporting.plots import Bar, Dot
-from hushrec.reporting.wording import marked, metric_name, signed
+from hushrec.reporting.tables import marked, metric_name, signed
 
 LIST_LENGTH = 10
 SMALLEST_GROUP = 5

@@ -15,20 +15,21 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from hushrec.analysis.user import one_user
+from hushrec.analysis.run import one_user
 from hushrec.api import Run
 from hushrec.errors import ConfigError, RunError, plain
 from hushrec.io.files import write_text
 from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
-from hushrec.reporting import baselines, plots, sections, wording
-from hushrec.reporting.standalone import curve_of
-from hushrec.reporting.tables import MEANS_ALONE, short_names
-from hushrec.reporting.wording import (
+from hushrec.reporting import baselines, plots, sections, tables
+from hushrec.reporting.plots import curve_of
+from hushrec.reporting.tables import (
+    MEANS_ALONE,
     figure,
     human_duration,
     human_size,
     metric_name,
     percent,
+    short_names,
     signed,
 )
 from hushrec.runs.comparison import ComparedRun, compare_runs
@@ -107,8 +108,8 @@ def federated_page(folder: RunFolder) -> dict[str, Any]:
         "budgets": budgets,
         "budgets_plot": budgets and sections.budgets_plot(summary, budgets),
         "promise": sections.promise(summary.privacy),
-        "options": wording.options(experiment.make_method(), summary),
-        "metric_name": wording.metric_name,
+        "options": tables.options(experiment.make_method(), summary),
+        "metric_name": tables.metric_name,
         "curve_style": plots.CURVE_STYLE,
         "toml": experiment.to_toml(),
     }
@@ -177,8 +178,8 @@ def page(run: Run, folder: RunFolder, shown: Shown = USUAL) -> dict[str, Any]:
         "map": sections.drawn_map(run) if shown.map else None,
         "one": None if shown.user is None else one_user(run, shown.user),
         "promise": sections.promise(run.summary.privacy),
-        "options": wording.options(run.model.method, run.summary),
-        "split_words": wording.split_words(run),
+        "options": tables.options(run.model.method, run.summary),
+        "split_words": tables.split_words(run),
         "toml": run.experiment.to_toml(),
         "list_length": baselines.LIST_LENGTH,
         "last_seen": sections.LAST_SEEN,

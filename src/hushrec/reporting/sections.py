@@ -23,7 +23,7 @@ from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
 from hushrec.reporting import plots, svg
 from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
-from hushrec.reporting.wording import marked, metric_name, signed
+from hushrec.reporting.tables import marked, metric_name, signed
 from hushrec.runs.folder import AUDIT_FILE, RunFolder
 from hushrec.runs.schema import (
     AdaptationCurve,

@@ -14,18 +14,17 @@ from hushrec.data.splitting import Part, Split, make_split
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.evaluator import Evaluator, PartRanks, chance_ranks, popularity_ranks
 from hushrec.evaluation.metrics import ListMetric, parse_metric, summarise
-from hushrec.federation.backends.base import Backend
-from hushrec.federation.callbacks import RoundLine
+from hushrec.federation.backends import Backend
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.rounds import ServerState
+from hushrec.federation.rounds import RoundLine, ServerState
 from hushrec.federation.setup import SimulatedTraining
+from hushrec.io.codec import Rows
 from hushrec.io.files import checked_path
 from hushrec.io.memory import usable_cores
-from hushrec.io.rows import Rows
 from hushrec.io.stored import Tables
-from hushrec.runs.checkpoint import SELECTED, CheckpointCallback, load_model
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import FINAL, RunFolder, new_run_folder, read_ranks
+from hushrec.runs.recording import SELECTED, CheckpointCallback, load_model
 from hushrec.runs.schema import Summary
 from hushrec.serving.bundle import BundleForm, export
 from hushrec.serving.data import ServingData

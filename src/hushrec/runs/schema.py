@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from hushrec.federation.callbacks import RoundLine
+from hushrec.federation.rounds import RoundLine
 from hushrec.io.stored import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.privacy.composition import Claim
 from hushrec.privacy.statement import BudgetSummary, ComposedStatement, PrivacyStatement

@@ -24,10 +24,9 @@ from safetensors.numpy import load, save
 
 from hushrec.data.views import TrainView, chunks
 from hushrec.errors import ConfigError, InputError, RunError
-from hushrec.io.codec import Array, Arrays
+from hushrec.io.codec import Array, Arrays, Rows
 from hushrec.io.files import atomic_folder, checked_path
 from hushrec.io.memory import usable_cores
-from hushrec.io.rows import Rows
 from hushrec.io.stored import Stored, read_stored
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Explains, Method, Private, Shared, method_class

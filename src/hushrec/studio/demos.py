@@ -23,7 +23,7 @@ from typing import Any
 from hushrec.api import Run, train
 from hushrec.data.views import Protocol
 from hushrec.errors import ConfigError, HushrecError
-from hushrec.federation.callbacks import Callback, EvaluationRecord
+from hushrec.federation.rounds import Callback, EvaluationRecord
 from hushrec.privacy.accountant import Everybody, Gaussian, Poisson, Sampling, epsilon_of
 
 ROUNDS = 20

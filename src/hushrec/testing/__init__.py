@@ -12,11 +12,10 @@ each of which touches its own third of the items.
 """
 
 from hushrec.testing.backend import BackendContract
-from hushrec.testing.expert import ExpertContract
+from hushrec.testing.checks import Federation, clients_of, taste_world
+from hushrec.testing.extensions import ExpertContract, MetricContract
 from hushrec.testing.mechanism import MechanismContract
 from hushrec.testing.method import MethodContract
-from hushrec.testing.metric import MetricContract
-from hushrec.testing.worlds import Federation, clients_of, taste_world
 
 __all__ = [
     "BackendContract",

@@ -1,16 +1,9 @@
-"""`BackendContract`: every backend gives the bits of `one_by_one`, every client alone, in bytes.
-
-::
-
-    from hushrec.testing import BackendContract
-
-    class TestMine(BackendContract):
-        machine = hushrec.Machine(backend="mine")
-"""
+"""A link to nodes in the same process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,18 +12,46 @@ import pytest
 
 from hushrec.aggregation.statistics import Evaluation
 from hushrec.data.splitting import make_split
-from hushrec.errors import ConfigError
-from hushrec.federation.backends.base import Backend
-from hushrec.federation.backends.reference import OneByOne
-from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
-from hushrec.federation.callbacks import History, RoundRecord
+from hushrec.errors import ConfigError, HushrecError
+from hushrec.federation.backends import THIS_MACHINE, Backend, Machine, OneByOne
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.federation.rounds import ServerState, Training, run_rounds
+from hushrec.federation.requests import Failure, NodeId
+from hushrec.federation.rounds import History, RoundRecord, ServerState, Training, run_rounds
 from hushrec.federation.setup import SimulationSetup, set_up
 from hushrec.methods.base import method_class, method_names
 from hushrec.streams import Streams
-from hushrec.testing.checks import check_same
-from hushrec.testing.worlds import taste_world
+from hushrec.testing.checks import check_same, taste_world
+
+
+class MemoryLink:
+    """Nodes in this process, which answer one after the other."""
+
+    def __init__(self, nodes: Mapping[NodeId, Callable[[bytes], bytes]]) -> None:
+        """``nodes`` are functions that answer a message."""
+        self.nodes = dict(nodes)
+
+    def present(self) -> list[NodeId]:
+        """Return all nodes."""
+        return list(self.nodes)
+
+    def ask(
+        self, requests: Mapping[NodeId, bytes], seconds: float
+    ) -> Iterator[tuple[NodeId, bytes | Failure]]:
+        """Ask one node after the other; a node that raises has failed."""
+        for node, request in requests.items():
+            answer = self.nodes.get(node)
+            if answer is None:
+                yield node, Failure("not connected")
+                continue
+            try:
+                yield node, answer(request)
+            except (HushrecError, OSError, RuntimeError) as error:
+                yield node, Failure(type(error).__name__)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
 
 SEEDED = {"privacy.noise_seed": 0}
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0, **SEEDED}

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Total, Update, UploadShape
-from hushrec.aggregation.exact_sum import STEPS_PER_UNIT
+from hushrec.aggregation.sums import STEPS_PER_UNIT
 from hushrec.data.views import TrainView
 from hushrec.privacy.accountant import epsilon_of
 from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, with_zeros
 from hushrec.streams import SecretRound, SecretStreams
-from hushrec.testing.checks import digest
-from hushrec.testing.worlds import N_ITEMS, clients_of
+from hushrec.testing.checks import N_ITEMS, clients_of, digest
 
 SECRET = SecretRound(5, SecretStreams(1))
 KEYS = 9

@@ -16,7 +16,7 @@ from hushrec.aggregation import ExactSum, KeyedRows, Update
 from hushrec.data.splitting import Split, SplitConfig, make_split
 from hushrec.data.views import TrainView
 from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator
-from hushrec.federation.backends.simulation import Machine
+from hushrec.federation.backends import Machine
 from hushrec.methods.base import (
     Fitted,
     Method,
@@ -31,20 +31,23 @@ from hushrec.private.store import PrivateStore
 from hushrec.serving.model import fold_in
 from hushrec.streams import Round, Streams
 from hushrec.testing.checks import (
+    N_ITEMS,
+    Federation,
     check_numbers,
     check_private,
     check_rows,
     check_same,
     check_scores,
     check_shared,
+    clients_of,
     digest,
     kept_after,
     materialised,
     one_client,
     private_arrays,
     secrets_in,
+    taste_world,
 )
-from hushrec.testing.worlds import N_ITEMS, Federation, clients_of, taste_world
 
 
 @dataclass(frozen=True)

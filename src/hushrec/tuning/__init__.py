@@ -24,10 +24,9 @@ import tomli_w
 from hushrec.data import Interactions
 from hushrec.data.splitting import make_split
 from hushrec.errors import ConfigError, DivergedError, MissingExtraError, RunError, StoppedError
-from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
-from hushrec.federation.callbacks import Callback, RoundRecord
+from hushrec.federation.backends import THIS_MACHINE, Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest
-from hushrec.federation.rounds import run_rounds
+from hushrec.federation.rounds import Callback, RoundRecord, run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.io.files import append_line, atomic_folder, is_free, write_text
 from hushrec.io.stored import parse, read_json, read_text

@@ -7,11 +7,9 @@ from test_nodes_backend import Told
 
 from dealing import SUFFIX, deal
 from hushrec.data.splitting import make_split
-from hushrec.deployment.coordinator.backend import RemoteBackend
-from hushrec.deployment.coordinator.journal import RecoveryJournal
-from hushrec.deployment.coordinator.roster import Roster
-from hushrec.deployment.coordinator.session import Policy, Session
-from hushrec.deployment.coordinator.summing import SecureSumming
+from hushrec.deployment.coordinator.run import RemoteBackend
+from hushrec.deployment.coordinator.session import Policy, Roster, Session
+from hushrec.deployment.coordinator.summing import RecoveryJournal, SecureSumming
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.sums import NodeCredentials
 from hushrec.deployment.node.worker import Worker
@@ -23,7 +21,7 @@ from hushrec.io.codec import kind_of
 from hushrec.secagg import Identity
 from hushrec.streams import Streams
 from hushrec.testing import taste_world
-from hushrec.testing.link import MemoryLink
+from hushrec.testing.backend import MemoryLink
 
 QUICK = Policy(min_nodes=1, retries=0, backoff_seconds=0.01)
 SECURE = SecureSums()

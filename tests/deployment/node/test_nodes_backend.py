@@ -6,14 +6,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from dealing import SUFFIX, deal
-from hushrec.deployment.coordinator.backend import RemoteBackend
-from hushrec.deployment.coordinator.roster import Roster
-from hushrec.deployment.coordinator.session import Policy, Session
+from hushrec.deployment.coordinator.run import RemoteBackend
+from hushrec.deployment.coordinator.session import Policy, Roster, Session
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.worker import Worker
 from hushrec.testing import BackendContract
-from hushrec.testing.backend import PRIVACY
-from hushrec.testing.link import MemoryLink
+from hushrec.testing.backend import PRIVACY, MemoryLink
 
 
 def answering(path: Path):

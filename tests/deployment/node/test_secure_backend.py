@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from secure_nodes import Secured
 
-from hushrec.deployment.coordinator.backend import RemoteBackend
+from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.testing import BackendContract
 
 METHODS = [

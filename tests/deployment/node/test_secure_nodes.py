@@ -11,18 +11,17 @@ from secure_nodes import QUICK, World, same
 from test_nodes_backend import federated
 
 from hushrec.data.splitting import make_split
-from hushrec.deployment.coordinator.backend import RemoteBackend
-from hushrec.deployment.coordinator.journal import JournalEntry, RecoveryJournal
+from hushrec.deployment.coordinator.run import RemoteBackend
+from hushrec.deployment.coordinator.summing import JournalEntry, RecoveryJournal
 from hushrec.deployment.node import database as schema
 from hushrec.deployment.node.worker import Worker
 from hushrec.errors import ConfigError, FederationError, MessageError
 from hushrec.federation import sums as vectors
-from hushrec.federation.callbacks import Callback
+from hushrec.federation.client import Download
 from hushrec.federation.contract import Catalogue, Contract, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.federation.messages import Download
 from hushrec.federation.requests import EvaluationRequest, Refusal, TrainRequest
-from hushrec.federation.rounds import run_rounds
+from hushrec.federation.rounds import Callback, run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.federation.sums import StageReply, StageRequest
 from hushrec.io.codec import Message

@@ -28,8 +28,13 @@ from hushrec.extend import (
     Update,
 )
 from hushrec.training import tensors
-from hushrec.training.inner_product import apply_mean, deltas, first_vector, initial_table
-from hushrec.training.samples import draw_device_samples
+from hushrec.training.samples import (
+    apply_mean,
+    deltas,
+    draw_device_samples,
+    first_vector,
+    initial_table,
+)
 from hushrec.training.tensors import DescentStep, DeviceBatch, Params, Tensor, torch
 
 

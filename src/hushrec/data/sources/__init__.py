@@ -19,7 +19,7 @@ from typing import Literal
 from hushrec.config import find, names
 from hushrec.data.interactions import Interactions, StrArray
 from hushrec.data.reading import read_interactions
-from hushrec.data.text import Progress, no_progress, read_rows
+from hushrec.data.text import OnProgress, no_progress, read_rows
 from hushrec.errors import ConfigError
 
 FileState = Literal["ok", "differs", "missing"]
@@ -32,7 +32,7 @@ class DataFolder:
 
     path: Path
     absent: list[str] = field(default_factory=list)
-    progress: Progress = no_progress
+    progress: OnProgress = no_progress
     """Called with the fraction of the interactions that is read."""
 
     def get(self, name: str) -> Path | None:

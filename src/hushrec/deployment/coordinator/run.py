@@ -1,10 +1,13 @@
 """The coordinator's side of a federated run, from the invitation to the last evaluation.
 
-It runs the loop of every run, `federation.rounds`, over the nodes of a `Link`. A checkpoint is
-written after each round, so a run that was interrupted, on the server or on the way, goes on as if
-nothing had happened: nodes answer a round that they have done with the bytes of their first answer.
+It runs the loop of every run, `federation.rounds`, over a backend whose clients are on the nodes of
+a `Link`. Each node sums its clients' uploads exactly, and the coordinator adds up the nodes' sums,
+to the same bits as one process with all clients. A node that is away, too slow, or sends an invalid
+reply is left out of the round: the log names it, and the round continues with the others.
 
-The folder of a run holds::
+A checkpoint is written after each round, so a run that was interrupted, on the server or on the
+way, goes on as if nothing had happened: nodes answer a round that they have done with the bytes of
+their first answer. The folder of a run holds::
 
     config.toml, metrics.jsonl, checkpoint/, summary.json    as in every run folder
     roster.json      which node holds which clients
@@ -16,29 +19,136 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hushrec.deployment.coordinator.backend import RemoteBackend
-from hushrec.deployment.coordinator.journal import RecoveryJournal
-from hushrec.deployment.coordinator.roster import Partition, Roster
-from hushrec.deployment.coordinator.session import Policy, Session
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.aggregation.statistics import Evaluation
+from hushrec.data.splitting import Part
+from hushrec.deployment.coordinator.session import Partition, Policy, Roster, Session
 from hushrec.deployment.coordinator.status import EVENTS, EventLog
-from hushrec.deployment.coordinator.summing import SecureSumming
-from hushrec.deployment.transport import Link, NodeId
-from hushrec.errors import ConfigError, RunError
-from hushrec.federation.callbacks import Callback, RoundRecord
+from hushrec.deployment.coordinator.summing import (
+    PlainSumming,
+    RecoveryJournal,
+    SecureSumming,
+    Summing,
+)
+from hushrec.errors import ConfigError, FederationError, RunError
+from hushrec.federation.backends import Collected
+from hushrec.federation.client import Download, Task
 from hushrec.federation.contract import Contract, NodeRegistry
-from hushrec.federation.rounds import ServerState, Training, finish, run_rounds
+from hushrec.federation.experiment import Experiment
+from hushrec.federation.requests import EvaluationRequest, Link, NodeId, TrainRequest
+from hushrec.federation.rounds import (
+    Callback,
+    RoundRecord,
+    ServerState,
+    Training,
+    finish,
+    run_rounds,
+)
 from hushrec.federation.setup import set_up_public
+from hushrec.federation.sums import ExpectedSum, round_shape
+from hushrec.io.codec import Arrays
 from hushrec.io.stored import read_json
+from hushrec.methods.base import Shared
 from hushrec.privacy.plan import Plan
-from hushrec.runs.checkpoint import CheckpointCallback, restore, saved_key
+from hushrec.privacy.protection import Protection
 from hushrec.runs.folder import FEDERATED, SUMMARY, RunFolder
+from hushrec.runs.recording import CheckpointCallback, restore, saved_key, summarise_federation
 from hushrec.runs.schema import Summary
-from hushrec.runs.summary import summarise_federation
 from hushrec.streams import new_key
+
+
+class RemoteBackend:
+    """The nodes of a federation, as a backend of the training loop."""
+
+    def __init__(
+        self,
+        task: Task,
+        experiment: Experiment,
+        roster: Roster,
+        session: Session,
+        selected: int = 0,
+        summing: Summing | None = None,
+    ) -> None:
+        """``selected`` is the selected round of a run that continues; ``summing`` adds up the
+        nodes' sums, by default in the clear."""
+        self.task = task
+        self.experiment = experiment
+        self.roster = roster
+        self.session = session
+        self.summing: Summing = PlainSumming(session) if summing is None else summing
+        self.assignments = roster.assignments(promised=experiment.privacy.promises)
+        self.round = self.selected = selected
+
+    def train(
+        self, download: Download, protection: Protection, cohort: NDArray[np.int64]
+    ) -> Collected:
+        """Send every node what its clients of the cohort receive, and add up what comes back."""
+        self.round = download.round
+        shared = replace(download, own={}).to_bytes()
+        requests = {}
+        for name, assignment in self.assignments.items():
+            own = np.flatnonzero(np.isin(cohort, assignment.clients))
+            requests[name] = TrainRequest(
+                assignment, self.selected, cohort[own], shared, download.to(own).own
+            )
+        gathered = self.summing.train(requests, self._expected(download, protection))
+        if gathered.lost:
+            self._check_can_skip()
+        found, sent = gathered.sum, (requests[name] for name in gathered.nodes)
+        down_bytes = sum(replace(download, own=r.own).nbytes(len(r.clients)) for r in sent)
+        return Collected(
+            found.summed,
+            found.loss,
+            found.up_bytes,
+            down_bytes,
+            found.zeroed_out,
+            gathered.noised,
+            gathered.lost,
+        )
+
+    def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
+        """Merge the nodes' evaluations of their own users' held-out items."""
+        shared = Download(self.round, serving).to_bytes()
+        requests = {
+            name: EvaluationRequest(assignment, self.round, part, self.selected, selected, shared)
+            for name, assignment in self.assignments.items()
+        }
+        return self.summing.evaluate(requests, self.experiment.evaluation.reported)
+
+    def keep_selected(self) -> None:
+        """Let the nodes keep this round's private parameters: the next request says so."""
+        self.selected = self.round
+
+    def save(self, *, selected: bool) -> Iterator[Arrays]:
+        """Yield nothing: nodes keep what is theirs."""
+        return iter(())
+
+    def load(self, parts: Iterable[Arrays], *, selected: bool) -> None:
+        """Put nothing back."""
+
+    def _expected(self, download: Download, protection: Protection) -> ExpectedSum:
+        """Return the shape and the bounds of a sum of this round."""
+        shape = round_shape(self.task, protection, download)
+        norm = protection.norm_of(download.round)
+        largest = self.session.policy.largest_norm if norm is None else norm
+        most_steps = 2**62 // max(1, len(self.assignments)) - 1
+        return ExpectedSum(self.roster.run, download.round, 0, shape, largest, most_steps)
+
+    def _check_can_skip(self) -> None:
+        """Refuse to continue without a round that later ones need."""
+        method = self.task.method
+        alone = min(self.experiment.rounds, method.phase_of(self.round).rounds) == 1
+        if alone or method.budget_shares:
+            raise FederationError(
+                f"round {self.round} can be summed no more, and {method.name} cannot do without "
+                "it: begin a new run"
+            )
 
 
 @dataclass(frozen=True)

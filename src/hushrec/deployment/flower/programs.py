@@ -31,8 +31,7 @@ import tomli_w
 from hushrec.deployment.flower.gateway import ProxySettings, Traffic, reverse_proxy
 from hushrec.deployment.flower.processes import Processes, Program, free_port
 from hushrec.deployment.flower.transport import RuntimeEndpoint, answer_messages
-from hushrec.deployment.provisioning.folders import NodeFolder, ServerFolder
-from hushrec.deployment.provisioning.keys import read_secret
+from hushrec.deployment.provisioning import NodeFolder, ServerFolder, read_secret
 from hushrec.errors import MissingExtraError, RunError
 from hushrec.io.files import write_bytes, write_text
 from hushrec.runs.folder import is_held

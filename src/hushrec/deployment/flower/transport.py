@@ -38,8 +38,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from hushrec.deployment.transport import Failure, NodeId
 from hushrec.errors import FederationError
+from hushrec.federation.requests import Failure, NodeId
 
 RECORD, ARRAY = "hushrec", "message"
 """Names under which a Flower message carries the bytes of ours."""

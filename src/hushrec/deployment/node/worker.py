@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import FinishedRound, NodeRun, NodeRuns
-from hushrec.deployment.node.setup import activity_of, declared_by, split_of
 from hushrec.deployment.node.sums import ATTEMPTS, NodeCredentials, SecureSumWorker, digest_of
-from hushrec.deployment.node.training import NodeTrainer
+from hushrec.deployment.node.training import NodeTrainer, activity_of, declared_by, split_of
 from hushrec.errors import ConfigError, HushrecError, MessageError
-from hushrec.federation.backends.simulation import THIS_MACHINE, Machine
+from hushrec.federation.backends import THIS_MACHINE, Machine
 from hushrec.federation.requests import (
     Enrolment,
     EvaluationReply,

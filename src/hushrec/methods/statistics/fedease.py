@@ -26,7 +26,13 @@ from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
 from hushrec.methods.baselines import distinct_items
-from hushrec.methods.statistics.pair_weights import Block, ExactPairs, ItemPairsConfig, Vector
+from hushrec.methods.statistics.pair_weights import (
+    Block,
+    ExactPairs,
+    ItemPairsConfig,
+    Vector,
+    ease_weights,
+)
 from hushrec.methods.statistics.private_pairs import PrivatePairs, PrivatePairsConfig
 
 
@@ -79,7 +85,7 @@ class PrivateFedEASE(PrivatePairs):
     def solve(self, *blocks: Block) -> Block:
         """Regress every item on all the others; the block is an upper triangle."""
         (block,) = blocks
-        return regression(block + np.triu(block, 1).T, self.config.ridge)
+        return ease_weights(block + np.triu(block, 1).T, self.config.ridge)
 
 
 class FedEASE(ExactPairs, Tunable):
@@ -108,7 +114,7 @@ class FedEASE(ExactPairs, Tunable):
     def solve(self, *blocks: Block) -> Block:
         """Regress every item on all the others; the block is an upper triangle."""
         (block,) = blocks
-        return regression(block + np.triu(block, 1).T, self.config.ridge)
+        return ease_weights(block + np.triu(block, 1).T, self.config.ridge)
 
     def directed(
         self, keys: NDArray[np.int64], values: Vector, n_items: int
@@ -117,10 +123,3 @@ class FedEASE(ExactPairs, Tunable):
         both = np.concatenate([keys, keys % n_items * n_items + keys // n_items])
         order = np.argsort(both)
         return both[order], np.concatenate([values, values])[order]
-
-
-def regression(gram: Block, ridge: float) -> Block:
-    """Return EASE's weights from XᵀX, which is changed."""
-    gram[np.diag_indices_from(gram)] += ridge
-    inverse = np.linalg.inv(gram)
-    return -inverse / np.diag(inverse)

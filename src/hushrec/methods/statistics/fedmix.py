@@ -66,16 +66,17 @@ from hushrec.methods.base import (
     Traits,
     Tunable,
 )
-from hushrec.methods.shared.optimisers import Adam, first_trial, next_trial
-from hushrec.methods.shared.trees import flatten, unflatten
-from hushrec.methods.statistics.experts.base import (
+from hushrec.methods.shared.options import Adam, first_trial, next_trial
+from hushrec.methods.statistics.experts import (
     HEAD,
     HELD_OUT,
     Counting,
     Expert,
     ExpertsConfig,
     expert_class,
+    flatten,
     shortened,
+    unflatten,
 )
 from hushrec.streams import Round, Streams
 

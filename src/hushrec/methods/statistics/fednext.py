@@ -35,13 +35,14 @@ from hushrec.aggregation import KeyedRows
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
-from hushrec.methods.statistics import fedease
 from hushrec.methods.statistics.pair_weights import (
     Block,
     ExactPairs,
     ItemPairsConfig,
     Vector,
-    solve_symmetric,
+    ease_weights,
+    fading,
+    transition_weights,
 )
 from hushrec.methods.statistics.private_pairs import PrivatePairs, PrivatePairsConfig
 
@@ -86,7 +87,7 @@ class PrivateFedNext(PrivatePairs):
 
     def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
         """Count what followed what."""
-        config, by_gap = self.config, gaps(self.config.window, self.config.fade)
+        config, by_gap = self.config, fading(self.config.window, self.config.fade)
         return pair_kernels.following_pairs(
             past.indptr, past.values, size, by_gap, config.counted, config.reverse
         )
@@ -94,7 +95,7 @@ class PrivateFedNext(PrivatePairs):
     def solve(self, *blocks: Block) -> Block:
         """Solve the ridge regression of what comes next on the recent history."""
         (block,) = blocks
-        return regression(block, self.config.gram, self.config.ridge)
+        return transition_weights(block, self.config.gram, self.config.ridge)
 
 
 class FedNext(ExactPairs, Tunable):
@@ -121,7 +122,7 @@ class FedNext(ExactPairs, Tunable):
         """Count transitions and co-occurrence within the window, and items."""
         past = view.positives
         pairs = pair_kernels.following_pairs(
-            past.indptr, past.values, view.n_items, gaps(self.config.window), together=True
+            past.indptr, past.values, view.n_items, fading(self.config.window), together=True
         )
         return KeyedRows(*pairs, space=view.n_items**2)
 
@@ -129,11 +130,11 @@ class FedNext(ExactPairs, Tunable):
         """Solve the regression of the next item, and that of co-occurrence."""
         config, (following, together) = self.config, blocks
         powered = np.maximum(following, 0.0) ** config.power
-        weights = regression(powered, config.gram, config.ridge)
+        weights = transition_weights(powered, config.gram, config.ridge)
         if config.cooccurrence:
             gram = together + together.T
             np.fill_diagonal(gram, np.diag(together))
-            weights += config.cooccurrence * fedease.regression(gram, config.cooccurrence_ridge)
+            weights += config.cooccurrence * ease_weights(gram, config.cooccurrence_ridge)
         return weights
 
     def alone(self, pairs: Vector, counts: Vector) -> Vector:
@@ -141,17 +142,3 @@ class FedNext(ExactPairs, Tunable):
         power = self.config.power
         weights: Vector = np.maximum(pairs, 0.0) ** power / (counts**power + self.config.ridge)
         return weights
-
-
-def regression(powered: Block, gram: float, ridge: float) -> Block:
-    """Return (D + gram · (F + Fᵀ) + ridge · I)⁻¹ F of the powered sums D + F."""
-    counts = np.diag(powered).copy()
-    np.fill_diagonal(powered, 0.0)
-    matrix = gram * (powered + powered.T)
-    np.fill_diagonal(matrix, counts + ridge)
-    return solve_symmetric(matrix, powered)
-
-
-def gaps(window: int, fade: float = 1.0) -> NDArray[np.float32]:
-    """Return the weight of an item that comes 1, 2, … window steps later."""
-    return (np.arange(1.0, window + 1) ** -fade).astype(np.float32)

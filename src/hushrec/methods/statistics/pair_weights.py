@@ -131,7 +131,7 @@ class ItemPairs(Method):
             past.values,
             shared["neighbours"],
             shared["weights"],
-            by_place(self.config.recent, recency),
+            fading(self.config.recent, recency),
         )
         return scores
 
@@ -212,7 +212,7 @@ class ExactPairs(ItemPairs):
         return keys, values
 
 
-def by_place(length: int, exponent: float) -> NDArray[np.float32]:
+def fading(length: int, exponent: float = 1.0) -> NDArray[np.float32]:
     """Return g^-exponent for g = 1, 2, … length."""
     return (np.arange(1, length + 1) ** -float(exponent)).astype(np.float32)
 
@@ -225,3 +225,19 @@ def solve_symmetric(matrix: Block, right: Block) -> Block:
         except scipy.linalg.LinAlgError:
             continue
     raise DivergedError("the sums over pairs give no weights: use a larger ridge")
+
+
+def ease_weights(gram: Block, ridge: float) -> Block:
+    """Return EASE's weights from XᵀX, which is changed."""
+    gram[np.diag_indices_from(gram)] += ridge
+    inverse = np.linalg.inv(gram)
+    return -inverse / np.diag(inverse)
+
+
+def transition_weights(powered: Block, gram: float, ridge: float) -> Block:
+    """Return (D + gram · (F + Fᵀ) + ridge · I)⁻¹ F of the powered sums D + F."""
+    counts = np.diag(powered).copy()
+    np.fill_diagonal(powered, 0.0)
+    matrix = gram * (powered + powered.T)
+    np.fill_diagonal(matrix, counts + ridge)
+    return solve_symmetric(matrix, powered)

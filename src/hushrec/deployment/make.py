@@ -13,26 +13,23 @@ from numpy.typing import NDArray
 from hushrec.data.interactions import Interactions
 from hushrec.data.partition import Deal, deal_users
 from hushrec.data.splitting import make_split
-from hushrec.deployment.coordinator.roster import Holding
-from hushrec.deployment.coordinator.session import Policy
+from hushrec.deployment.coordinator.session import Holding, Policy
 from hushrec.deployment.node.database import ImportCounts, NodeDatabase
-from hushrec.deployment.provisioning.folders import (
+from hushrec.deployment.provisioning import (
     AUTHORITY,
     CONTRACT,
+    Authority,
     NodeConfig,
     ServerConfig,
     ServerFolder,
     check_node_names,
-    write_identities,
-    write_partition,
-)
-from hushrec.deployment.provisioning.keys import (
-    Authority,
     expiry,
     hosts_of,
     identity_pem,
     is_address,
     new_node_key,
+    write_identities,
+    write_partition,
 )
 from hushrec.errors import ConfigError
 from hushrec.federation.contract import Contract

@@ -1,27 +1,7 @@
-"""Experts: models learnt from sums over clients in one round, which score items on the client.
+"""Nested parameters of a method: trees of named arrays.
 
-An expert is found by name through the entry point group ``hushrec.experts``, ours and other
-people's alike, and checked by `hushrec.testing.ExpertContract`. It has no state: what it learns is
-a mapping of named arrays, its *model*, whose shapes follow from public facts. `fedmix` calls
-
-1. `is_applicable`: whether the catalogue has the features that the expert needs; if not, it is
-   skipped; `init`: the model before anything was counted;
-2. `count`, on the clients: what each adds to the sums, from a given history;
-3. `learn`, on the server: the model from the sums;
-4. `score`, on the clients: a few scores of every item, from the own history;
-   `parts`: the same scores in a form that numpy alone computes, for bundles.
-
-`count` must be a function of one client's history alone, as `fedmix` counts histories with and
-without their last items, and uploads the difference.
-
-Models are tables of item-to-item weights. Up to ``dense_items`` items a linear system is solved in
-full; of a larger catalogue, for the *head*, its most popular items, while other pairs get the
-weight that their own sums give. So nothing takes memory for all pairs of a large catalogue.
-
-`Counting` is one round of the counting phase. One round takes memory for every pair that occurs. In
-several rounds, the first counts whatever is not a pair, the second pairs within the head, and the
-others share out the rest by the pair's first item: the server drops a round's sums as soon as each
-item has kept its strongest pairs.
+Messages, checkpoints, digests and byte counts hold flat names; the names of a path are joined here,
+and nowhere else.
 """
 
 from __future__ import annotations
@@ -46,10 +26,39 @@ from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import MethodConfig, Shared
 from hushrec.methods.baselines import distinct_items
-from hushrec.methods.shared.trees import joined
 from hushrec.methods.statistics.pair_weights import TABLE_ENTRIES
 
 Array = NDArray[Any]
+Tree = Mapping[str, Any]
+"""Names to arrays, or to further trees."""
+
+
+def joined(*path: str) -> str:
+    """Return the flat name of a path."""
+    return "/".join(path)
+
+
+def flatten(tree: Tree) -> dict[str, Array]:
+    """Return the arrays of a tree by their flat names."""
+    out: dict[str, Array] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            out |= {joined(name, below): array for below, array in flatten(value).items()}
+        else:
+            out[name] = value
+    return out
+
+
+def unflatten(flat: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the tree that `flatten` wrote."""
+    tree: dict[str, Any] = {}
+    for name, array in flat.items():
+        *path, last = name.split("/")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = array
+    return tree
 
 
 class ExpertsConfig(MethodConfig):

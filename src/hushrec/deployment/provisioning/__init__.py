@@ -1,1 +1,0 @@
-"""Provisioning: the folders, keys, certificates and configuration of server and nodes."""
