@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from hushrec.config import find
 from hushrec.data import Interactions, load
 from hushrec.data.splitting import make_split
 from hushrec.data.views import Protocol
@@ -73,7 +74,8 @@ class TrainOptions(TypedDict, total=False):
     overwrite: bool
     resume: bool
     machine: Machine
-    callbacks: Sequence[Callback]
+    callbacks: Sequence[Callback | str]
+    """Callbacks, or names of the entry point group ``hushrec.callbacks``."""
 
 
 def train(
@@ -209,6 +211,15 @@ def train_experiment(
     return run
 
 
+def find_callbacks(callbacks: Sequence[Callback | str]) -> list[Callback]:
+    """Return the callbacks, with those that are named made by their entry points."""
+    made = [find("callbacks", each)() if isinstance(each, str) else each for each in callbacks]
+    for callback in made:
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"{callback!r} is not a hushrec Callback")
+    return made
+
+
 @contextmanager
 def _run_folder(path: Path, execution: Execution) -> Iterator[tuple[Path, Path | None]]:
     """Yield where to write a run, and the scratch folder where that is another one."""
@@ -232,6 +243,7 @@ def _from_options(
     executed = {field.name for field in fields(Execution)}
     asked = {k: v for k, v in options.items() if k not in executed and v is not None}
     how = {k: v for k, v in options.items() if k in executed and v is not None}
+    how["callbacks"] = find_callbacks(options.get("callbacks") or ())
     return ExperimentRequest(data.name, method, **asked), Execution(**how)  # type: ignore[arg-type]
 
 

@@ -5,7 +5,8 @@ found out by an overflow, a full memory or a program that does not end.
 
 The registry (`names`, `find`) reads entry points: a package declares a name in one of the groups
 ``hushrec.methods``, ``hushrec.experts``, ``hushrec.datasets``, ``hushrec.metrics``,
-``hushrec.mechanisms`` and ``hushrec.backends`` of its ``pyproject.toml``, as hushrec does itself.
+``hushrec.mechanisms``, ``hushrec.backends`` and ``hushrec.callbacks`` of its ``pyproject.toml``, as
+hushrec does itself.
 """
 
 from __future__ import annotations

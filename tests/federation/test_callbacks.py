@@ -133,3 +133,10 @@ def test_what_an_evaluation_returns_is_in_the_record(tiny, tmp_path):
     assert "norm" not in first
     assert last["norm"] > 0
     assert last["groups"]["all"] if "all" in last["groups"] else last["groups"]
+
+
+def test_an_unknown_callback_is_refused_by_name(tiny):
+    with pytest.raises(ConfigError, match="unknown callback 'mlflow'; no callback is installed"):
+        hushrec.train(tiny, "fedmf", rounds=2, callbacks=["mlflow"])
+    with pytest.raises(ConfigError, match="is not a hushrec Callback"):
+        hushrec.train(tiny, "fedmf", rounds=2, callbacks=[print])

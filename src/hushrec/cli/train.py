@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from hushrec.api import Execution, Run, train_request, train_request_seeds
+from hushrec.api import Execution, Run, find_callbacks, train_request, train_request_seeds
 from hushrec.cli import options
 from hushrec.cli.display import (
     Talk,
@@ -29,7 +29,9 @@ from hushrec.reporting.tables import facts, result_table, trials_table
 from hushrec.runs.folder import SEEDS, RunFolder, require_free, resumable
 from hushrec.tuning import PRESET, base_experiment, tune
 
-WITH_RESUME = ("resume", "out", "rounds", "threads", "quiet", "verbose", "log", "as_json")
+WITH_RESUME = (
+    *("resume", "out", "rounds", "threads", "callbacks", "quiet", "verbose", "log", "as_json"),
+)
 """Options that go with --resume."""
 
 
@@ -132,6 +134,13 @@ class Output:
         "--seeds", type=click.IntRange(1, 1_000), default=1, metavar="N", help="How many seeds."
     ),
 )
+@click.option(
+    "--callback",
+    "callbacks",
+    multiple=True,
+    metavar="NAME",
+    help="An installed callback (docs/extend.md); repeatable.",
+)
 @talk_options
 @options.json_option
 def train_command(
@@ -141,6 +150,7 @@ def train_command(
     privacy: PrivacyOptions,
     pairs: tuple[str, ...],
     output: Output,
+    callbacks: tuple[str, ...],
     talk: Talk,
     as_json: bool,
 ) -> None:
@@ -163,6 +173,7 @@ def train_command(
     Sections for --set: split, cohort, evaluation, store, privacy, silos; all else is an option of
     the method. `hushrec methods` lists methods, options and presets.
     """
+    named = find_callbacks(callbacks)
     if output.resume:
         request, several = _resumed(request, output)
         out = output.out or Path()
@@ -176,7 +187,8 @@ def train_command(
         require_free(out, overwrite=output.overwrite)
     data = load_aloud(request.data, request.items, quiet=as_json or talk.quiet)
     with training_display(as_json, talk) as display, polite_stop() as stop:
-        execution = Execution(Machine(threads), (display, stop), output.overwrite, output.resume)
+        told = (display, stop, *named)
+        execution = Execution(Machine(threads), told, output.overwrite, output.resume)
         run = None
         if several:
             first = request.seed or 0
