@@ -104,7 +104,7 @@ def weights_alone(counts: Array, sums: Array, config: ExpertsConfig) -> Array:
     return weights
 
 
-WINDOW, GRAM, RIDGE = 3, 0.2, 20.0
+WINDOW, GRAM, RECENT_RIDGE = 3, 0.2, 20.0
 RECENT_LAGS = np.array([1, 2, 5])
 RECENT_FLOOR = 0.003
 COUNTED = np.array([1, 2, 3])
@@ -140,7 +140,7 @@ class RecentTransitions(Expert):
         """Regress the next item, and keep the counts themselves."""
         n_items = len(model["neighbours"])
         head = Head.of(keys, sums[:, 0], n_items, self.config.dense_items)
-        weights = transition_weights(powered(head.block, 0.5), GRAM, RIDGE)
+        weights = transition_weights(powered(head.block, 0.5), GRAM, RECENT_RIDGE)
         pairs, values = head.outside
         alone = _alone(head.counts[pairs // n_items], values)
         counted = strongest(model, keys, np.maximum(sums[:, 0], 0.0), n_items)
@@ -188,7 +188,7 @@ class RecentTransitions(Expert):
 
 
 def _alone(counts: Array, sums: Array) -> Array:
-    weights: Array = np.sqrt(np.maximum(sums, 0.0)) / (np.sqrt(counts) + RIDGE)
+    weights: Array = np.sqrt(np.maximum(sums, 0.0)) / (np.sqrt(counts) + RECENT_RIDGE)
     return weights
 
 
@@ -196,7 +196,7 @@ ENDS = np.array([10, 50, 0])
 """The last items of the scores by weights; the last score has no end."""
 PAIR_FLOOR = 0.02
 """Added before logarithms."""
-UNSEEN, RIDGE = 0.1, 0.0003
+UNSEEN, OWN_RIDGE = 0.1, 0.0003
 """Of a client's own vector: weight of untouched items, and regularisation, as in FedALS."""
 RECENT = 20
 """Items whose vectors are added up for the score of recent factors."""
@@ -252,7 +252,7 @@ class Cooccurrence(Expert):
         kernels.add_by_lag(out[:, :3], past.indptr, past.values, *table, ENDS, ones)
         kernels.log_of_sum(out[:, :3], PAIR_FLOOR, out[:, 3])
         touched = distinct_items(past)
-        ridge = RIDGE * (touched.lengths + UNSEEN * view.n_items)
+        ridge = OWN_RIDGE * (touched.lengths + UNSEEN * view.n_items)
         everything = UNSEEN * model["products"]
         own = solve_users(vectors, everything, touched.indptr, touched.values, ridge)
         columns = np.ascontiguousarray(vectors.T)
@@ -265,7 +265,7 @@ class Cooccurrence(Expert):
         """Return the same scores for bundles."""
         weights = {name: model[name] for name in ("neighbours", "weights")}
         by_weight = {"ends": ENDS.tolist(), "recency": 0.0, "floor": PAIR_FLOOR, "logs": "sum"}
-        factors = {"unseen": UNSEEN, "ridge": RIDGE, "floor": PAIR_FLOOR, "recent": RECENT}
+        factors = {"unseen": UNSEEN, "ridge": OWN_RIDGE, "floor": PAIR_FLOOR, "recent": RECENT}
         return (
             Part("lags", by_weight, weights),
             Part("factors", factors, {"vectors": model["vectors"]}),
