@@ -11,8 +11,7 @@ from experiments.plan import Exhibit
 from experiments.results import Results
 from hushrec.errors import RunError
 from hushrec.evaluation.groups import PairedTest, holm, paired_test
-from hushrec.evaluation.metrics import per_user
-from hushrec.evaluation.ranking import Ranks
+from hushrec.evaluation.metrics import Ranks, per_user
 from hushrec.runs.comparison import same_question
 from hushrec.runs.folder import RunFolder, read_ranks
 

@@ -7,8 +7,8 @@ import numpy as np
 from hushrec import kernels, load
 from hushrec.data.features import encode
 from hushrec.data.splitting import SplitConfig, make_split
-from hushrec.evaluation.metrics import summarise
-from hushrec.evaluation.ranking import rank_full
+from hushrec.data.views import Ragged
+from hushrec.evaluation.metrics import rank_full, summarise
 from hushrec.streams import Streams
 
 
@@ -38,11 +38,12 @@ def ceiling(data: str, only: tuple[str, ...] | None = None) -> None:
         scores[f"by item, {n} drawn per row"] = popularity / (disliked_by + drawn)
     users = split.evaluated("valid")
     past, disliked = split.train.take(users).positives, split.disliked.take(users)
-    seen = kernels.sorted_union(past.indptr, past.values, disliked.indptr, disliked.values)
+    joined = kernels.sorted_union(past.indptr, past.values, disliked.indptr, disliked.values)
+    seen = Ragged(*joined)
     aim = split.valid.take(users)
     for name, score in scores.items():
         whole = np.tile(score.astype(np.float32), (len(users), 1))
-        ranks = rank_full(whole, users.astype(np.int32), *seen, aim.indptr, aim.values)
+        ranks = rank_full(whole, users.astype(np.int32), seen, aim)
         hits = summarise(ranks, ["hits@20"])["hits@20"]
         print(f"{data} {tuple(columns)} {name}: {hits:.3f} ({len(rows):,} descriptions)")
 

@@ -5,8 +5,7 @@ import pytest
 
 import hushrec
 from hushrec.analysis.run import _lenders, metrics_by_table
-from hushrec.evaluation.metrics import summarise
-from hushrec.evaluation.ranking import rank_full
+from hushrec.evaluation.metrics import rank_full, summarise
 
 KINDS = {
     "pfedrec": ("pfedrec", {}),
@@ -67,9 +66,7 @@ def test_three_tables_the_slow_way(kind, small, tmp_path):
         for user in range(len(own)):
             table = {"own": own[user], "global": shared, "random": own[lender[user]]}[whose]
             scores[user] = scored(private, user, table)
-        ranks = rank_full(
-            scores, view.users, seen.indptr, seen.values, targets.indptr, targets.values
-        )
+        ranks = rank_full(scores, view.users, seen, targets)
         slow = summarise(ranks, ["hr@10", "ndcg@10", "auc"])
         for name, value in slow.items():
             assert found[whose]["full"][name] == pytest.approx(value, abs=2e-3), (whose, name)

@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from scipy.stats import hypergeom
 
+from hushrec.data.views import Ragged
 from hushrec.errors import ConfigError, InputError
 from hushrec.evaluation.metrics import (
     AUC,
@@ -22,15 +23,16 @@ from hushrec.evaluation.metrics import (
     HitRate,
     Metric,
     PopularityBias,
+    Ranks,
     ReciprocalRank,
     SingleTargetNDCG,
     parse_metric,
     per_user,
+    rank_full,
     summarise,
     tally,
     user_metric,
 )
-from hushrec.evaluation.ranking import Ranks, rank_full
 from hushrec.testing import MetricContract
 
 KS = (1, 2, 3, 5, 10)
@@ -46,10 +48,11 @@ def ranked(scores: NDArray[np.generic], targets: list[list[int]]) -> Ranks:
     return rank_full(
         scores.astype(np.float32),
         np.arange(rows, dtype=np.int32),
-        np.zeros(rows + 1, np.int64),
-        np.zeros(0, np.int32),
-        np.cumsum([0, *map(len, targets)]),
-        np.array(list(chain.from_iterable(targets)), np.int32),
+        Ragged.empty(rows),
+        Ragged(
+            np.cumsum([0, *map(len, targets)]),
+            np.array(list(chain.from_iterable(targets)), np.int32),
+        ),
     )
 
 

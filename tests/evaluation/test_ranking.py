@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +13,22 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
+from hushrec.data.views import Ragged
 from hushrec.errors import DivergedError, InputError, RunError
-from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled
+from hushrec.evaluation.metrics import Ranks, rank_full, rank_sampled
 from hushrec.kernels.ragged import top_k
 
 Lists = Sequence[Sequence[int]]
 
 
-def csr(lists: Lists) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def csr(lists: Lists) -> Ragged:
     indptr = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-    return indptr, np.array([item for row in lists for item in row], np.int32)
+    return Ragged(indptr, np.array([item for row in lists for item in row], np.int32))
+
+
+def best_items(scores: NDArray[np.float32], seen: Lists, count: int) -> tuple[Any, Any]:
+    lists = csr(seen)
+    return top_k(scores, lists.indptr, lists.values, count)
 
 
 def reference(
@@ -64,7 +71,7 @@ def test_full_ranking_is_the_reference(problem: tuple[NDArray[np.float32], Lists
     scores, seen, targets = problem
     before = scores.copy()
     rows, n_items = scores.shape
-    ranks = rank_full(scores, np.arange(rows, dtype=np.int32), *csr(seen), *csr(targets))
+    ranks = rank_full(scores, np.arange(rows, dtype=np.int32), csr(seen), csr(targets))
     everything = set(range(n_items))
     assert as_tuples(ranks) == reference(scores, lambda row: everything - set(seen[row]), targets)
     assert_array_equal(scores, before)
@@ -77,7 +84,7 @@ def test_sampled_ranking_is_the_reference(
 ) -> None:
     scores, sample, targets = problem
     users = np.arange(len(scores), dtype=np.int32)
-    ranks = rank_sampled(scores, users, *csr(sample), *csr(targets))
+    ranks = rank_sampled(scores, users, csr(sample), csr(targets))
     assert as_tuples(ranks) == reference(scores, lambda row: set(sample[row]), targets)
 
 
@@ -87,7 +94,7 @@ def test_top_k_is_a_stable_sort(
     problem: tuple[NDArray[np.float32], Lists, Lists], count: int
 ) -> None:
     scores, seen, _ = problem
-    items, best = top_k(scores, *csr(seen), count)
+    items, best = best_items(scores, seen, count)
     assert items.shape == best.shape == (len(scores), count)
     for row in range(len(scores)):
         unseen = [item for item in range(scores.shape[1]) if item not in seen[row]]
@@ -104,8 +111,8 @@ def test_sampling_everything_unseen_is_full_ranking() -> None:
     seen = [rng.integers(0, 300, 60).tolist() for _ in range(40)]
     unseen = [sorted(set(range(300)) - set(row)) for row in seen]
     users = np.arange(40, dtype=np.int32)
-    full = rank_full(scores, users, *csr(seen), *csr(targets))
-    sampled = rank_sampled(scores, users, *csr(unseen), *csr(targets))
+    full = rank_full(scores, users, csr(seen), csr(targets))
+    sampled = rank_sampled(scores, users, csr(unseen), csr(targets))
     assert as_tuples(full) == as_tuples(sampled)
 
 
@@ -113,7 +120,7 @@ def test_users_without_a_target_are_left_out() -> None:
     scores = np.zeros((3, 4), np.float32)
     scores[1] = np.nan  # nobody asks for this user's ranks
     users = np.array([70, 80, 90], np.int32)
-    ranks = rank_full(scores, users, *csr([[], [], []]), *csr([[1], [], [0, 2]]))
+    ranks = rank_full(scores, users, csr([[], [], []]), csr([[1], [], [0, 2]]))
     assert ranks.users.tolist() == [70, 90]
     assert ranks.indptr.tolist() == [0, 1, 3]
 
@@ -125,34 +132,34 @@ def test_a_score_that_is_no_number_names_the_user(bad: float) -> None:
     users = np.array([7, 42], np.int32)
     targets = csr([[0], [0]])
     with pytest.raises(DivergedError, match="user 42"):
-        rank_full(scores, users, *csr([[], []]), *targets)
+        rank_full(scores, users, csr([[], []]), targets)
     with pytest.raises(DivergedError, match="user 42"):
-        rank_sampled(scores, users, *csr([[1], [2, 3]]), *targets)
+        rank_sampled(scores, users, csr([[1], [2, 3]]), targets)
     with pytest.raises(DivergedError, match="row 1"):
-        top_k(scores, *csr([[], []]), 2)
+        best_items(scores, [[], []], 2)
     # A seen or unsampled item is no candidate, whatever its score.
-    rank_full(scores, users, *csr([[], [3]]), *targets)
-    rank_sampled(scores, users, *csr([[1], [2]]), *targets)
-    top_k(scores, *csr([[], [3]]), 2)
+    rank_full(scores, users, csr([[], [3]]), targets)
+    rank_sampled(scores, users, csr([[1], [2]]), targets)
+    best_items(scores, [[], [3]], 2)
 
 
 def test_lists_that_do_not_fit_are_refused() -> None:
     scores = np.zeros((1, 3), np.float32)
     users = np.zeros(1, np.int32)
     with pytest.raises(InputError, match="from 0 to 2"):
-        rank_full(scores, users, *csr([[]]), *csr([[3]]))
+        rank_full(scores, users, csr([[]]), csr([[3]]))
     with pytest.raises(InputError, match="from 0 to 2"):
-        rank_full(scores, users, *csr([[-1]]), *csr([[0]]))
+        rank_full(scores, users, csr([[-1]]), csr([[0]]))
     with pytest.raises(InputError, match="seen_indptr"):
-        rank_full(scores, users, *csr([[], []]), *csr([[0]]))
+        rank_full(scores, users, csr([[], []]), csr([[0]]))
     with pytest.raises(InputError, match="sample_indptr"):
-        rank_sampled(scores, users, *csr([[], []]), *csr([[0]]))
+        rank_sampled(scores, users, csr([[], []]), csr([[0]]))
     with pytest.raises(InputError, match="differ"):
-        rank_full(scores, users, *csr([[]]), *csr([[1, 1]]))
+        rank_full(scores, users, csr([[]]), csr([[1, 1]]))
     with pytest.raises(InputError, match="2 users"):
-        rank_full(scores, np.zeros(2, np.int32), *csr([[]]), *csr([[1]]))
+        rank_full(scores, np.zeros(2, np.int32), csr([[]]), csr([[1]]))
     with pytest.raises(InputError, match="at least 1"):
-        top_k(scores, *csr([[]]), 0)
+        best_items(scores, [[]], 0)
 
 
 def some_ranks(seed: int, rows: int = 6) -> Ranks:
@@ -160,7 +167,7 @@ def some_ranks(seed: int, rows: int = 6) -> Ranks:
     scores = rng.integers(0, 4, (rows, 12)).astype(np.float32)
     targets = [rng.choice(12, size=rng.integers(0, 4), replace=False).tolist() for _ in range(rows)]
     users = np.arange(rows, dtype=np.int32) + 100 * seed
-    return rank_full(scores, users, *csr([[0, 1]] * rows), *csr(targets))
+    return rank_full(scores, users, csr([[0, 1]] * rows), csr(targets))
 
 
 def test_concat_joins_chunks_in_order() -> None:

@@ -29,8 +29,7 @@ from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.evaluator import Evaluator
 from hushrec.evaluation.groups import GROUP_METRICS, Spread, spread
-from hushrec.evaluation.metrics import per_user, summarise
-from hushrec.evaluation.ranking import Ranks, rank_full
+from hushrec.evaluation.metrics import Ranks, per_user, rank_full, summarise
 from hushrec.federation.rounds import RoundLine
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Guided, ItemTables, OwnTable, Private, Shared, no_own_table
@@ -342,9 +341,7 @@ def _ranks_after(
         view = first_rows(whole, count)
         scores = model.scores_of_new(view)
         aim, seen = evaluator.split.heldout(part).take(batch), evaluator.seen(batch, whole)
-        parts.append(
-            rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values)
-        )
+        parts.append(rank_full(scores, view.users, seen, aim))
     return Ranks.concat(parts)
 
 

@@ -1,8 +1,16 @@
 """Rank held-out items, turn ranks into metrics, and say which differences are real."""
 
 from hushrec.evaluation.groups import PairedTest, bootstrap_interval, holm, paired_test
-from hushrec.evaluation.metrics import ListMetric, Metric, parse_metric, per_user, summarise
-from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled
+from hushrec.evaluation.metrics import (
+    ListMetric,
+    Metric,
+    Ranks,
+    parse_metric,
+    per_user,
+    rank_full,
+    rank_sampled,
+    summarise,
+)
 
 __all__ = [
     "ListMetric",

@@ -23,8 +23,7 @@ from hushrec.evaluation.groups import (
     popular_items,
     user_groups,
 )
-from hushrec.evaluation.metrics import summarise, tally, user_metric
-from hushrec.evaluation.ranking import Ranks, rank_full, rank_sampled
+from hushrec.evaluation.metrics import Ranks, rank_full, rank_sampled, summarise, tally, user_metric
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Guided, Method, Shared
 from hushrec.methods.baselines import Popularity, distinct_items
@@ -138,12 +137,8 @@ class Evaluator:
             view = self._history[part].take(users)
             scores = model.scores(users, view, score)
             aim, seen, drawn = targets.take(users), self.seen(users, view), samples.take(positions)
-            return (
-                rank_full(scores, view.users, seen.indptr, seen.values, aim.indptr, aim.values),
-                rank_sampled(
-                    scores, view.users, drawn.indptr, drawn.values, aim.indptr, aim.values
-                ),
-            )
+            full = rank_full(scores, view.users, seen, aim)
+            return full, rank_sampled(scores, view.users, drawn, aim)
 
         batches = chunks(np.arange(len(self._users[part])), model.batch_size)
         with ThreadPoolExecutor(self.threads) as pool:

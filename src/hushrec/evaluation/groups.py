@@ -24,8 +24,7 @@ from scipy.stats import wilcoxon
 
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError, InputError
-from hushrec.evaluation.metrics import per_user
-from hushrec.evaluation.ranking import Ranks
+from hushrec.evaluation.metrics import Ranks, per_user
 
 Values = NDArray[np.float64]
 

@@ -1,20 +1,23 @@
-"""Metrics: one class each, found by name through the entry point group ``hushrec.metrics``.
+"""Ranks of held-out items among the candidates, and metrics of these ranks.
 
-A `Metric` gives each user a value in [0, 1] from the ranks of the user's held-out items (the
-targets). The value is the exact expectation under uniformly random tie-breaking: a model that
-scores all items alike gets exactly the value of chance. Values of users add up exactly, so an
-evaluation can be federated. A `ListMetric` describes the lists of all users together.
+The rank of one target (a held-out item) is a count: how many candidates score higher, how many the
+same. So nothing is sorted, and ties are kept. The kernel releases the interpreter lock and only
+reads the scores: callers run batches of users on threads.
 
-``hr@10`` is the metric that the entry point ``hr`` names, with the cut-off 10.
+A `Metric` gives each user a value in [0, 1] from the ranks of the user's targets: the exact
+expectation under uniformly random tie-breaking, so a model that scores all items alike gets exactly
+the value of chance. Values of users add up exactly, so an evaluation can be federated. A
+`ListMetric` describes the lists of all users together. ``hr@10`` is the metric that the entry point
+``hr`` of the group ``hushrec.metrics`` names, with the cut-off 10.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +25,167 @@ from scipy.stats import rankdata
 
 from hushrec.aggregation.statistics import PLACES, Tally, exact_sum
 from hushrec.config import find
-from hushrec.errors import ConfigError, InputError
-from hushrec.evaluation.ranking import Ranks
+from hushrec.data.views import Ragged
+from hushrec.errors import ConfigError, DivergedError, InputError, RunError
+from hushrec.kernels.jit import njit
+from hushrec.kernels.ragged import FloatArray, IntArray, LongArray, checked_lists
 
 Values = NDArray[np.float64]
 """One number per user."""
-
 ROUNDING = 1e-9
 """How far rounding may take a value out of [0, 1]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """Rank of each held-out item, ties kept: any metric at any k can be computed from it."""
+
+    users: IntArray
+    """Global user numbers, in the order given; each has at least one target."""
+    indptr: LongArray
+    """The targets of ``users[j]`` are rows ``indptr[j]:indptr[j + 1]``."""
+    targets: IntArray
+    """Item numbers."""
+    ahead: IntArray
+    """Candidates scored strictly higher than the target, other targets included."""
+    tied: IntArray
+    """Other candidates scored exactly equal, other targets included."""
+    candidates: IntArray
+    """Size of the user's candidate set, targets included."""
+
+    def __post_init__(self) -> None:
+        if not (
+            all(array.ndim == 1 and array.dtype.kind in "iu" for array in vars(self).values())
+            and len(self.indptr) > 0
+            and len(self.users) == len(self.candidates) == len(self.indptr) - 1
+            and len(self.targets) == len(self.ahead) == len(self.tied) == self.indptr[-1]
+            and self.indptr[0] == 0
+            and np.all(np.diff(self.indptr) > 0)
+        ):
+            raise InputError("ranks: the arrays do not fit together")
+
+    @classmethod
+    def concat(cls, parts: Sequence[Ranks]) -> Ranks:
+        """Join the ranks of several batches of users, in the order given."""
+        none = np.zeros(0, np.int32)
+        joined: dict[str, Any] = {
+            field.name: np.concatenate([none, *(getattr(part, field.name) for part in parts)])
+            for field in fields(cls)
+        }
+        sizes = [np.zeros(1, np.int64), *(np.diff(part.indptr) for part in parts)]
+        return cls(**joined | {"indptr": np.cumsum(np.concatenate(sizes))})
+
+    def to_arrays(self, prefix: str = "") -> dict[str, NDArray[np.generic]]:
+        """Return the arrays under ``prefix + field name``, ready for npz or safetensors."""
+        return {prefix + name: array for name, array in vars(self).items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]], prefix: str = "") -> Ranks:
+        """Read back what `to_arrays` wrote."""
+        try:
+            stored: dict[str, Any] = {f.name: arrays[prefix + f.name] for f in fields(cls)}
+        except KeyError as missing:
+            raise RunError(f"stored ranks lack {missing}") from None
+        return cls(**stored)
+
+
+def rank_full(scores: FloatArray, users: IntArray, seen: Ragged, targets: Ragged) -> Ranks:
+    """Rank each user's targets among all items the user has not seen.
+
+    Row ``j`` of ``scores[user, item]`` and of both lists belongs to ``users[j]``. A target is a
+    candidate even if it was also seen; seen items may repeat. Users without a target are left out.
+    """
+    return _rank(scores, users, seen, targets, True)
+
+
+def rank_sampled(scores: FloatArray, users: IntArray, sample: Ragged, targets: Ragged) -> Ranks:
+    """Rank each user's targets among the user's sampled items and the targets, each counted once.
+
+    Rows are as in `rank_full`.
+    """
+    return _rank(scores, users, sample, targets, False)
+
+
+def _rank(
+    scores: FloatArray, users: IntArray, listed: Ragged, targets: Ragged, listed_are_seen: bool
+) -> Ranks:
+    rows, n_items = scores.shape
+    if len(users) != rows:
+        raise InputError(f"{len(users)} users for {rows} rows of scores")
+    what = "seen" if listed_are_seen else "sample"
+    listed_lists = checked_lists(what, listed.indptr, listed.values, rows, n_items)
+    indptr, items = checked_lists("target", targets.indptr, targets.values, rows, n_items)
+    sizes = np.diff(indptr)
+    pairs = np.repeat(np.arange(rows), sizes) * n_items + items
+    if len(np.unique(pairs)) < len(pairs):
+        raise InputError("a user's targets must differ from each other")
+    ahead, tied = np.zeros(len(items), np.int32), np.zeros(len(items), np.int32)
+    candidates = np.zeros(rows, np.int32)
+    lists = (*listed_lists, indptr, items)
+    bad_row = _rank_kernel(scores, *lists, listed_are_seen, ahead, tied, candidates)
+    if bad_row >= 0:
+        raise DivergedError(f"user {users[bad_row]} has a score that is not a finite number")
+    evaluated = sizes > 0
+    starts = np.append(0, np.cumsum(sizes[evaluated]))
+    ids = np.asarray(users, np.int32)[evaluated]
+    return Ranks(ids, starts, items, ahead, tied, candidates[evaluated])
+
+
+@njit(cache=True, nogil=True)
+def _rank_kernel(
+    scores: FloatArray,
+    listed_indptr: LongArray,
+    listed_items: IntArray,
+    target_indptr: LongArray,
+    targets: IntArray,
+    listed_are_seen: bool,
+    ahead: IntArray,
+    tied: IntArray,
+    candidates: IntArray,
+) -> int:
+    """Fill the last three arrays; return the first row with a non-finite candidate, or -1."""
+    rows, n_items = scores.shape
+    # What an item is to the current row; the row number itself serves as the mark, so that the
+    # marks never need clearing.
+    listed = np.full(n_items, -1, np.int64)
+    # One entry more than items: each score is written first, and kept or overwritten after.
+    pool = np.empty(n_items + 1, scores.dtype)
+    for row in range(rows):
+        first, last = target_indptr[row], target_indptr[row + 1]
+        if first == last:
+            continue
+        size = 0
+        if listed_are_seen:
+            for item in listed_items[listed_indptr[row] : listed_indptr[row + 1]]:
+                listed[item] = row
+            for target in targets[first:last]:
+                listed[target] = -1
+            for item in range(n_items):
+                pool[size] = scores[row, item]
+                size += listed[item] != row
+        else:
+            for item in listed_items[listed_indptr[row] : listed_indptr[row + 1]]:
+                pool[size] = scores[row, item]
+                size += listed[item] != row
+                listed[item] = row
+            for target in targets[first:last]:
+                pool[size] = scores[row, target]
+                size += listed[target] != row
+                listed[target] = row
+        for entry in range(size):
+            if not np.isfinite(pool[entry]):
+                return row
+        candidates[row] = size
+        for index in range(first, last):
+            own = scores[row, targets[index]]
+            higher = np.int32(0)
+            equal = np.int32(0)
+            for entry in range(size):
+                higher += pool[entry] > own
+                equal += pool[entry] == own
+            ahead[index] = higher
+            tied[index] = equal - 1
+    return -1
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from hushrec.data.interactions import Categorical, Interactions, MultiCategorica
 from hushrec.data.sources import DataFolder, DataSet
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError, DataError
-from hushrec.evaluation.metrics import ListMetric, Metric, expected_gain
-from hushrec.evaluation.ranking import Ranks
+from hushrec.evaluation.metrics import ListMetric, Metric, Ranks, expected_gain
 from hushrec.federation.backends import InProcess
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import EvaluationRecord, RoundRecord, TrainingResult

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from hushrec.api import Run
 from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
 from hushrec.evaluation.groups import bootstrap_interval
-from hushrec.evaluation.metrics import per_user, summarise
-from hushrec.evaluation.ranking import Ranks
+from hushrec.evaluation.metrics import Ranks, per_user, summarise
 from hushrec.io.memory import usable_cores
 from hushrec.methods.baselines import Popularity
 from hushrec.reporting import plots

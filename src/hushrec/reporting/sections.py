@@ -15,7 +15,7 @@ from hushrec.api import Run
 from hushrec.data import partition as silos
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.evaluation.groups import AWAY
-from hushrec.evaluation.ranking import Ranks
+from hushrec.evaluation.metrics import Ranks
 from hushrec.federation.experiment import Experiment
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Guided

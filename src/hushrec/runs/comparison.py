@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from hushrec.errors import ConfigError, InputError, RunError, nearest
 from hushrec.evaluation.evaluator import PartRanks
 from hushrec.evaluation.groups import bootstrap_interval, holm, paired_test
-from hushrec.evaluation.metrics import per_user
-from hushrec.evaluation.ranking import Ranks
+from hushrec.evaluation.metrics import Ranks, per_user
 from hushrec.runs.folder import RunFolder, read_ranks
 from hushrec.runs.schema import RoundLine, Summary
 

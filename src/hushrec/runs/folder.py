@@ -37,7 +37,7 @@ from safetensors.numpy import load_file, save_file
 
 from hushrec.errors import DiskError, InputError, RunError, StoppedError
 from hushrec.evaluation.evaluator import PartRanks
-from hushrec.evaluation.ranking import Ranks
+from hushrec.evaluation.metrics import Ranks
 from hushrec.federation.experiment import Experiment
 from hushrec.io import stored
 from hushrec.io.files import (

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from hushrec.aggregation import ExactSum, KeyedRows, Update
 from hushrec.aggregation.sums import Total
-from hushrec.data.views import TrainView
-from hushrec.evaluation.metrics import ROUNDING, Metric
-from hushrec.evaluation.ranking import Ranks, rank_full
+from hushrec.data.views import Ragged, TrainView
+from hushrec.evaluation.metrics import ROUNDING, Metric, Ranks, rank_full
 from hushrec.methods.base import Shared
 from hushrec.methods.statistics.experts import (
     HELD_OUT,
@@ -205,8 +204,6 @@ def _ranks(scores: NDArray[Any], targets: Any) -> Ranks:
     return rank_full(
         scores.astype(np.float32),
         np.arange(rows, dtype=np.int32),
-        np.zeros(rows + 1, np.int64),
-        np.zeros(0, np.int32),
-        np.cumsum([0, *map(len, targets)]),
-        np.concatenate([np.array(own, np.int32) for own in targets]),
+        Ragged.empty(rows),
+        Ragged(np.cumsum([0, *map(len, targets)]), np.concatenate(targets).astype(np.int32)),
     )
