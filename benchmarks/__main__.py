@@ -44,7 +44,7 @@ from hushrec.errors import DataError
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.io.memory import peak_rss_bytes, usable_cores
-from hushrec.kernels import draw
+from hushrec.kernels.draws import draw
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.discrete import law
 from hushrec.private.store import PrivateStore, StoreConfig

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import reference
-from hushrec import kernels
 from hushrec.data.views import Ragged
 from hushrec.kernels import draws
+from hushrec.kernels.ragged import number_by_first_use, sorted_union
 from hushrec.streams import Streams
 from odd_clients import ragged
 
@@ -19,7 +19,7 @@ keys = st.tuples(words, words).map(lambda pair: np.array(pair, np.uint64))
 
 @given(keys, st.integers(-1, 2**31 - 1), st.integers(0, 2**20))
 def test_draw_is_the_published_formula(key, user, position):
-    assert int(kernels.draw(key, user, position)) == reference.draw(key, user, position)
+    assert int(draws.draw(key, user, position)) == reference.draw(key, user, position)
 
 
 @given(words, st.integers(1, 2**31 - 1))
@@ -53,7 +53,7 @@ def test_draw_outside(world, key, count):
     out = ragged(rows)
     users = np.arange(len(rows), dtype=np.int32) * 7
     counts = np.full(len(rows), count)
-    drawn = Ragged(*kernels.draw_outside(key, users, out.indptr, out.values, n_items, counts))
+    drawn = Ragged(*draws.draw_outside(key, users, out.indptr, out.values, n_items, counts))
     for c, row in enumerate(rows):
         expected = reference.negatives(reference.Stream(key, users[c]), row, n_items, count)
         assert drawn[c].tolist() == expected
@@ -65,9 +65,7 @@ def test_draw_distinct_outside(world, key, count):
     n_items, rows = world
     out = ragged(rows)
     users = np.arange(len(rows), dtype=np.int32)
-    drawn = Ragged(
-        *kernels.draw_distinct_outside(key, users, out.indptr, out.values, n_items, count)
-    )
+    drawn = Ragged(*draws.draw_distinct_outside(key, users, out.indptr, out.values, n_items, count))
     for c, row in enumerate(rows):
         pool = set(range(n_items)) - set(row)
         got = drawn[c].tolist()
@@ -84,11 +82,11 @@ def test_draws_are_uniform(distinct):
     key = Streams(0).key("uniform")
     if distinct:
         # The first of several distinct draws, and the last one.
-        _, items = kernels.draw_distinct_outside(key, users, out.indptr, out.values, n_items, 5)
+        _, items = draws.draw_distinct_outside(key, users, out.indptr, out.values, n_items, 5)
         looked_at = [items.reshape(-1, 5)[:, 0], items.reshape(-1, 5)[:, 4]]
     else:
         count = np.full(n_users, 3)
-        _, items = kernels.draw_outside(key, users, out.indptr, out.values, n_items, count)
+        _, items = draws.draw_outside(key, users, out.indptr, out.values, n_items, count)
         looked_at = [items.reshape(-1, 3)[:, k] for k in range(3)]
         pairs = items.reshape(-1, 3)[:, 0].astype(np.int64) * n_items + items.reshape(-1, 3)[:, 1]
         counts = np.unique(pairs, return_counts=True)[1]
@@ -108,7 +106,7 @@ def test_take_and_sorted_union(world, data):
     n_items, rows = world
     first = ragged([data.draw(st.permutations(row)) + list(row) for row in rows])
     second = ragged([data.draw(st.lists(st.integers(0, n_items - 1), max_size=5)) for _ in rows])
-    union = Ragged(*kernels.sorted_union(first.indptr, first.values, second.indptr, second.values))
+    union = Ragged(*sorted_union(first.indptr, first.values, second.indptr, second.values))
     for c in range(len(rows)):
         assert union[c].tolist() == sorted({*first[c].tolist(), *second[c].tolist()})
     order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6))
@@ -119,7 +117,7 @@ def test_take_and_sorted_union(world, data):
 
 def test_items_are_numbered_by_first_use() -> None:
     indptr, items = np.array([0, 4, 4, 6]), np.array([5, 3, 5, 9, 3, 3], np.int32)
-    out_indptr, ids, place = kernels.number_by_first_use(indptr, items, 10)
+    out_indptr, ids, place = number_by_first_use(indptr, items, 10)
     assert out_indptr.tolist() == [0, 3, 3, 4]
     assert ids.tolist() == [5, 3, 9, 3]
     assert place.tolist() == [0, 1, 0, 2, 0, 0]

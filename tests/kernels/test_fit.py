@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import reference
-from hushrec import kernels
 from hushrec.aggregation import ClientRows, ExactSum, Update
+from hushrec.kernels import inner_product
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.inner_product import InnerProductModel, Rates, fit_pooled, sigmoid
 from hushrec.streams import Streams
@@ -38,7 +38,7 @@ def three_rounds(view, dtype, own_tables=False, with_bias=True, rounds=3, **opti
         key = Streams(1).key("fit", number)
         received = table.copy()
         before = [a.copy() for a in (view.users, view.positives.values, excluded.values)]
-        indptr, ids, rows, losses = kernels.fit_inner_product(
+        indptr, ids, rows, losses = inner_product.fit_inner_product(
             key,
             client_data(view),
             InnerProductModel(table, vectors, biases, with_bias),
@@ -149,7 +149,7 @@ def test_a_client_is_trained_alike_alone_and_in_a_stack():
 
 def test_fit_of_nobody():
     view, table = population().take(np.array([], np.int64)), np.ones((N_ITEMS, D), np.float32)
-    indptr, ids, rows, losses = kernels.fit_inner_product(
+    indptr, ids, rows, losses = inner_product.fit_inner_product(
         Streams(0).key("fit", 1),
         client_data(view),
         InnerProductModel(table, np.ones((0, D), np.float32), np.ones(0, np.float32), True),
@@ -197,8 +197,8 @@ def test_scores_with_own_rows_equal_own_tables():
     biases = rng.standard_normal(3).astype(np.float32)
     own = ragged([[2, 0], [], [24, 7, 1]])
     rows = rng.standard_normal((5, D)).astype(np.float32)
-    scores = kernels.inner_products(table, vectors, biases)
-    kernels.rescore_own_rows(scores, own.indptr, own.values, rows, vectors, biases)
+    scores = inner_product.inner_products(table, vectors, biases)
+    inner_product.rescore_own_rows(scores, own.indptr, own.values, rows, vectors, biases)
     for c in range(3):
         mine = rows[own.indptr[c] : own.indptr[c + 1]]
         expected = reference.own_table_scores(table, own[c], mine, vectors[c], biases[c])
@@ -210,14 +210,14 @@ def test_a_score_does_not_depend_on_its_neighbours():
     table = rng.standard_normal((97, 32)).astype(np.float32)
     vectors = rng.standard_normal((13, 32)).astype(np.float32)
     biases = rng.standard_normal(13).astype(np.float32)
-    whole = kernels.inner_products(table, vectors, biases)
+    whole = inner_product.inner_products(table, vectors, biases)
     for c in range(13):
         one = slice(c, c + 1)
         np.testing.assert_array_equal(
-            kernels.inner_products(table, vectors[one], biases[one])[0], whole[c]
+            inner_product.inner_products(table, vectors[one], biases[one])[0], whole[c]
         )
     np.testing.assert_array_equal(
-        kernels.inner_products(table[5:60], vectors, biases), whole[:, 5:60]
+        inner_product.inner_products(table[5:60], vectors, biases), whole[:, 5:60]
     )
 
 

@@ -5,8 +5,8 @@ import pytest
 
 import hushrec
 import reference
-from hushrec import kernels
 from hushrec.aggregation import ExactSum
+from hushrec.kernels import inner_product
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.inner_product import InnerProductModel, Rates
 from hushrec.kernels.row_networks import fused_tables
@@ -265,7 +265,7 @@ def test_clipping_that_never_acts_changes_no_bit():
     for clip in (None, np.float32(1e9)):
         vectors, biases = np.ones((len(view), 6), np.float32), np.zeros(len(view), np.float32)
         model, pace = InnerProductModel(table, vectors, biases, True), Pace(4, 2, 8)
-        trained = kernels.fit_inner_product(
+        trained = inner_product.fit_inner_product(
             key, client_data(view), model, pace, rates, True, None, None, clip
         )
         out.append([*trained, vectors, biases])

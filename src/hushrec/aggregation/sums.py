@@ -21,9 +21,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import kernels
 from hushrec.errors import ConfigError, DivergedError
 from hushrec.kernels import pairs as pair_kernels
+from hushrec.kernels import ragged
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,7 @@ class ClientRows:
         """Return the rows with their differences written out, as they travel."""
         if self.base is None:
             return self
-        written = kernels.row_differences(self.rows, self.ids, self.base)
-        return ClientRows(self.indptr, self.ids, written)
+        return ClientRows(self.indptr, self.ids, self.rows - self.base[self.ids])
 
     @property
     def nbytes(self) -> int:
@@ -260,11 +259,11 @@ class ExactSum:
                 self._rows[name] = np.zeros(shape, np.int64), np.zeros(self.n_rows, np.bool_)
             total, touched = self._rows[name]
             base = sent.rows[:0] if sent.base is None else sent.base
-            self._check(kernels.add_rows(total, touched, sent.ids, sent.rows, base), name)
+            self._check(ragged.add_rows(total, touched, sent.ids, sent.rows, base), name)
         for name, array in update.dense.items():
             total = self._dense.setdefault(name, np.zeros(array.shape[1:], np.int64))
             flat = array.reshape(len(array), total.size)
-            self._check(kernels.add_dense(total.reshape(-1), flat), name)
+            self._check(ragged.add_dense(total.reshape(-1), flat), name)
 
     def add_steps(self, steps: Steps) -> None:
         """Add whole steps to every entry of some arrays: exactly, as everything here."""
@@ -334,7 +333,7 @@ class ExactSum:
         rows = {}
         for name, (total, touched) in self._rows.items():
             ids = np.flatnonzero(touched)
-            rows[name] = ids, kernels.rows_as_numbers(total, ids)
+            rows[name] = ids, total[ids] / STEPS_PER_UNIT
         for name, keyed in self._keyed.items():
             keys, steps, fits = keyed.total()
             self._check(fits, name)

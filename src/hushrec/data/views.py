@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hushrec import kernels
 from hushrec.config import Clients, Settings
 from hushrec.data.interactions import Features
 from hushrec.errors import ConfigError
+from hushrec.kernels import ragged
 from hushrec.streams import SecretStreams, Streams, Words
 
 Protocol = Literal["honest", "published"]
@@ -45,7 +45,7 @@ class Ragged:
 
     def take(self, rows: NDArray[Any]) -> Ragged:
         """Return these rows in this order."""
-        return Ragged(*kernels.take_ragged(self.indptr, self.values, rows))
+        return Ragged(*ragged.take_ragged(self.indptr, self.values, rows))
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class TrainView:
             return self._excluded
         other = self.never_negative or Ragged.empty(len(self))
         pos = self.positives
-        return Ragged(*kernels.sorted_union(pos.indptr, pos.values, other.indptr, other.values))
+        return Ragged(*ragged.sorted_union(pos.indptr, pos.values, other.indptr, other.values))
 
     def prepared(self) -> TrainView:
         """Return the same view with its exclusions worked out, for many rounds to come."""

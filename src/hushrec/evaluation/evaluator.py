@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from hushrec import kernels
 from hushrec.aggregation.statistics import Evaluation
 from hushrec.config import Clients, Settings
 from hushrec.data.splitting import Part, Split
@@ -24,6 +23,7 @@ from hushrec.evaluation.groups import (
     user_groups,
 )
 from hushrec.evaluation.metrics import Ranks, rank_full, rank_sampled, summarise, tally, user_metric
+from hushrec.kernels import draws, ragged
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Guided, Method, Shared
 from hushrec.methods.baselines import Popularity, distinct_items
@@ -202,7 +202,7 @@ class Evaluator:
             return view.positives
         other = disliked.take(users)
         past = view.positives
-        return Ragged(*kernels.sorted_union(past.indptr, past.values, other.indptr, other.values))
+        return Ragged(*ragged.sorted_union(past.indptr, past.values, other.indptr, other.values))
 
     def _choose_users(self, part: Part) -> NDArray[np.int64]:
         users = self.split.evaluated(part)
@@ -216,12 +216,12 @@ class Evaluator:
         users = self._users[part]
         pos, test = self.split.history("test").positives.take(users), self.split.test.take(users)
         disliked = self.split.disliked.take(users)
-        touched = kernels.sorted_union(pos.indptr, pos.values, test.indptr, test.values)
-        touched = kernels.sorted_union(*touched, disliked.indptr, disliked.values)
+        touched = ragged.sorted_union(pos.indptr, pos.values, test.indptr, test.values)
+        touched = ragged.sorted_union(*touched, disliked.indptr, disliked.values)
         key = self.streams.key(f"evaluation/sample/{part}")
         n_items = self.split.train.n_items
         return Ragged(
-            *kernels.draw_distinct_outside(
+            *draws.draw_distinct_outside(
                 key, self.split.train.users[users], *touched, n_items, self.config.sampled
             )
         )

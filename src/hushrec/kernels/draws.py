@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hushrec.kernels.jit import njit
-
-Array = NDArray[Any]
+from hushrec.kernels.jit import Array, njit
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

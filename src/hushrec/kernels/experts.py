@@ -9,16 +9,11 @@ added up in a row of their own, and moved once.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from hushrec.kernels.draws import draw
-from hushrec.kernels.jit import njit
+from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.pairs import key_order
-
-Array = NDArray[Any]
 
 
 @njit(cache=True, nogil=True)

@@ -14,10 +14,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hushrec.kernels.inner_product import ANY_ORDER
-from hushrec.kernels.jit import njit
+from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.layers import (
     add_product,
     backpropagate,
@@ -30,8 +29,6 @@ from hushrec.kernels.layers import (
     zero_inactive,
 )
 
-Array = NDArray[Any]
-
 
 class Side(NamedTuple):
     """Offsets of the user's, or the item's, parameters in the flat vector."""
@@ -40,7 +37,7 @@ class Side(NamedTuple):
     """Offset of the embeddings of all categories, in the order of columns."""
     weights: int
     """Offset of the first-layer weights: `d` rows per field, then one row per numeric feature."""
-    fields: NDArray[np.int64]
+    fields: Array
     """First column of each categorical field and of the numeric features, and the column count."""
 
 
@@ -180,11 +177,11 @@ class NetworkLayout(NamedTuple):
     user: Side
     item: Side
     first_bias: int
-    widths: NDArray[np.int64]
+    widths: Array
     """Widths of the hidden layers, and 1."""
-    weights: NDArray[np.int64]
+    weights: Array
     """Offset of the weights of each layer after the first."""
-    biases: NDArray[np.int64]
+    biases: Array
 
 
 class Inputs(NamedTuple):

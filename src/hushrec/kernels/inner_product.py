@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hushrec.kernels.draws import (
     ClientData,
@@ -16,9 +15,7 @@ from hushrec.kernels.draws import (
     list_samples,
     nth_outside,
 )
-from hushrec.kernels.jit import njit
-
-Array = NDArray[Any]
+from hushrec.kernels.jit import Array, njit
 
 ANY_ORDER = {"reassoc", "contract", "nsz"}
 """Fast-math flags: additions may be reordered for vector instructions, in the same way on every

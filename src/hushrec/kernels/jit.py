@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from numpy.typing import NDArray
 
+Array = NDArray[Any]
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 UNCACHED: set[str] = set()
 """Modules whose kernels are not cached."""

@@ -10,12 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hushrec.kernels.inner_product import ANY_ORDER
-from hushrec.kernels.jit import njit
-
-Array = NDArray[Any]
+from hushrec.kernels.jit import Array, njit
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)

@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hushrec.kernels.jit import njit
+from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.layers import add_product, subtract_product
 
-Array = NDArray[Any]
 NONE = np.float32(-1e30)
 """Log weight of a row that is no candidate."""
 STEEPNESS = 1.702

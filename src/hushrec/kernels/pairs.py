@@ -9,11 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hushrec.kernels.jit import njit
-
-Array = NDArray[Any]
+from hushrec.kernels.jit import Array, njit
 
 DIGIT_BITS = 11
 """A pass of the radix sort orders by this many bits: its counters fit the first-level cache."""

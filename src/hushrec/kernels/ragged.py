@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.errors import DivergedError, InputError
-from hushrec.kernels.jit import njit
+from hushrec.kernels.jit import Array, njit
 
-Array = NDArray[Any]
 IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
@@ -135,16 +134,6 @@ def changed_rows(
 
 
 @njit(cache=True, nogil=True)
-def row_differences(rows: Array, ids: Array, table: Array) -> Array:
-    """Return ``rows[r] - table[ids[r]]``."""
-    out = np.empty_like(rows)
-    for r in range(len(ids)):
-        for k in range(rows.shape[1]):
-            out[r, k] = rows[r, k] - table[ids[r], k]
-    return out
-
-
-@njit(cache=True, nogil=True)
 def add_rows(total: Array, touched: Array, ids: Array, rows: Array, base: Array) -> bool:
     """Add ``rows[r] - base[ids[r]]`` to a fixed-point table (2^-32 steps).
 
@@ -180,24 +169,6 @@ def add_dense(total: Array, blocks: Array) -> bool:
             total[k] += np.int64(steps)
             fits &= abs(total[k]) < 4611686018427387904
     return bool(fits)
-
-
-@njit(cache=True, nogil=True)
-def rows_as_numbers(total: Array, ids: Array) -> Array:
-    """Return these rows of a fixed-point table in floating point."""
-    out = np.empty((len(ids), total.shape[1]), np.float64)
-    for r in range(len(ids)):
-        for k in range(total.shape[1]):
-            out[r, k] = total[ids[r], k] / 4294967296.0
-    return out
-
-
-@njit(cache=True, nogil=True)
-def add_mean(table: Array, ids: Array, summed: Array, clients: float) -> None:
-    """Add ``summed[r] / clients`` to row ``ids[r]`` of a table."""
-    for r in range(len(ids)):
-        for k in range(table.shape[1]):
-            table[ids[r], k] += table.dtype.type(summed[r, k] / clients)
 
 
 # ---------------------------------------------------------------- clipping and noise

@@ -13,10 +13,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hushrec.kernels.inner_product import ANY_ORDER, dot, sigmoid
-from hushrec.kernels.jit import njit
+from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.layers import (
     add_product,
     backpropagate,
@@ -27,15 +26,13 @@ from hushrec.kernels.layers import (
     zero_inactive,
 )
 
-Array = NDArray[Any]
-
 
 class Shape(NamedTuple):
     """Layer widths of a client's network."""
 
     vector: int
     """Width of p; 0 without one."""
-    widths: NDArray[np.int64]
+    widths: Array
     """Widths of the item row, of the hidden layers, and 1."""
 
 

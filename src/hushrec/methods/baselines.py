@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
 from hushrec.io.memory import require_memory
+from hushrec.kernels import ragged
 from hushrec.kernels.inner_product import fit_pooled
 from hushrec.methods.base import (
     Between,
@@ -64,7 +64,7 @@ def distinct_items(positives: Ragged) -> Ragged:
     """Return each client's items once, ascending."""
     none = Ragged.empty(len(positives))
     pair = (positives.indptr, positives.values, none.indptr, none.values)
-    return Ragged(*kernels.sorted_union(*pair))
+    return Ragged(*ragged.sorted_union(*pair))
 
 
 class Popularity(Method):

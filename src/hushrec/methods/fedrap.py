@@ -35,9 +35,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hushrec import kernels
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.data.views import TrainView
+from hushrec.kernels import ragged
 from hushrec.kernels.inner_product import Additive
 from hushrec.methods.base import (
     Between,
@@ -188,7 +188,7 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, ModelFacts):
         )
         rate_sums, factors, own_factors = self._whole_table(view, now.number)
         thresholds = 0 * rate_sums if by_gradient else sparsity / common.size * rate_sums
-        sent = kernels.changed_rows(
+        sent = ragged.changed_rows(
             trained.indptr,
             trained.ids,
             trained.rows[:, : config.d],

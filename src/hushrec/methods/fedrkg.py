@@ -39,11 +39,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregation import ClientRows, Total, Update, UploadShape
 from hushrec.config import Width
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
+from hushrec.kernels import inner_product
 from hushrec.kernels.row_networks import Frozen, RowSamples, fit_gates, fused_tables, open_gates
 from hushrec.methods.base import (
     Between,
@@ -341,7 +341,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
             return scores
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         if self.global_only:
-            scores = kernels.inner_products(table, vectors, biases)
+            scores = inner_product.inner_products(table, vectors, biases)
             return scores
         return score_own_tables(table, vectors, biases)
 

@@ -48,7 +48,7 @@ from pydantic import Field, model_validator
 from hushrec.aggregation import OWN_WEIGHT, ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
-from hushrec.kernels import add_scattered
+from hushrec.kernels.ragged import add_scattered
 from hushrec.methods.base import (
     Between,
     Fitted,

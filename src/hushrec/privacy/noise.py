@@ -31,8 +31,7 @@ from hushrec.aggregation import Steps, Total, Update, UploadShape
 from hushrec.aggregation.statistics import STEPS, Tally
 from hushrec.aggregation.sums import STEPS_PER_UNIT
 from hushrec.data.views import TrainView
-from hushrec.kernels import add_scattered
-from hushrec.kernels.ragged import add_steps
+from hushrec.kernels.ragged import add_scattered, add_steps
 from hushrec.privacy.accountant import (
     Accountant,
     Everybody,

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregation import ClientRows
 from hushrec.config import Settings
 from hushrec.errors import ConfigError, InputError
 from hushrec.io.memory import require_memory
+from hushrec.kernels import ragged
 from hushrec.private import (
     PerClient,
     PerClientRows,
@@ -134,7 +134,7 @@ class TableColumn(Column):
             return
         target = to.segment.values[self.name]
         target[to.slots[to.new]] = self.spec.initial
-        kernels.put_rows(target, to.slots, to.mine, value.indptr, value.ids, value.rows)
+        ragged.put_rows(target, to.slots, to.mine, value.indptr, value.ids, value.rows)
 
 
 class RowsColumn:
@@ -192,8 +192,8 @@ class RowsColumn:
         rows = np.empty((indptr[-1], self.spec.width), np.float32)
         for segment, mine in store.by_segment(users):
             start, end = self.start[users[mine]], indptr[mine + 1]
-            kernels.copy_ragged(segment.ids[self.name], start, ids, indptr[mine], end)
-            kernels.copy_ragged(segment.values[self.name], start, rows, indptr[mine], end)
+            ragged.copy_ragged(segment.ids[self.name], start, ids, indptr[mine], end)
+            ragged.copy_ragged(segment.values[self.name], start, rows, indptr[mine], end)
         return ClientRows(indptr, ids, rows)
 
     def write(self, to: Written, value: Kept) -> None:
@@ -201,8 +201,8 @@ class RowsColumn:
         assert isinstance(value, ClientRows), f"'{self.name}' is kept as rows"
         start, first = self.start[to.users], value.indptr[to.mine]
         end = start + self.count[to.users]
-        kernels.copy_ragged(value.ids, first, to.segment.ids[self.name], start, end)
-        kernels.copy_ragged(value.rows, first, to.segment.values[self.name], start, end)
+        ragged.copy_ragged(value.ids, first, to.segment.ids[self.name], start, end)
+        ragged.copy_ragged(value.rows, first, to.segment.values[self.name], start, end)
 
 
 @singledispatch

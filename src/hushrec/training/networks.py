@@ -22,11 +22,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import kernels
 from hushrec.aggregation import ClientRows
 from hushrec.data.features import encode
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
+from hushrec.kernels import ragged
 from hushrec.kernels.draws import Pace
 from hushrec.kernels.feature_networks import (
     FeatureSamples,
@@ -101,7 +101,7 @@ def train_row_networks(
     """
     descent.check(np.dtype(np.float32))
     samples = draw_device_samples(view, pace.negatives, pace.epochs, now)
-    indptr, ids, sample_rows = kernels.number_by_first_use(
+    indptr, ids, sample_rows = ragged.number_by_first_use(
         samples.indptr, samples.items, view.n_items
     )
     owner = np.repeat(np.arange(len(view)), np.diff(indptr))
@@ -146,7 +146,7 @@ def score_row_networks(
         tables = np.array(np.broadcast_to(table, shape) if table.ndim == 2 else table[clients])
         if isinstance(own, ClientRows):
             slots = np.arange(tensors.GROUP)
-            kernels.put_rows(tables, slots, clients, own.indptr, own.ids, own.rows)
+            ragged.put_rows(tables, slots, clients, own.indptr, own.ids, own.rows)
         for first in range(0, n_items, ITEM_BLOCK):
             block = slice(first, first + ITEM_BLOCK)
             with torch.no_grad():
@@ -308,7 +308,7 @@ def train_feature_networks(
     n_clients, (users, items) = len(samples.indptr) - 1, features
     indptr, ids, sample_item = np.zeros(n_clients + 1, np.int64), samples.items[:0], samples.items
     if descent.item_lr:
-        indptr, ids, sample_item = kernels.number_by_first_use(
+        indptr, ids, sample_item = ragged.number_by_first_use(
             samples.indptr, samples.items, len(items)
         )
         items = items[ids]

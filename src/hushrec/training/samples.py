@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import kernels
 from hushrec.aggregation import ClientRows, Total
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError
 from hushrec.io.memory import require_memory
+from hushrec.kernels import draws, inner_product, ragged
 from hushrec.kernels.draws import ClientData, Pace
 from hushrec.kernels.inner_product import Additive, InnerProductModel, Rates
 from hushrec.streams import Round, Streams
@@ -39,7 +39,7 @@ def draw_negatives(view: TrainView, per_positive: int, now: Round) -> Ragged:
     excluded, count = view.excluded(), np.asarray(view.positives.lengths * per_positive)
     exclusions = excluded.indptr, excluded.values
     key = now.key(PURPOSE)
-    return Ragged(*kernels.draw_outside(key, view.users, *exclusions, view.n_items, count))
+    return Ragged(*draws.draw_outside(key, view.users, *exclusions, view.n_items, count))
 
 
 # ---------------------------------------------------------------- devices
@@ -76,18 +76,16 @@ class Unshuffled:
 
     def in_epochs(self, epochs: int) -> DeviceSamples:
         """Return the samples shuffled for several epochs."""
-        indptr, order = kernels.shuffled_epochs(
-            self.key, self.users, self.indptr, self.used, epochs
-        )
+        indptr, order = draws.shuffled_epochs(self.key, self.users, self.indptr, self.used, epochs)
         return DeviceSamples(indptr, self.items[order], self.labels[order], epochs)
 
 
 def draw_unshuffled(
     view: TrainView, negatives: int, now: Round, purpose: str = PURPOSE
 ) -> Unshuffled:
-    """Draw the samples of a round as `kernels.fit_inner_product` does."""
+    """Draw the samples of a round as `inner_product.fit_inner_product` does."""
     key = now.key(purpose)
-    drawn = kernels.list_samples(key, client_data(view), view.n_items, negatives)
+    drawn = draws.list_samples(key, client_data(view), view.n_items, negatives)
     return Unshuffled(*drawn, key, view.users)
 
 
@@ -101,7 +99,7 @@ def draw_device_samples(
     positive_above: float | None = None,
     ratings: bool = False,
 ) -> DeviceSamples:
-    """Draw and shuffle the samples of a round as `kernels.fit_inner_product` does.
+    """Draw and shuffle the samples of a round as `inner_product.fit_inner_product` does.
 
     With ``positive_above``, training rows with values up to it are negatives too. With ``ratings``,
     labels are the values of training rows, and 0 for drawn items.
@@ -162,20 +160,20 @@ def draw_silo_samples(view: TrainView, negatives: int, epochs: int, now: Round) 
 
     Every epoch has its own negatives, because a silo would overfit to fixed ones.
     """
-    of_user, items, labels, drawn = kernels.list_samples(
+    of_user, items, labels, drawn = draws.list_samples(
         now.key(PURPOSE), client_data(view), view.n_items, negatives * epochs
     )
     clients = view.client_indptr
     first_user = np.repeat(clients[:-1], np.diff(clients))
     users = np.repeat(np.arange(len(view)) - first_user, np.diff(of_user))
-    *touched, rows = kernels.number_by_first_use(of_user[clients], items, view.n_items)
+    *touched, rows = ragged.number_by_first_use(of_user[clients], items, view.n_items)
     # A user who has interacted with all items has no negatives.
     per_epoch = np.where(drawn > 0, 1 + negatives, 1) * view.positives.lengths
     indptr = np.concatenate([[0], np.cumsum(per_epoch)])[clients]
     key = now.key("silo/order")
     none_used = np.zeros(len(indptr) - 1, np.int64)
-    shuffled = kernels.shuffled_epochs(key, view.clients, indptr, none_used, epochs)
-    at = kernels.samples_of_epochs(
+    shuffled = draws.shuffled_epochs(key, view.clients, indptr, none_used, epochs)
+    at = draws.samples_of_epochs(
         *shuffled, indptr, of_user, view.positives.lengths, clients, per_epoch, negatives, epochs
     )
     order = Ragged(shuffled[0], at)
@@ -239,7 +237,7 @@ def train_inner_product(
     descent: Descent,
     additive: Additive | None = None,
 ) -> tuple[ClientRows, NDArray[np.float64]]:
-    """Train a batch of clients (`kernels.fit_inner_product`).
+    """Train a batch of clients (`inner_product.fit_inner_product`).
 
     Clients start from ``table`` [items, d], or from their own tables [clients, items, d].
     ``vectors`` and ``biases`` change in place. Returns the touched rows after training, and each
@@ -250,7 +248,7 @@ def train_inner_product(
     own_tables = table if table.ndim == 3 else None
     received = table if own_tables is None else np.zeros(table.shape[1:], table.dtype)
     still = np.zeros(len(view), table.dtype) if biases is None else biases
-    indptr, ids, rows, losses = kernels.fit_inner_product(
+    indptr, ids, rows, losses = inner_product.fit_inner_product(
         now.key(PURPOSE),
         client_data(view),
         InnerProductModel(received, vectors, still, biases is not None),
@@ -274,13 +272,13 @@ def apply_mean(table: Array, total: Total, name: str) -> Array:
     out = table.copy()
     if name in total.rows:
         ids, summed = total.rows[name]
-        kernels.add_mean(out, ids, summed, total.clients)
+        out[ids] += (summed / total.clients).astype(out.dtype)
     return out
 
 
 def score_inner_product(table: Array, vectors: Array) -> NDArray[np.float32]:
     """Score every item by its row, without a bias."""
-    scores: NDArray[np.float32] = kernels.inner_products(
+    scores: NDArray[np.float32] = inner_product.inner_products(
         table.astype(np.float32, copy=False),
         vectors.astype(np.float32, copy=False),
         np.zeros(len(vectors), np.float32),
@@ -293,12 +291,12 @@ def score_own_tables(tables: Array, vectors: Array, biases: Array) -> NDArray[np
     scores = np.empty(tables.shape[:2], np.float32)
     for c in range(len(tables)):
         own = slice(c, c + 1)
-        scores[own] = kernels.inner_products(tables[c], vectors[own], biases[own])
+        scores[own] = inner_product.inner_products(tables[c], vectors[own], biases[own])
     return scores
 
 
 def with_rows(tables: Array, rows: ClientRows) -> Array:
     """Return a copy of the tables with the trained rows written into it."""
     out, clients = tables.copy(), np.arange(len(tables))
-    kernels.put_rows(out, clients, clients, rows.indptr, rows.ids, rows.rows)
+    ragged.put_rows(out, clients, clients, rows.indptr, rows.ids, rows.rows)
     return out

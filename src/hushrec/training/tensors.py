@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec import kernels
 from hushrec.aggregation import ClientRows
 from hushrec.errors import MissingExtraError
+from hushrec.kernels import ragged
 from hushrec.streams import Streams
 from hushrec.training.samples import DeviceSamples
 
@@ -97,7 +97,7 @@ def train_tensors(
     Returns the parameters, the touched rows of every table after training, and each client's mean
     loss before each first step.
     """
-    indptr, ids, row = kernels.number_by_first_use(samples.indptr, samples.items, n_items)
+    indptr, ids, row = ragged.number_by_first_use(samples.indptr, samples.items, n_items)
     trained = {name: np.array(array, np.float32) for name, array in params.items()}
     widths = {name: table.shape[-1] for name, table in tables.items()}
     rows = {name: np.empty((len(ids), width), np.float32) for name, width in widths.items()}

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec import kernels
 from hushrec.aggregation import ClientRows
 from hushrec.data.views import TrainView
+from hushrec.kernels import inner_product
 from hushrec.methods.base import (
     Between,
     ItemTables,
@@ -103,8 +103,8 @@ def kept_rows(trained: ClientRows, received: Array, share: float) -> ClientRows:
     """Return the rows that a device keeps: received rows plus a share of its steps."""
     if share == 1:
         return trained
-    steps = kernels.row_differences(trained.rows, trained.ids, received)
-    rows = received[trained.ids] + np.float32(share) * steps
+    before = received[trained.ids]
+    rows = before + np.float32(share) * (trained.rows - before)
     return ClientRows(trained.indptr, trained.ids, rows)
 
 
@@ -113,8 +113,8 @@ def score_own_rows(
 ) -> NDArray[np.float32]:
     """Score with the received table and each device's own rows."""
     assert isinstance(own, ClientRows)
-    scores: NDArray[np.float32] = kernels.inner_products(received, vectors, biases)
-    kernels.rescore_own_rows(scores, own.indptr, own.ids, own.rows, vectors, biases)
+    scores: NDArray[np.float32] = inner_product.inner_products(received, vectors, biases)
+    inner_product.rescore_own_rows(scores, own.indptr, own.ids, own.rows, vectors, biases)
     return scores
 
 
