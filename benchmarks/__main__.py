@@ -43,11 +43,11 @@ from hushrec.data.views import CohortConfig, Ragged, TrainView
 from hushrec.errors import DataError
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.io.memory import peak_rss_bytes, usable_cores
+from hushrec.io import peak_rss_bytes, usable_cores
 from hushrec.kernels.draws import draw
 from hushrec.methods.pfedrec import PFedRec
 from hushrec.privacy.discrete import law
-from hushrec.private.store import PrivateStore, StoreConfig
+from hushrec.private import PrivateStore, StoreConfig
 from hushrec.streams import Round, SecretStreams, Streams
 from hushrec.testing import Federation
 from hushrec.training.samples import draw_negatives

@@ -15,7 +15,7 @@ import hushrec
 from benchmarks.__main__ import GIGABYTE, bar, machine
 from hushrec.data.synthetic import crowd
 from hushrec.federation.rounds import RoundRecord
-from hushrec.io.memory import peak_rss_bytes
+from hushrec.io import peak_rss_bytes
 
 FITTING = 2_500
 """Devices that fit the weights and the network."""

@@ -10,7 +10,7 @@ from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.fedrecon import FedRecon
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract
 

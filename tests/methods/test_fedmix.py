@@ -32,7 +32,7 @@ from hushrec.methods.statistics.experts import (
 )
 from hushrec.methods.statistics.fedmix import CANDIDATES, FedMix
 from hushrec.methods.statistics.pair_experts import leading_vectors
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.serving.bundle import export
 from hushrec.serving.data import ServingData
 from hushrec.serving.model import Model

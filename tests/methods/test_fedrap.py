@@ -9,7 +9,7 @@ from hushrec.aggregation import ExactSum
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.fedrap import FedRAP
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 

@@ -13,7 +13,7 @@ from hushrec.kernels.row_networks import fused_tables
 from hushrec.methods.baselines import LocalOnly
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.fedrkg import FedRKG
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 from hushrec.training.samples import client_data, first_score_function

@@ -227,7 +227,7 @@ LARGE = """
 import numpy as np, sys
 from hushrec.data.interactions import Interactions
 from hushrec import train
-from hushrec.io.memory import peak_rss_bytes
+from hushrec.io import peak_rss_bytes
 users, each, m = 4000, 25, 100_000
 rng = np.random.default_rng(0)
 item = (m * rng.random((users, each)) ** 3).astype(np.int32)

@@ -168,7 +168,7 @@ def test_no_weight_takes_an_upload_over_the_bound(weight, value, power):
 
 
 def _private(method, view, shared):
-    from hushrec.private.store import PrivateStore
+    from hushrec.private import PrivateStore
 
     fields = method.private_fields(view, shared, Streams(0))
     return dict(PrivateStore(fields, len(view.clients)).read(np.arange(len(view.clients))))

@@ -13,7 +13,7 @@ from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.federation.backends import Machine
 from hushrec.methods.fedrkg import FedRKG
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of
 from hushrec.testing.checks import Federation

@@ -11,7 +11,7 @@ from hushrec.methods.pfedme import (  # noqa: E402
     PFedMe,
     PFedMeConfig,
 )
-from hushrec.private.store import PrivateStore  # noqa: E402
+from hushrec.private import PrivateStore  # noqa: E402
 from hushrec.training.samples import draw_silo_samples  # noqa: E402
 from hushrec.training.silo_network import unpack_flat  # noqa: E402
 

@@ -7,7 +7,7 @@ from hushrec.aggregation import ExactSum
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.methods.baselines import LocalOnly
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import Round, Streams
 
 

@@ -21,7 +21,7 @@ from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator
 from hushrec.federation.backends import Machine
 from hushrec.methods.base import method_class
 from hushrec.methods.fcf import FCF
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
 

@@ -10,7 +10,7 @@ from hushrec.methods.fcf import FCF
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.fedrkg import FedRKG
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import Round, Streams
 from hushrec.testing import clients_of
 

@@ -10,7 +10,7 @@ from hushrec.privacy.accountant import Everybody, Gaussian, epsilon_of
 from hushrec.privacy.clipping import FlatClip
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.protection import Protection
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 from hushrec.testing import clients_of
 

@@ -8,7 +8,7 @@ import pytest
 from hushrec.aggregation import ClientRows
 from hushrec.errors import ConfigError, InputError
 from hushrec.methods.base import PerClient, PerClientRows, PerClientTable
-from hushrec.private.store import PrivateStore, StoreConfig, store_bytes
+from hushrec.private import PrivateStore, StoreConfig, store_bytes
 
 N = 11
 FIELDS = {
@@ -103,7 +103,7 @@ def test_snapshot_is_independent(store):
 
 @pytest.mark.parametrize("part_bytes", [1, 40, 2**20])
 def test_tensors_round_trip(store, tmp_path, monkeypatch, part_bytes):
-    monkeypatch.setattr("hushrec.private.store.PART_BYTES", part_bytes)
+    monkeypatch.setattr("hushrec.private.PART_BYTES", part_bytes)
     users = np.array([0, 3, 8, 10])
     store.write(users, values(users))
     parts = list(store.tensors())
@@ -204,7 +204,7 @@ def test_neighbours_tables_are_read_where_they_lie_whoever_came_first():
 def test_pages_of_files_are_given_back_while_they_are_used(tmp_path, monkeypatch):
     fields = {"table": PerClientTable(np.zeros((4, 2), np.float32))}
     store = PrivateStore(fields, N, tmp_path)
-    monkeypatch.setattr("hushrec.private.store.MAPPED_BYTES", 3 * store.bytes_per_user)
+    monkeypatch.setattr("hushrec.private.MAPPED_BYTES", 3 * store.bytes_per_user)
     released, release = [], store.release
 
     def counted():

@@ -1,23 +1,350 @@
-"""Client updates and their exact sum."""
+"""Client updates, their shape, and their exact sum in fixed point.
 
-from hushrec.aggregation.sums import (
-    OWN_WEIGHT,
-    ClientRows,
-    ExactSum,
-    KeyedRows,
-    Steps,
-    Total,
-    Update,
-    UploadShape,
-)
+An upload holds sparse rows of tables with one row per item (`ClientRows`), sparse rows under keys
+of a declared space, for example pairs of items (`KeyedRows`), and dense arrays. The sum over
+clients of keyed rows takes memory for the distinct keys only. The shape of an upload
+(`UploadShape`) follows from public facts, never from a client's data.
 
-__all__ = [
-    "OWN_WEIGHT",
-    "ClientRows",
-    "ExactSum",
-    "KeyedRows",
-    "Steps",
-    "Total",
-    "Update",
-    "UploadShape",
-]
+In the sum every entry becomes a whole multiple of 2^-32, and whole numbers add exactly, in any
+order. So a sum does not depend on threads, batches or silos, and it has the form that secure
+aggregation needs. The step is a thousandth of what a float32 near 1 can resolve. A sum is filled as
+uploads arrive and never holds one table per client. Sums of different threads or nodes are merged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.errors import ConfigError, DivergedError
+from hushrec.kernels import pairs as pair_kernels
+from hushrec.kernels import ragged
+
+
+@dataclass(frozen=True)
+class UploadShape:
+    """Names and sizes of the arrays that every client uploads; the same for all data."""
+
+    n_rows: int
+    tables: Mapping[str, int]
+    """Width of each table of ``n_rows`` rows."""
+    dense: Mapping[str, tuple[int, ...]]
+    spaces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Number of keys, and width, of the rows of each key space."""
+
+    @classmethod
+    def of(cls, update: Update, n_rows: int) -> UploadShape:
+        """Read the shape from an update; that of a batch of no clients will do."""
+        if update.rows.keys() & update.dense.keys():
+            raise ConfigError("a table and a dense array of an upload need different names")
+        tables, spaces = {}, {}
+        for name, rows in update.rows.items():
+            width = rows.rows.shape[1]
+            if isinstance(rows, KeyedRows):
+                spaces[name] = rows.space, width
+            else:
+                tables[name] = width
+        dense = {name: array.shape[1:] for name, array in update.dense.items()}
+        return cls(n_rows, tables, dense, spaces)
+
+    @property
+    def sparse(self) -> dict[str, tuple[int, int]]:
+        """Number of rows, and width, of every table and key space."""
+        tables = {name: (self.n_rows, width) for name, width in self.tables.items()}
+        return {**tables, **self.spaces}
+
+    @property
+    def whole(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every table, key space and dense array of one upload in dense form."""
+        return {**self.sparse, **self.dense}
+
+    @property
+    def entries(self) -> int:
+        """Count the numbers of one upload in dense form."""
+        return sum(math.prod(shape) for shape in self.whole.values())
+
+    @property
+    def parts(self) -> int:
+        """Count what `RowClip` bounds one by one: rows of tables and spaces, and dense arrays."""
+        return sum(count for count, _ in self.sparse.values()) + len(self.dense)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one upload in dense form, as float32."""
+        return 4 * self.entries
+
+
+OWN_WEIGHT = "weight"
+"""A dense array of this name says how much each client counts: its weight, of 0 to 1, less a half.
+Everything else in the upload was multiplied by the weight. Clipping bounds what there was before,
+so that it leaves clients' weights as they are; an upload of zeros counts half."""
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """Rows of a table, ragged by client: client c owns entries ``indptr[c]`` to ``indptr[c+1]``."""
+
+    id_dtype: ClassVar[type[np.integer[Any]]] = np.int32
+
+    indptr: NDArray[np.int64]
+    ids: NDArray[np.int32] | NDArray[np.int64]
+    """Row numbers of the table, int32; the keys of `KeyedRows` are int64."""
+    rows: NDArray[np.float32]
+    """[entries, width]"""
+    base: NDArray[np.float32] | None = None
+    """Where given, what is meant are the rows' differences from this table's. The sum takes them as
+    it goes; `differences` writes them out."""
+
+    def __post_init__(self) -> None:
+        """Refuse ids of the wrong width: keys need a declared space."""
+        if self.ids.dtype != self.id_dtype:
+            raise TypeError(
+                f"ids of {type(self).__name__} are {np.dtype(self.id_dtype)}, not "
+                f"{self.ids.dtype}: row numbers of a table are int32 (ClientRows), keys of a "
+                "declared space int64 (KeyedRows)"
+            )
+
+    def differences(self) -> ClientRows:
+        """Return the rows with their differences written out, as they travel."""
+        if self.base is None:
+            return self
+        return ClientRows(self.indptr, self.ids, self.rows - self.base[self.ids])
+
+    @property
+    def nbytes(self) -> int:
+        """Size of ids and rows on the wire."""
+        return self.ids.nbytes + self.rows.nbytes
+
+
+@dataclass(frozen=True)
+class KeyedRows(ClientRows):
+    """Rows under the keys 0 to ``space - 1``, ragged by client.
+
+    A secure sum and noise cover every key, so the number of keys is public and always declared.
+    """
+
+    id_dtype: ClassVar[type[np.integer[Any]]] = np.int64
+
+    space: int = field(kw_only=True)
+    """Number of keys that exist: n² for pairs of n items, 1 for one row per client."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a batch of clients uploads: sparse table deltas and dense deltas, [clients, …]."""
+
+    clients: int
+    rows: Mapping[str, ClientRows] = field(default_factory=dict)
+    dense: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    whole: UploadShape | None = None
+    """Where given, each upload is sent in dense form, in this shape, so that its size tells
+    nothing; here, only its rows that are not zero are kept, whose exact sum is the same."""
+    zeroed_out: int = 0
+    """Uploads that held NaN or infinite values, and were zeroed out."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all the clients' messages together."""
+        if self.whole is not None:
+            return self.clients * self.whole.nbytes
+        sparse = sum(stack.nbytes for stack in self.rows.values())
+        return sparse + sum(array.nbytes for array in self.dense.values())
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Whole steps of the exact sum for every entry of some arrays: noise, which is no upload."""
+
+    tables: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    spaces: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """[keys, width] for every key of a space."""
+    dense: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    def plus(self, other: Steps) -> Steps:
+        """Return the sum of both, which are of the same arrays."""
+        return Steps(
+            *(
+                {name: array + theirs[name] for name, array in mine.items()}
+                for mine, theirs in (
+                    (self.tables, other.tables),
+                    (self.spaces, other.spaces),
+                    (self.dense, other.dense),
+                )
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum over the clients of a round, as numbers."""
+
+    clients: float
+    """What a mean divides by: the number of uploads or, where that number could tell that somebody
+    was there, the expected one."""
+    rows: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
+    """For each table: the touched row ids, ascending, and the sum of their deltas."""
+    dense: Mapping[str, NDArray[np.float64]]
+    noise_std: float = 0.0
+    """Standard deviation of the Gaussian noise that every entry carries; public."""
+
+
+STEPS_PER_UNIT = 2.0**32
+
+
+class _KeyedSum:
+    """An exact sum over 64-bit keys: a few sorted runs, each at least twice the next one's size.
+
+    So an entry is merged a number of times that grows with the logarithm of the total only.
+    """
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+
+    def add(self, keys: NDArray[Any], rows: NDArray[Any]) -> bool:
+        """Fold rows in; False if a number does not fit."""
+        distinct, sums, fits = pair_kernels.sum_by_key(keys, rows)
+        return bool(fits) and self._push(distinct, sums)
+
+    def merge(self, other: _KeyedSum) -> bool:
+        """Fold another sum in; False if a number does not fit."""
+        ok = True
+        for run in other.runs:
+            ok &= self._push(*run)
+        return ok
+
+    def total(self) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+        """Return the ascending keys, their sums in steps, and whether those fit."""
+        keys, sums = self.runs[-1]
+        ok = True
+        for more in reversed(self.runs[:-1]):
+            keys, sums, fits = pair_kernels.merge_sums(keys, sums, *more)
+            ok &= bool(fits)
+        return keys, sums, ok
+
+    def _push(self, keys: NDArray[np.int64], sums: NDArray[np.int64]) -> bool:
+        ok = True
+        while self.runs and len(self.runs[-1][0]) < 2 * len(keys):
+            keys, sums, fits = pair_kernels.merge_sums(*self.runs.pop(), keys, sums)
+            ok &= bool(fits)
+        self.runs.append((keys, sums))
+        return ok
+
+
+class ExactSum:
+    """Running sum of updates."""
+
+    def __init__(self, n_rows: int) -> None:
+        self.n_rows = n_rows
+        self.clients = 0
+        self._rows: dict[str, tuple[NDArray[np.int64], NDArray[np.bool_]]] = {}
+        self._keyed: dict[str, _KeyedSum] = {}
+        self._dense: dict[str, NDArray[np.int64]] = {}
+
+    def add(self, update: Update) -> None:
+        """Fold in the uploads of a batch of clients."""
+        self.clients += update.clients
+        for name, sent in update.rows.items():
+            if isinstance(sent, KeyedRows):
+                assert sent.base is None, "keys have no table to differ from"
+                keyed = self._keyed.setdefault(name, _KeyedSum())
+                self._check(keyed.add(sent.ids, sent.rows), name)
+                continue
+            if name not in self._rows:
+                shape = (self.n_rows, sent.rows.shape[1])
+                self._rows[name] = np.zeros(shape, np.int64), np.zeros(self.n_rows, np.bool_)
+            total, touched = self._rows[name]
+            base = sent.rows[:0] if sent.base is None else sent.base
+            self._check(ragged.add_rows(total, touched, sent.ids, sent.rows, base), name)
+        for name, array in update.dense.items():
+            total = self._dense.setdefault(name, np.zeros(array.shape[1:], np.int64))
+            flat = array.reshape(len(array), total.size)
+            self._check(ragged.add_dense(total.reshape(-1), flat), name)
+
+    def add_steps(self, steps: Steps) -> None:
+        """Add whole steps to every entry of some arrays: exactly, as everything here."""
+        noise = ExactSum(self.n_rows)
+        noise._rows = {
+            name: (table, np.ones(self.n_rows, np.bool_)) for name, table in steps.tables.items()
+        }
+        for name, rows in steps.spaces.items():
+            noise._keyed[name] = _KeyedSum()
+            noise._keyed[name].runs.append((np.arange(len(rows)), rows))
+        noise._dense = dict(steps.dense)
+        self.merge(noise)
+
+    def merge(self, other: ExactSum) -> None:
+        """Fold in another running sum, which is used up."""
+        self.clients += other.clients
+        for name, (total, touched) in other._rows.items():
+            if name not in self._rows:
+                self._rows[name] = total, touched
+                continue
+            mine, mine_touched = self._rows[name]
+            ids = np.flatnonzero(touched)
+            mine[ids] += total[ids]
+            mine_touched[ids] = True
+            self._check(bool((abs(mine[ids]) < 2**62).all()), name)
+        for name, keyed in other._keyed.items():
+            self._check(self._keyed.setdefault(name, _KeyedSum()).merge(keyed), name)
+        for name, dense in other._dense.items():
+            self._dense[name] = self._dense.get(name, np.zeros_like(dense)) + dense
+            self._check(bool((abs(self._dense[name]) < 2**62).all()), name)
+
+    def to_arrays(self) -> dict[str, NDArray[np.int64]]:
+        """Return the sum in whole steps, for a message: the touched rows of tables and spaces."""
+        arrays: dict[str, NDArray[np.int64]] = {}
+        for name, (total, touched) in self._rows.items():
+            ids = np.flatnonzero(touched)
+            arrays |= {f"ids/{name}": ids, f"rows/{name}": total[ids]}
+        for name, keyed in self._keyed.items():
+            keys, steps, fits = keyed.total()
+            self._check(fits, name)
+            arrays |= {f"ids/{name}": keys, f"rows/{name}": steps}
+        return arrays | {f"dense/{name}": array for name, array in self._dense.items()}
+
+    @classmethod
+    def from_arrays(
+        cls, shape: UploadShape, clients: int, arrays: Mapping[str, NDArray[np.int64]]
+    ) -> ExactSum:
+        """Read back what `to_arrays` wrote, of uploads of this shape."""
+        made = cls(shape.n_rows)
+        made.clients = clients
+        for name, array in arrays.items():
+            part, _, name = name.partition("/")
+            if part == "dense":
+                made._dense[name] = array
+            elif part == "rows" and name in shape.tables:
+                total = np.zeros((shape.n_rows, shape.tables[name]), np.int64)
+                touched, ids = np.zeros(shape.n_rows, np.bool_), arrays[f"ids/{name}"]
+                total[ids], touched[ids] = array, True
+                made._rows[name] = total, touched
+            elif part == "rows":
+                made._keyed[name] = _KeyedSum()
+                made._keyed[name].runs.append((arrays[f"ids/{name}"], array))
+        return made
+
+    def total(self) -> Total:
+        """Return the sum as numbers."""
+        rows = {}
+        for name, (total, touched) in self._rows.items():
+            ids = np.flatnonzero(touched)
+            rows[name] = ids, total[ids] / STEPS_PER_UNIT
+        for name, keyed in self._keyed.items():
+            keys, steps, fits = keyed.total()
+            self._check(fits, name)
+            rows[name] = keys, steps / STEPS_PER_UNIT
+        dense = {name: array / STEPS_PER_UNIT for name, array in self._dense.items()}
+        return Total(self.clients, rows, dense)
+
+    @staticmethod
+    def _check(ok: bool, name: str) -> None:
+        if not ok:
+            raise DivergedError(
+                f"the update of '{name}' is not a number or too large to sum: training diverged; "
+                "use a smaller learning rate"
+            )

@@ -37,7 +37,7 @@ from hushrec.federation.setup import make_task
 from hushrec.methods.base import Phase, Shared
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import SecretRound, Streams
 
 BATCH_CLIENTS = 256

@@ -41,7 +41,7 @@ from hushrec.data.splitting import Split
 from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.privacy.accountant import Accountant
 from hushrec.privacy.statement import PrivacyStatement
-from hushrec.private.store import store_bytes
+from hushrec.private import store_bytes
 from hushrec.serving.model import fold_in
 from hushrec.streams import Streams
 

@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import chi2, gamma, kstest, pearsonr, poisson
 
-from hushrec.aggregation import ExactSum, Update, UploadShape
-from hushrec.aggregation.sums import STEPS_PER_UNIT
+from hushrec.aggregation import STEPS_PER_UNIT, ExactSum, Update, UploadShape
 from hushrec.audit.canary import CERTAIN
 from hushrec.audit.layout import (
     NoisedRound,

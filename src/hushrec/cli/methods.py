@@ -26,7 +26,7 @@ from hushrec.data.sources import cache_dir
 from hushrec.data.synthetic import demo
 from hushrec.errors import ConfigError, MissingExtraError, RunError, nearest
 from hushrec.federation.experiment import SECTIONS, Experiment, preset_names
-from hushrec.io.memory import usable_cores
+from hushrec.io import usable_cores
 from hushrec.methods.base import Method, Tunable, method_class, method_names
 from hushrec.reporting.html import write_report
 from hushrec.reporting.tables import plain_table

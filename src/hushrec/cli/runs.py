@@ -27,7 +27,7 @@ from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import Evaluator
 from hushrec.evaluation.metrics import parse_metric, user_metric
-from hushrec.io.memory import usable_cores
+from hushrec.io import usable_cores
 from hushrec.methods.base import facts_of
 from hushrec.reporting import tables
 from hushrec.reporting.html import Shown, write_comparison, write_federated_report, write_report

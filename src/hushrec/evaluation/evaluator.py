@@ -27,7 +27,7 @@ from hushrec.kernels import draws, ragged
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Guided, Method, Shared
 from hushrec.methods.baselines import Popularity, distinct_items
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.serving.data import ServingData
 from hushrec.serving.model import Model, Scorer
 from hushrec.streams import Streams

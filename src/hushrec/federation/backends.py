@@ -28,11 +28,11 @@ from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import Evaluator, PartRanks
 from hushrec.federation.client import Download, Expected, Task, Upload, take_part
 from hushrec.federation.experiment import Experiment
+from hushrec.io import usable_cores
 from hushrec.io.codec import Arrays, payload
-from hushrec.io.memory import usable_cores
 from hushrec.methods.base import Shared
 from hushrec.privacy.protection import Protection
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 
 
 @dataclass(frozen=True)

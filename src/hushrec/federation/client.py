@@ -38,7 +38,7 @@ from hushrec.io.codec import (
 )
 from hushrec.methods.base import Method, Private, Shared
 from hushrec.privacy.protection import Protection
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 
 SLACK = 1 + 1e-6

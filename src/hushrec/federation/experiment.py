@@ -24,7 +24,7 @@ from hushrec.errors import ConfigError, nearest
 from hushrec.evaluation.evaluator import EvaluationConfig
 from hushrec.methods.base import Method, method_class
 from hushrec.privacy.config import PrivacyConfig
-from hushrec.private.store import StoreConfig
+from hushrec.private import StoreConfig
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -29,7 +29,7 @@ from hushrec.privacy.calibration import gradient_noise_plan, make_plan
 from hushrec.privacy.config import check_declared, check_privacy, public_facts
 from hushrec.privacy.plan import SILO, NoPlan, Plan, Schedule
 from hushrec.privacy.protection import Mechanism, Protection
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import SecretStreams, Streams, new_key
 
 

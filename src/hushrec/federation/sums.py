@@ -27,9 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregation import ExactSum, UploadShape
+from hushrec.aggregation import STEPS_PER_UNIT, ExactSum, UploadShape
 from hushrec.aggregation.statistics import LARGEST_LOSS, PLACES, STEPS, Evaluation, LossSum, Tally
-from hushrec.aggregation.sums import STEPS_PER_UNIT
 from hushrec.errors import ConfigError, MessageError
 from hushrec.federation.client import SLACK, Download, Task, take_part
 from hushrec.federation.requests import EvaluationRequest, TrainRequest

@@ -27,7 +27,7 @@ from pydantic import Field
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
-from hushrec.io.memory import require_memory
+from hushrec.io import require_memory
 from hushrec.kernels import ragged
 from hushrec.kernels.inner_product import fit_pooled
 from hushrec.methods.base import (

@@ -21,7 +21,7 @@ from pydantic import Field
 from hushrec.aggregation import Total, Update
 from hushrec.config import Width
 from hushrec.data.views import TrainView
-from hushrec.io.memory import require_memory
+from hushrec.io import require_memory
 from hushrec.kernels.row_networks import NeuMFModel, NeuMFRates, fit_neumf
 from hushrec.methods.base import (
     Between,

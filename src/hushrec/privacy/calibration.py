@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import Update, UploadShape
-from hushrec.aggregation.sums import STEPS_PER_UNIT
+from hushrec.aggregation import STEPS_PER_UNIT, Update, UploadShape
 from hushrec.config import find
 from hushrec.data.views import CohortConfig, TrainView
 from hushrec.errors import ConfigError

@@ -19,8 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import OWN_WEIGHT, Steps, Total, Update, UploadShape
-from hushrec.aggregation.sums import STEPS_PER_UNIT
+from hushrec.aggregation import OWN_WEIGHT, STEPS_PER_UNIT, Steps, Total, Update, UploadShape
 from hushrec.data.views import TrainView
 from hushrec.kernels.ragged import add_powers, scale_to_grid
 from hushrec.privacy.discrete import law

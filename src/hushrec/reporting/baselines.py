@@ -14,7 +14,7 @@ from hushrec.api import Run
 from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
 from hushrec.evaluation.groups import bootstrap_interval
 from hushrec.evaluation.metrics import Ranks, per_user, summarise
-from hushrec.io.memory import usable_cores
+from hushrec.io import usable_cores
 from hushrec.methods.baselines import Popularity
 from hushrec.reporting import plots
 from hushrec.reporting.plots import Bar, Dot

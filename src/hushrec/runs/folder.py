@@ -57,7 +57,7 @@ from hushrec.io.files import (
     writing,
 )
 from hushrec.io.stored import Stored, StoredT
-from hushrec.private.store import WORKSPACE
+from hushrec.private import WORKSPACE
 from hushrec.runs.schema import CheckpointHeader, RoundLine, Seeds, Summary
 
 Arrays = Mapping[str, NDArray[Any]]

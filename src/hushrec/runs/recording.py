@@ -20,9 +20,9 @@ from hushrec.federation.backends import Backend
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import Callback, RoundRecord, ServerState, Training, TrainingResult
 from hushrec.federation.setup import SimulatedTraining
+from hushrec.io import peak_rss_bytes
 from hushrec.io.codec import Arrays
 from hushrec.io.files import remove
-from hushrec.io.memory import peak_rss_bytes
 from hushrec.io.stored import Tables
 from hushrec.methods.base import Shared, facts_of
 from hushrec.privacy.budgets import Ledger

@@ -24,13 +24,13 @@ from safetensors.numpy import load, save
 
 from hushrec.data.views import TrainView, chunks
 from hushrec.errors import ConfigError, InputError, RunError
+from hushrec.io import usable_cores
 from hushrec.io.codec import Array, Arrays, Rows
 from hushrec.io.files import atomic_folder, checked_path
-from hushrec.io.memory import usable_cores
 from hushrec.io.stored import Stored, read_stored
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Explains, Method, Private, Shared, method_class
-from hushrec.private.store import PrivateStore, StoreConfig
+from hushrec.private import PrivateStore, StoreConfig
 from hushrec.serving.data import ServingData, UserIndices
 from hushrec.streams import Round, Streams
 

@@ -25,7 +25,7 @@ from hushrec.methods.base import (
     Shared,
 )
 from hushrec.privacy.protection import Protection
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.streams import SecretRound, SecretStreams, Streams
 
 Array = NDArray[Any]

@@ -11,8 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ExactSum, KeyedRows, Update
-from hushrec.aggregation.sums import Total
+from hushrec.aggregation import ExactSum, KeyedRows, Total, Update
 from hushrec.data.views import Ragged, TrainView
 from hushrec.evaluation.metrics import ROUNDING, Metric, Ranks, rank_full
 from hushrec.methods.base import Shared

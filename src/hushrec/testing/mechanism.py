@@ -12,8 +12,15 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Total, Update, UploadShape
-from hushrec.aggregation.sums import STEPS_PER_UNIT
+from hushrec.aggregation import (
+    STEPS_PER_UNIT,
+    ClientRows,
+    ExactSum,
+    KeyedRows,
+    Total,
+    Update,
+    UploadShape,
+)
 from hushrec.data.views import TrainView
 from hushrec.privacy.accountant import epsilon_of
 from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, with_zeros

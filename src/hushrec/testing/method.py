@@ -27,7 +27,7 @@ from hushrec.methods.base import (
     PrivateFields,
     Shared,
 )
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.serving.model import fold_in
 from hushrec.streams import Round, Streams
 from hushrec.testing.checks import (

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hushrec.aggregation import ClientRows, Total
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError
-from hushrec.io.memory import require_memory
+from hushrec.io import require_memory
 from hushrec.kernels import draws, inner_product, ragged
 from hushrec.kernels.draws import ClientData, Pace
 from hushrec.kernels.inner_product import Additive, InnerProductModel, Rates

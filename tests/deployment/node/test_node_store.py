@@ -17,7 +17,7 @@ from hushrec.errors import ConfigError, DataError, MessageError, RunError
 from hushrec.federation.contract import Catalogue, Contract
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.methods.base import PerClient, PerClientRows, PerClientTable
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore
 from hushrec.testing import taste_world
 
 FIELDS = {

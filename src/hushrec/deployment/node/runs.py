@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.errors import MessageError
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateStore, to_arrays
 
 
 @dataclass(frozen=True)
@@ -293,12 +292,9 @@ class NodeRuns:
         )
 
     def _write_private(self, run: str, client: int, done: FinishedRound) -> None:
-        fields = done.private.fields
-        if not fields:
+        arrays = to_arrays(done.private.read(np.array([done.clients[client]])))
+        if not arrays:
             return
-        arrays: dict[str, NDArray[Any]] = {}
-        for name, value in done.private.read(np.array([done.clients[client]])).items():
-            arrays |= fields[name].to_arrays(name, value)
         whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         self.store.connection.execute(
             "INSERT OR REPLACE INTO private VALUES (?, ?, ?, ?)",

@@ -31,8 +31,7 @@ from hushrec.io.codec import Arrays
 from hushrec.privacy.budgets import by_feature
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
-from hushrec.private import PrivateFields
-from hushrec.private.store import PrivateStore
+from hushrec.private import PrivateFields, PrivateStore
 from hushrec.serving.model import Recommendation
 from hushrec.streams import SecretStreams, Streams
 

@@ -21,7 +21,7 @@ from hushrec.aggregation import ClientRows, KeyedRows, Total
 from hushrec.config import Width, find, names
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError
-from hushrec.io.memory import require_memory
+from hushrec.io import require_memory
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import MethodConfig, Shared

@@ -35,7 +35,7 @@ from pydantic import Field
 from hushrec.aggregation import KeyedRows, Total, Update
 from hushrec.data.views import TrainView
 from hushrec.errors import DivergedError
-from hushrec.io.memory import require_memory
+from hushrec.io import require_memory
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import (
     Fitted,

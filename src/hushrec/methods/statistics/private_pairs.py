@@ -37,7 +37,7 @@ from pydantic import Field
 from hushrec.aggregation import KeyedRows, Total, Update
 from hushrec.data.features import category_shares
 from hushrec.data.views import Ragged, TrainView
-from hushrec.io.memory import require_memory
+from hushrec.io import require_memory
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Fitted, Phase, Private, Shared
 from hushrec.methods.shared.denoising import expected_powers, find_head, fit_item_counts, only
