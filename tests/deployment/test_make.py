@@ -360,7 +360,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hushrec.deployment.make.write_identities", full)
+    monkeypatch.setattr("hushrec.deployment.provisioning.write_identities", full)
     done = init(tmp_path / "f", "--data", "demo", "--nodes", "2")
     assert done.exit_code == 2
     assert "the disk is full" in done.output

@@ -8,29 +8,17 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from hushrec.data.interactions import Interactions
 from hushrec.data.partition import Deal, deal_users
 from hushrec.data.splitting import make_split
+from hushrec.deployment import provisioning
 from hushrec.deployment.coordinator.session import Holding, Policy
 from hushrec.deployment.node.database import ImportCounts, NodeDatabase
-from hushrec.deployment.provisioning import (
-    AUTHORITY,
-    CONTRACT,
-    Authority,
-    NodeConfig,
-    ServerConfig,
-    ServerFolder,
-    check_node_names,
-    expiry,
-    hosts_of,
-    identity_pem,
-    is_address,
-    new_node_key,
-    write_identities,
-    write_partition,
-)
+from hushrec.deployment.provisioning import AUTHORITY, Authority, NodeConfig, ServerConfig
 from hushrec.errors import ConfigError
 from hushrec.federation.contract import Contract
 from hushrec.federation.setup import set_up
@@ -42,6 +30,8 @@ AUTHORITY_KEY = "ca.key"
 HOST = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)(\.[A-Za-z0-9-]{1,63})*"
 )
+NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""A name that can be a folder on every system."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - nodes on other machines must reach the server
 
@@ -56,7 +46,7 @@ class ServerAddress:
 
     def __post_init__(self) -> None:
         for host in self.hosts:
-            if not (HOST.fullmatch(host) or is_address(host)):
+            if not (HOST.fullmatch(host) or provisioning.is_address(host)):
                 raise ConfigError(
                     f"'{host}' is not a host name or IP address: use one like "
                     "recommend.example.org or 10.0.0.5, without a port"
@@ -89,7 +79,14 @@ class FederationSpec:
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ConfigError("a federation needs at least one node")
-        check_node_names(list(self.nodes))
+        for name in self.nodes:
+            if not NODE_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"'{name}' cannot be the name of a node: use small letters, digits and "
+                    "hyphens, up to 63"
+                )
+            if self.nodes.count(name) > 1:
+                raise ConfigError(f"two nodes are called '{name}': each needs a name of its own")
         self.contract.check_nodes(len(self.nodes))
 
 
@@ -100,110 +97,87 @@ def make_federation(folder: Path, federation: FederationSpec) -> dict[str, Impor
     """
     require_empty(folder)
     # Errors of the experiment are raised before a folder exists.
-    shares = _shares(federation)
+    partition, silos = _partition(federation)
+    data, name = federation.data, federation.name
+    authority = Authority.generate(name)
+    imported: dict[str, ImportCounts | None] = dict.fromkeys(federation.nodes)
+    identities = {node: Identity.generate() for node in federation.nodes}
+    public = {node: identity.public for node, identity in identities.items()}
     with atomic_folder(folder, secret=True) as fresh:
-        return _write(fresh, federation, shares)
+        server, nodes = _directory(fresh / "server"), _directory(fresh / "nodes")
+        (_directory(fresh / "ca") / AUTHORITY).write_bytes(authority.pem)
+        authority_key = provisioning.private_pem(authority.key)
+        write_bytes(fresh / "ca" / AUTHORITY_KEY, authority_key, secret=True)
+        _write_server(server, federation, authority)
+        provisioning.write_identities(server, name, public)
+        if partition:
+            provisioning.write_partition(server, partition)
+        for node, identity in identities.items():
+            own = _directory(nodes / node)
+            private_key, public_key = provisioning.new_node_key(node)
+            write_bytes(own / "node.key", private_key, secret=True)
+            (server / "nodes" / f"{node}.pub").write_bytes(public_key)
+            identity_key = Ed25519PrivateKey.from_private_bytes(identity.private)
+            write_bytes(own / "identity.key", provisioning.private_pem(identity_key), secret=True)
+            provisioning.write_identities(own, name, public)
+            (own / AUTHORITY).write_bytes(authority.pem)
+            config = NodeConfig(federation=name, name=node, server=federation.address.netloc)
+            config.write(own)
+            with NodeDatabase.create(own / config.store, node, federation.contract) as store:
+                if data is not None:
+                    rows = data.select(np.isin(data.user, partition[node].users))
+                    imported[node] = store.add_interactions(rows, silos)
+        (fresh / "README.txt").write_text(_readme(federation), "utf-8")
+    return imported
 
 
 def renew_server(folder: Path) -> datetime:
     """Replace the server's certificate and key, for the same host names; return its expiry."""
     authority = Authority.read(folder / "ca" / AUTHORITY, folder / "ca" / AUTHORITY_KEY)
-    server = ServerFolder(folder / "server", ServerConfig.read(folder / "server"))
-    certificate, key = authority.server(hosts_of(server.certificate))
+    server = provisioning.ServerFolder(folder / "server", ServerConfig.read(folder / "server"))
+    extensions = provisioning.read_certificate(server.certificate).extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    certificate, key = authority.server([str(name.value) for name in names])
     for path, text in ((server.key, key), (server.certificate, certificate)):
         write_bytes(path, text, secret=True)
-    return expiry(server.certificate)
+    return provisioning.read_certificate(server.certificate).not_valid_after_utc
 
 
-@dataclass(frozen=True)
-class _Shares:
-    """Users and silos, partitioned over nodes."""
+def _partition(
+    federation: FederationSpec,
+) -> tuple[dict[str, Holding], NDArray[np.int32] | None]:
+    """Return what each node holds of a rehearsal's data, in the order of its database, and silos.
 
-    node: NDArray[np.int64]
-    """Index of the node of each user."""
-    silos: NDArray[np.int32] | None
-
-    def users(self, number: int) -> NDArray[np.int64]:
-        """Return the indices of a node's users in the data."""
-        return np.flatnonzero(self.node == number)
-
-    def holding(self, number: int) -> Holding:
-        """Return the indices of a node's users and clients, in the order of its database."""
-        users = self.users(number)
-        clients = users if self.silos is None else np.unique(self.silos[users]).astype(np.int64)
-        return Holding(users, clients)
-
-
-def _shares(federation: FederationSpec) -> _Shares | None:
+    The experiment is set up once on the way, so that its errors show.
+    """
     data, experiment = federation.data, federation.contract.experiment
     if data is None:
-        return None
+        return {}, None
     split = make_split(data, experiment.split, Streams(experiment.seed), experiment.silos)
     set_up(experiment, split)
-    count, holders = len(federation.nodes), split.holders
-    node = deal_users(data.n_users, count, federation.partition, experiment.seed, holders)
-    return _Shares(node, holders)
-
-
-def _write(
-    folder: Path, federation: FederationSpec, shares: _Shares | None
-) -> dict[str, ImportCounts | None]:
-    authority = Authority.generate(federation.name)
-    identities = {name: Identity.generate() for name in federation.nodes}
-    public = {name: identity.public for name, identity in identities.items()}
-    (_directory(folder / "ca") / AUTHORITY).write_bytes(authority.pem)
-    write_bytes(folder / "ca" / AUTHORITY_KEY, authority.key_pem, secret=True)
-    server = _directory(folder / "server")
-    _write_server(server, federation, authority)
-    write_identities(server, federation.name, public)
-    if shares is not None:
-        names = enumerate(federation.nodes)
-        write_partition(server, {name: shares.holding(number) for number, name in names})
-    _directory(folder / "nodes")
-    imported = {}
-    for number, (name, identity) in enumerate(identities.items()):
-        own = _directory(folder / "nodes" / name)
-        private, public_key = new_node_key(name)
-        write_bytes(own / "node.key", private, secret=True)
-        (server / "nodes" / f"{name}.pub").write_bytes(public_key)
-        write_bytes(own / "identity.key", identity_pem(identity), secret=True)
-        write_identities(own, federation.name, public)
-        (own / AUTHORITY).write_bytes(authority.pem)
-        server_address = federation.address.netloc
-        config = NodeConfig(federation=federation.name, name=name, server=server_address)
-        config.write(own)
-        with NodeDatabase.create(own / config.store, name, federation.contract) as store:
-            imported[name] = _import(store, number, federation.data, shares)
-    (folder / "README.txt").write_text(_readme(federation), "utf-8")
-    return imported
+    count, silos = len(federation.nodes), split.holders
+    node_of = deal_users(data.n_users, count, federation.partition, experiment.seed, silos)
+    partition = {}
+    for number, name in enumerate(federation.nodes):
+        users = np.flatnonzero(node_of == number)
+        clients = users if silos is None else np.unique(silos[users]).astype(np.int64)
+        partition[name] = Holding(users, clients)
+    return partition, silos
 
 
 def _write_server(server: Path, federation: FederationSpec, authority: Authority) -> None:
-    certificate, key = authority.server(federation.address.hosts)
+    address, count = federation.address, len(federation.nodes)
+    certificate, key = authority.server(address.hosts)
     (server / "server.crt").write_bytes(certificate)
     write_bytes(server / "server.key", key, secret=True)
     (server / AUTHORITY).write_bytes(authority.pem)
-    federation.contract.write(server / CONTRACT)
+    federation.contract.write(server / provisioning.CONTRACT)
     _directory(server / "nodes")
-    count = len(federation.nodes)
+    # A run goes on while one node is away.
+    policy = Policy(nodes=count, min_nodes=min(count, max(2, count - 1)))
     ServerConfig(
-        federation=federation.name,
-        listen=federation.address.listen,
-        port=federation.address.port,
-        # A run goes on while one node is away.
-        policy=Policy(nodes=count, min_nodes=min(count, max(2, count - 1))),
+        federation=federation.name, listen=address.listen, port=address.port, policy=policy
     ).write(server)
-
-
-def _import(
-    store: NodeDatabase, number: int, data: Interactions | None, shares: _Shares | None
-) -> ImportCounts | None:
-    """Import the interactions of a node's users into its database."""
-    if data is None or shares is None:
-        return None
-    return store.add_interactions(
-        data.select(np.isin(data.user, shares.users(number))), shares.silos
-    )
 
 
 def _directory(path: Path) -> Path:

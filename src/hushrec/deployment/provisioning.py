@@ -22,7 +22,6 @@ from the party that provisioned it, and never from the server.
 from __future__ import annotations
 
 import json
-import re
 import stat
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -36,16 +35,9 @@ import numpy as np
 import tomli_w
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -60,6 +52,8 @@ SERVER_DAYS = 825
 """Validity of the server's certificate; some systems refuse a longer one."""
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 """Names that every server's certificate is valid for."""
+CONTRACT, AUTHORITY, PARTITION = "contract.hushrec", "ca.crt", "partition.json"
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 @dataclass(frozen=True)
@@ -73,12 +67,11 @@ class Authority:
     def generate(cls, federation: str) -> Authority:
         """Generate a key and its self-signed certificate."""
         key = ec.generate_private_key(ec.SECP384R1())
-        name = _name(f"hushrec federation {federation}"[:64])
-        usage = _usage(key_cert_sign=True, crl_sign=True)
+        name = _name(f"hushrec federation {federation}")
         certificate = (
             _certificate(name, name, key.public_key(), AUTHORITY_DAYS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(usage, critical=True)
+            .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
             .sign(key, hashes.SHA384())
         )
         return cls(key, certificate)
@@ -86,10 +79,7 @@ class Authority:
     @classmethod
     def read(cls, certificate: Path, key: Path) -> Authority:
         """Read certificate and private key from files."""
-        try:
-            private = load_pem_private_key(read_secret(key), None)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
-            private = None
+        private = _read_key(key)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise ConfigError(f"{key} is not an ECDSA key in PEM format")
         return cls(private, read_certificate(certificate))
@@ -100,9 +90,7 @@ class Authority:
         names = dict.fromkeys([*hosts, *LOCAL_NAMES])
         issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         certificate = (
-            _certificate(
-                _name(hosts[0][:64]), self.certificate.subject, key.public_key(), SERVER_DAYS
-            )
+            _certificate(_name(hosts[0]), self.certificate.subject, key.public_key(), SERVER_DAYS)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(digital_signature=True), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -110,42 +98,38 @@ class Authority:
             .add_extension(issued_by, critical=False)
             .sign(self.key, hashes.SHA384())
         )
-        return certificate.public_bytes(Encoding.PEM), _pem(key)
+        return certificate.public_bytes(serialization.Encoding.PEM), private_pem(key)
 
     @property
     def pem(self) -> bytes:
         """The certificate, in PEM, for all nodes."""
-        return self.certificate.public_bytes(Encoding.PEM)
-
-    @property
-    def key_pem(self) -> bytes:
-        """The private key, in PEM, which stays with the authority."""
-        return _pem(self.key)
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def new_node_key(name: str) -> tuple[bytes, bytes]:
     """Generate a node's key for the server; return private and public key in OpenSSH format."""
     key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    private = private_pem(key, serialization.PrivateFormat.OpenSSH)
     return private, public + f" {name}\n".encode()
 
 
-def identity_pem(identity: Identity) -> bytes:
-    """Return a node's identity in PEM."""
-    key = Ed25519PrivateKey.from_private_bytes(identity.private)
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def private_pem(
+    key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey,
+    form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8,
+) -> bytes:
+    """Return a private key in PEM."""
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def read_identity(path: Path) -> Identity:
-    """Read a node's identity from a file that only its owner may read."""
+def _read_key(path: Path) -> object:
+    """Read a private key of any kind from a file that only its owner may read; None if damaged."""
     try:
-        key = load_pem_private_key(read_secret(path), None)
+        return serialization.load_pem_private_key(read_secret(path), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path} is not an Ed25519 key in PEM format")
-    return Identity(key.private_bytes_raw())
+        return None
 
 
 def read_certificate(path: Path) -> x509.Certificate:
@@ -158,21 +142,9 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise ConfigError(f"{path} is not a certificate in PEM format") from None
 
 
-def expiry(path: Path) -> datetime:
-    """Return until when a certificate is valid."""
-    return read_certificate(path).not_valid_after_utc
-
-
-def hosts_of(path: Path) -> list[str]:
-    """Return the host names and addresses of a certificate, in its order."""
-    extensions = read_certificate(path).extensions
-    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return [str(name.value) for name in names]
-
-
 def require_valid(path: Path) -> None:
     """Raise if a certificate has expired."""
-    until = expiry(path)
+    until = read_certificate(path).not_valid_after_utc
     if until < datetime.now(UTC):
         raise ConfigError(
             f"{path} expired on {until:%Y-%m-%d}, so no node will connect; make a new one with "
@@ -221,7 +193,7 @@ def _certificate(
 
 
 def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
 def _alternative(host: str) -> x509.GeneralName:
@@ -234,17 +206,6 @@ def _usage(**allowed: bool) -> x509.KeyUsage:
         *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
     )
     return x509.KeyUsage(**{name: allowed.get(name, False) for name in every})
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-CONTRACT = "contract.hushrec"
-AUTHORITY = "ca.crt"
-PARTITION = "partition.json"
-NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class _File(BaseModel):
@@ -313,10 +274,32 @@ class _Identities(_File):
 
 
 @dataclass(frozen=True)
-class ServerFolder:
-    """The server's folder, checked."""
+class _Folder:
+    """A folder of the server or of a node."""
 
     path: Path
+    config: ServerConfig | NodeConfig
+
+    @property
+    def authority(self) -> Path:
+        """Certificate of the authority that signs the server's."""
+        return self.path / AUTHORITY
+
+    @property
+    def identities(self) -> Mapping[str, bytes]:
+        """Public identities of all nodes, for secure aggregation."""
+        return read_identities(self.path, self.config.federation)
+
+    @property
+    def registered(self) -> NodeRegistry:
+        """The nodes that are registered for secure aggregation."""
+        return NodeRegistry(self.config.federation, self.identities)
+
+
+@dataclass(frozen=True)
+class ServerFolder(_Folder):
+    """The server's folder, checked."""
+
     config: ServerConfig
 
     @classmethod
@@ -334,11 +317,6 @@ class ServerFolder:
     def runs(self) -> Path:
         """Folder of its runs."""
         return self.path / "runs"
-
-    @property
-    def authority(self) -> Path:
-        """Certificate of the authority that signed the server's."""
-        return self.path / AUTHORITY
 
     @property
     def certificate(self) -> Path:
@@ -361,16 +339,6 @@ class ServerFolder:
         return Contract.read(self.path / CONTRACT)
 
     @property
-    def identities(self) -> Mapping[str, bytes]:
-        """Public identities of all nodes, for secure aggregation."""
-        return read_identities(self.path, self.config.federation)
-
-    @property
-    def registered(self) -> NodeRegistry:
-        """The nodes that are registered for secure aggregation."""
-        return NodeRegistry(self.config.federation, self.identities)
-
-    @property
     def partition(self) -> Partition | None:
         """Users and clients of each node in a rehearsal; None outside of one."""
         file = self.path / PARTITION
@@ -387,10 +355,9 @@ class ServerFolder:
 
 
 @dataclass(frozen=True)
-class NodeFolder:
+class NodeFolder(_Folder):
     """A node's folder, checked."""
 
-    path: Path
     config: NodeConfig
 
     @classmethod
@@ -408,11 +375,6 @@ class NodeFolder:
         return folder
 
     @property
-    def authority(self) -> Path:
-        """Certificate of the authority that the server's must be signed by."""
-        return self.path / AUTHORITY
-
-    @property
     def key(self) -> Path:
         """Private key that authenticates the node to the server."""
         return self.path / "node.key"
@@ -425,29 +387,15 @@ class NodeFolder:
     @property
     def identity(self) -> Identity:
         """The node's identity towards other nodes."""
-        return read_identity(self.path / "identity.key")
-
-    @property
-    def identities(self) -> Mapping[str, bytes]:
-        """Public identities of all nodes, this one included."""
-        return read_identities(self.path, self.config.federation)
+        key = _read_key(self.path / "identity.key")
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ConfigError(f"{self.path / 'identity.key'} is not an Ed25519 key in PEM format")
+        return Identity(key.private_bytes_raw())
 
     @property
     def credentials(self) -> NodeCredentials:
         """This node's credentials in secure aggregation."""
-        return NodeCredentials(NodeRegistry(self.config.federation, self.identities), self.identity)
-
-
-def check_node_names(names: list[str]) -> None:
-    """Raise if a name cannot be a folder on every system, or occurs twice."""
-    for name in names:
-        if not NODE_NAME.fullmatch(name):
-            raise ConfigError(
-                f"'{name}' cannot be the name of a node: use small letters, digits and hyphens, up "
-                "to 63"
-            )
-        if names.count(name) > 1:
-            raise ConfigError(f"two nodes are called '{name}': each needs a name of its own")
+        return NodeCredentials(self.registered, self.identity)
 
 
 def write_partition(path: Path, partition: Partition) -> None:
