@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 from dealing import SUFFIX, deal
 from hushrec.api import train
 from hushrec.cli import main
-from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run
+from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run, status_of
 from hushrec.deployment.coordinator.session import Policy
-from hushrec.deployment.coordinator.status import StatusCollector, status_of
+from hushrec.deployment.flower.gateway import StatusCollector
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
 from hushrec.deployment.node.sums import NodeCredentials

@@ -18,8 +18,8 @@ from unreliable_server import POINTS as SERVER_POINTS
 
 from hushrec import train
 from hushrec.cli.federate import ExperimentOptions, make_rehearsal
-from hushrec.deployment.coordinator.run import newest_run
-from hushrec.deployment.coordinator.status import Status, metrics_served, status_of
+from hushrec.deployment.coordinator.run import Status, newest_run, status_of
+from hushrec.deployment.flower.gateway import metrics_served
 from hushrec.deployment.flower.processes import Processes, free_port
 from hushrec.deployment.flower.programs import begin_run, server_running, start_node
 from hushrec.deployment.node.database import NodeDatabase

@@ -14,8 +14,7 @@ from hushrec.cli.terminal import print_json, say
 from hushrec.data import Interactions, load
 from hushrec.data.partition import Deal
 from hushrec.data.reading import read_items
-from hushrec.deployment.coordinator.run import newest_run
-from hushrec.deployment.coordinator.status import Status, status_of
+from hushrec.deployment.coordinator.run import Status, newest_run, status_of
 from hushrec.deployment.make import (
     FederationSpec,
     ServerAddress,
@@ -257,7 +256,7 @@ def server_command(folder: Path) -> None:
     \b
     hushrec federate server films/server
     """
-    from hushrec.deployment.coordinator.status import metrics_served
+    from hushrec.deployment.flower.gateway import metrics_served
     from hushrec.deployment.flower.processes import stopped_by_signals
     from hushrec.deployment.flower.programs import server_running
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,8 +22,15 @@ from hushrec.cli.federate import (
 from hushrec.cli.options import PATH, data_option, json_option
 from hushrec.cli.runs import show_recommendations
 from hushrec.cli.terminal import Console, print_json, say
-from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run
-from hushrec.deployment.coordinator.status import EVENTS, Event, EventLog, Status, status_of
+from hushrec.deployment.coordinator.run import (
+    EVENTS,
+    FederatedRun,
+    Status,
+    is_finished,
+    newest_run,
+    status_of,
+)
+from hushrec.deployment.coordinator.session import Event, EventLog
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.training import recommend
 from hushrec.deployment.provisioning import ServerConfig, ServerFolder
@@ -127,7 +134,7 @@ def status_command(folder: Path, watch: bool, as_json: bool) -> None:
     if newest is None:
         raise RunError(f"{folder} has no run yet: 'hushrec federate run {folder}'")
     if as_json:
-        told = {"federation": config.federation, **status_of(newest).as_dict()}
+        told = {"federation": config.federation, **asdict(status_of(newest))}
         print_json({**told, "summary": newest.read_summary()} if is_finished(newest) else told)
         return
     if not watch:

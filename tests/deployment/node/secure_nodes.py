@@ -124,7 +124,7 @@ class World:
         """The nodes, as a server sees them that was started just now."""
         self.made.start()
         made = self.made
-        return RemoteBackend(self.task, self.experiment, made.roster, made.session, 0, made.summing)
+        return RemoteBackend(self.task, self.experiment, made.roster, made.session, made.summing)
 
     def download(self, number=1, shared=None):
         state = self.plan.protection.state

@@ -32,9 +32,7 @@ class TestSecure(BackendContract):
 
     def make(self, setup):
         made = Secured(self.folder, setup.split.data, setup.experiment, self.nodes)
-        return RemoteBackend(
-            setup.task, setup.experiment, made.roster, made.session, 0, made.summing
-        )
+        return RemoteBackend(setup.task, setup.experiment, made.roster, made.session, made.summing)
 
     @pytest.mark.parametrize(("method", "mode"), METHODS)
     def test_every_method(self, method, mode):

@@ -20,16 +20,23 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation.statistics import Evaluation
 from hushrec.data.splitting import Part
-from hushrec.deployment.coordinator.session import Partition, Policy, Roster, Session
-from hushrec.deployment.coordinator.status import EVENTS, EventLog
+from hushrec.deployment.coordinator.session import (
+    Event,
+    EventLog,
+    Partition,
+    Policy,
+    Roster,
+    Session,
+)
 from hushrec.deployment.coordinator.summing import (
     PlainSumming,
     RecoveryJournal,
@@ -62,6 +69,17 @@ from hushrec.runs.recording import CheckpointCallback, restore, saved_key, summa
 from hushrec.runs.schema import Summary
 from hushrec.streams import new_key
 
+EVENTS = "events.jsonl"
+RunStage = Literal["training", "interrupted", "finished"]
+EVENT_COUNTERS = {
+    "answered": "answered",
+    "no answer": "lost",
+    "sat out": "sat_out",
+    "declined": "declined",
+    "refused": "refused",
+}
+"""The field of a `NodeStatus` that counts an event."""
+
 
 class RemoteBackend:
     """The nodes of a federation, as a backend of the training loop."""
@@ -72,18 +90,16 @@ class RemoteBackend:
         experiment: Experiment,
         roster: Roster,
         session: Session,
-        selected: int = 0,
         summing: Summing | None = None,
     ) -> None:
-        """``selected`` is the selected round of a run that continues; ``summing`` adds up the
-        nodes' sums, by default in the clear."""
+        """``summing`` adds up the nodes' sums, by default in the clear."""
         self.task = task
         self.experiment = experiment
         self.roster = roster
         self.session = session
-        self.summing: Summing = PlainSumming(session) if summing is None else summing
+        self.summing = summing or PlainSumming(session)
         self.assignments = roster.assignments(promised=experiment.privacy.promises)
-        self.round = self.selected = selected
+        self.round = self.selected = 0
 
     def train(
         self, download: Download, protection: Protection, cohort: NDArray[np.int64]
@@ -97,7 +113,11 @@ class RemoteBackend:
             requests[name] = TrainRequest(
                 assignment, self.selected, cohort[own], shared, download.to(own).own
             )
-        gathered = self.summing.train(requests, self._expected(download, protection))
+        shape, norm = round_shape(self.task, protection, download), protection.norm_of(self.round)
+        largest = self.session.policy.largest_norm if norm is None else norm
+        most_steps = 2**62 // max(1, len(self.assignments)) - 1
+        expected = ExpectedSum(self.roster.run, self.round, 0, shape, largest, most_steps)
+        gathered = self.summing.train(requests, expected)
         if gathered.lost:
             self._check_can_skip()
         found, sent = gathered.sum, (requests[name] for name in gathered.nodes)
@@ -131,14 +151,6 @@ class RemoteBackend:
 
     def load(self, parts: Iterable[Arrays], *, selected: bool) -> None:
         """Put nothing back."""
-
-    def _expected(self, download: Download, protection: Protection) -> ExpectedSum:
-        """Return the shape and the bounds of a sum of this round."""
-        shape = round_shape(self.task, protection, download)
-        norm = protection.norm_of(download.round)
-        largest = self.session.policy.largest_norm if norm is None else norm
-        most_steps = 2**62 // max(1, len(self.assignments)) - 1
-        return ExpectedSum(self.roster.run, download.round, 0, shape, largest, most_steps)
 
     def _check_can_skip(self) -> None:
         """Refuse to continue without a round that later ones need."""
@@ -218,33 +230,19 @@ class FederatedRun:
     def _gather(self, link: Link) -> tuple[Roster, Session]:
         """Meet the nodes: those of the run, or in a new one all that take part."""
         path = self.folder.path / FEDERATED
-        if path.exists():
-            roster = Roster.from_json(read_json(path), str(path))
-            session = self._session(roster.run, link)
-            session.meet(list(roster.holdings))
-            return roster, session
-        run = secrets.token_hex(8)
-        session = self._session(run, link)
+        known = Roster.from_json(read_json(path), str(path)) if path.exists() else None
+        run = secrets.token_hex(8) if known is None else known.run
+        session = Session(self.contract, run, link, self.policy, self.events, self.node_ids)
+        if known is not None:
+            session.meet(list(known.holdings))
+            return known, session
         roster = Roster.of(run, self.contract.experiment, session.gather(), self.partition)
         self.folder.write_text(FEDERATED, json.dumps(roster.to_json()))
         return roster, session
 
-    def _session(self, run: str, link: Link) -> Session:
-        return Session(self.contract, run, link, self.policy, self.events, self.node_ids)
-
     @property
     def _journal(self) -> RecoveryJournal:
         return RecoveryJournal(self.folder.path / "sums")
-
-    def _summing(self, session: Session) -> SecureSumming | None:
-        """Return how sums come together; None where they are in the clear."""
-        if self.contract.secure is None:
-            return None
-        if self.registered is None:
-            raise ConfigError(
-                "secure sums need every node's identity: start from the server's folder"
-            )
-        return SecureSumming(session, self.registered, self._journal)
 
     def _start(self, roster: Roster, session: Session) -> tuple[Training, ServerState]:
         """Build the training over the nodes, and the state before the first round."""
@@ -252,9 +250,14 @@ class FederatedRun:
         clients = roster.clients(promised=experiment.privacy.promises)
         key, budgets = saved_key(self.folder) or new_key(), roster.epsilon
         setup = set_up_public(experiment, public, key, roster.digest, len(clients), budgets)
-        nodes = RemoteBackend(
-            setup.task, experiment, roster, session, summing=self._summing(session)
-        )
+        summing = None
+        if self.contract.secure is not None:
+            if self.registered is None:
+                raise ConfigError(
+                    "secure sums need every node's identity: start from the server's folder"
+                )
+            summing = SecureSumming(session, self.registered, self._journal)
+        nodes = RemoteBackend(setup.task, experiment, roster, session, summing)
         training = Training(experiment, setup.task, setup.plan, clients, nodes, roster.newcomers)
         return training, setup.first_state(len(roster.trains))
 
@@ -268,15 +271,15 @@ class _RoundEvents(Callback):
     def on_round_end(self, record: RoundRecord) -> None:
         """Log the bytes, the time and the privacy loss so far."""
         state = self.state
-        sent = {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes}
-        spent = spent_epsilon(self.plan, state)
-        self.events.tell("round", round=state.round, seconds=state.seconds, epsilon=spent, **sent)
-
-
-def spent_epsilon(plan: Plan, state: ServerState) -> float | None:
-    """Return the epsilon of the rounds so far; None without a guarantee."""
-    statement = plan.statement(state.account, state.round, state.ledger, state.up_bytes)
-    return statement.spent_epsilon
+        stated = self.plan.statement(state.account, state.round, state.ledger, state.up_bytes)
+        self.events.tell(
+            "round",
+            round=state.round,
+            seconds=state.seconds,
+            epsilon=stated.spent_epsilon,
+            up_bytes=state.up_bytes,
+            down_bytes=state.down_bytes,
+        )
 
 
 def newest_run(runs: Path) -> RunFolder | None:
@@ -288,3 +291,83 @@ def newest_run(runs: Path) -> RunFolder | None:
 def is_finished(folder: RunFolder) -> bool:
     """Say whether a run came to its end."""
     return (folder.path / SUMMARY).exists()
+
+
+@dataclass
+class NodeStatus:
+    """Counts of one node's events."""
+
+    users: int = 0
+    answered: int = 0
+    """Requests with a valid reply."""
+    lost: int = 0
+    """Requests without a reply; a retry may have had one."""
+    sat_out: int = 0
+    """Rounds and evaluations that the node was left out of."""
+    declined: int = 0
+    refused: int = 0
+    """Invalid replies."""
+    excluded: bool = False
+    """Whether the node is sent no more requests."""
+    last_seen: str | None = None
+
+
+@dataclass
+class Status:
+    """Status of a run."""
+
+    run: str
+    stage: RunStage
+    rounds: int
+    round: int = 0
+    seconds: float = 0.0
+    epsilon: float | None = None
+    """Spent so far; None without a privacy guarantee."""
+    up_bytes: int = 0
+    """Bytes of the messages from nodes."""
+    down_bytes: int = 0
+    """Bytes of the messages to nodes."""
+    lost_rounds: int = 0
+    """Rounds whose secure sum could not be opened."""
+    strangers: int = 0
+    """Invited nodes that were refused."""
+    nodes: dict[str, NodeStatus] = field(default_factory=dict)
+
+
+def status_of(folder: RunFolder) -> Status:
+    """Read the status of a run."""
+    stage: RunStage = "training" if folder.is_locked() else "interrupted"
+    status = Status(folder.path.name, stage, folder.experiment().rounds)
+    log = folder.path / EVENTS
+    for line in log.read_text("utf-8").splitlines() if log.exists() else []:
+        try:
+            event: Event = json.loads(line)
+        except ValueError:
+            continue  # a crash cut the last line short
+        what, name = event.get("event"), event.get("node")
+        if what == "finished":
+            status.stage = "finished"
+        elif what == "round":
+            status.round, status.seconds = event["round"], event["seconds"]
+            status.epsilon = event["epsilon"]
+        elif name is None:
+            status.strangers += what == "refused"
+            status.lost_rounds += what == "lost"
+        else:
+            _count(status, status.nodes.setdefault(name, NodeStatus()), event)
+    return status
+
+
+def _count(status: Status, node: NodeStatus, event: Event) -> None:
+    what = event["event"]
+    if what in EVENT_COUNTERS:
+        setattr(node, EVENT_COUNTERS[what], getattr(node, EVENT_COUNTERS[what]) + 1)
+    if what == "enrolled":
+        node.users = event["users"]
+    elif what == "answered":
+        status.up_bytes += event["up_bytes"]
+        status.down_bytes += event["down_bytes"]
+    elif what == "excluded":
+        node.excluded = True
+    if what in ("enrolled", "answered", "declined", "refused"):
+        node.last_seen = event["time"]

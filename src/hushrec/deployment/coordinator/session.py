@@ -1,5 +1,7 @@
 """Coordinator session: enrolment of nodes, requests with retries, exclusion of faulty nodes.
 
+The event log has one JSON object per line, and nothing of any user.
+
 A federation names its nodes; the transport has identities of its own. Where the identity of each
 name is registered, no other identity can use the name. Elsewhere a name is bound to the identity
 that first enrols under it.
@@ -16,9 +18,11 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -27,20 +31,13 @@ from pydantic import Field
 
 from hushrec.config import Settings
 from hushrec.data.splitting import may_train
-from hushrec.deployment.coordinator.status import EventLog
 from hushrec.errors import FederationError, MessageError, RunError
+from hushrec.federation import requests as messages
 from hushrec.federation.contract import Contract
 from hushrec.federation.experiment import Experiment
-from hushrec.federation.requests import (
-    Assignment,
-    Enrolment,
-    Failure,
-    Invitation,
-    Link,
-    NodeId,
-    Refusal,
-)
+from hushrec.federation.requests import Assignment, Enrolment, Failure, Link, NodeId
 from hushrec.io.codec import Message, kind_of, printable
+from hushrec.io.files import append_line
 from hushrec.privacy.budgets import by_activity, levels_of
 from hushrec.streams import Streams
 
@@ -53,11 +50,6 @@ class Holding:
 
     users: Numbers
     clients: Numbers
-
-    @classmethod
-    def of_users(cls, numbers: Numbers) -> Holding:
-        """Return a holding of users who are clients themselves."""
-        return cls(numbers, numbers)
 
 
 Partition = Mapping[str, Holding]
@@ -89,15 +81,13 @@ class Roster:
     ) -> Roster:
         """Number the users of all nodes, or take the numbers of a rehearsal's ``partition``."""
         silos = experiment.silos.kind != "none"
-        holdings = (
-            _numbered(enrolled, silos)
-            if partition is None
-            else _as_partitioned(enrolled, partition)
-        )
+        if partition is None:
+            holdings = _numbered(enrolled, silos)
+        else:
+            holdings = _as_partitioned(enrolled, partition)
         population = _count(holding.users for holding in holdings.values())
         count = _count(holding.clients for holding in holdings.values())
-        member = np.zeros(count, np.bool_)
-        past = np.zeros(count, np.bool_)
+        member, past = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         for node in enrolled:
             clients = holdings[node.name].clients
             member[clients], past[clients] = True, node.trains
@@ -106,11 +96,7 @@ class Roster:
             member &= seen
         newcomers = bool(any(node.idle for node in enrolled) or not seen.all())
         found = cls(run, holdings, member & past, member, newcomers)
-        epsilon = _epsilon(experiment, enrolled, found)
-        return found if epsilon is None else cls(run, *found._parts(), epsilon)
-
-    def _parts(self) -> tuple[Partition, NDArray[np.bool_], NDArray[np.bool_], bool]:
-        return self.holdings, self.trains, self.members, self.newcomers
+        return replace(found, epsilon=_epsilon(experiment, enrolled, found))
 
     @property
     def population(self) -> int:
@@ -210,7 +196,7 @@ def _epsilon(
     experiment: Experiment, enrolled: Sequence[Enrolment], roster: Roster
 ) -> NDArray[np.float64] | None:
     """Return the privacy budget of every client."""
-    config, clients = experiment.privacy, roster.clients(promised=True)
+    config = experiment.privacy
     if config.budgets is None:
         return None
     declared = np.zeros(len(roster.trains))
@@ -220,14 +206,12 @@ def _epsilon(
         declared[roster.holdings[node.name].clients] = own
     if config.budgets == "activity":
         assert config.epsilon_min is not None and config.epsilon_max is not None, "checked"
-        counts = declared.astype(np.int64)
+        counts, clients = declared.astype(np.int64), roster.clients(promised=True)
         return by_activity(counts, clients, config.epsilon_min, config.epsilon_max)
-    epsilon = np.zeros(len(declared))
-    epsilon[clients] = declared[clients]
-    return epsilon
+    return np.where(roster.members, declared, 0.0)
 
 
-def _count(numbers: Any) -> int:
+def _count(numbers: Iterable[Numbers]) -> int:
     return 1 + max((int(each.max(initial=-1)) for each in numbers), default=-1)
 
 
@@ -242,8 +226,25 @@ def _numbers(spans: Sequence[Sequence[int]]) -> Numbers:
     return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
 
+Event = Mapping[str, Any]
 Reply = TypeVar("Reply")
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class EventLog:
+    """A file of events that grows line by line."""
+
+    def __init__(self, path: Path, echo: Callable[[Event], None] = lambda event: None) -> None:
+        """``echo`` is called with every event as well."""
+        self.path = path
+        self.echo = echo
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Write a line with the time, the event and its facts."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line: Event = {"time": now, "event": event, **facts}
+        append_line(self.path, json.dumps(line))
+        self.echo(line)
 
 
 class Policy(Settings):
@@ -302,54 +303,59 @@ class Session:
     def gather(self) -> list[Enrolment]:
         """Invite connected nodes until enough enrolled; refuse to begin with fewer."""
         enrolled: dict[str, Enrolment] = {}
-        until = time.monotonic() + self.policy.enrol_seconds
-        while True:
-            for enrolment in self._invite(self._unknown(), until - time.monotonic()):
-                enrolled[enrolment.name] = enrolment
+        for found in self._invitations():
+            enrolled |= {enrolment.name: enrolment for enrolment in found}
             if len(enrolled) >= self.policy.nodes:
                 return list(enrolled.values())
-            if time.monotonic() >= until:
-                raise FederationError(
-                    f"{len(enrolled)} of the {self.policy.nodes} nodes that the run needs enrolled "
-                    f"within {self.policy.enrol_seconds:g} s: start the others, and run again"
-                )
-            self.link.wait(min(self.policy.backoff_seconds, max(0.0, until - time.monotonic())))
+        raise FederationError(
+            f"{len(enrolled)} of the {self.policy.nodes} nodes that the run needs enrolled "
+            f"within {self.policy.enrol_seconds:g} s: start the others, and run again"
+        )
 
     def meet(self, names: Sequence[str]) -> None:
         """Find the nodes of a run that continues; missing nodes may connect later."""
-        until = time.monotonic() + self.policy.enrol_seconds
-        while time.monotonic() < until:
-            self._invite(self._unknown(), until - time.monotonic(), names)
+        for _ in self._invitations(names):
             if all(name in self.known for name in names):
                 return
-            self.link.wait(min(self.policy.backoff_seconds, max(0.0, until - time.monotonic())))
         self._require(len(self.known), len(names), "are connected")
 
-    def _unknown(self) -> list[NodeId]:
-        seen = {*self.known.values(), *self.strangers}
-        return [node for node in self.link.present() if node not in seen]
+    def _invitations(self, expected: Sequence[str] | None = None) -> Iterator[list[Enrolment]]:
+        """Yield the enrolments of newly connected nodes, until the deadline of enrolment."""
+        until = time.monotonic() + self.policy.enrol_seconds
+        while True:
+            yield self._invite(until, expected)
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            self.link.wait(min(self.policy.backoff_seconds, left))
 
-    def _invite(
-        self, nodes: Sequence[NodeId], seconds: float, expected: Sequence[str] | None = None
-    ) -> list[Enrolment]:
+    def _invite(self, until: float, expected: Sequence[str] | None) -> list[Enrolment]:
+        """Invite connected nodes of unknown names; ``expected`` are the names of a run's nodes."""
+        present, contract = self.link.present(), self.contract
+        seen = {*self.known.values(), *self.strangers}
+        nodes = [node for node in present if node not in seen]
         if not nodes:
             return []
-        contract, enrolments = self.contract, []
-        invitation = Invitation(
+        budgets, enrolments = contract.experiment.privacy.budgets, []
+        invitation = messages.Invitation(
             self.run, contract.settings_digest, contract.catalogue.digest
         ).to_bytes()
-        present = set(self.link.present())
-        budgets = contract.experiment.privacy.budgets
-        for node, answer in self.link.ask(dict.fromkeys(nodes, invitation), max(seconds, 1.0)):
+        seconds = max(1.0, until - time.monotonic())
+        for node, answer in self.link.ask(dict.fromkeys(nodes, invitation), seconds):
             if isinstance(answer, Failure):
                 self.events.tell("no answer", identity=node, to="invitation", why=answer.why)
                 continue
             try:
                 refusal = _refusal(answer)
                 if refusal is not None:
-                    raise MessageError(f"the node declined: {refusal.why}")
+                    raise MessageError(f"the node declined: {refusal}")
                 enrolment = Enrolment.expected(answer, self.run, budgets)
-                self._bind(enrolment.name, node, present, expected)
+                if expected is not None and enrolment.name not in expected:
+                    raise MessageError(
+                        f"node '{printable(enrolment.name)}' has no part in this run; it can join "
+                        "the next one"
+                    )
+                self._bind(enrolment.name, node, present)
             except MessageError as error:
                 self.strangers.add(node)
                 self.events.tell("refused", identity=node, to="invitation", why=str(error))
@@ -358,13 +364,7 @@ class Session:
             enrolments.append(enrolment)
         return enrolments
 
-    def _bind(
-        self, name: str, node: NodeId, present: set[NodeId], expected: Sequence[str] | None
-    ) -> None:
-        if expected is not None and name not in expected:
-            raise MessageError(
-                f"node '{printable(name)}' has no part in this run; it can join the next one"
-            )
+    def _bind(self, name: str, node: NodeId, present: Sequence[NodeId]) -> None:
         if self.registered is not None and self.registered.get(name) != node:
             raise MessageError(f"the name '{printable(name)}' belongs to another node, or to none")
         before = self.known.get(name)
@@ -387,13 +387,15 @@ class Session:
         with the same bytes. Fewer than `Policy.min_nodes` replies are an error, at the end.
         """
         until, wait = time.monotonic() + self.policy.round_seconds, self.policy.backoff_seconds
-        waiting, answered = [name for name in requests if not self._excluded(name)], 0
+        most, answered = self.policy.max_invalid_replies, 0
+        waiting = [name for name in requests if self.invalid_replies[name] < most]
         for attempt in range(self.policy.retries + 1):
             if attempt:
                 self.link.wait(wait)
                 wait *= 2
-            self._find_missing(waiting, list(requests), until)
-            lost = []
+            present, lost = self.link.present(), []
+            if any(self.known.get(name) not in present for name in waiting):
+                self._invite(until, list(requests))  # a node may be back under another identity
             for name, sent, answer in self._once({name: requests[name] for name in waiting}, until):
                 if isinstance(answer, Failure):
                     lost.append(name)
@@ -402,11 +404,16 @@ class Session:
                 try:
                     refusal = _refusal(answer)
                     if refusal is not None:
-                        self._tell("declined", name, what, number, why=refusal.why)
+                        self._tell("declined", name, what, number, why=refusal)
                         continue
                     reply = read(name, answer)
                 except MessageError as error:
-                    self._count_invalid(name, what, number, str(error))
+                    self.invalid_replies[name] += 1
+                    count = self.invalid_replies[name]
+                    why = {"why": str(error), "invalid_replies": count}
+                    self._tell("refused", name, what, number, **why)
+                    if count >= most:
+                        self._tell("excluded", name, what, number, invalid_replies=count)
                     continue
                 answered += 1
                 self._tell("answered", name, what, number, down_bytes=sent, up_bytes=len(answer))
@@ -430,22 +437,6 @@ class Session:
             if name not in self.known:
                 yield name, 0, Failure("not connected")
 
-    def _find_missing(self, waiting: Sequence[str], names: Sequence[str], until: float) -> None:
-        """Invite unknown identities where a node is missing: it may be back under another one."""
-        present = set(self.link.present())
-        if any(self.known.get(name) not in present for name in waiting):
-            self._invite(self._unknown(), until - time.monotonic(), names)
-
-    def _excluded(self, name: str) -> bool:
-        return self.invalid_replies[name] >= self.policy.max_invalid_replies
-
-    def _count_invalid(self, name: str, what: str, number: int, why: str) -> None:
-        self.invalid_replies[name] += 1
-        count = self.invalid_replies[name]
-        self._tell("refused", name, what, number, why=why, invalid_replies=count)
-        if self._excluded(name):
-            self._tell("excluded", name, what, number, invalid_replies=count)
-
     def _tell(self, event: str, name: str, what: str, number: int, **facts: object) -> None:
         self.events.tell(event, node=name, round=number, to=what, **facts)
 
@@ -458,6 +449,7 @@ class Session:
             )
 
 
-def _refusal(answer: bytes) -> Refusal | None:
-    """Return the refusal, if the reply is one."""
-    return Refusal.from_bytes(answer) if kind_of(answer) == Refusal.kind else None
+def _refusal(answer: bytes) -> str | None:
+    """Return the reason of a refusal, if the reply is one."""
+    is_refusal = kind_of(answer) == messages.Refusal.kind
+    return messages.Refusal.from_bytes(answer).why if is_refusal else None

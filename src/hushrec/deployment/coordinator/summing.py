@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,32 +23,28 @@ from hushrec.aggregation import ExactSum
 from hushrec.aggregation.statistics import Evaluation, LossSum
 from hushrec.deployment.coordinator.session import Session
 from hushrec.errors import ConfigError, FederationError, MessageError, RunError, TooFewError
+from hushrec.federation import sums
 from hushrec.federation.contract import NodeRegistry
 from hushrec.federation.requests import EvaluationReply, EvaluationRequest, TrainRequest
-from hushrec.federation.sums import (
-    EvaluationVector,
-    ExpectedSum,
-    NodeSum,
-    RoundClosed,
-    RoundVector,
-    StageReply,
-    StageRequest,
-    about,
-)
+from hushrec.federation.sums import ExpectedSum, NodeSum, StageRequest
 from hushrec.io.codec import HEADER_BYTES, ArraySpec, Count, Message, kind_of
 from hushrec.io.files import write_bytes, writing
 from hushrec.secagg import Stage, SumServer, VectorLayout
+
+LARGEST_TOTAL = 2**62 - 1
+Metrics = Mapping[str, list[str]]
+Value = TypeVar("Value")
 
 
 class RecoveryJournal:
     """A journal in a folder of the coordinator's; one process writes it at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.number, self.entry = folder / "sum-number", folder / "sum-kept"
 
     def next_number(self) -> int:
         """Return a number above all before it, from 1 on; it is on the disk before it is used."""
-        file = self.folder / "sum-number"
+        file = self.number
         try:
             number = 1 + int(file.read_text("ascii") if file.exists() else 0)
         except (OSError, ValueError):
@@ -58,23 +54,19 @@ class RecoveryJournal:
 
     def write(self, entry: JournalEntry) -> None:
         """Write an entry in place of the one before."""
-        self._write(self._file, entry.to_bytes())
+        self._write(self.entry, entry.to_bytes())
 
     def read(self) -> JournalEntry | None:
         """Return the last entry."""
-        return JournalEntry.from_bytes(self._file.read_bytes()) if self._file.exists() else None
+        return JournalEntry.from_bytes(self.entry.read_bytes()) if self.entry.exists() else None
 
     def clear(self) -> None:
         """Remove the entry, once its round is in a checkpoint."""
-        self._file.unlink(missing_ok=True)
-
-    @property
-    def _file(self) -> Path:
-        return self.folder / "sum-kept"
+        self.entry.unlink(missing_ok=True)
 
     def _write(self, file: Path, data: bytes) -> None:
         with writing(file):
-            self.folder.mkdir(mode=0o700, exist_ok=True)
+            file.parent.mkdir(mode=0o700, exist_ok=True)
         write_bytes(file, data, secret=True)
 
 
@@ -95,11 +87,6 @@ class JournalEntry(Message, kind="journal-entry", most_bytes=2**32):
     """Names of the nodes that are in it."""
 
 
-LARGEST_TOTAL = 2**62 - 1
-Metrics = Mapping[str, list[str]]
-Value = TypeVar("Value")
-
-
 @dataclass(frozen=True, eq=False)
 class RoundTotal:
     """The total of the nodes' sums of a round."""
@@ -111,18 +98,6 @@ class RoundTotal:
     """Whether the nodes added their shares of the noise."""
     lost: bool = False
     """Whether the sum cannot be opened any more."""
-
-
-class Summing(Protocol):
-    """A way to add up the nodes' sums."""
-
-    def train(self, requests: Mapping[str, TrainRequest], expected: ExpectedSum) -> RoundTotal:
-        """Let nodes train a round, and add up their sums."""
-        ...
-
-    def evaluate(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
-        """Let nodes evaluate their users, and add up the metrics."""
-        ...
 
 
 class PlainSumming:
@@ -155,12 +130,13 @@ class PlainSumming:
 
     def evaluate(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
         """Evaluate on every node."""
-        merged, (what, number) = Evaluation({}), _described(requests)
+        merged, first = Evaluation({}), _any(requests)
 
         def read(name: str, answer: bytes) -> Evaluation:
             return EvaluationReply.expected(answer, requests[name], metrics)
 
-        for _, evaluation in self.session.exchange(what, number, requests, read):
+        what = f"evaluate {first.part}"
+        for _, evaluation in self.session.exchange(what, first.round, requests, read):
             merged = merged.merge(evaluation)
         return merged
 
@@ -187,7 +163,7 @@ class SecureSumming:
         After a restart, a sum that nodes have begun to open is continued. A round that too many
         nodes have closed, without a sum that opens, is lost.
         """
-        form, subject = RoundVector(expected.shape), about(_any(requests))
+        form, subject = sums.RoundVector(expected.shape), sums.about(_any(requests))
         clients = sum(len(request.clients) for request in requests.values())
         expected = replace(expected, clients=clients, most_steps=LARGEST_TOTAL)
         try:
@@ -204,9 +180,10 @@ class SecureSumming:
 
     def evaluate(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
         """Sum an evaluation."""
-        form, (what, number) = EvaluationVector(metrics), _described(requests)
+        form, first = sums.EvaluationVector(metrics), _any(requests)
+        what = f"evaluate {first.part}"
         try:
-            kept = self._sum(what, number, requests, form.layout, keep=False)
+            kept = self._sum(what, first.round, requests, form.layout, keep=False)
             assert kept.total is not None, "it was opened"
             return Evaluation.from_bytes(form.unpack(kept.total).to_bytes(), metrics)
         except MessageError as error:
@@ -227,18 +204,15 @@ class SecureSumming:
         keep: bool,
     ) -> JournalEntry:
         """Run every stage of a secure sum and return its journal entry."""
-        subject = about(_any(requests))
+        subject = sums.about(_any(requests))
         terms = self.registered.terms(self.agreed, self.journal.next_number(), layout, subject)
         server, closed = SumServer(terms), set[str]()
         messages = {name: b"" for name in requests if name in terms.identities}
         for stage in (Stage.KEYS, Stage.SHARES, Stage.MASKED, Stage.CONSISTENCY):
-            run, first = self.session.run, stage == Stage.KEYS
-            steps = {
-                name: StageRequest(
-                    run, terms.number, stage, message, requests[name].to_bytes() if first else b""
-                )
-                for name, message in messages.items()
-            }
+            steps = {}
+            for name, message in messages.items():
+                request = requests[name].to_bytes() if stage == Stage.KEYS else b""
+                steps[name] = StageRequest(self.session.run, terms.number, stage, message, request)
             with _enough():
                 self._collect(f"{what}, {stage.name.lower()}", number, server, steps, closed)
                 if len(closed) > len(terms.names) - terms.threshold:
@@ -295,11 +269,11 @@ class SecureSumming:
         most = 8 * server.terms.layout.length + 2**20 + HEADER_BYTES
 
         def read(name: str, answer: bytes) -> None:
-            if kind_of(answer) == RoundClosed.kind:
-                RoundClosed.from_bytes(answer)
+            if kind_of(answer) == sums.RoundClosed.kind:
+                sums.RoundClosed.from_bytes(answer)
                 closed.add(name)
             else:
-                server.receive(name, StageReply.from_bytes(answer, most).message)
+                server.receive(name, sums.StageReply.from_bytes(answer, most).message)
 
         for _ in self.session.exchange(what, number, steps, read):
             pass
@@ -326,6 +300,5 @@ def _any(of: Mapping[str, Value]) -> Value:
     return next(iter(of.values()))
 
 
-def _described(requests: Mapping[str, EvaluationRequest]) -> tuple[str, int]:
-    first = _any(requests)
-    return f"evaluate {first.part}", first.round
+Summing = PlainSumming | SecureSumming
+"""The ways to add up the nodes' sums."""

@@ -1,4 +1,4 @@
-"""TLS reverse proxy in front of the SuperLink.
+"""What a server shows to others: a TLS reverse proxy in front of the SuperLink, and metrics.
 
 Flower's SuperLink serves two interfaces at one port: the Fleet API, for nodes with a registered
 key, and the Control and Runtime APIs, with which anybody may register keys, start runs and read
@@ -8,6 +8,8 @@ the network and forwards requests to the Fleet API alone.
 `h11` parses each request and writes the one that is forwarded. A connection carries one request
 with a known, bounded length. A request that h11 would not write with the same lines is refused, so
 that no header is read differently on the two sides.
+
+Prometheus metrics of the newest run are served on the loopback address.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ import asyncio
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
 import h11
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from hushrec.deployment.coordinator.run import EVENT_COUNTERS, Status
 from hushrec.errors import RunError
 
 FLEET_API = re.compile(rb"/v1/fleet/[a-z-]+")
@@ -210,3 +216,71 @@ async def _copy(
         await writer.drain()
         copied += len(chunk)
     return copied
+
+
+PREFIX = "hushrec_federation"
+
+
+class StatusCollector(Collector):
+    """Reads the status of the newest run whenever Prometheus asks."""
+
+    def __init__(self, newest: Callable[[], Status | None]) -> None:
+        """``newest`` returns the status of the newest run; None before the first one."""
+        self.newest = newest
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the newest run."""
+        status = self.newest()
+        if status is None:
+            return
+        gauges: dict[str, tuple[str, float | None]] = {
+            "round": ("Rounds done", status.round),
+            "rounds": ("Rounds of the run", status.rounds),
+            "training": ("Whether the run is training", status.stage == "training"),
+            "epsilon_spent": ("Epsilon spent so far", status.epsilon),
+            "lost_rounds": ("Rounds whose secure sum could not be opened", status.lost_rounds),
+        }
+        for name, (about, value) in gauges.items():
+            if value is not None:
+                yield GaugeMetricFamily(f"{PREFIX}_{name}", about, value)
+        sent = CounterMetricFamily(
+            f"{PREFIX}_message_bytes", "Bytes of messages", labels=["direction"]
+        )
+        sent.add_metric(["up"], status.up_bytes)
+        sent.add_metric(["down"], status.down_bytes)
+        yield sent
+        for name in EVENT_COUNTERS.values():
+            about = f"Requests or rounds of a node: {name.replace('_', ' ')}"
+            counter = CounterMetricFamily(f"{PREFIX}_node_{name}", about, labels=["node"])
+            for node, of in status.nodes.items():
+                counter.add_metric([node], getattr(of, name))
+            yield counter
+        excluded = GaugeMetricFamily(
+            f"{PREFIX}_node_excluded", "Whether a node is excluded", labels=["node"]
+        )
+        for node, of in status.nodes.items():
+            excluded.add_metric([node], of.excluded)
+        yield excluded
+
+
+@contextmanager
+def metrics_served(port: int | None, newest: Callable[[], Status | None]) -> Iterator[None]:
+    """Serve the metrics to this machine until the context is left; without a port, do nothing."""
+    if port is None:
+        yield
+        return
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(StatusCollector(newest))
+    try:
+        server, thread = start_http_server(port, "127.0.0.1", registry)
+    except OSError as error:
+        raise RunError(
+            f"cannot serve metrics at 127.0.0.1:{port}: {error.strerror}; choose another "
+            "metrics_port in config.toml"
+        ) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
