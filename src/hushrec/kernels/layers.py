@@ -14,6 +14,9 @@ import numpy as np
 from hushrec.kernels.inner_product import ANY_ORDER
 from hushrec.kernels.jit import Array, njit
 
+DECAY_FIRST, DECAY_SECOND = 0.9, 0.999
+"""Decays of Adam's moments."""
+
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def rectify(values: Array) -> None:
@@ -121,117 +124,81 @@ def zero_inactive(outputs: Array, errors: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
-def adam_step(
-    values: Array,
-    first: Array,
-    second: Array,
-    gradient: Array,
-    factors: tuple[float, float, float, float, float],
+def take_step(
+    values: Array, first: Array, second: Array, gradient: Array, rate: float, adam: Any
 ) -> None:
-    """Take one Adam step in place; ``factors`` as in `training.silo_network.LazyAdam.factors`."""
-    keep_first, keep_second = np.float32(factors[0]), np.float32(factors[1])
-    new_first, new_second = np.float32(1 - factors[0]), np.float32(1 - factors[1])
-    rate, spread, tiny = np.float32(factors[2]), np.float32(factors[3]), np.float32(factors[4])
-    for k in range(len(values)):
-        mean = keep_first * first[k] + new_first * gradient[k]
-        square = keep_second * second[k] + new_second * gradient[k] * gradient[k]
-        first[k], second[k] = mean, square
-        values[k] -= rate * mean / (np.sqrt(spread * square) + tiny)
+    """Take one step in place: SGD where ``adam`` is None, else Adam (Kingma and Ba).
+
+    For Adam ``rate`` and ``adam`` are the rate and the factor on the squares of
+    `training.silo_network.Optimiser.factors`; ``first`` and ``second`` are its moments.
+    """
+    if adam is None:
+        for k in range(len(values)):
+            values[k] -= np.float32(rate) * gradient[k]
+    else:
+        spread, tiny = np.float32(adam), np.float32(1e-8)
+        for k in range(len(values)):
+            mean = np.float32(DECAY_FIRST) * first[k] + np.float32(1 - DECAY_FIRST) * gradient[k]
+            square = (
+                np.float32(DECAY_SECOND) * second[k]
+                + np.float32(1 - DECAY_SECOND) * gradient[k] * gradient[k]
+            )
+            first[k], second[k] = mean, square
+            values[k] -= np.float32(rate) * mean / (np.sqrt(spread * square) + tiny)
 
 
 @njit(cache=True, nogil=True)
-def adam_network(
+def step_networks(
     values: Array,
     first: Array,
     second: Array,
+    anchors: Array,
+    pull: float,
     gradient: Array,
     start: int,
     active: Array,
-    factors: tuple[float, float, float, float, float],
-    anchors: Array,
-    pull: float,
+    rate: float,
+    adam: Any,
 ) -> None:
-    """Take one Adam step of the active clients on the parameter at offset ``start``."""
+    """Take one step of the active clients on the parameter at offset ``start``.
+
+    ``pull`` is the weight of half the squared distance from the anchors in the loss.
+    """
     end = start + gradient.shape[1]
     for c in range(len(values)):
         if active[c] > 0:
-            own = gradient[c]
+            held, own = values[c, start:end], gradient[c]
             if pull > 0:
-                own = own + np.float32(pull) * (values[c, start:end] - anchors[c, start:end])
-            adam_step(values[c, start:end], first[c, start:end], second[c, start:end], own, factors)
+                own = own + np.float32(pull) * (held - anchors[c, start:end])
+            take_step(held, first[c, start:end], second[c, start:end], own, rate, adam)
 
 
 @njit(cache=True, nogil=True)
-def descend_network(values: Array, gradient: Array, start: int, active: Array, rate: float) -> None:
-    """Take one SGD step of the active clients on the parameter at offset ``start``."""
-    for c in range(len(values)):
-        if active[c] > 0:
-            for k in range(gradient.shape[1]):
-                values[c, start + k] -= np.float32(rate) * gradient[c, k]
-
-
-@njit(cache=True, nogil=True)
-def adam_rows(
-    table: Array,
+def step_rows(
+    values: Array,
     first: Array,
     second: Array,
-    summed: Array,
-    index: Array,
-    gradient: Array,
-    factors: tuple[float, float, float, float, float],
     anchors: Array,
     pull: float,
+    gradient: Array,
+    index: Array,
+    summed: Array,
+    rate: float,
+    adam: Any,
 ) -> None:
-    """Take one Adam step on the distinct rows of ``index``, each with the sum of its gradients.
+    """Take one step on the distinct rows of ``index``, each with the sum of its gradients.
 
-    ``summed`` is a zero buffer for the sums, [rows, width + 1], zeroed again at the end. ``pull``
-    is the weight of the squared distance of a row from its anchor.
+    ``summed`` is a zero buffer, [rows, width + 1], zeroed again at the end: the sums, and a mark.
     """
-    width = table.shape[1]
-    sum_row_gradients(summed, index, gradient)
+    width = values.shape[1]
     for k in range(len(index)):
-        r = index[k]
+        summed[index[k], width] = 1
+        for j in range(width):
+            summed[index[k], j] += gradient[k, j]
+    for r in index:
         if summed[r, width] > 0:
             if pull > 0:
                 for j in range(width):
-                    summed[r, j] += np.float32(pull) * (table[r, j] - anchors[r, j])
-            adam_step(table[r], first[r], second[r], summed[r, :width], factors)
+                    summed[r, j] += np.float32(pull) * (values[r, j] - anchors[r, j])
+            take_step(values[r], first[r], second[r], summed[r, :width], rate, adam)
             summed[r] = 0
-
-
-@njit(cache=True, nogil=True)
-def descend_rows(table: Array, summed: Array, index: Array, gradient: Array, rate: float) -> None:
-    """Take one SGD step on the distinct rows of ``index``, each with the sum of its gradients."""
-    width = table.shape[1]
-    sum_row_gradients(summed, index, gradient)
-    for k in range(len(index)):
-        r = index[k]
-        if summed[r, width] > 0:
-            for j in range(width):
-                table[r, j] -= np.float32(rate) * summed[r, j]
-            summed[r] = 0
-
-
-@njit(cache=True, nogil=True)
-def follow_rows(anchors: Array, table: Array, summed: Array, index: Array, share: float) -> None:
-    """Move the anchors of the distinct rows of ``index`` towards the rows by ``share``."""
-    width = table.shape[1]
-    for k in range(len(index)):
-        summed[index[k], width] = 1
-    for k in range(len(index)):
-        r = index[k]
-        if summed[r, width] > 0:
-            for j in range(width):
-                anchors[r, j] += np.float32(share) * (table[r, j] - anchors[r, j])
-            summed[r, width] = 0
-
-
-@njit(cache=True, nogil=True)
-def sum_row_gradients(summed: Array, index: Array, gradient: Array) -> None:
-    """Sum the gradients of each row, and mark the row in the last column."""
-    width = gradient.shape[1]
-    for k in range(len(index)):
-        r = index[k]
-        summed[r, width] = 1
-        for j in range(width):
-            summed[r, j] += gradient[k, j]

@@ -68,8 +68,7 @@ from hushrec.streams import PastNoise, Round, Streams
 from hushrec.training.networks import Perceptron
 from hushrec.training.samples import draw_silo_samples
 from hushrec.training.silo_network import (
-    LazyAdam,
-    PlainSGD,
+    Optimiser,
     SiloModel,
     SiloProblem,
     rows_of_users,
@@ -259,7 +258,7 @@ class LIPM(Method, Tunable):
         if self.tunes:
             tuned = self._tuned(problem, start)
             kept["tuned"], start = tuned - received, start._replace(network=tuned)
-        trained, _, losses = train_silo_networks(problem, start, LazyAdam(c.lr))
+        trained, _, losses = train_silo_networks(problem, start, Optimiser(c.lr))
         kept["users"] = ClientRows(indptr, view.users, trained.users)
         network, deltas = trained.network, trained.items - start.items
         dense: dict[str, NDArray[Any]] = {"network": network - received}
@@ -292,7 +291,8 @@ class LIPM(Method, Tunable):
 
     def _tuned(self, problem: SiloProblem, start: SiloModel) -> NDArray[np.float32]:
         """Take some SGD steps on the received network, except on the gate."""
-        optimiser, head = PlainSGD(self.config.tune_rate), set(problem.shapes) - {"gate"}
+        optimiser = Optimiser(self.config.tune_rate, adam=False)
+        head = set(problem.shapes) - {"gate"}
         done = train_silo_networks(
             problem, start, optimiser, moves=NETWORK, only=head, steps=self.config.tune_steps
         )
@@ -312,7 +312,7 @@ class LIPM(Method, Tunable):
             fixed={**problem.fixed, "client": interests},
             decay=0.0,
         )
-        optimiser, steps = LazyAdam(self.config.lr), self.config.gate_steps
+        optimiser, steps = Optimiser(self.config.lr), self.config.gate_steps
         done = train_silo_networks(
             gated, start, optimiser, moves=NETWORK, only={"gate"}, steps=steps
         )

@@ -39,7 +39,7 @@ from hushrec.streams import Round, Streams
 from hushrec.training.networks import Perceptron
 from hushrec.training.samples import draw_silo_samples
 from hushrec.training.silo_network import (
-    MoreauAdam,
+    Optimiser,
     SiloModel,
     SiloProblem,
     rows_of_users,
@@ -110,7 +110,7 @@ class PFedMe(Method):
         trained, anchors, losses = train_silo_networks(
             SiloProblem(perceptron.shapes, perceptron.loss, samples, c.batch, {}, indptr, c.decay),
             start,
-            MoreauAdam(c.lr, steps=c.steps, weight=c.pull, share=c.follow),
+            Optimiser(c.lr, repeats=c.steps, pull=c.pull, follow=c.follow),
         )
         update = Update(
             len(view.clients),

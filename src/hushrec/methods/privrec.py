@@ -44,7 +44,6 @@ from hushrec.methods.shared.options import FeatureNetworkConfig
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.networks import (
-    Array,
     FeatureNetwork,
     feature_network_of,
     proximal,
@@ -52,7 +51,7 @@ from hushrec.training.networks import (
     train_pooled_network,
 )
 from hushrec.training.samples import DeviceSamples, draw_device_samples
-from hushrec.training.tensors import Tensor, torch
+from hushrec.training.tensors import Array, Tensor, torch
 
 FEATURE_STACK = 512
 """Interactions in a batch of clients; small, because few clients with long training are shared by

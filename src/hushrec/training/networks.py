@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,35 +26,14 @@ from hushrec.aggregation import ClientRows
 from hushrec.data.features import encode
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
-from hushrec.kernels import ragged
+from hushrec.kernels import feature_networks, ragged, row_networks
 from hushrec.kernels.draws import Pace
-from hushrec.kernels.feature_networks import (
-    FeatureSamples,
-    Inputs,
-    NetworkLayout,
-    ProximalDescent,
-    Side,
-    fit_feature_networks,
-)
-from hushrec.kernels.row_networks import NetworkRates, RowSamples, Shape, fit_row_networks
+from hushrec.kernels.feature_networks import NetworkLayout, ProximalDescent, Side
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.samples import Descent, DeviceSamples, draw_device_samples
 from hushrec.training.silo_network import pack_flat, unpack_flat
-from hushrec.training.tensors import (
-    GROUP,
-    Arrays,
-    Params,
-    SampleBatch,
-    Tensor,
-    groups_in_order,
-    mean_bce,
-    mlp,
-    mlp_shapes,
-    torch,
-)
-
-Array = NDArray[Any]
+from hushrec.training.tensors import GROUP, Array, Arrays, Params, SampleBatch, Tensor, torch
 
 ITEM_BLOCK = 1024
 """Items scored at a time, few enough for the processor cache."""
@@ -65,7 +44,7 @@ def initial_row_network(n_in: int, hidden: tuple[int, ...], streams: Streams) ->
     return tensors.initial_mlp([n_in, *hidden, 1], streams, "init/score-function")
 
 
-def row_logits(params: tensors.Params, rows: Tensor) -> Tensor:
+def row_logits(params: Params, rows: Tensor) -> Tensor:
     """Score rows [clients, samples, d] by each client's network: [clients, samples]."""
     if "vector" in params:
         # The vector is the same for all rows, so its contribution to the first layer is a bias.
@@ -79,7 +58,7 @@ def row_logits(params: tensors.Params, rows: Tensor) -> Tensor:
     return tensors.mlp(params, rows)[..., 0]
 
 
-def row_loss(params: tensors.Params, rows: tensors.Params, batch: tensors.DeviceBatch) -> Tensor:
+def row_loss(params: Params, rows: Params, batch: tensors.DeviceBatch) -> Tensor:
     """Return each client's mean binary cross-entropy."""
     return tensors.mean_bce(row_logits(params, rows["items"]), batch)
 
@@ -88,7 +67,7 @@ def train_row_networks(
     view: TrainView,
     now: Round,
     table: Array,
-    params: tensors.Arrays,
+    params: Arrays,
     pace: Pace,
     descent: Descent,
     vector_rate: float = 1.0,
@@ -112,15 +91,16 @@ def train_row_networks(
     flat = [params[name].reshape(len(view), k) for name, k in zip(order, sizes, strict=True)]
     theta = np.ascontiguousarray(np.concatenate(flat, 1))
     widths = [table.shape[-1], *(params[name].shape[1] for name in order if "bias" in name)]
+    n_vector = params["vector"].shape[1] if "vector" in params else 0
     clip = np.inf if descent.clip is None else descent.clip
-    losses = fit_row_networks(
+    losses = row_networks.fit_row_networks(
         theta,
         rows,
         indptr,
-        RowSamples(samples.indptr, sample_rows, samples.labels, samples.epochs),
+        row_networks.RowSamples(samples.indptr, sample_rows, samples.labels, samples.epochs),
         pace.batch,
-        Shape(params["vector"].shape[1] if "vector" in params else 0, np.array(widths)),
-        NetworkRates(descent.own * vector_rate, descent.own, descent.item, clip),
+        row_networks.Shape(n_vector, np.array(widths)),
+        row_networks.NetworkRates(descent.own * vector_rate, descent.own, descent.item, clip),
         descent.two_steps,
     )
     parts = np.split(theta, np.cumsum(sizes)[:-1], 1)
@@ -131,7 +111,7 @@ def train_row_networks(
 
 
 def score_row_networks(
-    params: tensors.Arrays, table: Array, own: Array | ClientRows | None = None
+    params: Arrays, table: Array, own: Array | ClientRows | None = None
 ) -> NDArray[np.float32]:
     """Score every item for every client: [clients, items].
 
@@ -142,10 +122,10 @@ def score_row_networks(
     scores = np.empty((n_clients, n_items), np.float32)
     for clients, real in tensors.groups_in_order(n_clients):
         state = {name: torch.from_numpy(array[clients]) for name, array in params.items()}
-        shape = (tensors.GROUP, *table.shape[-2:])
+        shape = (GROUP, *table.shape[-2:])
         tables = np.array(np.broadcast_to(table, shape) if table.ndim == 2 else table[clients])
         if isinstance(own, ClientRows):
-            slots = np.arange(tensors.GROUP)
+            slots = np.arange(GROUP)
             ragged.put_rows(tables, slots, clients, own.indptr, own.ids, own.rows)
         for first in range(0, n_items, ITEM_BLOCK):
             block = slice(first, first + ITEM_BLOCK)
@@ -158,7 +138,7 @@ def score_row_networks(
 def gated_loss(loss_of: tensors.LossOf, beta: float) -> tensors.LossOf:
     """Return the loss on the fused rows ``beta P + 2 (1 - beta) g P_g`` (FedRKG, eq. 6)."""
 
-    def loss(params: tensors.Params, rows: tensors.Params, batch: tensors.DeviceBatch) -> Tensor:
+    def loss(params: Params, rows: Params, batch: tensors.DeviceBatch) -> Tensor:
         own, mean = rows["items"], rows["guidance"]
         logit = torch.cat([own, mean, own - mean], -1) @ params["gate"][..., None]
         opened = torch.sigmoid(logit + params["gate_bias"][:, None, None])
@@ -235,14 +215,9 @@ class FeatureNetwork:
 
     def unpack(self, theta: Tensor) -> dict[str, Tensor]:
         """Split flat vectors [clients, size] into parameters with a leading client axis."""
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        pieces = torch.split(theta, sizes, dim=1)
-        return {
-            name: piece.reshape(len(theta), *shape)
-            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
-        }
+        return unpack_flat(theta, self.shapes)
 
-    def first_layer(self, params: tensors.Params, side: Literal["user", "item"]) -> Tensor:
+    def first_layer(self, params: Params, side: Literal["user", "item"]) -> Tensor:
         """Return the contribution of each feature of a side, [clients, features, width].
 
         The row of a category is its embedding times the first layer's weights; this table is
@@ -257,7 +232,7 @@ class FeatureNetwork:
         ]
         return torch.cat([*rows, numbers], 1)
 
-    def logits(self, params: tensors.Params, users: Tensor, items: Tensor) -> Tensor:
+    def logits(self, params: Params, users: Tensor, items: Tensor) -> Tensor:
         """Return the logits [clients, samples] of features [clients, 1 or samples, …] (eq. 1)."""
         from_user = torch.bmm(users, self.first_layer(params, "user"))
         from_item = torch.bmm(items, self.first_layer(params, "item"))
@@ -314,11 +289,11 @@ def train_feature_networks(
         items = items[ids]
     copies = np.repeat(theta[None], n_clients, 0)
     owner = np.repeat(np.arange(n_clients), np.diff(samples.indptr))
-    losses = fit_feature_networks(
+    losses = feature_networks.fit_feature_networks(
         copies,
         theta,
-        Inputs(users, items, indptr),
-        FeatureSamples(
+        feature_networks.Inputs(users, items, indptr),
+        feature_networks.FeatureSamples(
             samples.indptr, owner, sample_item.astype(np.int64), samples.labels, samples.epochs
         ),
         batch,
@@ -341,9 +316,13 @@ def train_pooled_network(
     copy = theta[None].copy()
     owner = np.repeat(np.arange(len(samples.lengths)), samples.lengths)[order]
     items = samples.items[order].astype(np.int64)
-    whole = FeatureSamples(np.array([0, len(order)]), owner, items, samples.labels[order], 1)
-    inputs = Inputs(*features, np.zeros(2, np.int64))
-    loss = fit_feature_networks(copy, theta, inputs, whole, batch, network.layout, descent)
+    whole = feature_networks.FeatureSamples(
+        np.array([0, len(order)]), owner, items, samples.labels[order], 1
+    )
+    inputs = feature_networks.Inputs(*features, np.zeros(2, np.int64))
+    loss = feature_networks.fit_feature_networks(
+        copy, theta, inputs, whole, batch, network.layout, descent
+    )
     return copy, loss
 
 
@@ -375,7 +354,7 @@ class Perceptron:
             "item": (d, first),
             "product": (d, first),
             "bias": (first,),
-            **mlp_shapes([*self.hidden, 1]),
+            **tensors.mlp_shapes([*self.hidden, 1]),
         }
         if self.interest:
             shapes |= {
@@ -408,18 +387,20 @@ class Perceptron:
 
     def loss(self, p: Params, rows: Params, fixed: Params, step: SampleBatch) -> Tensor:
         """Return each client's binary cross-entropy, plus that of matching interest and item."""
-        loss = mean_bce(self.logits(p, rows["users"], rows["items"], fixed), step)
+        loss = tensors.mean_bce(self.logits(p, rows["users"], rows["items"], fixed), step)
         if not self.matching:
             return loss
         interest = gru(p, fixed["behaviour"], fixed["interest"])
         degree = (torch.bmm(interest, p["match"]) * rows["items"]).sum(-1)
-        return loss + self.matching * mean_bce(degree, step)
+        return loss + self.matching * tensors.mean_bce(degree, step)
 
     def gated_loss(self, p: Params, rows: Params, fixed: Params, step: SampleBatch) -> Tensor:
         """Return the loss where item rows are the received rows plus gated deltas."""
         received, deltas = rows["items"].chunk(2, -1)
         gate = 2 * torch.sigmoid(torch.bmm(fixed["client"], p["gate"]))
-        return mean_bce(self.logits(p, rows["users"], received + gate * deltas, fixed), step)
+        return tensors.mean_bce(
+            self.logits(p, rows["users"], received + gate * deltas, fixed), step
+        )
 
     def logits(self, p: Params, users: Tensor, items: Tensor, fixed: Params) -> Tensor:
         """Return the logits of samples: [clients, samples]."""
@@ -455,7 +436,7 @@ class Perceptron:
     ) -> NDArray[np.float32]:
         """Return the interest of every user after a round."""
         out = np.zeros_like(fixed["interest"])
-        for filled, real in groups_in_order(len(indptr) - 1):
+        for filled, real in tensors.groups_in_order(len(indptr) - 1):
             p, clients = self.unpack(network[filled]), filled[:real]
             for first in range(0, int(np.diff(indptr)[clients].max()), BLOCK):
                 starts = np.minimum(indptr[clients] + first, indptr[clients + 1])
@@ -470,7 +451,7 @@ class Perceptron:
 
 def upper_layers(p: Params, first: Tensor) -> Tensor:
     """Return the logits of first-layer sums [clients, samples, width]."""
-    return mlp(p, torch.relu(first))[..., 0]
+    return tensors.mlp(p, torch.relu(first))[..., 0]
 
 
 def gru(p: Params, inputs: Tensor, state: Tensor) -> Tensor:

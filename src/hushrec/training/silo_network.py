@@ -9,23 +9,16 @@ batch, not as the catalogue. Padding uses a spare row that is never read.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation import ClientRows
 from hushrec.data.views import TrainView
-from hushrec.kernels.layers import (
-    adam_network,
-    adam_rows,
-    descend_network,
-    descend_rows,
-    follow_rows,
-)
+from hushrec.kernels import layers
 from hushrec.training.samples import SiloSamples
 from hushrec.training.tensors import (
     GROUP,
@@ -35,133 +28,59 @@ from hushrec.training.tensors import (
     SampleBatch,
     Tensor,
     groups_by_length,
+    mean_weights,
     torch,
 )
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Adam (Kingma and Ba) or plain SGD, possibly with a Moreau envelope (see `pfedme`)."""
+
+    rate: float
+    adam: bool = True
+    repeats: int = 1
+    """Number of steps on each batch."""
+    pull: float = 0.0
+    """Weight of half the squared distance from the anchors in the loss."""
+    follow: float | None = None
+    """Share of the distance by which anchors follow after a batch; None without anchors."""
+
+    def factors(self, number: int) -> tuple[float, float | None]:
+        """Return the rate of a step, counted from 1, and Adam's correction of the squares."""
+        if not self.adam:
+            return self.rate, None
+        return self.rate / (1 - layers.DECAY_FIRST**number), 1 / (1 - layers.DECAY_SECOND**number)
 
 
 class OptimiserState:
     """Networks or table rows of a group, with the state of the optimiser."""
 
     def __init__(self, values: Array, optimiser: Optimiser, *, moves: bool, shared: bool) -> None:
-        self.values = values
-        self.anchors = values.copy() if optimiser.anchored and shared else values
+        self.values, self.optimiser = values, optimiser
+        anchored = shared and optimiser.follow is not None
+        self.anchors = values.copy() if anchored else values
         """Anchors of a Moreau envelope; private parameters have none."""
         shape = values.shape if moves else (0, 0)
         self.first, self.second = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.summed = np.zeros((shape[0], shape[1] + 1), np.float32)
-        """Buffer for sums of row gradients and a mark; 0 between steps."""
+        self._held = values, self.first, self.second, self.anchors, optimiser.pull * anchored
 
-
-@dataclass(frozen=True)
-class Optimiser(ABC):
-    """Update of parameters by a gradient; ``number`` counts steps from 1."""
-
-    anchored: ClassVar[bool] = False
-    """Whether shared parameters have anchors, which follow them."""
-
-    @property
-    def repeats(self) -> int:
-        """Number of steps on each batch."""
-        return 1
-
-    @abstractmethod
-    def move_network(
-        self, held: OptimiserState, gradient: Array, start: int, active: Array, number: int
-    ) -> None:
+    def move_network(self, gradient: Array, start: int, active: Array, number: int) -> None:
         """Update the parameter at offset ``start`` of the active clients."""
+        factors = self.optimiser.factors(number)
+        layers.step_networks(*self._held, gradient, start, active, *factors)
 
-    @abstractmethod
-    def move_rows(self, held: OptimiserState, gradient: Array, index: Array, number: int) -> None:
+    def move_rows(self, gradient: Array, index: Array, number: int) -> None:
         """Update the distinct rows of ``index``, each with the sum of its gradients."""
+        factors = self.optimiser.factors(number)
+        layers.step_rows(*self._held, gradient, index, self.summed, *factors)
 
-    def move_anchors(
-        self, network: OptimiserState, items: OptimiserState, active: Array, index: Array
-    ) -> None:
-        """Move the anchors after a batch; by default there are none."""
-        return
-
-
-@dataclass(frozen=True)
-class PlainSGD(Optimiser):
-    """Plain SGD."""
-
-    rate: float
-
-    def move_network(
-        self, held: OptimiserState, gradient: Array, start: int, active: Array, number: int
-    ) -> None:
-        """Take an SGD step."""
-        descend_network(held.values, gradient, start, active, self.rate)
-
-    def move_rows(self, held: OptimiserState, gradient: Array, index: Array, number: int) -> None:
-        """Take an SGD step."""
-        descend_rows(held.values, held.summed, index, gradient, self.rate)
-
-
-@dataclass(frozen=True)
-class LazyAdam(Optimiser):
-    """Adam (Kingma and Ba); table rows are updated only in steps whose batch contains them."""
-
-    rate: float
-    first: float = 0.9
-    second: float = 0.999
-    tiny: float = 1e-8
-
-    @property
-    def pull(self) -> float:
-        """Weight of half the squared distance from the anchors in the loss."""
-        return 0.0
-
-    def factors(self, number: int) -> tuple[float, float, float, float, float]:
-        """Return (two decays, corrected rate, correction of the squares, tiny) of a step."""
-        rate, spread = self.rate / (1 - self.first**number), 1 / (1 - self.second**number)
-        return self.first, self.second, rate, spread, self.tiny
-
-    def move_network(
-        self, held: OptimiserState, gradient: Array, start: int, active: Array, number: int
-    ) -> None:
-        """Take an Adam step."""
-        factors, moments = self.factors(number), (held.first, held.second)
-        adam_network(
-            held.values, *moments, gradient, start, active, factors, held.anchors, self.pull
-        )
-
-    def move_rows(self, held: OptimiserState, gradient: Array, index: Array, number: int) -> None:
-        """Take an Adam step."""
-        factors, moments = self.factors(number), (held.first, held.second)
-        pull = self.pull if held.anchors is not held.values else 0.0
-        adam_rows(held.values, *moments, held.summed, index, gradient, factors, held.anchors, pull)
-
-
-@dataclass(frozen=True)
-class MoreauAdam(LazyAdam):
-    """Steps of LazyAdam on every batch, drawn back to anchors that then follow (see `pfedme`)."""
-
-    anchored: ClassVar[bool] = True
-    steps: int = 1
-    """Number of steps on each batch."""
-    weight: float = 0.0
-    """Weight of half the squared distance from the anchors in the loss."""
-    share: float = 1.0
-    """Share of the distance by which the anchors follow after a batch."""
-
-    @property
-    def repeats(self) -> int:
-        """Number of steps on each batch."""
-        return self.steps
-
-    @property
-    def pull(self) -> float:
-        """Weight of half the squared distance from the anchors in the loss."""
-        return self.weight
-
-    def move_anchors(
-        self, network: OptimiserState, items: OptimiserState, active: Array, index: Array
-    ) -> None:
-        """Move the anchors of the active networks and of the rows of ``index``."""
-        for c in np.flatnonzero(active):
-            network.anchors[c] += np.float32(self.share) * (network.values[c] - network.anchors[c])
-        follow_rows(items.anchors, items.values, items.summed, index, self.share)
+    def move_anchors(self, rows: Array) -> None:
+        """Let the anchors of these rows follow."""
+        if self.anchors is not self.values:
+            share = np.float32(self.optimiser.follow)
+            self.anchors[rows] += share * (self.values[rows] - self.anchors[rows])
 
 
 LANES = 16
@@ -190,20 +109,15 @@ class SiloProblem:
     decay: float = 0.0
     """Weight of the mean squared norm of the samples' rows, added to the loss."""
 
-    @property
-    def owned(self) -> dict[str, NDArray[np.int64]]:
-        """Offsets of the clients' rows in each table."""
-        return {"users": self.user_indptr, "items": self.samples.touched.indptr}
-
 
 def unpack_flat(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
     """Return named views of flat parameters, [clients, …]."""
-    out, start = {}, 0
-    for name, shape in shapes.items():
-        size = math.prod(shape)
-        out[name] = flat[:, start : start + size].view(-1, *shape)
-        start += size
-    return out
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    pieces: tuple[Tensor, ...] = torch.split(flat[:, : sum(sizes)], sizes, 1)
+    return {
+        name: piece.view(-1, *shape)
+        for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
+    }
 
 
 def pack_flat(arrays: Arrays, shapes: Shapes) -> NDArray[np.float32]:
@@ -305,11 +219,12 @@ class _Group:
             name: part.detach().requires_grad_("network" in moves)
             for name, part in unpack_flat(flat, problem.shapes).items()
         }
-        rows, owned = {"users": start.users, "items": start.items}, problem.owned
-        self.tables = {name: _Table(rows[name], owned[name], self.real) for name in rows}
-        self.fixed = {
-            name: _Table(rows, owned["users"], self.real) for name, rows in problem.fixed.items()
+        indptr = problem.user_indptr
+        self.tables = {
+            "users": _Table(start.users, indptr, self.real),
+            "items": _Table(start.items, problem.samples.touched.indptr, self.real),
         }
+        self.fixed = {name: _Table(rows, indptr, self.real) for name, rows in problem.fixed.items()}
         values = {"network": flat, **{name: t.values for name, t in self.tables.items()}}
         self.held = {
             name: OptimiserState(
@@ -334,12 +249,8 @@ class _Group:
             valid = np.arange(size) < sizes[:, None]
             at = (starts + epoch * lengths + first)[:, None] + np.arange(size)
             at = samples.order.values[np.where(valid, at, 0)]
-            weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0)
-            step = SampleBatch(
-                torch.from_numpy(samples.labels[at]), torch.from_numpy(weights.astype(np.float32))
-            )
             yield (
-                step,
+                SampleBatch(torch.from_numpy(samples.labels[at]), mean_weights(sizes, valid)),
                 self.tables["users"].index(samples.users[at], valid),
                 self.tables["items"].index(samples.rows[at], valid),
             )
@@ -350,41 +261,32 @@ class _Group:
             losses = self._descend(number * self.optimiser.repeats + k + 1, step, users, items)
             if k == 0:
                 self.total += losses * step.active
-        network, rows = self.held["network"], self.held["items"]
-        self.optimiser.move_anchors(network, rows, step.active.numpy(), items.numpy())
+        self.held["network"].move_anchors(np.flatnonzero(step.active.numpy()))
+        self.held["items"].move_anchors(np.unique(items.numpy()))
 
     def _descend(self, number: int, step: SampleBatch, users: Tensor, items: Tensor) -> Tensor:
         """Take one step; return the clients' losses before it."""
         index = {"users": users, "items": items}
         rows = {name: table.look_up(index[name]) for name, table in self.tables.items()}
         fixed = {name: table.look_up(users) for name, table in self.fixed.items()}
-        learning = [name for name in ("users", "items") if name in self.moves]
-        moving = list(self.network.values()) if "network" in self.moves else []
-        moving += [rows[name].requires_grad_() for name in learning]
+        learning = [name for name in rows if name in self.moves]
+        network = self.network if "network" in self.moves else {}
+        moving = [*network.values(), *(rows[name].requires_grad_() for name in learning)]
         losses = self.problem.loss(self.network, rows, fixed, step)
         summed = (losses * step.active).sum()
-        gradients = list(torch.autograd.grad(summed, moving, materialize_grads=True))
-        if "network" in self.moves:
-            parts = dict(zip(self.network, gradients, strict=False))
-            gradients = gradients[len(parts) :]
-            self._move_network(number, parts, step.active.numpy())
-        shrink = (2 * self.problem.decay * step.weights)[..., None]
-        for name, gradient in zip(learning, gradients, strict=True):
-            decayed = torch.addcmul(gradient, rows[name].detach(), shrink)
-            flat = decayed.reshape(-1, decayed.shape[-1]).numpy()
-            self.optimiser.move_rows(self.held[name], flat, index[name].numpy(), number)
-        return losses.detach().double()
-
-    def _move_network(
-        self, number: int, parts: Mapping[str, Tensor], active: NDArray[np.float32]
-    ) -> None:
-        """Update each parameter in place; clients that have finished stay unchanged."""
-        start = 0
-        for name, gradient in parts.items():
+        gradients = torch.autograd.grad(summed, moving, materialize_grads=True)
+        offset = 0
+        for name, gradient in zip(network, gradients, strict=False):
             own = gradient.reshape(GROUP, -1).numpy()
             if self.only is None or name in self.only:
-                self.optimiser.move_network(self.held["network"], own, start, active, number)
-            start += own.shape[1]
+                self.held["network"].move_network(own, offset, step.active.numpy(), number)
+            offset += own.shape[1]
+        shrink = (2 * self.problem.decay * step.weights)[..., None]
+        for name, gradient in zip(learning, gradients[len(network) :], strict=True):
+            decayed = torch.addcmul(gradient, rows[name].detach(), shrink)
+            flat = decayed.reshape(-1, decayed.shape[-1]).numpy()
+            self.held[name].move_rows(flat, index[name].numpy(), number)
+        return losses.detach().double()
 
     def give_back(self, done: TrainedSilos) -> None:
         """Write the results of these clients."""

@@ -197,16 +197,21 @@ def batches(
             valid = np.arange(batch) < sizes[:, None]
             at = (starts + epoch * lengths + first)[:, None] + np.arange(batch)
             at = np.where(valid, at, 0)
-            weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0).astype(np.float32)
             yield (
                 DeviceBatch(
                     torch.from_numpy(samples.labels[at]),
-                    torch.from_numpy(weights),
+                    mean_weights(sizes, valid),
                     whole,
                     torch.from_numpy(samples.items[at].astype(np.int64)),
                 ),
                 torch.from_numpy(np.where(valid, row[at], 0)),
             )
+
+
+def mean_weights(sizes: NDArray[np.int64], valid: NDArray[np.bool_]) -> Tensor:
+    """Return weights that turn a sum over each client's valid samples into their mean."""
+    weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0)
+    return torch.from_numpy(weights.astype(np.float32))
 
 
 def mean_bce(logits: Tensor, batch: SampleBatch) -> Tensor:
