@@ -27,6 +27,7 @@ from hushrec.privacy.accountant import (
     Pure,
 )
 from hushrec.privacy.composition import Claim, compose
+from hushrec.privacy.statement import PrivacyStatement
 from hushrec.reporting.html import write_report
 from hushrec.runs.recording import data_digest
 from hushrec.runs.schema import Summary
@@ -127,11 +128,15 @@ def of_account(account, delta=1e-5, neighbours="replace-one"):
     """A claim with this account."""
     lines = "\n".join(json.dumps(entry, sort_keys=True) for entry in account)
     epsilon = Accountant(account).epsilon(delta)
-    words = {"neighbours": neighbours, "unit": "user", "trust": "nobody"}
-    words |= {"public": (), "not_covered": ()}
-    about = {"run": "r", "method": "m", "data": "d", "digest": None, "clients": 500}
-    flags = {"same_budgets": False, "noise_seed": None}
-    return Claim(epsilon=epsilon, delta=delta, account=lines, **words, **about, **flags)
+    privacy = PrivacyStatement(
+        guarantee="user-level (epsilon, delta)-DP",
+        epsilon=epsilon,
+        delta=delta,
+        neighbours=neighbours,
+        trust="nobody",
+        statement="",
+    )
+    return Claim("r", "m", "d", None, 500, epsilon, privacy, lines)
 
 
 @settings(max_examples=60)
@@ -292,7 +297,7 @@ def test_the_sum_at_another_delta(summary):
 def test_noise_that_can_be_repeated_is_said_first(summary):
     together = compose(claims([summary, other(summary, noise_seed=0), summary]))
     assert together.statement.startswith("Simulated: the noise of 1 of 3 runs")
-    assert together.simulated == ("run-1",)
+    assert together.simulated == ["run-1"]
 
 
 # ------------------------------------------------------------ the command

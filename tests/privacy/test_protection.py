@@ -10,7 +10,7 @@ from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.federation.backends import Machine
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
-from hushrec.privacy.plan import unprotected
+from hushrec.privacy.plan import NoPlan
 from hushrec.privacy.protection import Mechanism, Protection
 from hushrec.streams import SecretRound, SecretStreams, Streams
 from hushrec.testing import Federation
@@ -98,7 +98,7 @@ def test_mechanisms_see_the_numbers_that_travel(tiny):
     [(False, 9, "raw updates"), (False, 0, "nothing"), (True, 0, "pooled")],
 )
 def test_a_run_that_asks_for_nothing_claims_nothing(pooled, up_bytes, word):
-    statement = unprotected(pooled=pooled, up_bytes=up_bytes)
+    statement = NoPlan(Protection(), pooled=pooled).statement((), 1, up_bytes=up_bytes)
     assert statement.guarantee == "none"
     assert statement.epsilon is None
     assert statement.statement.startswith("No")
@@ -106,6 +106,7 @@ def test_a_run_that_asks_for_nothing_claims_nothing(pooled, up_bytes, word):
 
 
 def test_a_method_that_uploads_private_parameters_is_told():
-    said = unprotected(pooled=False, up_bytes=9, reveals=frozenset({"table"})).statement
+    plain, revealing = NoPlan(Protection()), NoPlan(Protection(), reveals=frozenset({"table"}))
+    said = revealing.statement((), 1, up_bytes=9).statement
     assert said.endswith("This method uploads its clients' table.")
-    assert "uploads its clients'" not in unprotected(pooled=False, up_bytes=9).statement
+    assert "uploads its clients'" not in plain.statement((), 1, up_bytes=9).statement

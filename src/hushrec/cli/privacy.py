@@ -32,7 +32,8 @@ from hushrec.privacy.accountant import (
     epsilon_of,
     noise_for,
 )
-from hushrec.privacy.composition import ComposedGuarantee, compose
+from hushrec.privacy.composition import compose
+from hushrec.privacy.statement import ComposedStatement
 from hushrec.reporting.html import write_report
 from hushrec.reporting.plots import line, standalone
 from hushrec.reporting.tables import add_figures, plain_table
@@ -380,7 +381,7 @@ def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: boo
     """
     together = compose([summary.claim(str(folder)) for folder, summary in _runs(folders)], delta)
     if as_json:
-        print_json(together.stated())
+        print_json(together)
         return
     console = Console()
     console.print(_together_table(together))
@@ -401,15 +402,15 @@ def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, Summary]]:
     return list(found.values())
 
 
-def _together_table(together: ComposedGuarantee) -> Table:
+def _together_table(together: ComposedStatement) -> Table:
     table = plain_table()
     table.add_column("RUN", overflow="fold")
     table.add_column("method", no_wrap=True)
     add_figures(table, ("epsilon", "delta"))
-    for claim in together.runs:
-        mark = "" if claim.noise_seed is None else " (simulated)"
-        figures = f"{claim.epsilon:.4f}", f"{claim.delta:.3g}"
-        table.add_row(f"{claim.run}{mark}", claim.method, *figures)
+    for run in together.runs:
+        mark = "" if run["noise_seed"] is None else " (simulated)"
+        figures = f"{run['epsilon']:.4f}", f"{run['delta']:.3g}"
+        table.add_row(f"{run['run']}{mark}", run["method"], *figures)
     figures = f"{together.epsilon:.4f}", f"{together.delta:.3g}"
     table.add_row("all together", "", *figures, style="bold")
     return table

@@ -16,14 +16,14 @@ from functools import lru_cache
 from typing import Any
 
 from hushrec.errors import ConfigError, RunError
-from hushrec.privacy.accountant import KEPT_BACK, Accountant, Neighbours
+from hushrec.privacy.accountant import KEPT_BACK, Accountant
 from hushrec.privacy.plan import OTHER_RUNS, TRUSTED, Trust, changed
 from hushrec.privacy.statement import ComposedStatement, PrivacyStatement
 
 EVENTS = {"discrete gaussian", "pure"}
-NEIGHBOURS: tuple[Neighbours, ...] = ("zero-out-one", "replace-one")
-COPIED = ("public", "not_covered", "neighbours", "unit", "trust", "same_budgets", "noise_seed")
-"""Fields of a statement that a claim repeats."""
+NEIGHBOURS = ("zero-out-one", "replace-one")
+COMPOSED = ("public", "not_covered", "neighbours", "unit", "trust", "same_budgets", "noise_seed")
+"""Fields of a statement that a composed statement is made from."""
 RUNS_NOT_NAMED = "options tuned on the same data, and runs on it that are not among these"
 
 
@@ -38,14 +38,7 @@ class Claim:
     """Digest of the data; None if no party of the run has all data."""
     clients: int
     epsilon: float
-    delta: float
-    neighbours: Neighbours
-    unit: str
-    trust: Trust
-    same_budgets: bool
-    noise_seed: int | None
-    public: tuple[str, ...]
-    not_covered: tuple[str, ...]
+    privacy: PrivacyStatement
     account: str
     """The accountant's history of all planned rounds: a line of JSON per event."""
 
@@ -59,117 +52,30 @@ class Claim:
             raise RunError(f"{run} has no guarantee to compose: {privacy.statement}")
         if selected_by == "validation":
             raise _earlier(run, "its model was selected by validation items without noise")
-        for name in ("delta", "claimed", *COPIED):
+        for name in ("delta", "claimed", *COMPOSED):
             if name not in privacy.model_fields_set:
                 raise _earlier(run, f"its statement lacks '{name}'")
         if privacy.neighbours not in NEIGHBOURS:
             raise _earlier(run, f"its neighbour relation is '{privacy.neighbours}'")
         if privacy.trust not in TRUSTED:
             raise _earlier(run, f"its trust is '{privacy.trust}'")
-        claim = cls(
-            run=run,
-            **about,
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
-            public=tuple(privacy.public),
-            not_covered=tuple(privacy.not_covered),
-            account=_account(run, privacy.claimed),
-            **{name: getattr(privacy, name) for name in COPIED[2:]},
-        )
+        account = _account(run, privacy.claimed)
         try:
-            reached = _epsilon(claim.account, claim.delta)
+            reached = _epsilon(account, privacy.delta)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _earlier(run, f"its account cannot be read ({error!r})") from None
-        if not reached >= claim.epsilon * (1 - KEPT_BACK):
+        if not reached >= privacy.epsilon * (1 - KEPT_BACK):
             raise RunError(
                 f"{run}: the accountant gives epsilon {reached:.4g} and the statement says "
-                f"{claim.epsilon:.4g}; summary.json is damaged"
+                f"{privacy.epsilon:.4g}; summary.json is damaged"
             )
-        return claim
+        return cls(run, **about, epsilon=privacy.epsilon, privacy=privacy, account=account)
 
     def __str__(self) -> str:
-        return f"({self.epsilon:.4g}, {self.delta:.3g})"
+        return f"({self.epsilon:.4g}, {self.privacy.delta:.3g})"
 
 
-@dataclass(frozen=True)
-class ComposedGuarantee:
-    """(epsilon, delta)-DP of everything that several runs release."""
-
-    runs: tuple[Claim, ...]
-    epsilon: float
-    delta: float
-
-    @property
-    def simulated(self) -> tuple[str, ...]:
-        """Runs with a noise seed, whose noise is reproducible."""
-        return tuple(claim.run for claim in self.runs if claim.noise_seed is not None)
-
-    @property
-    def same_budgets(self) -> bool:
-        """Whether neighbours have the same personal budgets."""
-        return any(claim.same_budgets for claim in self.runs)
-
-    @property
-    def trust(self) -> Trust:
-        """The party that must be trusted in at least one of the runs."""
-        trusting = any(claim.trust == "aggregator" for claim in self.runs)
-        return "aggregator" if trusting else "nobody"
-
-    @property
-    def public(self) -> tuple[str, ...]:
-        """Data that at least one of the runs declares public."""
-        return tuple(dict.fromkeys(fact for claim in self.runs for fact in claim.public))
-
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """What at least one of the runs does not cover."""
-        facts = [fact for claim in self.runs for fact in claim.not_covered if fact != OTHER_RUNS]
-        return (*dict.fromkeys(facts), RUNS_NOT_NAMED)
-
-    @property
-    def statement(self) -> str:
-        """The guarantee of one run and of all runs, as text."""
-        largest = max(self.runs, key=lambda claim: claim.epsilon)
-        unit, neighbours, number = largest.unit, largest.neighbours, len(self.runs)
-        same = len({str(claim) for claim in self.runs}) == 1
-        change = changed(unit, neighbours, same_budgets=self.same_budgets)
-        simulated = (
-            f"Simulated: the noise of {len(self.simulated)} of {number} runs comes from "
-            "privacy.noise_seed, and whoever knows it can remove it. "
-            if self.simulated
-            else ""
-        )
-        budgets = " Personal budgets count with the largest." if self.same_budgets else ""
-        return (
-            f"{simulated}{unit.capitalize()}-level differential privacy of {number} runs on the "
-            f"same data. One of them: {'' if same else 'at most '}{largest}; all {number} "
-            f"together: ({self.epsilon:.4g}, {self.delta:.3g}): what they release is as likely, up "
-            f"to a factor e^{self.epsilon:.4g} and a probability {self.delta:.3g}, {change}, in "
-            f"all of them at once.{budgets} Trust: {TRUSTED[self.trust]}. "
-            f"Public: {'; '.join(self.public)}. Not covered: {'; '.join(self.not_covered)}."
-        )
-
-    def stated(self) -> ComposedStatement:
-        """Return the guarantee as it is stored."""
-        one, shown = self.runs[0], ("run", "method", "epsilon", "delta", "noise_seed")
-        return ComposedStatement(
-            guarantee=f"{one.unit}-level (epsilon, delta)-DP",
-            epsilon=self.epsilon,
-            delta=self.delta,
-            neighbours=one.neighbours,
-            same_budgets=self.same_budgets,
-            unit=one.unit,
-            trust=self.trust,
-            data=one.data,
-            runs=[{name: getattr(claim, name) for name in shown} for claim in self.runs],
-            simulated=list(self.simulated),
-            public=list(self.public),
-            not_covered=list(self.not_covered),
-            statement=self.statement,
-        )
-
-
-def compose(claims: Sequence[Claim], delta: float | None = None) -> ComposedGuarantee:
+def compose(claims: Sequence[Claim], delta: float | None = None) -> ComposedStatement:
     """Return the joint guarantee of runs on the same data, by default at their common delta."""
     _check_fit(claims)
     common = _common_delta(claims, delta)
@@ -177,7 +83,56 @@ def compose(claims: Sequence[Claim], delta: float | None = None) -> ComposedGuar
     events = sorted(line for claim in claims for line in claim.account.splitlines())
     whole = _epsilon("\n".join(events), common)
     apart = sum(sorted(_epsilon(claim.account, common / len(claims)) for claim in claims))
-    return ComposedGuarantee(tuple(claims), min(whole, apart), common)
+    return _stated(claims, min(whole, apart), common)
+
+
+def _stated(claims: Sequence[Claim], epsilon: float, delta: float) -> ComposedStatement:
+    """State that everything that the runs release is (epsilon, delta)-DP."""
+    number, largest = len(claims), max(claims, key=lambda claim: claim.epsilon)
+    statements = [claim.privacy for claim in claims]
+    first = statements[0]
+    simulated = [claim.run for claim in claims if claim.privacy.noise_seed is not None]
+    same_budgets = any(one.same_budgets for one in statements)
+    trusting = any(one.trust == "aggregator" for one in statements)
+    trust: Trust = "aggregator" if trusting else "nobody"
+    public = list(dict.fromkeys(fact for one in statements for fact in one.public))
+    facts = [fact for one in statements for fact in one.not_covered if fact != OTHER_RUNS]
+    not_covered = [*dict.fromkeys(facts), RUNS_NOT_NAMED]
+    seeds = (
+        f"Simulated: the noise of {len(simulated)} of {number} runs comes from "
+        "privacy.noise_seed, and whoever knows it can remove it. "
+        if simulated
+        else ""
+    )
+    same = len({str(claim) for claim in claims}) == 1
+    change = changed(first.unit, first.neighbours, same_budgets=same_budgets)
+    budgets = " Personal budgets count with the largest." if same_budgets else ""
+    return ComposedStatement(
+        guarantee=f"{first.unit}-level (epsilon, delta)-DP",
+        epsilon=epsilon,
+        delta=delta,
+        neighbours=first.neighbours,
+        same_budgets=same_budgets,
+        unit=first.unit,
+        trust=trust,
+        data=claims[0].data,
+        runs=[
+            {"run": claim.run, "method": claim.method, "epsilon": claim.epsilon}
+            | {"delta": claim.privacy.delta, "noise_seed": claim.privacy.noise_seed}
+            for claim in claims
+        ],
+        simulated=simulated,
+        public=public,
+        not_covered=not_covered,
+        statement=(
+            f"{seeds}{first.unit.capitalize()}-level differential privacy of {number} runs on the "
+            f"same data. One of them: {'' if same else 'at most '}{largest}; all {number} "
+            f"together: ({epsilon:.4g}, {delta:.3g}): what they release is as likely, up to a "
+            f"factor e^{epsilon:.4g} and a probability {delta:.3g}, {change}, in all of them at "
+            f"once.{budgets} Trust: {TRUSTED[trust]}. Public: {'; '.join(public)}. "
+            f"Not covered: {'; '.join(not_covered)}."
+        ),
+    )
 
 
 def _check_fit(claims: Sequence[Claim]) -> None:
@@ -188,34 +143,30 @@ def _check_fit(claims: Sequence[Claim]) -> None:
         )
     first = claims[0]
     for other in claims[1:]:
-        if not _same_data(first, other):
+        known_by = "data" if None in (first.digest, other.digest) else "digest"
+        if getattr(first, known_by) != getattr(other, known_by):
             raise RunError(
                 f"{first.run} and {other.run} are on different data ('{first.data}' and "
                 f"'{other.data}'{', which changed' if first.data == other.data else ''}). The "
                 "statement of a run holds for users who are only in its data; for users who are in "
                 "both, add up the epsilons and the deltas"
             )
-        if other.unit != first.unit:
+        one, two = first.privacy, other.privacy
+        if one.unit != two.unit:
             raise RunError(
-                f"{first.run} protects each {first.unit} and {other.run} each {other.unit}: their "
+                f"{first.run} protects each {one.unit} and {other.run} each {two.unit}: their "
                 "guarantees cannot be composed"
             )
-        if other.neighbours != first.neighbours:
+        if one.neighbours != two.neighbours:
             raise RunError(
-                f"{first.run} is accounted for under {first.neighbours} and {other.run} under "
-                f"{other.neighbours}, which cannot be composed: train both with the same "
+                f"{first.run} is accounted for under {one.neighbours} and {other.run} under "
+                f"{two.neighbours}, which cannot be composed: train both with the same "
                 "privacy.neighbours"
             )
 
 
-def _same_data(one: Claim, other: Claim) -> bool:
-    if one.digest is None or other.digest is None:
-        return one.data == other.data
-    return one.digest == other.digest
-
-
 def _common_delta(claims: Sequence[Claim], requested: float | None) -> float:
-    own = sorted({claim.delta for claim in claims} - {0.0})
+    own = sorted({claim.privacy.delta for claim in claims} - {0.0})
     if requested is None:
         if len(own) > 1:
             raise ConfigError(

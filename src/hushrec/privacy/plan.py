@@ -1,10 +1,10 @@
-"""`Plan`: mechanisms and privacy accounting of a run; `Guarantee`: the resulting statement."""
+"""`Plan`: mechanisms, privacy accounting and the privacy statement of a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -50,82 +50,11 @@ TRUSTED: dict[Trust, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Guarantee:
-    """(epsilon, delta)-DP of everything that the training rounds release."""
-
-    epsilon: float
-    delta: float
-    neighbours: Neighbours
-    sampling: str
-    trust: Trust
-    mechanism: str
-    """How uploads are clipped and noised, and how their sum is."""
-    rounds: int
-    """Largest number of rounds, decided before the first."""
-    unit: str = "user"
-    """Protected unit: all interactions of one user, or of all users of one silo."""
-    public: tuple[str, ...] = ()
-    """Declared public data, which the guarantee does not protect."""
-    not_covered: tuple[str, ...] = NOT_COVERED
-    noise_seed: int | None = None
-    """Seed of reproducible noise, which anyone who knows the seed can remove."""
-    same_budgets: bool = False
-    """Whether neighbours have the same personal budgets, which noise and weights reveal."""
-
-    @property
-    def statement(self) -> str:
-        """The guarantee as a paragraph of text."""
-        change = changed(self.unit, self.neighbours, same_budgets=self.same_budgets)
-        simulated = (
-            f"Simulated: noise from privacy.noise_seed = {self.noise_seed}, which whoever knows it "
-            "can remove. "
-            if self.noise_seed is not None
-            else ""
-        )
-        return (
-            f"{simulated}{self.unit.capitalize()}-level ({self.epsilon:.4g}, {self.delta:.3g})-"
-            f"differential privacy: what up to {self.rounds} rounds release is as likely, up to a "
-            f"factor e^{self.epsilon:.4g} and a probability {self.delta:.3g}, {change}. "
-            f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. "
-            f"Trust: {TRUSTED[self.trust]}. Public: {'; '.join(self.public)}. "
-            f"Not covered: {'; '.join(self.not_covered)}."
-        )
-
-    def stated(self, **more: Any) -> PrivacyStatement:
-        """Return the guarantee as it is stored, with further fields of the statement."""
-        return PrivacyStatement(
-            guarantee=f"{self.unit}-level (epsilon, delta)-DP",
-            **{
-                **asdict(self),
-                "public": list(self.public),
-                "not_covered": list(self.not_covered),
-                "statement": self.statement,
-                **more,
-            },
-        )
-
-
-def changed(unit: str, neighbours: Neighbours, *, same_budgets: bool) -> str:
+def changed(unit: str, neighbours: str, *, same_budgets: bool) -> str:
     """Return the difference between neighbouring data sets, for a statement."""
     how = {"zero-out-one": "zeroed out", "replace-one": "replaced by any other"}[neighbours]
     kept = " that leaves everybody's budget as it is" if same_budgets else ""
     return f"with the data of any one {unit} {how}{kept}"
-
-
-def unprotected(*, pooled: bool, up_bytes: int, reveals: Collection[str] = ()) -> PrivacyStatement:
-    """Return the statement of a run without a privacy mode."""
-    if pooled:
-        return no_guarantee("No guarantee: a centralised baseline, everybody's data is pooled.")
-    if up_bytes == 0:
-        return no_guarantee(
-            "No formal guarantee was asked for; this method uploads nothing at all."
-        )
-    return no_guarantee(
-        "No formal guarantee: interactions stay on the clients, but raw updates reach the "
-        "server, and the rows a client uploads name the items it drew and touched."
-        + (f" This method uploads its clients' {' and '.join(sorted(reveals))}." if reveals else "")
-    )
 
 
 def no_guarantee(why: str) -> PrivacyStatement:
@@ -266,45 +195,70 @@ class Plan:
         self._record(accountant, range(run + 1, self.rounds + 1))
         # Laplace noise, and no uploads, are pure DP.
         delta = self.delta if isinstance(self.event, Gaussian) else 0.0
-        guarantee = self._guarantee(accountant.epsilon(self.delta), delta, run)
-        return guarantee.stated(
+        return self._stated(
+            accountant.epsilon(self.delta),
+            delta,
+            run,
             asked_epsilon=self.requested_epsilon,
             spent_epsilon=spent,
             account=[dict(entry) for entry in history],
             claimed=accountant.history(),
         )
 
-    def _guarantee(
-        self, epsilon: float, delta: float, run: int, known: tuple[str, ...] = ()
-    ) -> Guarantee:
-        silos = (SILOS_NOT_COVERED,) if self.unit == SILO else ()
-        return Guarantee(
+    def _personal_statement(
+        self, budgets: PersonalBudgets, ledger: Ledger, run: int
+    ) -> PrivacyStatement:
+        summary = budgets.summary(ledger.spent, ledger.turned_away)
+        return self._stated(
+            float(budgets.claims().max()),
+            self.delta,
+            run,
+            asked_epsilon=None,
+            spent_epsilon=summary.spent.max,
+            account=[],
+            claimed=budgets.largest_account(),
+            budgets=summary,
+        )
+
+    def _stated(self, epsilon: float, delta: float, run: int, **account: Any) -> PrivacyStatement:
+        """State (epsilon, delta)-DP of everything that the training rounds release."""
+        personal, rounds = self.budgets is not None, max(self.rounds, run)
+        not_covered = (
+            *self.undeclared,
+            *(PUBLIC_BUDGETS if personal else ()),
+            *((SILOS_NOT_COVERED,) if self.unit == SILO else ()),
+            *NOT_COVERED,
+        )
+        simulated = (
+            f"Simulated: noise from privacy.noise_seed = {self.noise_seed}, which whoever knows it "
+            "can remove. "
+            if self.noise_seed is not None
+            else ""
+        )
+        change = changed(self.unit, self.neighbours, same_budgets=personal)
+        return PrivacyStatement(
+            guarantee=f"{self.unit}-level (epsilon, delta)-DP",
             epsilon=epsilon,
             delta=delta,
             neighbours=self.neighbours,
             sampling=str(self.sampling),
             trust=self.trust,
             mechanism=self.mechanism,
-            rounds=max(self.rounds, run),
+            rounds=rounds,
             unit=self.unit,
-            public=self.public,
-            not_covered=(*self.undeclared, *known, *silos, *NOT_COVERED),
+            public=list(self.public),
+            not_covered=list(not_covered),
             noise_seed=self.noise_seed,
-            same_budgets=self.budgets is not None,
-        )
-
-    def _personal_statement(
-        self, budgets: PersonalBudgets, ledger: Ledger, run: int
-    ) -> PrivacyStatement:
-        largest = float(budgets.claims().max())
-        guarantee = self._guarantee(largest, self.delta, run, PUBLIC_BUDGETS)
-        summary = budgets.summary(ledger.spent, ledger.turned_away)
-        return guarantee.stated(
-            asked_epsilon=None,
-            spent_epsilon=summary.spent.max,
-            account=[],
-            claimed=budgets.largest_account(),
-            budgets=summary,
+            same_budgets=personal,
+            statement=(
+                f"{simulated}{self.unit.capitalize()}-level ({epsilon:.4g}, {delta:.3g})-"
+                f"differential privacy: what up to {rounds} rounds release is as likely, up to a "
+                f"factor e^{epsilon:.4g} and a probability {delta:.3g}, {change}. "
+                f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. "
+                f"Trust: {TRUSTED[self.trust]}. Public: {'; '.join(self.public)}. "
+                f"Not covered: {'; '.join(not_covered)}."
+            ),
+            **account,
         )
 
 
@@ -323,4 +277,15 @@ class NoPlan(Plan):
         up_bytes: int = 0,
     ) -> PrivacyStatement:
         """Return a statement that nothing is guaranteed."""
-        return unprotected(pooled=self.pooled, up_bytes=up_bytes, reveals=self.reveals)
+        if self.pooled:
+            return no_guarantee("No guarantee: a centralised baseline, everybody's data is pooled.")
+        if up_bytes == 0:
+            return no_guarantee(
+                "No formal guarantee was asked for; this method uploads nothing at all."
+            )
+        revealed = f" This method uploads its clients' {' and '.join(sorted(self.reveals))}."
+        return no_guarantee(
+            "No formal guarantee: interactions stay on the clients, but raw updates reach the "
+            "server, and the rows a client uploads name the items it drew and touched."
+            + (revealed if self.reveals else "")
+        )

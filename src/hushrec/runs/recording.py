@@ -185,7 +185,7 @@ def _composed_privacy(summaries: Sequence[Summary]) -> PrivacyStatement:
     weakest = max(statements, key=lambda one: one.epsilon or 0)
     if len(statements) < 2 or not all(one.promises for one in statements):
         return weakest
-    together = compose([summary.claim(f"seed-{summary.seed}") for summary in summaries]).stated()
+    together = compose([summary.claim(f"seed-{summary.seed}") for summary in summaries])
     return weakest.model_copy(update={"statement": together.statement, "together": together})
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from hushrec.data.catalog import names
 from hushrec.errors import RunError
 from hushrec.federation.experiment import Experiment
 from hushrec.io.files import LOCK, atomic_folder, checked_path
-from hushrec.privacy.plan import Guarantee
 from hushrec.privacy.statement import PrivacyStatement
 from hushrec.runs.run import Run
 from hushrec.serving.bundle import can_export, export
@@ -137,7 +136,11 @@ def write_release(what: Covered, folder: Path) -> None:
     """Write the files, the manifest last."""
     statement, data = what.statement, what.model.data
     titles = [data.title(item) for item in range(len(data.items))]
-    guarantee = ("guarantee", *(f.name for f in fields(Guarantee)), "asked_epsilon", "statement")
+    guarantee = (
+        *("guarantee", "epsilon", "delta", "neighbours", "sampling", "trust", "mechanism"),
+        *("rounds", "unit", "public", "not_covered", "noise_seed", "same_budgets"),
+        *("asked_epsilon", "statement"),
+    )
     account = ("delta", "epsilon", "asked_epsilon", "spent_epsilon", "account")
     texts = {
         "README.md": _readme(what),
