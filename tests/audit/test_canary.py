@@ -11,15 +11,16 @@ from hushrec.aggregation import UploadShape
 from hushrec.api import train
 from hushrec.audit.canary import (
     CERTAIN,
+    NoisedRound,
     Trials,
     canaries,
     clopper_pearson,
     gaussian_bound,
-    guessing_bound,
     lower_bound,
     most_provable,
+    noised_rounds,
 )
-from hushrec.audit.layout import NoisedRound, noised_rounds
+from hushrec.audit.membership import guessing_bound
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.data.views import CohortConfig
 from hushrec.federation.experiment import ExperimentRequest

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hushrec.aggregation import Steps, UploadShape
-from hushrec.audit.layout import NoisedRound
+from hushrec.audit.canary import NoisedRound
 from hushrec.audit.soundness import soundness
 from hushrec.data.views import CohortConfig
 from hushrec.privacy import clipping as clip_module

@@ -1,15 +1,15 @@
-"""`audit`: attack a finished run in four ways and hold its claim against what is found."""
+"""`audit`: attack a finished run in four ways, and compare the results with its claim."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from hushrec.api import Run
-from hushrec.audit.canary import canaries
+from hushrec.audit.canary import canaries, noised_rounds
 from hushrec.audit.inference import item_inference
-from hushrec.audit.layout import noised_rounds
 from hushrec.audit.membership import membership
 from hushrec.audit.soundness import soundness
 from hushrec.errors import RunError
@@ -61,7 +61,6 @@ def audit(
         # Uploads are replayed with the clipping bound that the run ended with.
         state = run.folder.read_checkpoint(FINAL).protection
         plan = replace(plan, protection=plan.protection.with_state(state))
-    said = run.summary.privacy
     found: dict[str, Any] = {
         "method": run.experiment.method,
         "data": run.experiment.data,
@@ -69,19 +68,14 @@ def audit(
         "users": users,
         "trials": trials,
         "seed": seed,
-        "claim": said.model_dump(
+        "claim": run.summary.privacy.model_dump(
             include={"guarantee", "epsilon", "delta", "neighbours"}, exclude_unset=True
         ),
-        "membership": membership(
-            run, users, streams, lambda done, total: on_progress("membership", done, total)
-        ),
-        "items": item_inference(
-            run, plan, users, streams, lambda done, total: on_progress("items", done, total)
-        ),
+        "membership": membership(run, users, streams, partial(on_progress, "membership")),
+        "items": item_inference(run, plan, users, streams, partial(on_progress, "items")),
         **_mechanism(run, plan, trials, streams, on_progress),
     }
-    found |= _verdict(found, run.experiment.privacy.noise_seed)
-    result = Audit(**found)
+    result = Audit(**found, **_verdict(found, run.experiment.privacy.noise_seed))
     run.folder.write(AUDIT_FILE, result)
     return result
 
@@ -89,28 +83,21 @@ def audit(
 def _mechanism(
     run: Run, plan: Plan, trials: int, streams: Streams, on_progress: Progress
 ) -> dict[str, Any]:
-    """Attack what a claim rests on, if there is one, in the layout of the run's uploads."""
+    """Test the mechanism of a run with a guarantee, in the layout of its uploads."""
     claimed, layers = run.summary.privacy.epsilon, plan.protection.noising.mechanisms
     known = bool(layers) and isinstance(layers[-1], CentralGaussian | LocalNoise)
     if isinstance(plan, NoPlan) or not claimed or not known:
         return {"canaries": [], "soundness": None}
     task = make_task(run.experiment, run.split, plan.protection)
-    stages = noised_rounds(task, plan, run.model.shared)
+    rounds, on_done = noised_rounds(task, plan, run.model.shared), partial(on_progress, "canaries")
     return {
-        "canaries": canaries(
-            plan,
-            stages,
-            claimed,
-            trials,
-            streams,
-            lambda done, total: on_progress("canaries", done, total),
-        ),
-        "soundness": soundness(plan, stages, streams),
+        "canaries": canaries(plan, rounds, claimed, trials, streams, on_done),
+        "soundness": soundness(plan, rounds, streams),
     }
 
 
 def _verdict(found: dict[str, Any], noise_seed: int | None) -> dict[str, Any]:
-    """Say whether anything that was found contradicts the claim, and what."""
+    """Return whether a result contradicts the claim, and the reasons."""
     reasons = [
         f"canaries: {result['who']}, canary in {result['where']}: epsilon is at least "
         f"{result['certain_lower_bound']:.3g}, and {result['claimed_epsilon']:.3g} is claimed"

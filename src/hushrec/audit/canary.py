@@ -1,83 +1,71 @@
-"""What trials prove: lower bounds of epsilon, with a confidence.
+"""Canaries: lower bounds of epsilon that the run's own mechanism proves (docs/privacy.md).
 
-With a threshold that was chosen on one half of the trials, the other half gives true and false
-positive rates with Clopper-Pearson bounds, and (epsilon, delta)-DP would need
-TPR <= e^epsilon FPR + delta:
+A canary is a client whose clipped upload has known entries, as large as clipping allows: in each
+array of the run's layout in turn, and in all of them at once. In half of the trials it takes part,
+in the other half it is absent (or, under replace-one, another client uploads the opposite). The
+mechanism is the run's, from `Protection.protect` over the exact sum to `Protection.finish`, with
+its noise, cohort and rounds, and with secret streams of its own. Only the arrays' sizes are the
+audit's, one entry for each canary: noise and bounds of flat clipping are the same for all sizes,
+and `soundness` tests the real ones. Under row clipping a canary fills rows of a small table; local
+noise is then scaled for all rows, and the bound is loose.
 
-    epsilon >= log((TPR_low - delta) / FPR_high)        (or the same for "not there")
+Other clients would only shift an entry by what the attacker may know. In a cohort of fixed size
+they all upload the opposite, so that whoever replaces the canary makes the difference larger. A
+canary changes its sign from round to round, so that noise which repeats itself cancels.
 
-Where all rounds are plain Gaussians the claim is more than one epsilon: it is a trade-off curve
-with one parameter, mu. Then mu >= z(TPR_low) - z(FPR_high), and the epsilon of that mu at the run's
-delta is a second, sharper bound (Dong, Roth, Su 2022).
+The attacker computes the likelihood ratio of the two worlds over all rounds. A threshold chosen on
+one half of the trials gives, on the other half, true and false positive rates with Clopper-Pearson
+bounds, and (epsilon, delta)-DP would need TPR <= e^epsilon FPR + delta:
 
-Bounds are printed at 95 %. A claim is called contradicted only at 99.99 %, shared out among all
-that is asked at once: else one honest run in twenty or so would fail.
+    epsilon >= log((TPR_low - delta) / FPR_high)        (or the same for "absent")
 
-Canaries: an epsilon that the run's own mechanism provably exceeds, to hold against its claim.
+Where all rounds are plain Gaussians, the claim is a trade-off curve with one parameter, mu. Then
+mu >= z(TPR_low) - z(FPR_high), and the epsilon of that mu at the run's delta is a second, sharper
+bound (Dong, Roth, Su 2022).
 
-A canary is a client whose clipped upload lies in a place that the attacker knows, as large as
-clipping allows: in each array of the run's layout in turn, and in all of them at once. In half of
-the trials it is there, in the other half it is not (or, where neighbours replace one another,
-another one uploads the opposite). The mechanism is the run's, from `Protection.protect` over the
-exact sum to `Protection.finish`, with its noise, cohort and rounds, and with secret streams of its
-own. Only the arrays' sizes are the audit's: one entry for each canary, as noise and bounds of flat
-clipping are the same for all sizes. (What holds at the real sizes, `soundness` looks at.) Other
-clients would only shift an entry by what the attacker is allowed to know.
-
-Canaries change their sign from round to round. Noise that repeats itself cancels for the attacker
-then, and not for the canary.
-
-The attacker computes the likelihood ratio of the two worlds over all rounds. What that proves is
-`trials`' affair. Neighbours are the worst ones: where a cohort has a fixed size, everybody else
-uploads the opposite, so that whoever takes the canary's place makes the difference larger.
-
-Clipping by rows bounds every row by itself, so there a canary fills rows of a small table. Local
-noise with clipping by rows has a scale that is made for all rows: there the bound is loose.
+Bounds are printed at 95 %. A claim is contradicted only at 99.99 % over all tests together: else
+one honest run in twenty or so would fail.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.stats import beta, binom, norm
+from scipy.stats import beta, norm
 
-from hushrec.aggregation import UploadShape
-from hushrec.audit.layout import (
-    NoisedRound,
-    Places,
-    Values,
-    clients,
-    noised_sum,
-    uploads,
-    written_out,
-)
-from hushrec.privacy.accountant import (
-    Everybody,
-    FixedSize,
-    Gaussian,
-    Poisson,
-    Pure,
-    Sampling,
-    epsilon_of,
-    sensitivity,
-)
+from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Total, Update, UploadShape
+from hushrec.data.views import Ragged, TrainView
+from hushrec.federation.client import Task
+from hushrec.methods.base import Shared
+from hushrec.privacy import accountant
+from hushrec.privacy.accountant import Everybody, Pure, Values, sensitivity
 from hushrec.privacy.budgets import PersonalNoise
-from hushrec.privacy.clipping import RowClip
-from hushrec.privacy.noise import LocalNoise
+from hushrec.privacy.clipping import AdaptiveClip, Clip, FlatClip, RowClip
+from hushrec.privacy.noise import CentralGaussian, LocalNoise
 from hushrec.privacy.plan import Plan
+from hushrec.privacy.protection import Protection
 from hushrec.streams import SecretRound, SecretStreams, Streams
 
 CONFIDENCE = 0.95
 CERTAIN = 0.9999
 THRESHOLDS = 200
-MOST_GUESSED = 30.0
-"""Epsilon beyond which no number of guesses is asked about."""
+COLUMN, BLOCK = 4, 200
+"""Rows that a canary fills under row clipping; and canaries in one sum, under row clipping and in
+dense arrays, which every upload holds whole."""
+LOCAL_STREAMS, FEWEST_TRIALS = 200_000, 1000
+"""Streams of local noise that may be opened, one for each client, array and round, which limits the
+number of trials; and the smallest number of trials all the same."""
+
+Entries = Mapping[str, NDArray[np.int64]]
+"""Entries of each array that a canary fills, [canaries, entries of one], each in its own row."""
+
+
+# ------------------------------------------------------------ lower bounds
 
 
 @dataclass(frozen=True)
@@ -105,7 +93,8 @@ def gaussian_bound(trials: Trials, delta: float, confidence: float) -> float:
     mu, _, _ = _bounded(trials, confidence, lambda low, high: norm.ppf(low) - norm.ppf(high))
     if mu <= 0:
         return 0.0
-    return epsilon_of(Gaussian(1 / mu, Everybody(), "replace-one"), 1, delta)
+    event = accountant.Gaussian(1 / mu, Everybody(), "replace-one")
+    return accountant.epsilon_of(event, 1, delta)
 
 
 def most_provable(trials: int, delta: float) -> float:
@@ -114,96 +103,41 @@ def most_provable(trials: int, delta: float) -> float:
     return math.log(max(low[0] - delta, 1e-300) / high[1])
 
 
-def guessing_bound(
-    right: int, guesses: int, coins: int, delta: float, confidence: float, apart: int = 1
-) -> float:
-    """Return the epsilon that so many right guesses of coins in one run prove.
-
-    Coins are fair and independent, each decides between two data sets that are ``apart`` neighbours
-    from each other, and what is guessed is what one run released. Then right guesses are hardly
-    more than those of coins that fall right with probability e^epsilon / (1 + e^epsilon), however
-    they depend on each other (Steinke, Nasr, Jagielski 2023, theorem 5.2).
-    """
-    most = np.arange(1, coins + 1)
-
-    def chance(epsilon: float) -> float:
-        between = apart * epsilon
-        # Steps of a path between data sets: their deltas add up, each times what comes after it.
-        slack = delta * sum(math.exp(step * epsilon) for step in range(apart))
-        likely = binom(guesses, 1 / (1 + math.exp(-between)))
-        beyond = float(likely.sf(right - 1))
-        more = float(((likely.sf(right - 1 - most) - beyond) / most).max())
-        return beyond + 2 * coins * min(slack, 1.0) * more
-
-    if not guesses or chance(0.0) >= 1 - confidence:
-        return 0.0
-    if chance(MOST_GUESSED) < 1 - confidence:
-        return MOST_GUESSED
-    return float(brentq(lambda eps: chance(eps) - (1 - confidence), 0.0, MOST_GUESSED, xtol=1e-4))
-
-
-def judged(
-    trials: Trials,
-    claimed: float,
-    delta: float,
-    *,
-    gaussian: bool = True,
-    certain: float = CERTAIN,
-) -> dict[str, Any]:
-    """Hold a claim against trials; ``gaussian`` says that all of it is plain Gaussian noise."""
-    lower, true, false = lower_bound(trials, delta, CONFIDENCE)
-    surely = lower_bound(trials, delta, certain)[0]
-    sharper = None
-    if gaussian and delta > 0:
-        sharper = gaussian_bound(trials, delta, CONFIDENCE)
-        surely = max(surely, gaussian_bound(trials, delta, certain))
-    count = len(trials.there) + len(trials.absent)
-    return {
-        "claimed_epsilon": claimed,
-        "delta": delta,
-        "lower_bound": lower,
-        "gaussian_lower_bound": sharper,
-        "most_provable": most_provable(count, delta),
-        "tpr": true,
-        "fpr": false,
-        "trials": count,
-        "certain_lower_bound": surely,
-        "contradicted": surely > claimed,
-    }
-
-
 def _bounded(
     trials: Trials, confidence: float, value: Callable[[Values, Values], Values]
 ) -> tuple[float, float, float]:
     """Choose threshold and side on one half of the trials; judge them on the other."""
-    halves = [(trials.there[k::2], trials.absent[k::2]) for k in (0, 1)]
-    (one, zero), (one_test, zero_test) = halves
     best, chosen = -math.inf, (1.0, 0.0)
     for side in (1.0, -1.0):
-        # "Not there" is the same question with the worlds and the sign exchanged.
-        hit, miss = (one, zero) if side > 0 else (-zero, -one)
+        hit, miss = _half(trials, 0, side)
         thresholds = np.quantile(np.concatenate([hit, miss]), np.linspace(0, 1, THRESHOLDS))
         thresholds = np.unique(np.concatenate([thresholds, np.sort(miss)[-10:]]))
         values = value(*_rates(hit, miss, thresholds, confidence))
         if values.max() > best:
             best, chosen = float(values.max()), (side, float(thresholds[values.argmax()]))
     side, threshold = chosen
-    hit, miss = (one_test, zero_test) if side > 0 else (-zero_test, -one_test)
+    hit, miss = _half(trials, 1, side)
     low, high = _rates(hit, miss, np.array([threshold]), confidence)
     found = max(0.0, float(value(low, high)[0]))
     return found, float((hit > threshold).mean()), float((miss > threshold).mean())
+
+
+def _half(trials: Trials, half: int, side: float) -> tuple[Values, Values]:
+    """Return every second trial; to test for "absent", worlds and sign are exchanged."""
+    there, absent = trials.there[half::2], trials.absent[half::2]
+    return (there, absent) if side > 0 else (-absent, -there)
 
 
 def _rates(
     hit: Values, miss: Values, thresholds: Values, confidence: float
 ) -> tuple[Values, Values]:
     """Return the lower end of TPR and the upper end of FPR at each threshold."""
-    true = len(hit) - np.searchsorted(np.sort(hit), thresholds, "right")
-    false = len(miss) - np.searchsorted(np.sort(miss), thresholds, "right")
-    return (
-        clopper_pearson(true, len(hit), confidence)[0],
-        clopper_pearson(false, len(miss), confidence)[1],
+    true, false = (
+        len(values) - np.searchsorted(np.sort(values), thresholds, "right")
+        for values in (hit, miss)
     )
+    low = clopper_pearson(true, len(hit), confidence)[0]
+    return low, clopper_pearson(false, len(miss), confidence)[1]
 
 
 def clopper_pearson(hits: NDArray[Any], n: int, confidence: float) -> tuple[Values, Values]:
@@ -214,163 +148,277 @@ def clopper_pearson(hits: NDArray[Any], n: int, confidence: float) -> tuple[Valu
     return np.clip(low, 1e-300, 1), np.clip(high, 1e-300, 1)
 
 
-COLUMN, BLOCK = 4, 200
-"""Rows that a canary fills where clipping is by rows; and canaries in one sum, there and in dense
-arrays, which every upload holds whole."""
-LOCAL_STREAMS = 200_000
-"""Streams of local noise that may be opened, one for each client, array and round: then there are
-fewer trials, but never fewer than so many."""
-FEWEST = 1000
-
-Group = tuple[tuple[str, ...], ...]
-"""The arrays that a kind of canary lies in, round by round."""
-Progress = Callable[[int, int], None]
+# ------------------------------------------------------------ the layout of uploads
 
 
 @dataclass(frozen=True)
-class Question:
-    """One claim, held against one kind of canary."""
+class NoisedRound:
+    """A round with uploads, and the protection that the run has in it."""
+
+    number: int
+    protection: Protection
+
+    @property
+    def noise(self) -> CentralGaussian | LocalNoise:
+        """The mechanism that adds noise."""
+        noise = self.protection.mechanisms[-1]
+        assert isinstance(noise, CentralGaussian | LocalNoise), "there are canaries for no other"
+        return noise
+
+    @property
+    def clip(self) -> Clip:
+        """The clipping, without which there is no claim."""
+        if isinstance(self.noise, CentralGaussian):
+            return self.noise.clip
+        layers = self.protection.mechanisms
+        return next(layer for layer in layers if isinstance(layer, FlatClip | RowClip))
+
+    @property
+    def shape(self) -> UploadShape:
+        """The tables, key spaces and dense arrays of an upload."""
+        return self.noise.shape
+
+    def of(self, shape: UploadShape) -> NoisedRound:
+        """Return the same round with arrays of other sizes, as the mechanisms themselves do it."""
+        return replace(self, protection=self.protection.for_shape(shape))
+
+    def planned(self, plan: Plan) -> float:
+        """Return the noise scale that was charged to the budget, whatever is really added.
+
+        The share of the bits of adaptive clipping is not part of it.
+        """
+        apart = sensitivity(self.clip.whole_bound(self.shape), plan.neighbours)
+        event = plan.event_of(self.number)
+        if isinstance(event, Pure):
+            return apart / event.epsilon
+        if not isinstance(self.clip, AdaptiveClip):
+            return apart * event.multiplier
+        bits = self.clip.bit_noise / sensitivity(0.5, plan.neighbours)
+        return float(apart * (event.multiplier**-2 - bits**-2) ** -0.5)
+
+
+def noised_rounds(task: Task, plan: Plan, shared: Shared) -> list[NoisedRound]:
+    """Return the rounds with uploads; layouts may depend on the released parameters, ``shared``."""
+    state = plan.protection.state
+    return [
+        NoisedRound(number, task.protection_of(task.download(number, shared, state=state)).noising)
+        for number in plan.uploads(range(1, plan.rounds + 1))
+    ]
+
+
+class WatchedSum(ExactSum):
+    """A sum that remembers its noisy total, from which everything released is computed."""
+
+    seen: Total
+
+    def total(self) -> Total:
+        """Return the sum as numbers, and remember it."""
+        self.seen = super().total()
+        return self.seen
+
+
+def noised_sum(noised: NoisedRound, sent: Update, secret: SecretRound) -> dict[str, Values]:
+    """Return the sum of a round's uploads with its noise, before the server processes it."""
+    summed = WatchedSum(noised.shape.n_rows)
+    summed.add(sent)
+    noised.protection.finish(summed, secret)
+    return written_out(summed.seen, noised.shape)
+
+
+def written_out(total: Total, shape: UploadShape) -> dict[str, Values]:
+    """Return every array of a sum whole and flat; entries that are not in the sum are zero."""
+    out = {name: np.zeros(math.prod(size)) for name, size in shape.whole.items()}
+    for name, (ids, rows) in total.rows.items():
+        out[name].reshape(-1, rows.shape[1])[ids] = rows
+    for name, array in total.dense.items():
+        out[name] = array.reshape(-1)
+    return out
+
+
+def uploads(shape: UploadShape, entries: Entries, amounts: NDArray[Any]) -> Update:
+    """Return uploads that are zero but for each canary's amount at each of its entries."""
+    count = len(amounts)
+    rows, dense = {}, {}
+    for name, (_, width) in shape.sparse.items():
+        filled = entries.get(name, np.zeros((count, 0), np.int64))
+        each = filled.shape[1]
+        values = np.zeros((filled.size, width), np.float32)
+        values[np.arange(filled.size), filled.ravel() % width] = np.repeat(amounts, each)
+        indptr, ids = each * np.arange(count + 1), filled.ravel() // width
+        rows[name] = (
+            KeyedRows(indptr, ids, values, space=shape.spaces[name][0])
+            if name in shape.spaces
+            else ClientRows(indptr, ids.astype(np.int32), values)
+        )
+    for name, size in shape.dense.items():
+        array = np.zeros((count, math.prod(size)), np.float32)
+        if name in entries:
+            array[np.arange(count)[:, None], entries[name]] = amounts[:, None]
+        dense[name] = array.reshape(count, *size)
+    return Update(count, rows, dense)
+
+
+def clients(numbers: NDArray[np.int32], n_items: int, noise: Values | None = None) -> TrainView:
+    """Return canaries with these numbers and one item each: clients without data upload zeros."""
+    one = Ragged(np.arange(len(numbers) + 1), np.zeros(len(numbers), np.int32))
+    return TrainView(numbers, n_items, one, one, one, noise=noise)
+
+
+# ------------------------------------------------------------ trials
+
+
+@dataclass(frozen=True)
+class CanaryTest:
+    """One claim, tested with one kind of canary."""
 
     who: str
     where: str
     claimed: float
-    stages: Sequence[NoisedRound]
-    group: Group
+    rounds: Sequence[NoisedRound]
+    arrays: Sequence[Sequence[str]]
+    """The arrays that the canary fills, round by round."""
     scale: float | None = None
-    """Of the noise on each upload, where it is local."""
+    """Scale of the noise on each upload, if it is local."""
 
     @property
     def by_rows(self) -> bool:
         """Whether clipping is by rows."""
-        return isinstance(self.stages[0].clip, RowClip)
+        return isinstance(self.rounds[0].clip, RowClip)
 
-    def secret(self, stage: NoisedRound, block: int, streams: Streams) -> SecretRound:
-        """Return secret streams that are nobody else's."""
+    def secret(self, number: int, block: int, streams: Streams) -> SecretRound:
+        """Return secret streams of this test and block alone."""
         key = f"audit {streams.seed}", self.who, self.where, str(block)
-        return SecretRound(stage.number, SecretStreams.from_key(*key))
+        return SecretRound(number, SecretStreams.from_key(*key))
 
 
 def canaries(
     plan: Plan,
-    stages: Sequence[NoisedRound],
+    rounds: Sequence[NoisedRound],
     claimed: float,
     trials: int,
     streams: Streams,
-    on_done: Progress,
+    on_done: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:
     """Audit a mechanism with a guarantee; one result for each claim and each kind of canary."""
-    asked = questions(plan, stages, claimed)
-    pure, sampled = isinstance(plan.event, Pure), not isinstance(plan.sampling, Everybody)
-    results = []
-    for done, question in enumerate(asked, 1):
-        if question.scale is None:
-            made = central_trials(plan, question, trials, streams)
+    tests, results = canary_tests(plan, rounds, claimed), []
+    delta = 0.0 if isinstance(plan.event, Pure) else plan.delta
+    gaussian = delta > 0 and isinstance(plan.sampling, Everybody)
+    certain = certain_among(len(tests))
+    for done, test in enumerate(tests, 1):
+        if test.scale is None:
+            made = central_trials(plan, test, trials, streams)
         else:
-            opened = sum(len(stage.shape.whole) for stage in question.stages) * len(asked)
-            count = min(trials, max(FEWEST, LOCAL_STREAMS // opened))
-            made = local_trials(plan, question, count, streams)
-        found = judged(
-            made,
-            question.claimed,
-            0.0 if pure else plan.delta,
-            gaussian=not pure and not sampled,
-            certain=certain_among(len(asked)),
+            opened = sum(len(noised.shape.whole) for noised in test.rounds) * len(tests)
+            count = min(trials, max(FEWEST_TRIALS, LOCAL_STREAMS // opened))
+            made = local_trials(plan, test, count, streams)
+        lower, true, false = lower_bound(made, delta, CONFIDENCE)
+        surely, sharper = lower_bound(made, delta, certain)[0], None
+        if gaussian:
+            sharper = gaussian_bound(made, delta, CONFIDENCE)
+            surely = max(surely, gaussian_bound(made, delta, certain))
+        count = len(made.there) + len(made.absent)
+        results.append(
+            {
+                "who": test.who,
+                "where": test.where,
+                "rounds": len(test.rounds),
+                "claimed_epsilon": test.claimed,
+                "delta": delta,
+                "lower_bound": lower,
+                "gaussian_lower_bound": sharper,
+                "most_provable": most_provable(count, delta),
+                "tpr": true,
+                "fpr": false,
+                "trials": count,
+                "certain_lower_bound": surely,
+                "contradicted": surely > test.claimed,
+            }
         )
-        said = {"who": question.who, "where": question.where, "rounds": len(question.stages)}
-        results.append({**said, **found})
-        on_done(done, len(asked))
+        on_done(done, len(tests))
     return results
 
 
-def questions(plan: Plan, stages: Sequence[NoisedRound], claimed: float) -> list[Question]:
-    """Return every claim with every kind of canary."""
-    first = stages[0]
+def canary_tests(plan: Plan, rounds: Sequence[NoisedRound], claimed: float) -> list[CanaryTest]:
+    """Return every claim with every kind of canary: in each array in turn, and in all."""
+    first = rounds[0]
     scale = first.planned(plan) if isinstance(first.noise, LocalNoise) and plan.event else None
-    claims: list[tuple[str, float, Sequence[NoisedRound], float | None]]
-    claims = [("any user", claimed, stages, scale)]
+    claims = [("any user", claimed, rounds, scale)]
     if isinstance(first.noise, PersonalNoise):
-        assert plan.budgets is not None, "who has noise of its own has a budget"
+        assert plan.budgets is not None, "clients with noise of their own have budgets"
         own = plan.budgets
         apart = sensitivity(first.clip.whole_bound(first.shape), "replace-one")
-        levels = (0, "smallest"), (len(own.levels) - 1, "largest")
         claims = [
             (
                 f"a user with the {which} budget",
                 float(own.claims()[level]),
-                stages[: own.uploads],
+                rounds[: own.uploads],
                 float(apart * own.multiplier[level]),
             )
-            for level, which in levels
+            for level, which in ((0, "smallest"), (-1, "largest"))
         ]
-    return [
-        Question(who, where, claim, some, group, noise)
-        for who, claim, some, noise in claims
-        for where, group in groups_of(some)
-    ]
+    tests = []
+    for who, claim, some, noise in claims:
+        layouts = [tuple(noised.shape.whole) for noised in some]
+        most = max(map(len, layouts))
+        for turn in range(most):
+            names = [layout[turn % len(layout)] for layout in layouts]
+            where = ", ".join(dict.fromkeys(names))
+            tests.append(CanaryTest(who, where, claim, some, [(name,) for name in names], noise))
+        if most > 1:
+            tests.append(CanaryTest(who, "all arrays", claim, some, layouts, noise))
+    return tests
 
 
-def groups_of(stages: Sequence[NoisedRound]) -> list[tuple[str, Group]]:
-    """Return the kinds of canaries: in one array of each round, each in turn, and in all."""
-    layouts = [tuple(stage.shape.whole) for stage in stages]
-    most = max(map(len, layouts))
-    found: list[tuple[str, Group]] = []
-    for turn in range(most):
-        group = tuple((names[turn % len(names)],) for names in layouts)
-        found.append((", ".join(dict.fromkeys(name for (name,) in group)), group))
-    return [*found, ("all arrays", tuple(layouts))] if most > 1 else found
-
-
-# ------------------------------------------------------------ noise on the sum
-
-
-def central_trials(plan: Plan, question: Question, trials: int, streams: Streams) -> Trials:
-    """Let canaries in and out of noised sums, each with entries of its own."""
+def central_trials(plan: Plan, test: CanaryTest, trials: int, streams: Streams) -> Trials:
+    """Put canaries into noised sums or leave them out, each with entries of its own."""
     dense = any(
-        name in stage.shape.dense
-        for stage, names in zip(question.stages, question.group, strict=True)
+        name in noised.shape.dense
+        for noised, names in zip(test.rounds, test.arrays, strict=True)
         for name in names
     )
-    block = BLOCK if question.by_rows or dense else trials
+    block = BLOCK if test.by_rows or dense else trials
     parts = [
-        _sum_trials(plan, question, start, min(block, trials - start), streams)
+        _sum_trials(plan, test, start, min(block, trials - start), streams)
         for start in range(0, trials, block)
     ]
     return Trials(*(np.concatenate(worlds) for worlds in zip(*parts, strict=True)))
 
 
 def _sum_trials(
-    plan: Plan, question: Question, start: int, count: int, streams: Streams
+    plan: Plan, test: CanaryTest, start: int, count: int, streams: Streams
 ) -> tuple[Values, Values]:
     """Put ``count`` canaries into the same sums; return the evidence for each, by world."""
-    generator = streams.generator(f"audit/canaries/{question.where}", start)
+    generator = streams.generator(f"audit/canaries/{test.where}", start)
     there, evidence = generator.permutation(count) < count // 2, np.zeros(count)
     share, replaced = _participation(plan.sampling), plan.neighbours == "replace-one"
-    for turn, (stage, names) in enumerate(zip(question.stages, question.group, strict=True)):
-        shape, places = _trial_layout(stage.shape, names, count, by_rows=question.by_rows)
-        here, bound = stage.of(shape), stage.clip.bound
+    for turn, (noised, names) in enumerate(zip(test.rounds, test.arrays, strict=True)):
+        shape, entries = _trial_layout(noised.shape, names, count, by_rows=test.by_rows)
+        here, bound = noised.of(shape), noised.clip.bound
         taking_part = there & (generator.random(count) < share)
         who = np.arange(count) if replaced else np.flatnonzero(taking_part)
         sign = -1.0 if turn % 2 else 1.0
         amounts = 2 * bound * sign * np.where(taking_part, 1, -1)[who]
-        secret = question.secret(stage, start, streams)
-        given = uploads(shape, {name: entries[who] for name, entries in places.items()}, amounts)
+        secret = test.secret(noised.number, start, streams)
+        given = uploads(shape, {name: filled[who] for name, filled in entries.items()}, amounts)
         sent = here.protection.protect(given, clients(who.astype(np.int32), shape.n_rows), secret)
-        total = written_out(noised_sum(here, sent, secret), shape)
+        total = noised_sum(here, sent, secret)
         # Its projection on the canary's direction, in units of the canary.
-        entries = sum(of.shape[1] for of in places.values())
-        norm = bound * (math.sqrt(entries) if question.by_rows else 1)
-        along = np.sum([total[name][of].sum(1) for name, of in places.items()], axis=0)
-        seen = sign * along / (math.sqrt(entries) * norm)
-        deviation = here.planned(plan) / norm
+        filled = sum(of.shape[1] for of in entries.values())
+        length = bound * (math.sqrt(filled) if test.by_rows else 1)
+        along = np.sum([total[name][of].sum(1) for name, of in entries.items()], axis=0)
+        seen = sign * along / (math.sqrt(filled) * length)
+        deviation = here.planned(plan) / length
         ratio = (2 * seen if replaced else seen - 0.5) / deviation**2
-        evidence += _mixed(ratio, share)
+        if share < 1:  # a canary that takes part in some rounds, against none
+            ratio = np.logaddexp(math.log1p(-share), math.log(share) + ratio)
+        evidence += ratio
     return evidence[there], evidence[~there]
 
 
 def _trial_layout(
     shape: UploadShape, names: Sequence[str], count: int, *, by_rows: bool
-) -> tuple[UploadShape, Places]:
-    """Return the layout with an entry of the named arrays for each canary, and where they lie."""
+) -> tuple[UploadShape, Entries]:
+    """Return the layout with an entry of the named arrays for each canary, and these entries."""
     each = np.arange(count)[:, None]
     if by_rows:  # a column of every table for each
         columns = np.arange(COLUMN)[None] * count + each
@@ -391,43 +439,32 @@ def _trial_layout(
     return made, dict.fromkeys(names, each)
 
 
-def _mixed(ratio: Values, share: float) -> Values:
-    """Return the log-likelihood ratio of a canary that takes part now and then, against none."""
-    if share >= 1:
-        return ratio
-    return np.asarray(np.logaddexp(math.log1p(-share), math.log(share) + ratio))
-
-
-def _participation(sampling: Sampling) -> float:
+def _participation(sampling: accountant.Sampling) -> float:
     """Return how often one client takes part; from round to round that is independent."""
-    if isinstance(sampling, Poisson):
+    if isinstance(sampling, accountant.Poisson):
         return sampling.probability
-    return sampling.size / sampling.population if isinstance(sampling, FixedSize) else 1.0
+    if isinstance(sampling, accountant.FixedSize):
+        return sampling.size / sampling.population
+    return 1.0
 
 
-# ------------------------------------------------------------ noise on every upload
-
-
-def local_trials(plan: Plan, question: Question, count: int, streams: Streams) -> Trials:
+def local_trials(plan: Plan, test: CanaryTest, count: int, streams: Streams) -> Trials:
     """Let canaries upload one thing or its opposite; the server sees each upload by itself."""
-    assert question.scale is not None, "local noise has a scale"
-    scale, first = question.scale, question.stages[0]
-    generator = streams.generator(f"audit/canaries/{question.where}")
+    assert test.scale is not None, "local noise has a scale"
+    scale, first = test.scale, test.rounds[0].shape
+    generator = streams.generator(f"audit/canaries/{test.where}")
     there, evidence = generator.permutation(count) < count // 2, np.zeros(count)
-    shape = UploadShape(
-        1, dict.fromkeys(first.shape.tables, 1), dict.fromkeys(first.shape.dense, (1,))
-    )
+    shape = UploadShape(1, dict.fromkeys(first.tables, 1), dict.fromkeys(first.dense, (1,)))
     view = clients(np.arange(count, dtype=np.int32), 1, np.full(count, scale))
-    for turn, (stage, names) in enumerate(zip(question.stages, question.group, strict=True)):
-        clip, sign = stage.clip, -1.0 if turn % 2 else 1.0
-        places: Places = dict.fromkeys(names, np.zeros((count, 1), np.int64))
-        amounts = 2 * clip.bound * sign * np.where(there, 1, -1)
-        given = uploads(shape, places, amounts)
-        secret = question.secret(stage, 0, streams)
-        sent = stage.of(shape).protection.protect(given, view, secret).dense
+    for turn, (noised, names) in enumerate(zip(test.rounds, test.arrays, strict=True)):
+        clip, sign = noised.clip, -1.0 if turn % 2 else 1.0
+        entries: Entries = dict.fromkeys(names, np.zeros((count, 1), np.int64))
+        given = uploads(shape, entries, 2 * clip.bound * sign * np.where(there, 1, -1))
+        secret = test.secret(noised.number, 0, streams)
+        sent = noised.of(shape).protection.protect(given, view, secret).dense
         seen = sign * np.stack([sent[name].reshape(count) for name in names]).astype(np.float64)
         # What clipping leaves of the canary in each array.
-        left = clip.bound / (1 if question.by_rows else len(names) ** (1 / clip.power))
+        left = clip.bound / (1 if test.by_rows else len(names) ** (1 / clip.power))
         if isinstance(plan.event, Pure):  # Laplace noise
             evidence += (np.abs(seen + left) - np.abs(seen - left)).sum(0) / scale
         else:

@@ -1,10 +1,9 @@
-"""Item inference: what does a curious server read from one client's upload?
+"""Item inference: which items a curious server infers from one client's upload.
 
 For each phase of the method, one round is replayed for a sample of clients, through the method and
 the client side of the privacy mechanisms, as in training. A method with one phase is replayed from
-the run's selected model. Of a method with several, each phase is replayed from the state that it
-starts from, which the rounds before it, played again, come to. The result is that of the phase that
-gives most away.
+the run's selected model. Of a method with several, the first round of each phase is replayed, after
+all rounds before it. The result is that of the phase that reveals most.
 
 The server knows the method, what it sent, and how many items a client has (R); it names R items, so
 precision and recall are one number, the R-precision. The attack on an upload:
@@ -20,7 +19,7 @@ precision and recall are one number, the R-precision. The attack on an upload:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from hushrec.evaluation.groups import bootstrap_interval
 from hushrec.federation.backends import InProcess
 from hushrec.federation.client import Task, take_part
 from hushrec.federation.setup import make_task
-from hushrec.methods.base import Phase, Shared
+from hushrec.methods.base import Shared
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
 from hushrec.private import PrivateStore
@@ -77,16 +76,6 @@ class NamedItems:
         }
 
 
-@dataclass(frozen=True)
-class ReplayedRound:
-    """A round to attack, and the state that it starts from."""
-
-    number: int
-    shared: Shared
-    private: PrivateStore
-    description: str
-
-
 def item_inference(
     run: Run,
     plan: Plan,
@@ -98,19 +87,20 @@ def item_inference(
     method = run.model.method
     if method.traits.pooled:
         return {"skipped": "a centralised baseline: the server has everybody's items already"}
-    # Other noise than the run's own, which nobody can draw again, and the same for every audit.
+    # Other noise than the run's own, whose key is not kept, and the same for every audit.
     task = make_task(run.experiment, run.split, plan.protection, f"audit {streams.seed}")
+    attack = _Attack(run, plan, task, users, streams, on_client)
     if len(method.phases) == 1:
         number = attacked_round(run)
         if number is None:
             return {"skipped": NOTHING}
         selected = f"from the model of the selected round {run.summary.selected_round}"
-        start = ReplayedRound(number, run.model.shared, run.model.private, selected)
-        return _attack(run, plan, task, start, users, streams, on_client)
-    results = {
-        phase.name: _attack_phase(run, plan, task, number, users, streams, on_client)
-        for phase, number in _first_rounds(run)
-    }
+        return attack.on_round(number, run.model.shared, run.model.private, selected)
+    results, number = {}, 1
+    for phase in method.phases:
+        if number <= run.experiment.rounds:
+            results[phase.name] = attack.on_phase(number)
+        number += phase.rounds
     attacked = {name: each for name, each in results.items() if "skipped" not in each}
     if not attacked:
         return {"skipped": NOTHING}
@@ -119,143 +109,123 @@ def item_inference(
     return {**attacked[worst], "phase": worst, "phases": phases}
 
 
-def _first_rounds(run: Run) -> Iterator[tuple[Phase, int]]:
-    """Yield the phases that the run got to, with the number of their first round."""
-    number = 1
-    for phase in run.model.method.phases:
-        if number <= run.experiment.rounds:
-            yield phase, number
-        number += phase.rounds
-
-
 def _seen_precision(result: Mapping[str, Any]) -> float:
     """Return how many items the server, or the party that sums, can name from an upload."""
     evidence = result["evidence"]
     return float(evidence.get(SENT, evidence[RAW])["r_precision"])
 
 
-def _attack_phase(
-    run: Run,
-    plan: Plan,
-    task: Task,
-    number: int,
-    users: int,
-    streams: Streams,
-    on_client: Callable[[int, int], None],
-) -> dict[str, Any]:
-    """Attack the first round of a phase from the state that the rounds before it come to."""
-    shape, initial = task.upload_shape(task.download(number, task.initial)), task.initial
-    if not shape.entries and not shape.spaces:
-        return {"skipped": NOTHING}
-    n_items = run.split.data.n_items
-    by_item = [size for size in shape.dense.values() if size and size[0] == n_items]
-    keys = [n for n, _ in shape.spaces.values() if _items_of_keys(n, initial, n_items) is not None]
-    if not (shape.tables or by_item or keys):
-        return {"skipped": "no array of its upload has an entry per item or pair of items"}
-    shared, private = _state_before(run, plan, task, number)
-    description = f"phase '{task.method.phase_of(number).name}', from the state it starts from"
-    start = ReplayedRound(number, shared, private, description)
-    return _attack(run, plan, task, start, users, streams, on_client)
+@dataclass(frozen=True)
+class _Attack:
+    run: Run
+    plan: Plan
+    task: Task
+    users: int
+    streams: Streams
+    on_client: Callable[[int, int], None]
 
-
-def _state_before(run: Run, plan: Plan, task: Task, number: int) -> tuple[Shared, PrivateStore]:
-    """Play the rounds before one again; return the shared and private parameters."""
-    method, view = task.method, _training_view(run, plan)
-    shared = method.init(view, task.streams)
-    fields = method.private_fields(view, shared, task.streams)
-    private = PrivateStore(fields, len(view.clients))
-    backend, state = InProcess(task, view, private), plan.protection.state
-    for played in range(1, number):
-        cohort = _cohort(run, played)
-        download = task.download(played, shared, cohort, state)
-        protection = task.protection_of(download.to(cohort[:0]))
-        summed = backend.train(download, protection, cohort).summed
-        total, following = protection.finish(summed, SecretRound(played, task.secret))
-        shared = method.phase_of(played).apply(shared, total, played)
-        state = following.state
-    return shared, private
-
-
-def _training_view(run: Run, plan: Plan) -> TrainView:
-    view = run.split.train_view(run.experiment.protocol).prepared()
-    return replace(view, noise=plan.deviations)
-
-
-def _cohort(run: Run, number: int) -> NDArray[np.int64]:
-    """Return the clients of a round, by the run's own draw."""
-    clients = run.split.training_users
-    drawn = clients[run.experiment.cohort.draw(len(clients), run_streams(run), number)]
-    return drawn if len(drawn) else clients
-
-
-def _attack(
-    run: Run,
-    plan: Plan,
-    task: Task,
-    start: ReplayedRound,
-    users: int,
-    streams: Streams,
-    on_client: Callable[[int, int], None],
-) -> dict[str, Any]:
-    """Attack the uploads of one round."""
-    number, shared = start.number, start.shared
-    view, cohort = _training_view(run, plan), _cohort(run, number)
-    generator = streams.generator("audit/items")
-    sample = set(generator.choice(cohort, min(users, len(cohort)), replace=False).tolist())
-    trained = view.take(run.split.training_users).positives.values
-    by_popularity = np.argsort(-np.bincount(trained, minlength=view.n_items), kind="stable")
-
-    state = plan.protection.state
-    protection = task.protection_of(task.download(number, shared, state=state))
-    results = {RAW: NamedItems("the server, in privacy mode none")}
-    if protection.noising.mechanisms:
-        aggregator = plan.trust == "aggregator"
-        who = "the party that sums, which is trusted, or sums under encryption"
-        results[SENT] = NamedItems(who if aggregator else "the server")
-    results[SUMMED] = NamedItems("whoever sees the model before and after")
-    summed, chance, popular = ExactSum(view.n_items), [], []
-    truths: list[NDArray[Any]] = []
-    done, most = 0, BATCH_BYTES // (start.private.bytes_per_user + protection.client_bytes)
-    for part in chunks(cohort, max(1, min(most, BATCH_CLIENTS))):
-        here, download = view.take(part), task.download(number, shared, part, state)
-        raw, sent = (
-            take_part(task, side, download, here, start.private.read(part))[0].update
-            for side in (Protection(), protection)
+    def on_phase(self, number: int) -> dict[str, Any]:
+        """Attack the first round of a phase, after the rounds before it."""
+        task, n_items = self.task, self.run.split.data.n_items
+        shape = task.upload_shape(task.download(number, task.initial))
+        if not shape.entries and not shape.spaces:
+            return {"skipped": NOTHING}
+        names_items = (
+            bool(shape.tables)
+            or any(size and size[0] == n_items for size in shape.dense.values())
+            or any(
+                _items_of_keys(keys, task.initial, n_items) is not None
+                for keys, _ in shape.spaces.values()
+            )
         )
-        summed.add(protection.receive(sent, here.clients, number))
-        for index, user in enumerate(part.tolist()):
-            if user not in sample:
-                continue
-            truth = np.unique(here.positives[index])
-            for name, update in ((RAW, raw), (SENT, sent)):
-                if name in results:
-                    table = by_item(update, index, shared, here)
-                    support = np.flatnonzero(np.abs(table).sum(1))
-                    results[name].add(name_items(table, len(truth)), truth, support)
-            truths.append(truth)
-            chance.append(len(truth) / view.n_items)
-            popular.append(np.isin(by_popularity[: len(truth)], truth).mean())
-        done += len(part)
-        on_client(done, len(cohort))
-    total = protection.finish(summed, SecretRound(number, task.secret))[0]
-    spaces = {n: rows.space for n, rows in raw.rows.items() if isinstance(rows, KeyedRows)}
-    moved = np.linalg.norm(_of_total(total, spaces, shared, view.n_items), axis=1)
-    for truth in truths:
-        named = np.argsort(-moved, kind="stable")[: len(truth)]
-        results[SUMMED].add(named, truth, np.flatnonzero(moved))
-    return {
-        "replayed": f"round {number}, {start.description}, seed {run.experiment.seed}",
-        "clients": len(truths),
-        "items_per_client": float(np.mean([len(truth) for truth in truths])),
-        "evidence": {name: result.as_dict() for name, result in results.items()},
-        "chance": float(np.mean(chance)),
-        "popularity": float(np.mean(popular)),
-    }
+        if not names_items:
+            return {"skipped": "no array of its upload has an entry per item or pair of items"}
+        shared, private = self._state_before(number)
+        phase = f"phase '{task.method.phase_of(number).name}', from the state it starts from"
+        return self.on_round(number, shared, private, phase)
 
+    def _state_before(self, number: int) -> tuple[Shared, PrivateStore]:
+        """Replay the rounds before one; return the shared and private parameters."""
+        task, method, view = self.task, self.task.method, self._view()
+        shared = method.init(view, task.streams)
+        fields = method.private_fields(view, shared, task.streams)
+        private = PrivateStore(fields, len(view.clients))
+        backend, state = InProcess(task, view, private), self.plan.protection.state
+        for played in range(1, number):
+            cohort = self._cohort(played)
+            download = task.download(played, shared, cohort, state)
+            protection = task.protection_of(download.to(cohort[:0]))
+            summed = backend.train(download, protection, cohort).summed
+            total, following = protection.finish(summed, SecretRound(played, task.secret))
+            shared = method.phase_of(played).apply(shared, total, played)
+            state = following.state
+        return shared, private
 
-def run_streams(run: Run) -> Streams:
-    """Return the streams the run itself drew from."""
-    return Streams(run.experiment.seed)
+    def _view(self) -> TrainView:
+        view = self.run.split.train_view(self.run.experiment.protocol).prepared()
+        return replace(view, noise=self.plan.deviations)
+
+    def _cohort(self, number: int) -> NDArray[np.int64]:
+        """Return the clients of a round, by the run's own draw."""
+        clients, experiment = self.run.split.training_users, self.run.experiment
+        drawn = clients[experiment.cohort.draw(len(clients), Streams(experiment.seed), number)]
+        return drawn if len(drawn) else clients
+
+    def on_round(
+        self, number: int, shared: Shared, private: PrivateStore, description: str
+    ) -> dict[str, Any]:
+        """Attack the uploads of one round that starts from this state."""
+        task, view, cohort = self.task, self._view(), self._cohort(number)
+        generator = self.streams.generator("audit/items")
+        sample = set(generator.choice(cohort, min(self.users, len(cohort)), replace=False).tolist())
+        trained = view.take(self.run.split.training_users).positives.values
+        by_popularity = np.argsort(-np.bincount(trained, minlength=view.n_items), kind="stable")
+
+        state = self.plan.protection.state
+        protection = task.protection_of(task.download(number, shared, state=state))
+        results = {RAW: NamedItems("the server, in privacy mode none")}
+        if protection.noising.mechanisms:
+            who = "the party that sums, which is trusted, or sums under encryption"
+            results[SENT] = NamedItems(who if self.plan.trust == "aggregator" else "the server")
+        results[SUMMED] = NamedItems("whoever sees the model before and after")
+        summed, popular = ExactSum(view.n_items), []
+        truths: list[NDArray[Any]] = []
+        done, most = 0, BATCH_BYTES // (private.bytes_per_user + protection.client_bytes)
+        for part in chunks(cohort, max(1, min(most, BATCH_CLIENTS))):
+            here, download = view.take(part), task.download(number, shared, part, state)
+            raw, sent = (
+                take_part(task, side, download, here, private.read(part))[0].update
+                for side in (Protection(), protection)
+            )
+            summed.add(protection.receive(sent, here.clients, number))
+            for index, user in enumerate(part.tolist()):
+                if user not in sample:
+                    continue
+                truth = np.unique(here.positives[index])
+                for name, update in ((RAW, raw), (SENT, sent)):
+                    if name in results:
+                        table = by_item(update, index, shared, here)
+                        support = np.flatnonzero(np.abs(table).sum(1))
+                        results[name].add(name_items(table, len(truth)), truth, support)
+                truths.append(truth)
+                popular.append(np.isin(by_popularity[: len(truth)], truth).mean())
+            done += len(part)
+            self.on_client(done, len(cohort))
+        total = protection.finish(summed, SecretRound(number, task.secret))[0]
+        spaces = {n: rows.space for n, rows in raw.rows.items() if isinstance(rows, KeyedRows)}
+        moved = np.linalg.norm(_of_total(total, spaces, shared, view.n_items), axis=1)
+        for truth in truths:
+            named = np.argsort(-moved, kind="stable")[: len(truth)]
+            results[SUMMED].add(named, truth, np.flatnonzero(moved))
+        sizes = [len(truth) for truth in truths]
+        return {
+            "replayed": f"round {number}, {description}, seed {self.run.experiment.seed}",
+            "clients": len(truths),
+            "items_per_client": float(np.mean(sizes)),
+            "evidence": {name: result.as_dict() for name, result in results.items()},
+            "chance": float(np.mean([size / view.n_items for size in sizes])),
+            "popularity": float(np.mean(popular)),
+        }
 
 
 def attacked_round(run: Run) -> int | None:
@@ -272,20 +242,31 @@ def attacked_round(run: Run) -> int | None:
 def by_item(update: Update, client: int, shared: Shared, view: TrainView) -> Table:
     """Lay one client's upload out by item, [items, width]."""
     n_items, parts = view.n_items, []
-    for stack in update.rows.values():
-        mine = slice(stack.indptr[client], stack.indptr[client + 1])
-        ids, rows = stack.ids[mine], stack.rows[mine].astype(np.float64)
-        if isinstance(stack, KeyedRows):
-            table = _keys_by_item(ids, rows, stack.space, shared, n_items)
-        else:
-            differences = rows if stack.base is None else rows - stack.base[ids]
-            table = np.zeros((n_items, rows.shape[1]))
-            table[ids] = differences
-        parts.append(table)
+    for rows in update.rows.values():
+        mine = slice(rows.indptr[client], rows.indptr[client + 1])
+        ids, values = rows.ids[mine], rows.rows[mine].astype(np.float64)
+        if rows.base is not None:
+            values -= rows.base[ids]
+        space = rows.space if isinstance(rows, KeyedRows) else None
+        parts.append(_rows_by_item(ids, values, space, shared, n_items))
     for array in update.dense.values():
         if array.ndim > 1 and array.shape[1] == n_items:
             table = array[client].astype(np.float64).reshape(n_items, -1)
             parts.append(_without_what_was_sent(table, shared))
+    return np.concatenate(parts, axis=1) if parts else np.zeros((n_items, 1))
+
+
+def _of_total(total: Total, spaces: Mapping[str, int], shared: Shared, n_items: int) -> Table:
+    """Lay the sum of a round out by item; ``spaces`` are the numbers of keys of keyed sums."""
+    parts = [
+        _rows_by_item(ids, summed, spaces.get(name), shared, n_items)
+        for name, (ids, summed) in total.rows.items()
+    ]
+    parts += [
+        array.reshape(n_items, -1)
+        for array in total.dense.values()
+        if array.ndim and len(array) == n_items
+    ]
     return np.concatenate(parts, axis=1) if parts else np.zeros((n_items, 1))
 
 
@@ -302,17 +283,19 @@ def _items_of_keys(space: int, shared: Shared, n_items: int) -> NDArray[np.int64
     return None
 
 
-def _keys_by_item(
-    keys: NDArray[Any], rows: Table, space: int, shared: Shared, n_items: int
+def _rows_by_item(
+    ids: NDArray[Any], rows: Table, space: int | None, shared: Shared, n_items: int
 ) -> Table:
-    """Add up the sizes of keyed rows for each item that their keys name."""
+    """Return rows of a table by item; of keyed rows, the sum of sizes for each item in a key."""
+    if space is None:
+        table = np.zeros((n_items, rows.shape[1]))
+        table[ids] = rows
+        return table
     table, sizes = np.zeros((n_items, 1)), np.abs(rows).sum(1)
     items = _items_of_keys(space, shared, n_items)
-    if items is None:
-        return table
-    indices = (keys,) if space == n_items else (keys // len(items), keys % len(items))
-    for each in indices:
-        table[:, 0] += np.bincount(items[each], sizes, minlength=n_items)
+    if items is not None:
+        for each in (ids,) if space == n_items else (ids // len(items), ids % len(items)):
+            table[:, 0] += np.bincount(items[each], sizes, minlength=n_items)
     return table
 
 
@@ -355,21 +338,3 @@ def leading_direction(rows: Table) -> NDArray[np.float64]:
         direction = rows.T @ (rows @ direction)
         direction = direction / np.linalg.norm(direction)
     return np.asarray(direction)
-
-
-def _of_total(total: Total, spaces: Mapping[str, int], shared: Shared, n_items: int) -> Table:
-    """Lay the sum of a round out by item; ``spaces`` are the numbers of keys of keyed sums."""
-    parts: list[Table] = []
-    for name, (ids, summed) in total.rows.items():
-        if name in spaces:
-            parts.append(_keys_by_item(ids, summed, spaces[name], shared, n_items))
-            continue
-        table = np.zeros((n_items, summed.shape[1]))
-        table[ids] = summed
-        parts.append(table)
-    parts += [
-        array.reshape(n_items, -1)
-        for array in total.dense.values()
-        if array.ndim and len(array) == n_items
-    ]
-    return np.concatenate(parts, axis=1) if parts else np.zeros((n_items, 1))

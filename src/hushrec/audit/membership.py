@@ -1,27 +1,27 @@
-"""Membership: does the released model tell who, or what, it was trained on?
+"""Membership inference: whether the released model reveals who, or what, it was trained on.
 
-The attacker holds what training releases (the shared parameters, which every client downloads) and
-one person's past. It adapts the private part to that past on its own machine, as a newcomer's
-device would, and looks at how high the model ranks some items of that person. If those were in
-training they tend to rank higher. Two forms, by what the run's split leaves out of training:
+The attacker has what training releases (the shared parameters, which every client downloads) and
+one person's past. It folds that past in as a new user's device would, and computes how high the
+model ranks some items of that person. Items of training tend to rank higher. There are two forms,
+by what the run's split leaves out of training:
 
-* **people** (split.kind = unseen-users): members trained, the others never did. Who is who was
-  drawn at random, and everybody's past is cut in the same way, so nothing else tells them apart. An
-  item is ranked after adapting to the other half of the known past.
+* **people** (split.kind = unseen-users): members trained, the others never did. Members were drawn
+  at random, and everybody's past is cut in the same way, so nothing else tells them apart. An item
+  is ranked after folding in the other half of the known past.
 * **pairs** (all other splits): of the same user, the latest training items against the validation
-  items that came next. Test items are not looked at. Tastes and catalogues drift with time, so
-  popularity among other users, which knows nothing of the pair, is shown as a yardstick. In the
-  order of time the training item is also nearer to the rest of the past, which that does not take
-  out: a small AUC above the yardstick need not be a leak.
+  items that came next. Test items are not used. Tastes and catalogues drift with time, so
+  popularity among other users, which knows nothing of the pair, is the baseline. In the order of
+  time the training item is also nearer to the rest of the past, which the baseline does not take
+  out: a small AUC above it need not be a leak.
 
-**When it counts.** The attacker looks at the shared model alone, which a claim covers, and never at
-private parameters, which it does not. Where chance alone decided what trained, a claim bounds how
-often a guess can be right: members and others are paired at random, and the attacker says of each
-pair which one trained, or says nothing. Which one it is was a fair coin, whatever the other pairs
-are, and the two outcomes differ by one user's data for another's: one step between neighbours that
-replace one another, two where one is zeroed out. So right guesses prove an epsilon
-(`trials.guessing_bound`), and if that exceeds the claim, the claim is false. That is so for people,
-and for pairs that a split in random order chose; in the order of time it was no coin.
+**When it counts.** The attacker uses the shared model alone, which a claim covers, and no private
+parameters, which it does not. Where chance alone decided what trained, a claim bounds how often a
+guess can be right: members and others are paired at random, and the attacker guesses which one of a
+pair trained, or abstains. That was a fair coin, whatever the other pairs are, and the two outcomes
+differ by one user's data for another's: one step between neighbours under replace-one, two under
+zero-out-one. So right guesses prove an epsilon (`guessing_bound`), and if that exceeds the claim,
+the claim is false. This holds for people, and for pairs that a split in random order chose; in the
+order of time there was no coin.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
+from scipy.optimize import brentq
+from scipy.stats import binom, rankdata
 
 from hushrec.api import Run
-from hushrec.audit.canary import CONFIDENCE, certain_among, guessing_bound
+from hushrec.audit.canary import CONFIDENCE, certain_among
 from hushrec.data.splitting import Split
 from hushrec.data.views import Ragged, TrainView, chunks
-from hushrec.privacy.accountant import Accountant
+from hushrec.privacy.accountant import Accountant, Values
 from hushrec.privacy.statement import PrivacyStatement
 from hushrec.private import store_bytes
 from hushrec.serving.model import fold_in
@@ -48,10 +49,12 @@ from hushrec.streams import Streams
 RESAMPLES = 500
 BOLDNESS = (1.0, 0.5, 0.2, 0.1)
 """Shares of the pairs that are guessed, those with the clearest difference."""
+MOST_GUESSED = 30.0
+"""Largest epsilon that guesses are tested for."""
 SMALL_DELTA = 1e-7
 LOW_FPR = 0.01
 FEWEST_FOR_LOW_FPR = 100
-STACK_BYTES = 128 * 2**20
+BATCH_BYTES = 128 * 2**20
 THREATS = {
     "people": "somebody who holds the released model and a person's past wants to know whether "
     "that person took part in training",
@@ -64,19 +67,18 @@ COMPARED = {
     "pairs": "the latest training items of a user against the same user's validation items",
 }
 
-Values = NDArray[np.float64]
 Items = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One question: adapt to ``past``, then look at ``targets``."""
+    """One attack: fold in ``past``, then rank ``targets``."""
 
     user: int
     past: Items
     targets: Items
     known: Items
-    """What is no candidate beside a target: items known to be the user's."""
+    """Items known to be the user's, which are no candidates beside a target."""
     member: bool
 
 
@@ -87,6 +89,7 @@ def membership(
     if not run.model.method.traits.pooled and not run.summary.communication.up_bytes:
         return {"skipped": "nothing is uploaded, so nothing that was learnt is released"}
     people = run.experiment.split.kind == "unseen-users"
+    form = "people" if people else "pairs"
     generator = streams.generator("audit/membership")
     cases = list((_people if people else _pairs)(run.split, users, generator))
     if not cases or all(case.member for case in cases):
@@ -94,21 +97,20 @@ def membership(
     scores, popularity = _scores(run, cases, streams, on_case)
     owner = np.array([case.user for case in cases])
     member = np.array([case.member for case in cases])
-    # A person is asked about twice, once for each half: one score each.
-    who, place = np.unique(np.stack([owner, member]), axis=1, return_inverse=True)
-    count = np.bincount(place)
-    score, popular = (np.bincount(place, values) / count for values in (scores, popularity))
+    # A person is attacked twice, once for each half of the past: the score is the mean.
+    who, index = np.unique(np.stack([owner, member]), axis=1, return_inverse=True)
+    count = np.bincount(index)
+    score, popular = (np.bincount(index, values) / count for values in (scores, popularity))
     owner, member = who[0], who[1].astype(bool)
-    found = rates(score[member], score[~member])
     differences = _paired(score, member, owner, generator, people=people)
     by_chance = people or (run.split.config.kind == "ratio" and run.split.config.order == "random")
     claim = _at_small_delta(run.summary.privacy)
     return {
-        "threat": THREATS["people" if people else "pairs"],
-        "compared": COMPARED["people" if people else "pairs"],
+        "threat": THREATS[form],
+        "compared": COMPARED[form],
         "members": int(member.sum()),
         "others": int((~member).sum()),
-        **found,
+        **rates(score[member], score[~member]),
         "intervals": _intervals(score, member, owner, generator),
         "chance": {
             "auc": 0.5,
@@ -124,9 +126,9 @@ def membership(
 
 
 def _at_small_delta(claim: PrivacyStatement) -> PrivacyStatement:
-    """Return the same claim at a smaller delta, if it has an account.
+    """Return the claim at a smaller delta, if it has an account.
 
-    The delta of a claim may fail for each pair: it would take up all the doubt that is left.
+    Each pair may fail with probability delta, which would use up the whole error probability.
     """
     if not claim.claimed or claim.delta <= SMALL_DELTA:
         return claim
@@ -151,7 +153,7 @@ def _paired(
 
 
 def guesses(differences: Values, claim: PrivacyStatement) -> dict[str, Any]:
-    """Guess the member of each pair by the score; hold the claim against how often that is right.
+    """Guess the member of each pair by the score, and test the claim by the right guesses.
 
     ``differences`` are the members' scores less those of the others that they are paired with.
     """
@@ -181,6 +183,33 @@ def guesses(differences: Values, claim: PrivacyStatement) -> dict[str, Any]:
     return max(found, key=lambda one: one["certain_lower_bound"])
 
 
+def guessing_bound(
+    right: int, guesses: int, coins: int, delta: float, confidence: float, apart: int = 1
+) -> float:
+    """Return the epsilon that so many right guesses of coins in one run prove.
+
+    Coins are fair and independent, each decides between two data sets that are ``apart`` neighbours
+    from each other, and what is guessed is what one run released. Then right guesses are hardly
+    more than those of coins that fall right with probability e^epsilon / (1 + e^epsilon), however
+    they depend on each other (Steinke, Nasr, Jagielski 2023, theorem 5.2).
+    """
+    most = np.arange(1, coins + 1)
+
+    def chance(epsilon: float) -> float:
+        # Steps of a path between data sets: their deltas add up, each times what comes after it.
+        slack = delta * sum(math.exp(step * epsilon) for step in range(apart))
+        likely = binom(guesses, 1 / (1 + math.exp(-apart * epsilon)))
+        beyond = float(likely.sf(right - 1))
+        more = float(((likely.sf(right - 1 - most) - beyond) / most).max())
+        return beyond + 2 * coins * min(slack, 1.0) * more
+
+    if not guesses or chance(0.0) >= 1 - confidence:
+        return 0.0
+    if chance(MOST_GUESSED) < 1 - confidence:
+        return MOST_GUESSED
+    return float(brentq(lambda eps: chance(eps) - (1 - confidence), 0.0, MOST_GUESSED, xtol=1e-4))
+
+
 def rates(members: Values, others: Values) -> dict[str, float | None]:
     """Return AUC, the largest TPR - FPR, and TPR at 1 % FPR of "larger means member"."""
     n, m = len(members), len(others)
@@ -200,7 +229,7 @@ def rates(members: Values, others: Values) -> dict[str, float | None]:
 def _intervals(
     score: Values, member: NDArray[np.bool_], owner: NDArray[np.int64], generator: Any
 ) -> dict[str, list[float] | None]:
-    """Resample users, with all that is theirs, and return 95 % percentile intervals."""
+    """Return 95 % percentile intervals from resampled users, each with all scores."""
     rows = [np.flatnonzero(owner == user) for user in np.unique(owner)]
     drawn: list[dict[str, float | None]] = []
     while len(drawn) < RESAMPLES:
@@ -210,30 +239,21 @@ def _intervals(
             drawn.append(rates(score[chosen][of], score[chosen][~of]))
     out: dict[str, list[float] | None] = {}
     for name in drawn[0]:
-        values = [one[name] for one in drawn]
-        known = [value for value in values if value is not None]
-        out[name] = (
-            [float(end) for end in np.quantile(known, [0.025, 0.975])]
-            if len(known) == len(values)
-            else None
-        )
+        values = np.array([one[name] for one in drawn], np.float64)  # None becomes NaN
+        known = not np.isnan(values).any()
+        out[name] = np.quantile(values, [0.025, 0.975]).tolist() if known else None
     return out
 
 
 def _advantage_by_chance(score: Values, member: NDArray[np.bool_], generator: Any) -> float:
     """Return the mean advantage with members named at random: a maximum is never 0."""
-    found = []
-    for _ in range(100):
-        shuffled = generator.permutation(member)
-        found.append(rates(score[shuffled], score[~shuffled])["advantage"])
-    return float(np.mean([value for value in found if value is not None]))
-
-
-# ------------------------------------------------------------ who is asked about
+    shuffled = [generator.permutation(member) for _ in range(100)]
+    found = [rates(score[who], score[~who])["advantage"] for who in shuffled]
+    return float(np.mean(np.array(found, np.float64)))
 
 
 def _people(split: Split, users: int, generator: Any) -> Iterator[Case]:
-    """Ask for each half of a person's known past with the other half as the past."""
+    """Attack each half of a person's known past with the other half as the past."""
     trains = np.zeros(split.n_users, bool)
     trains[split.training_users] = True
     lengths = split.train.positives.lengths
@@ -253,13 +273,12 @@ def _people(split: Split, users: int, generator: Any) -> Iterator[Case]:
 
 
 def _pairs(split: Split, users: int, generator: Any) -> Iterator[Case]:
-    """Ask for the latest training items, and as many validation items, from what came before."""
+    """Attack the latest training items, and the validation items, with the items before both."""
     trains = np.zeros(split.n_users, bool)
     trains[split.training_users] = True
     count = split.valid.lengths
-    asked = np.flatnonzero(trains & (count > 0) & (split.train.positives.lengths > count))
-    chosen = generator.choice(asked, min(users, len(asked)), replace=False)
-    for user in np.sort(chosen):
+    usable = np.flatnonzero(trains & (count > 0) & (split.train.positives.lengths > count))
+    for user in np.sort(generator.choice(usable, min(users, len(usable)), replace=False)):
         items, valid = split.train.positives[user], split.valid[user]
         if split.config.kind == "ratio" and split.config.order == "random":
             items = generator.permutation(items)
@@ -269,19 +288,16 @@ def _pairs(split: Split, users: int, generator: Any) -> Iterator[Case]:
         yield Case(int(user), past, valid, known, False)
 
 
-# ------------------------------------------------------------ what the model says
-
-
 def _scores(
     run: Run, cases: list[Case], streams: Streams, on_case: Callable[[int, int], None]
 ) -> tuple[Values, Values]:
-    """Return, case by case, how high the model and popularity rank the targets."""
+    """Return how high the model, and popularity, rank the targets of each case."""
     method, shared, split = run.model.method, run.model.shared, run.split
     counts = np.bincount(
         split.train.take(split.training_users).positives.values, minlength=split.data.n_items
     )
     fields = method.private_fields(split.train, shared, streams)
-    most = max(1, STACK_BYTES // max(1, store_bytes(fields, split.n_users) // split.n_users))
+    most = max(1, BATCH_BYTES // max(1, store_bytes(fields, split.n_users) // split.n_users))
     scores, popularity = np.empty(len(cases)), np.empty(len(cases))
     trains = set(split.training_users.tolist())
     for part in chunks(np.arange(len(cases)), min(most, 64)):
@@ -291,7 +307,7 @@ def _scores(
         for row, k in zip(ranked, part, strict=True):
             case = cases[k]
             scores[k] = _height(row, case)
-            # Counts of the others alone: a member's own row must not count for it.
+            # Popularity among the others: a member's own row must not count for it.
             own = split.train.positives[case.user] if case.user in trains else case.past[:0]
             others = counts - np.bincount(own, minlength=len(counts))
             popularity[k] = _height(others, case)
@@ -311,7 +327,7 @@ def _height(scores: NDArray[Any], case: Case) -> float:
 
 
 def _view(split: Split, cases: list[Case]) -> TrainView:
-    """Return the cases as a stack of newcomers, each with its past."""
+    """Return the cases as a batch of new users, each with its past."""
     lengths = np.array([len(case.past) for case in cases])
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     items = np.concatenate([case.past for case in cases]).astype(np.int32)

@@ -1,16 +1,16 @@
-"""Soundness: does the mechanism do what its claim, and the canaries, take for granted?
+"""Soundness: direct tests of what a claim, and the canaries, take for granted of the mechanism.
 
-A claim rests on three things, and each is looked at by itself, in the layout that the run has:
+A claim rests on three properties, each tested in the layout of the run's uploads:
 
 * **reach**: one upload, however large, in whatever array, moves a sum by no more than the bound.
   With the same noise twice, the difference of two sums shows it exactly;
-* **noise**: what is added to every entry of every array, the count of adaptive clipping among them,
-  is at least as much as the account was charged for, of the law that it was charged for;
-* **independence**: noise does not repeat itself, nor go along with other noise: between
-  neighbouring entries and rows, arrays, rounds, and runs or clients.
+* **noise**: every entry of every array, the count of adaptive clipping included, gets at least the
+  noise that was charged to the budget, of the distribution that was charged;
+* **independence**: noise neither repeats nor correlates with other noise: between neighbouring
+  entries and rows, arrays, rounds, and runs or clients.
 
-Also, what is summed or sent is a whole number of the grid's steps, so that no low bit tells what
-noise was added to. Tests by statistics share out an error of one in ten thousand.
+Also, what is summed or sent is a whole number of the grid's steps, so that no low bit reveals what
+noise was added to. All statistical tests together err with probability 1 in 10,000.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ import numpy as np
 from scipy.stats import chi2, gamma, kstest, pearsonr, poisson
 
 from hushrec.aggregation import STEPS_PER_UNIT, ExactSum, Update, UploadShape
-from hushrec.audit.canary import CERTAIN
-from hushrec.audit.layout import (
+from hushrec.audit.canary import (
+    CERTAIN,
+    Entries,
     NoisedRound,
-    Values,
     clients,
     noised_sum,
-    spread,
     uploads,
     written_out,
 )
 from hushrec.data.views import TrainView
 from hushrec.errors import DivergedError
-from hushrec.privacy.accountant import sensitivity
+from hushrec.privacy.accountant import Values, sensitivity
 from hushrec.privacy.clipping import BIT, AdaptiveClip
 from hushrec.privacy.noise import CentralGaussian, LocalNoise
 from hushrec.privacy.plan import Plan
@@ -45,36 +44,36 @@ from hushrec.privacy.protection import Protection
 from hushrec.streams import SecretRound, SecretStreams, Streams
 
 SIZES = (2.0, 1e30)
-"""Of uploads, in bounds: clipping must act, and never fail to."""
+"""Norms of uploads in multiples of the bound; clipping must act on each."""
 ROWS = 4
-"""Rows of each array that an upload fills to see its reach."""
+"""Rows of each array that an upload fills to test its reach."""
 DRAWS = 2**22
-"""Numbers to draw from each source, or two rounds', if those are more."""
+"""Numbers to draw from each source, or those of two rounds if they are more."""
 MOST_ROUNDS = 40
 MOST_SMALL, SOURCES = 4, 50
-"""Rounds, and runs or clients, of which small arrays are drawn more often."""
+"""Rounds, and runs or clients, for which arrays are drawn again in a small layout."""
 WINDOW = 2**14
-"""Neighbouring entries of an array that are held against others."""
+"""Neighbouring entries of an array that are compared with others."""
 FEWEST = 100
-"""Numbers that a correlation is worked out from."""
+"""Fewest numbers for which a correlation is computed."""
 FINEST = 2.0**22
-"""Steps in a deviation, as far as 32 bits show them."""
+"""Most steps of a deviation that 32-bit numbers resolve."""
 
 
 @dataclass
 class Findings:
-    """Tests by statistics, with how unlikely they are by chance, and what is plainly wrong."""
+    """Statistical tests with their p-values, and what is certainly wrong."""
 
     unlikely: list[tuple[float, str]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     def test(self, chance: float, words: str) -> None:
-        """Note a test: how likely something as extreme is, and what it would mean."""
+        """Add a test: its p-value, and the problem if it is too small."""
         self.unlikely.append((chance, words))
 
     @property
     def problems(self) -> list[str]:
-        """All that is wrong, or too unlikely among so many tests."""
+        """Everything that is wrong, or too unlikely among so many tests."""
         limit = (1 - CERTAIN) / max(1, len(self.unlikely))
         doubted = [words for chance, words in self.unlikely if chance < limit]
         return list(dict.fromkeys([*self.wrong, *doubted]))
@@ -88,33 +87,27 @@ class Drawn:
     number: int
     source: int
     values: Values
-    """In units of what was planned."""
+    """In units of the planned scale."""
     width: int
     steps: float
-    """That the planned scale has, as far as they show."""
+    """Steps of the grid in the planned scale, at most `FINEST`."""
 
 
-def soundness(plan: Plan, stages: Sequence[NoisedRound], streams: Streams) -> dict[str, Any]:
-    """Look at clipping and noise of a run; say what is wrong with them."""
+def soundness(plan: Plan, rounds: Sequence[NoisedRound], streams: Streams) -> dict[str, Any]:
+    """Test clipping and noise of a run, and return the problems."""
     findings, layouts = Findings(), list[UploadShape]()
-    for stage in stages:
-        if stage.shape not in layouts:
-            layouts.append(stage.shape)
-            _check_reach(stage, findings)
+    for noised in rounds:
+        if noised.shape not in layouts:
+            layouts.append(noised.shape)
+            _check_reach(noised, findings)
     entries = max(shape.entries for shape in layouts)
-    looked = stages[: int(np.clip(DRAWS // entries, 2, MOST_ROUNDS))]
-    drawn = [
-        noise
-        for stage in looked
-        for noise in _noises(plan, stage, stage.shape, 2, streams, findings)
-    ]
-    # A scalar has few numbers, and there are more of them for less in a small layout.
-    more = [
-        noise
-        for stage in looked[:MOST_SMALL]
-        for noise in _noises(plan, stage, _small(stage.shape), SOURCES, streams, findings)
-    ]
-    laplace = isinstance(stages[0].noise, LocalNoise) and stages[0].noise.kind == "laplace"
+    tested = rounds[: int(np.clip(DRAWS // entries, 2, MOST_ROUNDS))]
+    drawn, more = list[Drawn](), list[Drawn]()
+    for noised in tested:
+        drawn += _noises(plan, noised, noised.shape, 2, streams, findings)
+    for noised in tested[:MOST_SMALL]:  # a small layout gives more draws of a scalar
+        more += _noises(plan, noised, _small(noised.shape), SOURCES, streams, findings)
+    laplace = isinstance(rounds[0].noise, LocalNoise) and rounds[0].noise.kind == "laplace"
     for noise in drawn:
         words = f"'{noise.name}' in round {noise.number}"
         _check_amount(words, noise.values, noise.steps, findings, laplace=laplace)
@@ -127,7 +120,7 @@ def soundness(plan: Plan, stages: Sequence[NoisedRound], streams: Streams) -> di
     for pairs in (_pairs(drawn), _pairs(more)):
         _check_independence(pairs, findings)
     return {
-        "rounds": len(looked),
+        "rounds": len(tested),
         "arrays": list(dict.fromkeys(noise.name for noise in drawn)),
         "numbers": sum(len(noise.values) for noise in (*drawn, *more)),
         "tests": len(findings.unlikely),
@@ -138,19 +131,19 @@ def soundness(plan: Plan, stages: Sequence[NoisedRound], streams: Streams) -> di
 # ------------------------------------------------------------ reach
 
 
-def _check_reach(stage: NoisedRound, findings: Findings) -> None:
-    """Put uploads of one client into each array, and into all, and see how far they reach."""
-    shape = _with_rows(stage.shape, ROWS)
-    here, names = stage.of(shape), list(shape.whole)
+def _check_reach(noised: NoisedRound, findings: Findings) -> None:
+    """Test how far an upload of one client, in each array and in all, moves what is seen."""
+    shape = _with_rows(noised.shape, ROWS)
+    here, names = noised.of(shape), list(shape.whole)
     view = clients(np.zeros(1, np.int32), shape.n_rows, np.ones(1))
-    secret = SecretRound(stage.number, SecretStreams("audit/reach"))
+    secret = SecretRound(noised.number, SecretStreams("audit/reach"))
     alone = [[name] for name in names]
     for chosen in [*alone, names] if len(names) > 1 else alone:
         for size in SIZES:
-            places, amount = spread(chosen, shape, ROWS), np.array([size * stage.clip.bound])
+            entries, amount = _spread(chosen, shape, ROWS), np.array([size * noised.clip.bound])
             try:
                 with_it, without = (
-                    _seen(here, uploads(shape, places, factor * amount), view, secret)[0]
+                    _seen(here, uploads(shape, entries, factor * amount), view, secret)[0]
                     for factor in (1.0, 0.0)
                 )
             except DivergedError:
@@ -160,10 +153,10 @@ def _check_reach(stage: NoisedRound, findings: Findings) -> None:
                 continue
             # Uploads travel in 32 bits, which may take them so much further apart; sums are exact.
             local = isinstance(here.noise, LocalNoise)
-            rounding = 2.0**-23 * _norm(with_it, stage) if local else 0.0
+            rounding = 2.0**-23 * _norm(with_it, noised) if local else 0.0
             bit = abs(float(np.sum(with_it.pop(BIT, 0.0) - without.pop(BIT, 0.0))))
-            norm = _norm({name: with_it[name] - without[name] for name in with_it}, stage)
-            bound = stage.clip.whole_bound(shape)
+            norm = _norm({name: with_it[name] - without[name] for name in with_it}, noised)
+            bound = noised.clip.whole_bound(shape)
             if norm > bound + rounding or bit > 0.5:
                 findings.wrong.append(
                     f"clipping: an upload in {' and '.join(chosen)} moves what is seen by "
@@ -171,14 +164,24 @@ def _check_reach(stage: NoisedRound, findings: Findings) -> None:
                 )
 
 
-def _norm(arrays: Mapping[str, Values], stage: NoisedRound) -> float:
-    return float(np.linalg.norm(np.concatenate(list(arrays.values())), stage.clip.power))
+def _norm(arrays: Mapping[str, Values], noised: NoisedRound) -> float:
+    return float(np.linalg.norm(np.concatenate(list(arrays.values())), noised.clip.power))
 
 
 def _with_rows(shape: UploadShape, most: int) -> UploadShape:
     """Return the layout with fewer rows, and nothing else changed."""
     keys = {name: (min(most, n), width) for name, (n, width) in shape.spaces.items()}
     return replace(shape, n_rows=min(most, shape.n_rows), spaces=keys)
+
+
+def _spread(names: Iterable[str], shape: UploadShape, most: int) -> Entries:
+    """Return the entries of one canary, the first of up to ``most`` rows of the named arrays."""
+    entries = {}
+    for name in names:
+        width = shape.sparse[name][1] if name in shape.sparse else 1
+        rows = min(most, math.prod(shape.whole[name]) // width)
+        entries[name] = width * np.arange(rows)[None]
+    return entries
 
 
 def _small(shape: UploadShape) -> UploadShape:
@@ -190,13 +193,13 @@ def _small(shape: UploadShape) -> UploadShape:
 
 
 def _seen(
-    stage: NoisedRound, given: Update, view: TrainView, secret: SecretRound
+    noised: NoisedRound, given: Update, view: TrainView, secret: SecretRound
 ) -> tuple[dict[str, Values], dict[str, Values]]:
     """Return what is seen of a client's upload, and what it would be without noise."""
-    shape, layers = stage.shape, stage.protection.mechanisms
-    sent = stage.protection.protect(given, view, secret)
-    if isinstance(stage.noise, CentralGaussian):
-        clear, seen = sent, written_out(noised_sum(stage, sent, secret), shape)
+    shape, layers = noised.shape, noised.protection.mechanisms
+    sent = noised.protection.protect(given, view, secret)
+    if isinstance(noised.noise, CentralGaussian):
+        clear, seen = sent, noised_sum(noised, sent, secret)
     else:
         clear = Protection(layers[:-1]).protect(given, view, secret)
         seen = {name: array.reshape(-1).astype(np.float64) for name, array in sent.dense.items()}
@@ -207,24 +210,27 @@ def _seen(
 
 def _noises(
     plan: Plan,
-    stage: NoisedRound,
+    noised: NoisedRound,
     shape: UploadShape,
     sources: int,
     streams: Streams,
     findings: Findings,
 ) -> Iterator[Drawn]:
-    """Yield the noise of every array of a round, in a layout: what is seen less what was sent."""
-    here, local = stage.of(shape), isinstance(stage.noise, LocalNoise)
-    given = uploads(shape, spread(list(shape.whole), shape, 1), np.array([2 * stage.clip.bound]))
-    # Noise on a sum follows its layout where clipping is by rows; that on uploads was planned once.
-    scales = _own_scales(plan, stage, sources)
-    if scales is None:
-        scales = np.full(sources, (stage if local else here).planned(plan))
+    """Yield the noise of every array of a round in a layout: what is seen minus what was sent."""
+    here, local = noised.of(shape), isinstance(noised.noise, LocalNoise)
+    given = uploads(shape, _spread(shape.whole, shape, 1), np.array([2 * noised.clip.bound]))
+    if plan.budgets is None:
+        # Under row clipping noise on a sum follows its layout; noise on uploads was planned once.
+        scales = np.full(sources, (noised if local else here).planned(plan))
+    else:  # noise of clients with their own budgets, from the largest to the smallest
+        apart = sensitivity(noised.clip.whole_bound(noised.shape), "replace-one")
+        levels = np.linspace(0, len(plan.budgets.levels) - 1, sources).astype(int)
+        scales = apart * plan.budgets.multiplier[levels]
     for source, scale in enumerate(scales):
         run, client = (0, source) if local else (source, 0)
         key = SecretStreams.from_key(f"audit {streams.seed}", "noise", str(run))
         view = clients(np.array([client], np.int32), shape.n_rows, np.array([scale]))
-        seen, clear = _seen(here, given, view, SecretRound(stage.number, key))
+        seen, clear = _seen(here, given, view, SecretRound(noised.number, key))
         for name, values in seen.items():
             if not (values * STEPS_PER_UNIT == np.rint(values * STEPS_PER_UNIT)).all():
                 findings.wrong.append(
@@ -232,25 +238,16 @@ def _noises(
                     "bits tell what noise was added to"
                 )
             own = scale
-            if name == BIT and isinstance(stage.clip, AdaptiveClip):
-                own = stage.clip.bit_noise
+            if name == BIT and isinstance(noised.clip, AdaptiveClip):
+                own = noised.clip.bit_noise
             width, steps = shape.tables.get(name, 1), min(own * STEPS_PER_UNIT, FINEST)
-            yield Drawn(name, stage.number, source, (values - clear[name]) / own, width, steps)
-
-
-def _own_scales(plan: Plan, stage: NoisedRound, sources: int) -> Values | None:
-    """Return noises of clients with budgets of their own, from the largest to the smallest."""
-    if plan.budgets is None:
-        return None
-    apart = sensitivity(stage.clip.whole_bound(stage.shape), "replace-one")
-    levels = np.linspace(0, len(plan.budgets.levels) - 1, sources).astype(int)
-    return np.asarray(apart * plan.budgets.multiplier[levels])
+            yield Drawn(name, noised.number, source, (values - clear[name]) / own, width, steps)
 
 
 def _check_amount(
     words: str, values: Values, steps: float, findings: Findings, *, laplace: bool
 ) -> None:
-    """Hold noise to be everywhere, and no less than planned."""
+    """Test that every entry has noise, and no less than planned."""
     none = int((values == 0).sum())
     findings.test(
         poisson.sf(none - 1, len(values) / steps),
@@ -265,7 +262,7 @@ def _check_amount(
 
 
 def _check_law(name: str, values: Values, findings: Findings, *, laplace: bool) -> None:
-    """Hold noise to its law; more of it than planned is no harm."""
+    """Test the distribution of the noise; more noise than planned does no harm."""
     size = np.abs(values).mean() if laplace else math.sqrt((values**2).mean())
     found = kstest(values[: 4 * WINDOW] / max(1.0, size), "laplace" if laplace else "norm")
     findings.test(
@@ -280,7 +277,7 @@ Pairs = Iterable[tuple[str, Values, Values, float]]
 
 
 def _pairs(drawn: Sequence[Drawn]) -> Pairs:
-    """Yield noise beside other noise that should know nothing of it, and what the two are."""
+    """Yield pairs of noises that should be independent, with a description and the steps."""
     at = {(noise.name, noise.number, noise.source): noise for noise in drawn}
     numbers = list(dict.fromkeys(noise.number for noise in drawn))
     following = dict(pairwise(numbers))
@@ -301,7 +298,7 @@ def _pairs(drawn: Sequence[Drawn]) -> Pairs:
 
 
 def _check_independence(pairs: Pairs, findings: Findings) -> None:
-    """Hold noise to go its own way: it neither repeats other noise nor goes along with it."""
+    """Test that noise neither repeats nor correlates with other noise."""
     gathered: dict[str, list[tuple[Values, Values, float]]] = {}
     for words, one, other, steps in pairs:
         if len(one):

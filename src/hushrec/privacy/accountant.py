@@ -24,7 +24,7 @@ The accountant draws no noise and holds only its history.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from scipy.optimize import brentq
 
 from hushrec.errors import ConfigError
 
+Values = NDArray[np.float64]
 Neighbours = Literal["zero-out-one", "replace-one"]
 """Neighbouring data sets: one user's data is zeroed out, or replaced by any other."""
 
@@ -118,10 +119,10 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         _require(self.multiplier >= 0, "a noise multiplier is not negative")
-        tiny = 0 < self.multiplier < LEAST_NOISE
-        _require(
-            not tiny, f"a noise multiplier of {self.multiplier:g} is too small: use 0, or more"
-        )
+        if 0 < self.multiplier < LEAST_NOISE:
+            raise ConfigError(
+                f"a noise multiplier of {self.multiplier:g} is too small: use 0, or more"
+            )
         if isinstance(self.sampling, Poisson) and self.neighbours != "zero-out-one":
             raise ConfigError(
                 "Poisson sampling is accounted for under zero-out-one: use "
@@ -132,13 +133,6 @@ class Gaussian:
                 "fixed-size sampling is accounted for under replace-one: use "
                 "neighbours = replace-one, or Poisson sampling for zero-out-one"
             )
-
-    @classmethod
-    def of_sum(
-        cls, noise_std: float, clip: float, sampling: Sampling, neighbours: Neighbours
-    ) -> Gaussian:
-        """Return the event for a sum of uploads of norm <= clip with noise of this deviation."""
-        return cls(noise_std / sensitivity(clip, neighbours), sampling, neighbours)
 
     def at(self, multiplier: float) -> Gaussian:
         """Return the same event with another noise multiplier."""
@@ -182,8 +176,9 @@ class Accountant:
     def epsilon(self, delta: float) -> float:
         """Return an upper bound of the epsilon of all events together at this delta."""
         _require(0 < delta < 1, f"delta = {delta}: must lie between 0 and 1")
-        pure = sum(event.epsilon * count for event, count in self._pures())
-        gaussians = list(self._gaussians())
+        entries = self._entries.items()
+        pure = sum(event.epsilon * count for event, count in entries if isinstance(event, Pure))
+        gaussians = [(event, count) for event, count in entries if isinstance(event, Gaussian)]
         if len({event.neighbours for event, _ in gaussians}) > 1:
             raise ConfigError("one accountant cannot hold two neighbour relations")
         if not gaussians:
@@ -192,16 +187,6 @@ class Accountant:
         kept_back = KEPT_BACK if grids else 0.0
         continuous = pure + _gaussian_epsilon(gaussians, delta * (1 - kept_back))
         return continuous + discreteness(grids, continuous, delta)
-
-    def _pures(self) -> Iterator[tuple[Pure, int]]:
-        for event, count in self._entries.items():
-            if isinstance(event, Pure):
-                yield event, count
-
-    def _gaussians(self) -> Iterator[tuple[Gaussian, int]]:
-        for event, count in self._entries.items():
-            if isinstance(event, Gaussian):
-                yield event, count
 
 
 def discreteness(grids: list[tuple[Grid, int]], epsilon: float, delta: float) -> float:
@@ -276,7 +261,7 @@ def noise_for(
 
 
 @lru_cache(maxsize=256)
-def renyi_curve(multiplier: float, sampling: FixedSize) -> NDArray[np.float64]:
+def renyi_curve(multiplier: float, sampling: FixedSize) -> Values:
     """Return the Rényi DP of one noisy sum over a fixed-size sample, replace-one, at `ORDERS`."""
     # Importing dp-accounting takes a second, and most commands do not need it.
     import dp_accounting as dp
@@ -297,10 +282,8 @@ def _gaussian_epsilon(events: list[tuple[Gaussian, int]], delta: float) -> float
 
         information = sum(count / event.multiplier**2 for event, count in events)
         return float(get_epsilon_gaussian(1 / math.sqrt(information), delta))
-    return (_by_renyi if FixedSize in kinds else _by_privacy_loss)(events, delta)
-
-
-def _by_renyi(events: list[tuple[Gaussian, int]], delta: float) -> float:
+    if FixedSize not in kinds:
+        return _by_privacy_loss(events, delta)
     from dp_accounting.rdp import compute_epsilon
 
     curve = np.zeros(len(ORDERS))

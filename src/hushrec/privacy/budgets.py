@@ -29,7 +29,7 @@ from hushrec.aggregation import Total, Update
 from hushrec.data.interactions import Features, Numeric
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError, nearest
-from hushrec.privacy.accountant import Accountant, Gaussian, epsilon_of, noise_for
+from hushrec.privacy.accountant import Accountant, Gaussian, Values, epsilon_of, noise_for
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.statement import BudgetSummary, ValueRange
@@ -43,7 +43,6 @@ MARGIN = 1e-6
 BINS = 8
 """Bins of the histogram of budgets in a summary."""
 
-Values = NDArray[np.float64]
 PUBLIC_BUDGETS = (
     "the budgets themselves, which the server knows and the deviation of the noise shows: by "
     "activity they tell the order of the clients' numbers of interactions, else what was declared",
@@ -86,24 +85,27 @@ class PersonalBudgets:
 
     @classmethod
     def of(
-        cls, epsilon: Values, delta: float, uploads: int, event_at: Callable[[float], Gaussian]
+        cls,
+        epsilon: Values,
+        delta: float,
+        uploads: int,
+        event_at: Callable[[float], Gaussian],
+        *,
+        as_published: bool = False,
     ) -> PersonalBudgets:
-        """Calibrate the noise of each level to its budget."""
-        levels, level = levels_of(epsilon)
-        noises = [noise_for(e, delta, 1, event_at) for e in levels]
-        limit = (np.array(noises) * (1 + MARGIN)) ** -2.0
-        return cls(epsilon, level, levels, limit, uploads, delta, event_at)
+        """Calibrate the noise of each level to its budget.
 
-    @classmethod
-    def as_published(
-        cls, epsilon: Values, delta: float, uploads: int, event_at: Callable[[float], Gaussian]
-    ) -> PersonalBudgets:
-        """Use the paper's sigma_i = C / epsilon_i, and report the true cost of ``uploads``.
-
-        C / epsilon_i is a noise multiplier of 1 / (2 epsilon_i) for the sensitivity 2 C.
+        ``as_published``: use the paper's sigma_i = C / epsilon_i, which is a noise multiplier of
+        1 / (2 epsilon_i) for the sensitivity 2 C, and report the true cost of ``uploads``.
         """
-        calibrated = cls.of(epsilon, delta, uploads, event_at)
-        return replace(calibrated, limit=uploads * (2 * calibrated.levels) ** 2, keeps=False)
+        levels, level = levels_of(epsilon)
+        if as_published:
+            limit = uploads * (2 * levels) ** 2
+        else:
+            noises = [noise_for(level_epsilon, delta, 1, event_at) for level_epsilon in levels]
+            limit = (np.array(noises) * (1 + MARGIN)) ** -2.0
+        keeps = not as_published
+        return cls(epsilon, level, levels, limit, uploads, delta, event_at, keeps)
 
     @property
     def multiplier(self) -> Values:
@@ -126,19 +128,18 @@ class PersonalBudgets:
         return cohort[can_pay], Ledger(spent, turned_away)
 
     def epsilons(self, spent: Values) -> Values:
-        """Return the spent epsilon of each client."""
-        distinct, index = np.unique(spent, return_inverse=True)
-        return np.array([self._epsilon(value) for value in distinct])[index]
+        """Return the epsilon of each spending, a sum of 1 / multiplier² over uploads."""
 
-    def _epsilon(self, spent: float) -> float:
-        if spent == 0:
-            return 0.0
-        # Several uploads compose to one with less noise, on a correspondingly coarser grid.
-        return epsilon_of(self.event_at(spent**-0.5), 1, self.delta)
+        def epsilon(value: float) -> float:
+            # Several uploads compose to one with less noise, on a correspondingly coarser grid.
+            return epsilon_of(self.event_at(value**-0.5), 1, self.delta) if value else 0.0
+
+        distinct, index = np.unique(spent, return_inverse=True)
+        return np.array([epsilon(value) for value in distinct])[index]
 
     def claims(self) -> Values:
         """Return the epsilon of each level after all its uploads."""
-        return np.array([self._epsilon(limit) for limit in self.limit])
+        return self.epsilons(self.limit)
 
     def largest_account(self) -> list[dict[str, Any]]:
         """Return the accountant's history of a client with the largest budget, all uploads made."""
@@ -147,10 +148,10 @@ class PersonalBudgets:
         accountant.record(self.event_at(float(most)), self.uploads)
         return accountant.history()
 
-    def summary(self, spent: Values, turned_away: NDArray[np.bool_]) -> BudgetSummary:
+    def summary(self, ledger: Ledger) -> BudgetSummary:
         """Return the distribution of the clients' budgets and spending."""
         trains = self.epsilon > 0
-        own, paid = self.epsilon[trains], self.epsilons(spent[trains])
+        own, paid = self.epsilon[trains], self.epsilons(ledger.spent[trains])
         edges = np.linspace(own.min(), own.max(), BINS + 1)
         group = np.clip(np.searchsorted(edges, own, side="right") - 1, 0, BINS - 1)
         distribution = [
@@ -160,8 +161,7 @@ class PersonalBudgets:
                 "clients": int((group == number).sum()),
                 "spent_median": float(np.median(paid[group == number])),
             }
-            for number in range(BINS)
-            if (group == number).any()
+            for number in np.unique(group)
         ]
         weights = _weights(self.multiplier)
         return BudgetSummary(
@@ -170,7 +170,7 @@ class PersonalBudgets:
             spent=_range(paid),
             over_budget=int((paid > own).sum()),
             uploads_paid_for=self.uploads,
-            stopped=int(turned_away.sum()),
+            stopped=int(ledger.turned_away.sum()),
             largest_weight_over_smallest=float(weights.max() / weights.min()),
             distribution=distribution,
         )
@@ -252,7 +252,7 @@ def by_feature(features: Features, name: str, names: Any, users: NDArray[np.int6
 
 def personal_budgets(
     config: PrivacyConfig, view: TrainView, names: NDArray[Any], clients: NDArray[np.int64]
-) -> NDArray[np.float64] | None:
+) -> Values | None:
     """Return the budgets of the clients that train, as configured; None without any."""
     if config.budgets == "declared":
         if view.holders is not None:

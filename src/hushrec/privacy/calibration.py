@@ -31,11 +31,7 @@ from hushrec.privacy.accountant import (
     noise_for,
     sensitivity,
 )
-from hushrec.privacy.budgets import (
-    PersonalBudgets,
-    PersonalNoise,
-    describe,
-)
+from hushrec.privacy.budgets import PersonalBudgets, PersonalNoise, describe
 from hushrec.privacy.clipping import AdaptiveClip, Clip, FlatClip, RowClip
 from hushrec.privacy.config import PrivacyConfig, clipping_of
 from hushrec.privacy.discrete import Kind
@@ -47,7 +43,7 @@ from hushrec.privacy.noise import (
     round_multiplier,
 )
 from hushrec.privacy.plan import Plan, Schedule
-from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, Silence, check_shape
+from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, check_shape
 from hushrec.streams import SecretRound
 
 FIRST_BOUND = 1.0
@@ -76,19 +72,19 @@ def make_plan(
 
     ``own`` are the users' personal budgets (`personal_budgets`).
     """
-    shape, rounds, silent = schedule.shape, schedule.rounds, schedule.silent
-    shares, upload_norm = schedule.shares, schedule.upload_norm
+    shape, rounds, shares = schedule.shape, schedule.rounds, schedule.shares
     if shares:
         _check_shares(config, cohort, rounds, shares)
-    if upload_norm is not None and config.clipping is None and config.clip is None:
-        config = config.model_copy(update={"clipping": "flat", "clip": upload_norm})
+    if schedule.upload_norm is not None and config.clipping is None and config.clip is None:
+        config = config.model_copy(update={"clipping": "flat", "clip": schedule.upload_norm})
     plan = Plan(
-        Protection(),
+        Protection((FixedShape(shape),)),
         delta=config.delta or default_delta(population),
+        mechanism="nothing is uploaded, so the server learns nothing",
         requested_epsilon=config.epsilon,
         noise_seed=config.noise_seed,
         rounds=rounds,
-        silent=silent,
+        silent=schedule.silent,
         shares=shares,
     )
     if not shape.entries:
@@ -97,47 +93,33 @@ def make_plan(
                 "nothing is uploaded, so there is no shared model to select: leave out "
                 "privacy.selection_share"
             )
-        return replace(
-            plan,
-            protection=Protection((FixedShape(shape),)),
-            mechanism="nothing is uploaded, so the server learns nothing",
-        )
+        return plan
     if config.mode == "mechanism":
-        plan, expected = _stated(config, cohort, schedule, plan), None
+        plan = _stated(config, cohort, schedule, plan)
     elif config.on_sums:
-        _check_spaces(shape)
+        for name, (keys, width) in shape.spaces.items():
+            if keys * width > MOST_NOISED:
+                raise ConfigError(
+                    f"'{name}' has {keys:,} keys, and noise cannot cover every key of more than "
+                    f"{MOST_NOISED:,}: use another method, or privacy.mode = none"
+                )
         plan = _central(config, cohort, schedule, population, plan)
-        expected = _sampling(cohort, population)[1]
     elif shape.spaces:
         raise ConfigError(
             "a client of this method sends a number for every pair of items, and local noise on "
             "each of them drowns all: use privacy.mode = central"
         )
     elif own is not None:
-        plan, expected = _personal(config, schedule, plan, own), None
+        plan = _personal(config, schedule, plan, own)
     else:
-        plan, expected = _local(config, schedule, plan), None
-    plan = replace(plan, protection=replace(plan.protection, reshapes=bool(shares)))
-    if not silent:
-        return plan
-    return replace(
-        plan,
-        protection=replace(plan.protection, silence=Silence(silent, expected)),
-        mechanism=(
-            f"{plan.mechanism}; uploads in {schedule.uploading} of {rounds} rounds, known "
-            "beforehand"
-        ),
+        plan = _local(config, schedule, plan)
+    protection = replace(plan.protection, reshapes=bool(shares), silent=schedule.silent)
+    silence = (
+        f"; uploads in {schedule.uploading} of {rounds} rounds, known beforehand"
+        if schedule.silent
+        else ""
     )
-
-
-def _check_spaces(shape: UploadShape) -> None:
-    """Refuse key spaces that are too large to add noise to every key."""
-    for name, (keys, width) in shape.spaces.items():
-        if keys * width > MOST_NOISED:
-            raise ConfigError(
-                f"'{name}' has {keys:,} keys, and noise cannot cover every key of more than "
-                f"{MOST_NOISED:,}: use another method, or privacy.mode = none"
-            )
+    return replace(plan, protection=protection, mechanism=plan.mechanism + silence)
 
 
 def _check_shares(
@@ -275,15 +257,14 @@ def _central(
             f", a share from each of {noise.nodes} nodes, of which {noise.tolerated} may drop out "
             "or reveal theirs"
         )
-    each = "".join(
-        f"{', ' if number > 1 else ' ('}{round_multiplier(multiplier, plan.shares, number):.4g} in "
-        f"round {number}"
+    each = ", ".join(
+        f"{round_multiplier(multiplier, plan.shares, number):.4g} in round {number}"
         for number in range(1, len(plan.shares) + 1)
     )
-    together = f" for all rounds together{each})" if plan.shares else ""
+    together = f" for all rounds together ({each})" if plan.shares else ""
     return replace(
         plan,
-        protection=Protection((noise,)),
+        protection=Protection((noise,), clients=expected),
         event=event,
         neighbours=neighbours,
         sampling=sampling,
@@ -351,14 +332,13 @@ def _local(config: PrivacyConfig, schedule: Schedule, plan: Plan) -> Plan:
             _check_grid(scale, config.clip or 0.0, schedule)
             event = event_at(scale / apart)
     noise = LocalNoise(kind, scale, schedule.shape)
+    mechanisms = (noise,) if clip is None else (clip, noise)
     description = (
         f"discrete {kind.capitalize()} noise of scale {scale:.4g} on every entry of every upload"
     )
     return replace(
         plan,
-        protection=Protection(
-            (noise,) if clip is None else (clip, noise), SUM_COPIES * schedule.shape.nbytes
-        ),
+        protection=Protection(mechanisms, SUM_COPIES * schedule.shape.nbytes),
         event=event,
         mechanism=f"{clip}; {description}",
         why_none=None
@@ -386,8 +366,8 @@ def _personal(
     clip = _fixed_clip(config)
     apart = sensitivity(clip.whole_bound(schedule.shape), "replace-one")
     uploads = config.budget_uploads or schedule.uploading
-    make = PersonalBudgets.as_published if config.sigma == "paper" else PersonalBudgets.of
-    budgets = make(own, plan.delta, uploads, _local_gaussian(apart, schedule))
+    event_at, published = _local_gaussian(apart, schedule), config.sigma == "paper"
+    budgets = PersonalBudgets.of(own, plan.delta, uploads, event_at, as_published=published)
     deviations = budgets.deviations(apart)
     _check_grid(float(deviations.min()), config.clip or 0.0, schedule)
     noise = PersonalNoise("gaussian", 1.0, schedule.shape, deviations)
@@ -437,24 +417,17 @@ def gradient_noise_plan(
         raise ConfigError(f"{leak}; or use --scale for noise without a guarantee")
     schedule = Schedule(method.gradient_shape(public), rounds)
     if leak is not None:
-        return _without_guarantee(config, cohort, schedule, population, leak)
+        free = config.model_copy(update={"clip": None, "clipping": None})
+        plan = make_plan(free, cohort, schedule, population)
+        clip = [] if config.clip is None else [FlatClip(config.clip)]
+        noised = _on_steps(plan.protection.after(clip))
+        return replace(plan, protection=noised, why_none=f"No guarantee: {leak}.")
     plan = make_plan(config, cohort, schedule, population)
     mechanism = (
         "noise on the gradient of each round's one step on the item table, from which uploaded "
         f"tables are computed: {plan.mechanism.replace('upload', 'gradient')}"
     )
     return replace(plan, protection=_on_steps(plan.protection), mechanism=mechanism)
-
-
-def _without_guarantee(
-    config: PrivacyConfig, cohort: CohortConfig, schedule: Schedule, population: int, leak: str
-) -> Plan:
-    """Return a plan that clips and noises gradients as configured, without a guarantee."""
-    free = config.model_copy(update={"clip": None, "clipping": None})
-    plan = make_plan(free, cohort, schedule, population)
-    clip = () if config.clip is None else (FlatClip(config.clip),)
-    noised = replace(plan.protection, mechanisms=(*clip, *plan.protection.mechanisms))
-    return replace(plan, protection=_on_steps(noised), why_none=f"No guarantee: {leak}.")
 
 
 def _on_steps(protection: Protection) -> Protection:

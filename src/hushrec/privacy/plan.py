@@ -208,7 +208,7 @@ class Plan:
     def _personal_statement(
         self, budgets: PersonalBudgets, ledger: Ledger, run: int
     ) -> PrivacyStatement:
-        summary = budgets.summary(ledger.spent, ledger.turned_away)
+        summary = budgets.summary(ledger)
         return self._stated(
             float(budgets.claims().max()),
             self.delta,

@@ -115,35 +115,17 @@ class Mechanism:
 
 
 @dataclass(frozen=True)
-class Silence:
-    """Rounds without uploads, known before the first round; they cost nothing."""
-
-    rounds: frozenset[int]
-    clients: float | None = None
-    """Expected cohort size, used for means in place of the real one, which is not public."""
-
-    def check(self, update: Update) -> None:
-        """Refuse an upload in such a round."""
-        if update.rows or update.dense:
-            raise ConfigError(
-                "the method uploads in a round that it declared to be without uploads, so no "
-                "guarantee can be given: uploads must depend on the number of the round alone"
-            )
-
-    def finish(self, total: Total) -> Total:
-        """Replace the cohort size by its expectation."""
-        return total if self.clients is None else replace(total, clients=self.clients)
-
-
-@dataclass(frozen=True)
 class Protection:
     """The mechanisms of a run, in the order in which devices apply them."""
 
     mechanisms: tuple[Mechanism, ...] = ()
     client_bytes: int = 0
     """Memory of one client's dense upload, if a mechanism makes it dense."""
-    silence: Silence | None = None
-    """Rounds without uploads, if there are any; no mechanism acts in them."""
+    silent: frozenset[int] = frozenset()
+    """Rounds without uploads, known before the first round; they cost nothing, and no mechanism
+    acts in them."""
+    clients: float | None = None
+    """Expected cohort size, for means of silent rounds: the real one is not public."""
     reshapes: bool = False
     """Whether the shape of uploads depends on the round and on earlier releases."""
     steps: Protection | None = None
@@ -154,13 +136,13 @@ class Protection:
         """The protection that clips and noises: of the gradients, or of the uploads."""
         return self if self.steps is None else self.steps
 
-    def acts(self, number: int) -> bool:
-        """Return whether the mechanisms act in a round."""
-        return self.silence is None or number not in self.silence.rounds
+    def acting(self, number: int) -> tuple[Mechanism, ...]:
+        """Return the mechanisms that act in a round."""
+        return () if number in self.silent else self.mechanisms
 
     def sends_whole(self, number: int) -> bool:
         """Return whether uploads of a round are sent with all rows of all tables."""
-        return self.acts(number) and any(mechanism.whole for mechanism in self.mechanisms)
+        return any(mechanism.whole for mechanism in self.acting(number))
 
     def on_device(self) -> Protection:
         """Return the protection without state that only the server may know."""
@@ -168,21 +150,25 @@ class Protection:
 
     def sent_shape(self, shape: UploadShape, number: int) -> UploadShape:
         """Return the shape of the protected uploads of a round."""
-        for mechanism in self.mechanisms if self.acts(number) else ():
+        for mechanism in self.acting(number):
             shape = mechanism.sent_shape(shape)
         return shape
 
     def norm_of(self, number: int) -> float | None:
         """Return the L2 bound of the uploads of a round; None if there is none."""
         norm = None
-        for mechanism in self.mechanisms if self.acts(number) else ():
+        for mechanism in self.acting(number):
             norm = mechanism.bound_of(norm)
         return norm
 
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Apply the device sides in order."""
-        if self.silence is not None and not self.acts(secret.number):
-            self.silence.check(update)
+        if secret.number in self.silent:
+            if update.rows or update.dense:
+                raise ConfigError(
+                    "the method uploads in a round that it declared to be without uploads, so no "
+                    "guarantee can be given: uploads must depend on the number of the round alone"
+                )
             return update
         if self.mechanisms:
             written = {name: rows.differences() for name, rows in update.rows.items()}
@@ -196,7 +182,7 @@ class Protection:
 
     def receive(self, update: Update, clients: NDArray[np.int32], number: int) -> Update:
         """Apply the server side for arriving uploads, in reverse order."""
-        for mechanism in reversed(self.mechanisms) if self.acts(number) else ():
+        for mechanism in reversed(self.acting(number)):
             update = mechanism.receive(update, clients)
         return update
 
@@ -231,19 +217,19 @@ class Protection:
 
     def shares(self, secret: SecretRound) -> list[Steps]:
         """Return the noise that one node adds to the sum of its clients."""
-        acting = self.mechanisms if self.acts(secret.number) else ()
-        return [mechanism.share(secret) for mechanism in acting if mechanism.in_shares]
+        return [m.share(secret) for m in self.acting(secret.number) if m.in_shares]
 
     def finish(
         self, summed: ExactSum, secret: SecretRound, *, shared: bool = False
     ) -> tuple[Total, Protection]:
         """Add the noise and apply the server sides in reverse order; the result is released.
 
-        ``shared``: nodes have added their shares already. Also returns the next round's protection.
+        Also return the next round's protection. ``shared``: nodes have added their shares already.
         ``summed`` is consumed.
         """
-        if self.silence is not None and not self.acts(secret.number):
-            return self.silence.finish(summed.total()), self
+        if secret.number in self.silent:
+            total = summed.total()
+            return (total if self.clients is None else replace(total, clients=self.clients)), self
         for mechanism in self.mechanisms:
             if not (shared and mechanism.in_shares):
                 summed.add_steps(mechanism.noise(secret))
