@@ -104,7 +104,7 @@ DEFECTS = [
         "test_nothing_stays_nothing",
         "sent for nothing",
     ),
-    (lambda shape: Stops(1.0), "test_devices_do_not_see_each_other", "depends on the stack"),
+    (lambda shape: Stops(1.0), "test_devices_do_not_see_each_other", "depends on the batch"),
 ]
 
 

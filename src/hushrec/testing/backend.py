@@ -1,10 +1,10 @@
-"""A link to nodes in the same process."""
+"""`BackendContract`: what every backend must do; `MemoryLink`: nodes in the same process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,10 +24,9 @@ from hushrec.testing.checks import check_same, taste_world
 
 
 class MemoryLink:
-    """Nodes in this process, which answer one after the other."""
+    """Nodes in this process, functions that answer a message, one after the other."""
 
     def __init__(self, nodes: Mapping[NodeId, Callable[[bytes], bytes]]) -> None:
-        """``nodes`` are functions that answer a message."""
         self.nodes = dict(nodes)
 
     def present(self) -> list[NodeId]:
@@ -56,15 +55,11 @@ class MemoryLink:
 SEEDED = {"privacy.noise_seed": 0}
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0, **SEEDED}
 ADAPTIVE = {**CENTRAL, "cohort.kind": "poisson", "cohort.probability": 0.5}
-GAUSSIAN = {
-    **{"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0},
-    **SEEDED,
-}
+LOCAL = {"privacy.mode": "local-gaussian", "privacy.clip": 1.0, **SEEDED}
+GAUSSIAN = {**LOCAL, "privacy.epsilon": 8.0}
 LAPLACE = {**GAUSSIAN, "privacy.mode": "local-laplace"}
-BUDGETS = {
-    **{"privacy.mode": "local-gaussian", "privacy.clip": 1.0, "privacy.budgets": "activity"},
-    **{"privacy.epsilon_min": 1.0, "privacy.epsilon_max": 8.0, **SEEDED},
-}
+PERSONAL = {"privacy.epsilon_min": 1.0, "privacy.epsilon_max": 8.0}
+BUDGETS = {**LOCAL, **PERSONAL, "privacy.budgets": "activity"}
 SILOS = {"silos.kind": "dirichlet", "silos.count": 7}
 SMALLER: Mapping[str, Mapping[str, Any]] = {
     **{name: {"d": 8, "hidden": [8], "epochs": 1} for name in ("lipm", "pfedme")},
@@ -76,7 +71,7 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
 PRIVACY = {"plain": {}, "central": CENTRAL, "gaussian": GAUSSIAN}
 FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fedmf adaptive, Poisson": ("fedmf", ADAPTIVE),
-    "fedmf paid looks": ("fedmf", {**CENTRAL, "privacy.selection_share": 0.3}),
+    "fedmf validation queries": ("fedmf", {**CENTRAL, "privacy.selection_share": 0.3}),
     "fedmf laplace": ("fedmf", LAPLACE),
     "fedmf budgets": ("fedmf", {**BUDGETS, "privacy.budget_uploads": 2}),
     "fedmf dual, fixed": ("fedmf", {"dual": True, "cohort.kind": "fixed", "cohort.size": 20}),
@@ -92,15 +87,6 @@ FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "pfedrec unseen users": ("pfedrec", {"split.kind": "unseen-users"}),
     "negative-counter published": ("negative-counter", {"protocol": "published"}),
 }
-
-
-@dataclass(frozen=True)
-class Played:
-    """State, records and test evaluation of a run."""
-
-    state: ServerState
-    records: list[RoundRecord]
-    test: Evaluation
 
 
 class BackendContract:
@@ -119,7 +105,7 @@ class BackendContract:
     def test_every_method(self, method: str, mode: str) -> None:
         """Every federated method, with and without privacy."""
         if method_class(method).traits.pooled:
-            pytest.skip("a pooled yardstick has no clients")
+            pytest.skip("a pooled baseline has no clients")
         try:
             self.compare(method, {**SMALLER.get(method, {}), **PRIVACY[mode]})
         except ConfigError as refused:
@@ -133,39 +119,39 @@ class BackendContract:
     def compare(self, method: str, settings: Mapping[str, Any]) -> None:
         """Play a run on the backend and on the reference, and hold them equal."""
         setup = self._setup(method, settings)
-        ours = play(setup, self.make(setup))
+        state, records, test = play(setup, self.make(setup))
         devices = OneByOne(setup.task, setup.split, setup.experiment, setup.plan.deviations)
-        theirs = play(setup, devices)
-        check_same(ours.state.shared, theirs.state.shared, "the shared parameters")
-        check_same(ours.state.selected_shared, theirs.state.selected_shared, "the selected ones")
+        expected, expected_records, expected_test = play(setup, devices)
+        check_same(state.shared, expected.shared, "the shared parameters")
+        check_same(state.selected_shared, expected.selected_shared, "the selected ones")
         for name in ("account", "protection", "selected_round", "up_bytes", "down_bytes"):
-            assert getattr(ours.state, name) == getattr(theirs.state, name), f"another {name}"
-        for one, other in zip(ours.records, theirs.records, strict=True):
+            assert getattr(state, name) == getattr(expected, name), f"another {name}"
+        for one, other in zip(records, expected_records, strict=True):
             assert (one.loss, one.valid) == (other.loss, other.valid), f"round {one.round} differs"
-        assert ours.test.means() == theirs.test.means(), "the test differs"
-        for name, tally in ours.test.tallies.items():
-            places = theirs.test.tallies[name].places
-            assert np.array_equal(tally.places, places), "the histogram of places differs"
+        assert test.means() == expected_test.means(), "the test differs"
+        for name, tally in test.tallies.items():
+            ranks = expected_test.tallies[name].places
+            assert np.array_equal(tally.places, ranks), "the histogram of ranks differs"
 
     def _setup(self, method: str, settings: Mapping[str, Any]) -> SimulationSetup:
         rest = dict(settings)
-        protocol = rest.pop("protocol", None)
-        experiment = ExperimentRequest(
-            "tastes", method, settings=rest, protocol=protocol
-        ).experiment()
-        # Rounds that share a budget are what they are.
+        request = ExperimentRequest("tastes", method, protocol=rest.pop("protocol", None))
+        experiment = replace(request, settings=rest).experiment()
+        # The number of rounds that share a budget is fixed.
         if not experiment.make_method().budget_shares:
             experiment = experiment.model_copy(update={"rounds": self.rounds})
         split = make_split(taste_world(), experiment.split, Streams(0), experiment.silos)
         return set_up(experiment, split)
 
 
-def play(setup: SimulationSetup, backend: Backend) -> Played:
-    """Run all rounds on a backend and evaluate the test items."""
+def play(
+    setup: SimulationSetup, backend: Backend
+) -> tuple[ServerState, list[RoundRecord], Evaluation]:
+    """Run all rounds on a backend; return the state, the records and the test evaluation."""
     history = History()
     parts = setup.experiment, setup.task, setup.plan, setup.clients
     training = Training(*parts, backend, setup.split.newcomers)
     state = setup.first_state(len(setup.view.clients), setup.shared)
     run_rounds(training, state, [history])
     serving = training.serving(state.selected_shared)
-    return Played(state, history.records, backend.evaluate(serving, "test", selected=True))
+    return state, history.records, backend.evaluate(serving, "test", selected=True)

@@ -1,69 +1,34 @@
-"""Checks of arrays and parameters, small worlds whose answer is known, a federation for rounds."""
+"""Checks of arrays and parameters, small worlds whose answer is known, a federation of rounds."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows
+from hushrec.aggregation import ClientRows, ExactSum, Total, Update
 from hushrec.data.interactions import Categorical, Features, Interactions, Numeric
 from hushrec.data.views import Ragged, TrainView
 from hushrec.federation.backends import THIS_MACHINE, Collected, InProcess, Machine
 from hushrec.federation.client import Task
-from hushrec.methods.base import (
-    Method,
+from hushrec.methods.base import Method, Shared
+from hushrec.privacy.protection import Protection
+from hushrec.private import (
     PerClient,
     PerClientRows,
     PerClientTable,
     Private,
     PrivateFields,
-    Shared,
+    PrivateStore,
 )
-from hushrec.privacy.protection import Protection
-from hushrec.private import PrivateStore
 from hushrec.streams import SecretRound, SecretStreams, Streams
 
 Array = NDArray[Any]
-
-
-def materialised(declared: PrivateFields, clients: int) -> Private:
-    """Read every field of a fresh store once, as plain arrays."""
-    return dict(PrivateStore(declared, clients).read(np.arange(clients)))
-
-
-def kept_after(before: Private, given_back: Private) -> Private:
-    """Put the changed rows of whole tables in place, as the store does."""
-    out = dict(given_back)
-    for name, rows in given_back.items():
-        table = before.get(name)
-        if isinstance(rows, ClientRows) and isinstance(table, np.ndarray):
-            new = table.copy()
-            for client in range(len(new)):
-                mine = slice(rows.indptr[client], rows.indptr[client + 1])
-                new[client, rows.ids[mine]] = rows.rows[mine]
-            new.flags.writeable = table.flags.writeable
-            out[name] = new
-    return out
-
-
-def one_client(private: Private, client: int) -> Private:
-    """Take one client out of a stack."""
-    out: dict[str, Array | ClientRows] = {}
-    for name, value in private.items():
-        if isinstance(value, ClientRows):
-            mine = slice(value.indptr[client], value.indptr[client + 1])
-            indptr = np.array([0, mine.stop - mine.start])
-            out[name] = ClientRows(indptr, value.ids[mine].copy(), value.rows[mine].copy())
-        else:
-            mine_alone = value[client : client + 1].copy()
-            mine_alone.flags.writeable = value.flags.writeable
-            out[name] = mine_alone
-    return out
+N_USERS, N_ITEMS, N_GROUPS = 60, 60, 3
 
 
 def check_numbers(array: Array, name: str) -> None:
@@ -80,15 +45,15 @@ def check_shared(shared: Shared) -> None:
         check_numbers(array, name)
 
 
-def check_rows(stack: Any, clients: int, name: str) -> None:
+def check_rows(batch: Any, clients: int, name: str) -> None:
     """Hold rows to fit their clients."""
-    assert isinstance(stack, ClientRows), f"'{name}' is not a ClientRows"
-    assert stack.indptr.shape == (clients + 1,), f"'{name}': indptr has one entry more than clients"
-    assert stack.indptr[0] == 0, f"'{name}': indptr starts at 0"
-    assert (np.diff(stack.indptr) >= 0).all(), f"'{name}': indptr ascends"
-    assert stack.indptr[-1] == len(stack.ids) == len(stack.rows), f"'{name}': lengths differ"
-    assert stack.rows.ndim == 2, f"'{name}': rows are [entries, width]"
-    check_numbers(stack.rows, name)
+    assert isinstance(batch, ClientRows), f"'{name}' is not a ClientRows"
+    assert batch.indptr.shape == (clients + 1,), f"'{name}': indptr has one entry more than clients"
+    assert batch.indptr[0] == 0, f"'{name}': indptr starts at 0"
+    assert (np.diff(batch.indptr) >= 0).all(), f"'{name}': indptr ascends"
+    assert batch.indptr[-1] == len(batch.ids) == len(batch.rows), f"'{name}': lengths differ"
+    assert batch.rows.ndim == 2, f"'{name}': rows are [entries, width]"
+    check_numbers(batch.rows, name)
 
 
 def check_private(private: Private, declared: PrivateFields, clients: int) -> None:
@@ -144,6 +109,14 @@ def arrays_in(value: Any) -> Iterator[Array]:
             yield from arrays_in(getattr(value, field.name))
 
 
+def sum_of(updates: Iterable[Update]) -> Total:
+    """Return the exact sum of some uploads."""
+    summed = ExactSum(N_ITEMS)
+    for update in updates:
+        summed.add(update)
+    return summed.total()
+
+
 def digest(value: Any) -> str:
     """Return one digest of all arrays in a value."""
     hashed = hashlib.blake2b()
@@ -154,38 +127,35 @@ def digest(value: Any) -> str:
 
 
 def private_arrays(private: Private) -> Iterator[tuple[str, Array]]:
-    """Yield the values that must not travel; which items a client trained on is another matter."""
+    """Yield the values that must not travel; ids of rows, which uploads name too, are left out."""
     for name, value in private.items():
         yield name, value.rows if isinstance(value, ClientRows) else np.asarray(value)
 
 
 def secrets_in(values: Array) -> Iterator[bytes]:
-    """Yield each client's block and all blocks together, if they are no coincidence."""
+    """Yield the bytes of each client's block, and of all, that cannot be equal by chance."""
     for block in (*values, values):
         if np.size(block) >= 3 and len(np.unique(block)) >= 3:
             yield np.ascontiguousarray(block).tobytes()
 
 
-N_USERS, N_ITEMS, N_GROUPS = 60, 60, 3
 _GROUPS = np.array(["low", "middle", "high"])
 
 
 def taste_world(seed: int = 0) -> Interactions:
     """Make users who each touch items of one third of the catalogue only, equally popular."""
-    generator = np.random.default_rng(seed)
-    size = N_ITEMS // N_GROUPS
-    user, item, time = [], [], []
-    for number in range(N_USERS):
-        liked = number % N_GROUPS * size + generator.permutation(size)[: 9 + number % 4]
-        user += [number] * len(liked)
-        item += liked.tolist()
-        time += list(range(len(liked)))
+    generator, size = np.random.default_rng(seed), N_ITEMS // N_GROUPS
+    liked = [
+        number % N_GROUPS * size + generator.permutation(size)[: 9 + number % 4]
+        for number in range(N_USERS)
+    ]
+    counts = [len(items) for items in liked]
     return Interactions(
         name="tastes",
-        user=np.array(user, np.int32),
-        item=np.array(item, np.int32),
-        value=np.ones(len(user), np.float32),
-        time=np.array(time, np.int64),
+        user=np.repeat(np.arange(N_USERS, dtype=np.int32), counts),
+        item=np.concatenate(liked).astype(np.int32),
+        value=np.ones(sum(counts), np.float32),
+        time=np.concatenate([np.arange(count) for count in counts]),
         users=np.array([f"user-{k:02d}" for k in range(N_USERS)]),
         items=np.array([f"item-{k:02d}" for k in range(N_ITEMS)]),
         user_features=_group_of_users(N_USERS),
@@ -202,13 +172,13 @@ def _group_of_users(count: int) -> Features:
 
 def _group_of_items(count: int) -> Features:
     """Say which third of the catalogue each item is in, and give it a number besides."""
-    place = np.arange(count, dtype=np.int32)
-    third = Categorical(np.minimum(place // (N_ITEMS // N_GROUPS), N_GROUPS - 1), _GROUPS)
-    return {"third": third, "place": Numeric((place % 7).astype(np.float32), 0.0, 7.0)}
+    number = np.arange(count, dtype=np.int32)
+    third = Categorical(np.minimum(number // (N_ITEMS // N_GROUPS), N_GROUPS - 1), _GROUPS)
+    return {"third": third, "place": Numeric((number % 7).astype(np.float32), 0.0, 7.0)}
 
 
 def clients_of(rows: list[list[int]], n_items: int = N_ITEMS) -> TrainView:
-    """Make a stack of clients from their training items, oldest first."""
+    """Make a batch of clients from their training items, oldest first."""
     indptr = np.cumsum([0, *(len(row) for row in rows)])
     items = np.array([item for row in rows for item in row], np.int32)
     return TrainView(

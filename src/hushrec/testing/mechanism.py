@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy.stats import beta
 
 from hushrec.aggregation import (
@@ -25,26 +24,20 @@ from hushrec.data.views import TrainView
 from hushrec.privacy.accountant import epsilon_of
 from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, with_zeros
 from hushrec.streams import SecretRound, SecretStreams
-from hushrec.testing.checks import N_ITEMS, clients_of, digest
+from hushrec.testing.checks import N_ITEMS, Array, clients_of, digest, sum_of
 
 SECRET = SecretRound(5, SecretStreams(1))
 KEYS = 9
-"""Of the closed space."""
+"""Of the closed key space."""
 ZEROS = 0.0
 FEWEST = 30
+"""Numbers of which a correlation is taken."""
 TRIALS = 500
 """Of the attack on a stated guarantee."""
 
 
 class MechanismContract:
-    """What every layer of the protection must do: inherit, return one from `make`, run pytest.
-
-    ::
-
-        class TestMine(MechanismContract):
-            def make(self, shape):
-                return MyMechanism(shape, ...)
-    """
+    """What every layer of the protection must do: inherit, return one from `make`, run pytest."""
 
     hides_support: ClassVar[bool] = True
     """False for layers that leave an upload's rows as they are, such as clipping alone."""
@@ -58,51 +51,38 @@ class MechanismContract:
         raise NotImplementedError
 
     def test_devices_do_not_see_each_other(self) -> None:
-        """A stack of clients is protected as one client at a time, bit for bit."""
+        """A batch of clients is protected as one client at a time, bit for bit."""
         mechanism, update, view = self._made(), self._update(), self._clients()
-        together, alone = ExactSum(N_ITEMS), ExactSum(N_ITEMS)
-        upload = mechanism.protect(update, view, SECRET)
-        sent, sizes = upload.nbytes, []
-        together.add(upload)
-        for client in reversed(range(len(view))):
-            mine = _one_upload(update, client)
-            here = view.take(np.array([client]))
-            upload = mechanism.protect(mine, here, SECRET)
-            sizes.append(upload.nbytes)
-            alone.add(upload)
-        one, other = together.total(), alone.total()
-        assert digest((one.rows, one.dense)) == digest((other.rows, other.dense)), (
-            "protection depends on the stack"
-        )
-        assert sent == sum(sizes), "message sizes depend on the stack"
+        together = mechanism.protect(update, view, SECRET)
+        alone = [
+            mechanism.protect(_one_upload(update, client), view.take(np.array([client])), SECRET)
+            for client in reversed(range(len(view)))
+        ]
+        same = digest(sum_of([together])) == digest(sum_of(alone))
+        assert same, "protection depends on the batch"
+        sizes = sum(upload.nbytes for upload in alone)
+        assert together.nbytes == sizes, "message sizes depend on the batch"
 
     def test_nothing_is_changed_in_place(self) -> None:
         """Uploads and sums go in and out; the mechanism of the next round is another value."""
         mechanism, update = self._made(), self._update()
-        before = digest((update.rows, update.dense))
-        summed = ExactSum(N_ITEMS)
-        sent = mechanism.protect(update, self._clients(), SECRET)
-        summed.add(mechanism.receive(sent, self._clients().clients))
-        assert digest((update.rows, update.dense)) == before, "protect changed the upload"
-        summed.add_steps(mechanism.noise(SECRET))
-        total = summed.total()
-        inside = digest((total.rows, total.dense))
-        first, _ = mechanism.finish(total, SECRET)
-        assert digest((total.rows, total.dense)) == inside, "finish changed the sum"
-        second, _ = mechanism.finish(total, SECRET)
-        assert digest((first.rows, first.dense)) == digest((second.rows, second.dense)), (
-            "the same streams and round give another result"
-        )
+        before = digest(update)
+        _, total = _summed(mechanism, update, self._clients(), SECRET)
+        assert digest(update) == before, "protect changed the upload"
+        inside = digest(total)
+        first, second = (digest(mechanism.finish(total, SECRET)[0]) for _ in range(2))
+        assert digest(total) == inside, "finish changed the sum"
+        assert first == second, "the same streams and round give another result"
 
     def test_the_sum_comes_back_in_the_shape_of_the_method(self) -> None:
         """What the method gets has its own tables and arrays, and no others."""
-        total, following = self._finished(self._update(), self._clients())
+        total, following = self._finished(self._update())
         tables = {"items", "pairs"} if self.covers_spaces else {"items"}
         assert total.rows.keys() == tables, "tables come back under their names"
         assert total.rows["items"][1].shape[1] == 3, "rows keep their width"
         assert {name: array.shape for name, array in total.dense.items()} == {"head": (2, 2)}
-        assert callable(following.protect), "finish returns the mechanism of the next round"
-        assert callable(following.finish), "finish returns the mechanism of the next round"
+        made = all(callable(getattr(following, name, None)) for name in ("protect", "finish"))
+        assert made, "finish returns the mechanism of the next round"
 
     def test_the_support_tells_nothing(self) -> None:
         """Size of the messages and rows of the sum are the same for all data."""
@@ -111,7 +91,7 @@ class MechanismContract:
         sizes = set()
         for update in (self._update(), self._update(quiet=True)):
             sizes.add(self._made().protect(update, self._clients(), SECRET).nbytes)
-            total, _ = self._finished(update, self._clients())
+            total, _ = self._finished(update)
             assert np.array_equal(total.rows["items"][0], np.arange(N_ITEMS)), "rows are left out"
         assert len(sizes) == 1, "the size of a message depends on the data"
 
@@ -154,11 +134,11 @@ class MechanismContract:
         bound = self._made().bound_of(None)
         if bound is None:
             pytest.skip("declared: no bound")
-        view, update = self._clients(), self._update(size=size, only=only)
-        sent = self._made().protect(update, view, SECRET)
-        for client in range(len(view)):
+        update = self._update(size=size, only=only)
+        sent = self._made().protect(update, self._clients(), SECRET)
+        for client in range(sent.clients):
             mine = _one_upload(sent, client)
-            arrays = [stack.rows for stack in mine.rows.values()]
+            arrays = [table.rows for table in mine.rows.values()]
             arrays += [a for name, a in mine.dense.items() if name in self._shape().whole]
             whole = np.concatenate([a.ravel() for a in arrays]).astype(np.float64)
             assert np.linalg.norm(whole) <= bound, "an upload is larger than its bound"
@@ -171,7 +151,7 @@ class MechanismContract:
         for number in range(1, 31):
             secret = SecretRound(number, SecretStreams(1))
             sent = self._made().protect(self._update(), self._clients(), secret)
-            for array in (*(stack.rows for stack in sent.rows.values()), *sent.dense.values()):
+            for array in (*(table.rows for table in sent.rows.values()), *sent.dense.values()):
                 steps = array.astype(np.float64) * STEPS_PER_UNIT
                 assert (steps == np.rint(steps)).all(), "a number lies off the grid"
 
@@ -184,22 +164,19 @@ class MechanismContract:
         for name, array in sent.dense.items():
             if name in again.dense and np.array_equal(array, again.dense[name]):
                 assert not array.any(), f"'{name}': something is sent for nothing"
-        assert not any(stack.rows.any() for stack in sent.rows.values()), "rows come from nowhere"
+        assert not any(table.rows.any() for table in sent.rows.values()), "rows come from nowhere"
 
     @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-    def test_what_is_no_number_counts_as_zero(self, number: float) -> None:
-        """One client's upload that holds it is as one of zeros, and the others' stay."""
+    def test_nan_and_infinity_count_as_zero(self, number: float) -> None:
+        """An upload that holds NaN or infinity is as one of zeros; the others' stay."""
         update, view = self._update(), self._clients()
         head = update.dense["head"].copy()
         head[0, 1, 1] = number
         empty = np.array([True, False, False, False])
-        sums = []
-        for given in (replace(update, dense={"head": head}), with_zeros(update, empty)):
-            summed = ExactSum(N_ITEMS)
-            summed.add(Protection((self._made(),)).protect(given, view, SECRET))
-            total = summed.total()
-            sums.append(digest((total.rows, total.dense)))
-        assert sums[0] == sums[1], "a number that is none changes more than its own upload"
+        given = replace(update, dense={"head": head}), with_zeros(update, empty)
+        protection = Protection((self._made(),))
+        sums = [digest(sum_of([protection.protect(each, view, SECRET)])) for each in given]
+        assert sums[0] == sums[1], "NaN or infinity changes more than its own upload"
 
     def test_a_stated_guarantee_withstands_an_attack(self) -> None:
         """Telling two neighbouring uploads apart succeeds no more often than the event allows."""
@@ -263,27 +240,31 @@ class MechanismContract:
             tables["pairs"] = KeyedRows(each, keys, kept["pairs"] * pairs, space=KEYS)
         return Update(4, rows=tables, dense={"head": kept["head"] * head})
 
-    def _numbers(self, secret: SecretRound, size: float = 1.0) -> dict[str, NDArray[np.float64]]:
-        """Return every number of a round's sum with its noise, before the server's side."""
+    def _numbers(self, secret: SecretRound, size: float = 1.0) -> dict[str, Array]:
         return _released(self._made(), self._update(size=size), self._clients(), secret)
 
-    def _finished(self, update: Update, view: TrainView) -> tuple[Total, Mechanism]:
-        mechanism, summed = self._made(), ExactSum(N_ITEMS)
-        sent = mechanism.protect(update, view, SECRET)
-        summed.add(mechanism.receive(sent, view.clients))
-        summed.add_steps(mechanism.noise(SECRET))
-        return mechanism.finish(summed.total(), SECRET)
+    def _finished(self, update: Update) -> tuple[Total, Mechanism]:
+        mechanism = self._made()
+        _, total = _summed(mechanism, update, self._clients(), SECRET)
+        return mechanism.finish(total, SECRET)
 
 
-def _released(
+def _summed(
     mechanism: Mechanism, update: Update, view: TrainView, secret: SecretRound
-) -> dict[str, NDArray[np.float64]]:
-    """Return every number of a round's sum with its noise, before the server's side."""
+) -> tuple[Update, Total]:
+    """Return what the clients send, and its sum with the noise, before `Mechanism.finish`."""
     summed = ExactSum(N_ITEMS)
     sent = mechanism.protect(update, view, secret)
     summed.add(mechanism.receive(sent, view.clients))
     summed.add_steps(mechanism.noise(secret))
-    total = summed.total()
+    return sent, summed.total()
+
+
+def _released(
+    mechanism: Mechanism, update: Update, view: TrainView, secret: SecretRound
+) -> dict[str, Array]:
+    """Return every number of a round's sum with its noise, before `Mechanism.finish`."""
+    sent, total = _summed(mechanism, update, view, secret)
     rows = {name: array for name, (_, array) in total.rows.items()}
     travels = sent.rows.keys() | sent.dense.keys()
     return {name: of for name, of in {**rows, **total.dense}.items() if name in travels}
@@ -295,7 +276,7 @@ def _scaled(update: Update, factor: float) -> Update:
     return replace(update, rows=rows, dense={n: times * of for n, of in update.dense.items()})
 
 
-def _likeness(released: Mapping[str, NDArray[np.float64]], upload: Update) -> float:
+def _likeness(released: Mapping[str, Array], upload: Update) -> float:
     """Return the inner product of what is released and one client's upload."""
     parts = [(released[name].ravel(), array.ravel()) for name, array in upload.dense.items()]
     parts += [
@@ -305,7 +286,7 @@ def _likeness(released: Mapping[str, NDArray[np.float64]], upload: Update) -> fl
     return sum(float(seen @ own) for seen, own in parts)
 
 
-def _uncorrelated(one: NDArray[Any], other: NDArray[Any], what: str) -> None:
+def _uncorrelated(one: Array, other: Array, what: str) -> None:
     """Hold noises to a correlation within five deviations of none, where there are enough."""
     if one.size >= FEWEST:
         found = abs(float(np.corrcoef(one.ravel(), other.ravel())[0, 1]))
@@ -313,14 +294,10 @@ def _uncorrelated(one: NDArray[Any], other: NDArray[Any], what: str) -> None:
 
 
 def _one_upload(update: Update, client: int) -> Update:
-    rows = {
-        name: replace(
-            stack,
-            indptr=np.array([0, stack.indptr[client + 1] - stack.indptr[client]]),
-            ids=stack.ids[stack.indptr[client] : stack.indptr[client + 1]],
-            rows=stack.rows[stack.indptr[client] : stack.indptr[client + 1]],
-        )
-        for name, stack in update.rows.items()
-    }
+    rows = {}
+    for name, table in update.rows.items():
+        own = slice(*table.indptr[client : client + 2])
+        indptr = np.array([0, own.stop - own.start])
+        rows[name] = replace(table, indptr=indptr, ids=table.ids[own], rows=table.rows[own])
     dense = {name: array[client : client + 1] for name, array in update.dense.items()}
     return Update(1, rows=rows, dense=dense)
