@@ -9,7 +9,6 @@ from html import escape
 from experiments.plan import Cell, Exhibit
 from experiments.results import SIGNIFICANT, Record, Results
 from experiments.states import differences, figures
-from hushrec.reporting import svg
 from hushrec.reporting.plots import (
     TRENDS_HEIGHT,
     Curve,
@@ -17,8 +16,11 @@ from hushrec.reporting.plots import (
     Trend,
     curves,
     curves_height,
+    drawing_file,
     standalone_forest,
     standalone_trends,
+    tag,
+    text,
     trends,
 )
 from hushrec.reporting.plots import standalone as stacked_lines
@@ -124,13 +126,10 @@ def _stacked(panels: Sequence[str], height: int) -> str:
     """Put whole drawings one below the other."""
     if not panels:
         return ""
-    body = "".join(
-        svg.tag("svg", {"y": number * height}, panel) for number, panel in enumerate(panels)
-    )
+    body = [tag("svg", {"y": number * height}, panel) for number, panel in enumerate(panels)]
     widths = (re.search(r'width="(\d+)"', panel) for panel in panels)
     widest = max([720, *(int(found[1]) for found in widths if found)])
-    size = {"width": widest, "height": height * len(panels), "role": "img"}
-    return svg.tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, body) + "\n"
+    return drawing_file(widest, height * len(panels), body, role="img") + "\n"
 
 
 # ------------------------------------------------------------------------------------- curves
@@ -170,22 +169,21 @@ def _map(exhibit: Exhibit, protocol: str, results: Results) -> str:
             panels.append((cell.row.name, found[table]["places"], found))
     if not panels:
         return ""
-    parts = [svg.tag("style", {}, MAP_STYLE)]
+    parts = [tag("style", {}, MAP_STYLE)]
     step = MAP_SIZE + 32
     for number, (name, places, found) in enumerate(panels):
         x, y = 16 + step * (number % 2), 56 + (step + 16) * (number // 2)
         parts += [
-            svg.text("title", str(x), y - 8, name, "start"),
-            svg.tag("rect", {"class": "frame", **_box(x, y)}),
-            svg.tag("svg", {**_box(x, y), "viewBox": "-20 -20 1040 1040"}, _dots(places, found)),
+            text("title", str(x), y - 8, name, "start"),
+            tag("rect", {"class": "frame", **_box(x, y)}),
+            tag("svg", {**_box(x, y), "viewBox": "-20 -20 1040 1040"}, _dots(places, found)),
         ]
     share = "items liked in training, blue; held out, orange; all others, grey"
     title = f"{exhibit.title}{_marked(protocol)}"
-    parts += [svg.text("title", "16", 20, title, "start"), svg.tag("title", {}, escape(share))]
+    parts += [text("title", "16", 20, title, "start"), tag("title", {}, escape(share))]
     height = 56 + (step + 16) * -(-len(panels) // 2)
-    size = {"width": 32 + 2 * step - 32, "height": height, "role": "img"}
-    parts.append(svg.text("tick", "16", height - 6, share, "start"))
-    return svg.tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, "".join(parts)) + "\n"
+    parts.append(text("tick", "16", height - 6, share, "start"))
+    return drawing_file(2 * step, height, parts, role="img") + "\n"
 
 
 def _box(x: int, y: int) -> dict[str, int]:
@@ -201,7 +199,7 @@ def _dots(places: Sequence[Sequence[int]], found: Mapping[str, Sequence[int]]) -
         "held": sorted(held),
     }
     return "".join(
-        svg.tag(
+        tag(
             "path",
             {
                 "class": kind,

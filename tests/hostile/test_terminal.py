@@ -14,7 +14,7 @@ from rich.table import Table
 import hushrec
 from hushrec.cli import main, terminal
 from hushrec.errors import LONGEST_MESSAGE, listed, nearest, plain, shortened
-from hushrec.reporting import svg
+from hushrec.reporting import plots
 
 EVERYTHING = "".join(map(chr, (*range(0x20), *range(0x7F, 0xA0))))
 HOSTILE = (
@@ -108,7 +108,7 @@ def test_rich_text_progress_and_drawings_are_safe_too():
     console.print(bars.make_tasks_table(bars.tasks))
     assert not OBEYED.search(console.file.getvalue().encode())
     assert "[bold]b[/] :skull:" in console.file.getvalue().replace("\n", " ")
-    assert not OBEYED.search(svg.text("x", "0", 0, HOSTILE).encode())
+    assert not OBEYED.search(plots.text("x", "0", 0, HOSTILE).encode())
 
 
 def test_a_file_of_many_columns_gets_a_short_message(tmp_path):

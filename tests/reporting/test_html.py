@@ -12,7 +12,7 @@ from hushrec.api import Run, train
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.errors import RunError
 from hushrec.evaluation.metrics import per_user, summarise
-from hushrec.reporting.html import Shown, write_comparison, write_report
+from hushrec.reporting.html import write_comparison, write_report
 from hushrec.reporting.sections import promise
 from hushrec.reporting.tables import human_size
 from hushrec.runs.comparison import compare_runs
@@ -333,7 +333,7 @@ def test_a_tiny_world_is_still_reported(tmp_path):
 
 def test_a_page_without_samples_names_nobody(run):
     whole = report(run)
-    write_report(run, Shown(samples=False))
+    write_report(run, samples=False)
     short = (run.folder.path / "report.html").read_text()
     assert 'id="samples"' in whole and 'id="samples"' not in short
     assert "#samples" not in short and not re.search(r"User u\d", short)
@@ -359,7 +359,7 @@ def test_a_guarantee_is_a_sentence_with_its_words_folded(text):
 def test_the_items_can_be_drawn_as_one_user_sees_them(tmp_path, monkeypatch):
     monkeypatch.setattr(item_map, "LIKED", 3)
     seen = train(tiny(), "fedmf", rounds=2, settings={"d": 4}, out=tmp_path / "run")
-    write_report(seen, Shown(map=True))
+    write_report(seen, item_map=True)
     page = (tmp_path / "run" / "report.html").read_text()
     drawn = re.search(r'<svg class="plot map".*?</svg>', page, re.DOTALL)[0]
     assert drawn.count("<circle") == N_ITEMS

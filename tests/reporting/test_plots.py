@@ -2,7 +2,7 @@
 
 import pytest
 
-from hushrec.reporting import plots, svg
+from hushrec.reporting import plots
 from hushrec.reporting.tables import human_duration, human_size
 
 
@@ -23,14 +23,14 @@ def test_names_in_drawings_are_escaped():
     ],
 )
 def test_ticks_are_round_and_enclose(low, high, ticks):
-    assert svg.nice_ticks(low, high, 4) == pytest.approx(ticks)
+    assert plots.nice_ticks(low, high, 4) == pytest.approx(ticks)
 
 
 def test_rounds_on_the_axis_keep_their_distance():
-    assert svg.round_ticks(1, 15) == [1, 5, 10, 15]
-    assert svg.round_ticks(1, 2) == [1, 2]
-    assert svg.round_ticks(1, 100)[0] == 1
-    assert svg.round_ticks(1, 100)[-1] == 100
+    assert plots.round_ticks(1, 15) == [1, 5, 10, 15]
+    assert plots.round_ticks(1, 2) == [1, 2]
+    assert plots.round_ticks(1, 100)[0] == 1
+    assert plots.round_ticks(1, 100)[-1] == 100
 
 
 def test_a_line_that_never_moves_can_be_drawn():

@@ -83,109 +83,102 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
     data, split, model = run.split.data, run.split, run.model
     if user not in model.data.user_index:
         raise ConfigError(f"user '{user}' is unknown to this run")
-    number = model.data.user_index[user]
-    view = split.history("test").take(np.array([number]))
-    aim = set(split.test[number].tolist())
+    number = np.array([model.data.user_index[user]])
+    view = split.history("test").take(number)
+    held_out = set(split.test[int(number[0])].tolist())
 
-    def listed(scores: NDArray[np.float32]) -> NDArray[np.int32]:
-        seen = view.positives
-        items = top_k(scores, seen.indptr, seen.values, min(count, data.n_items))[0]
-        return items[:, items[0] >= 0]
+    def listed(scores: NDArray[np.float32]) -> list[Listed]:
+        items = top_items(scores, view, count).tolist()
+        return [Listed(data.title(i), float(scores[0, i]), i in held_out) for i in items]
 
-    def lines(scores: NDArray[np.float32]) -> list[Listed]:
-        items = listed(scores)[0].tolist()
-        return [Listed(data.title(i), float(scores[0, i]), i in aim) for i in items]
-
-    scores = _scores(run, number, view)
-    best = listed(scores)
-    own = lines(scores)
-    experts = model.experts(view, best)[0]
+    scores = model.scores(number, view)
+    best, own = top_items(scores, view, count), listed(scores)
+    experts = model.experts(view, best[None])[0]
     own = [replace(line, expert=expert) for line, expert in zip(own, experts, strict=True)]
-    because, influence = _because(run, number, view, scores, best[0])
+    because, influence = _because(model, number, view, scores, best)
     if because is not None:
         past = view.positives[0][because].tolist()
         own = [replace(a, because=data.title(b)) for a, b in zip(own, past, strict=True)]
     lists = {run.experiment.method: own}
     if isinstance(model.method, OwnTable) and model.method.own_table:
         _, shared, lent = table_scorers(run).values()
-        lists["with the server’s table"] = lines(_scores(run, number, view, shared))
-        lists["with another user’s table"] = lines(_scores(run, number, view, lent))
-    lists["popularity"] = lines(_popularity(run)[None])
+        lists["with the server’s table"] = listed(model.scores(number, view, shared))
+        lists["with another user’s table"] = listed(model.scores(number, view, lent))
+    touched = distinct_items(split.train.positives.take(split.training_users))
+    popularity = np.bincount(touched.values, minlength=data.n_items).astype(np.float32)
+    lists["popularity"] = listed(popularity[None])
     history = [data.title(item) for item in view.positives[0][::-1].tolist()]
-    return OneUser(user, history, _held_out(run, number), lists, influence)
+    return OneUser(user, history, _held_out(run, int(number[0])), lists, influence)
+
+
+def top_items(scores: NDArray[np.float32], view: TrainView, count: int) -> NDArray[np.int32]:
+    """Return the items with the largest scores that the one client of the view has not touched."""
+    seen = view.positives
+    best = top_k(scores, seen.indptr, seen.values, min(count, view.n_items))[0].reshape(-1)
+    return best[best >= 0]
+
+
+def targets_of(ranks: Ranks, row: int) -> list[tuple[int, int, int]]:
+    """Return of each test item of a user: candidates ahead of it, the item, candidates tied."""
+    rows = slice(int(ranks.indptr[row]), int(ranks.indptr[row + 1]))
+    columns = ranks.ahead[rows], ranks.targets[rows], ranks.tied[rows]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def some_users(run: Run, count: int = 6) -> list[str]:
     """Return some evaluated users, from the least to the most active."""
     users = run.ranks["test"]["full"].users
     order = users[np.argsort(run.split.train.positives.lengths[users], kind="stable")]
-    positions = np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)
-    return [str(run.split.data.users[user]) for user in order[positions]]
+    return [str(run.split.data.users[order[n]]) for n in evenly_spread(len(order), count)]
 
 
-def _scores(
-    run: Run, number: int, view: TrainView, score: Scorer | None = None
-) -> NDArray[np.float32]:
-    return run.model.scores(np.array([number]), view, score)
-
-
-def _popularity(run: Run) -> NDArray[np.float32]:
-    """Return the number of training users of each item."""
-    touched = distinct_items(run.split.train.positives.take(run.split.training_users))
-    return np.bincount(touched.values, minlength=run.split.data.n_items).astype(np.float32)
+def evenly_spread(size: int, most: int) -> list[int]:
+    """Return at most so many positions of a list, the first and the last among them."""
+    positions: list[int] = np.linspace(0, size - 1, min(most, size)).round().astype(int).tolist()
+    return positions
 
 
 def _held_out(run: Run, number: int) -> list[HeldOut]:
-    """Return the ranks of the user's test items."""
-    ranks = run.ranks["test"]["full"]
-    rows = np.flatnonzero(ranks.users == number)
-    if not len(rows):
-        return []
-    row = int(rows[0])
-    inside = slice(int(ranks.indptr[row]), int(ranks.indptr[row + 1]))
+    ranks, data = run.ranks["test"]["full"], run.split.data
     return [
-        HeldOut(run.split.data.title(int(item)), int(ahead) + 1, int(ranks.candidates[row]))
-        for item, ahead in zip(ranks.targets[inside], ranks.ahead[inside], strict=True)
+        HeldOut(data.title(item), ahead + 1, int(ranks.candidates[row]))
+        for row in np.flatnonzero(ranks.users == number).tolist()
+        for ahead, item, _ in targets_of(ranks, row)
     ]
 
 
 def _because(
-    run: Run,
-    number: int,
+    model: Model,
+    number: NDArray[np.int64],
     view: TrainView,
     scores: NDArray[np.float32],
     items: NDArray[np.int32],
 ) -> tuple[NDArray[np.int64] | None, str]:
     """Return the history position with the largest influence on each item, and the measure."""
-    size = len(view.positives[0])
-    tried = np.arange(max(0, size - LEFT_OUT), size)
+    history = view.positives[0]
+    tried = np.arange(max(0, len(history) - LEFT_OUT), len(history))
     if len(tried) > 1:
-        without = [
-            _scores(run, number, _without(view, position))[0, items] for position in tried.tolist()
-        ]
+        all_but_one = (np.delete(np.arange(len(history)), position) for position in tried)
+        shorter = (_with_rows(view, np.array([0, len(kept)]), kept) for kept in all_but_one)
+        without = [model.scores(number, each)[0, items] for each in shorter]
         drops = scores[0, items] - np.array(without)
         if drops.any():
             return tried[drops.argmax(axis=0)], "its score falls most without it"
-    model = run.model
     if len(tried) and isinstance(model.method, ItemTables):
-        private = model.private_of(np.array([number]))
-        table = next(iter(model.method.item_tables(model.shared, private).values()))
+        tables = model.method.item_tables(model.shared, model.private_of(number))
+        table = next(iter(tables.values()))
         table = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
-        near = table[view.positives[0][tried]] @ table[items].T
+        near = table[history[tried]] @ table[items].T
         return tried[near.argmax(axis=0)], "nearest in the item table of this user"
     return None, ""
 
 
-def _without(view: TrainView, position: int) -> TrainView:
-    """Return one client without one item of its history."""
-
-    def cut(rows: Ragged) -> Ragged:
-        values = np.delete(rows.values, position)
-        return Ragged(np.array([0, len(values)]), values)
-
-    return replace(
-        view, positives=cut(view.positives), times=cut(view.times), values=cut(view.values)
+def _with_rows(view: TrainView, indptr: NDArray[Any], rows: NDArray[Any]) -> TrainView:
+    """Return the clients with these rows of their histories only."""
+    positives, times, values = (
+        Ragged(indptr, column.values[rows]) for column in (view.positives, view.times, view.values)
     )
+    return replace(view, positives=positives, times=times, values=values, _excluded=None)
 
 
 TABLES = ("own", "global", "random")
@@ -198,11 +191,10 @@ def metrics_by_table(run: Run, part: Part = "test", threads: int = 1) -> dict[st
     in training lend their table to one other user each.
     """
     evaluator = run.evaluator(threads)
-    metrics = {}
-    for name, score in table_scorers(run).items():
-        ranks = evaluator.rank(run.model, part, score)
-        metrics[name] = evaluator.summarise(ranks)
-    return metrics
+    return {
+        name: evaluator.summarise(evaluator.rank(run.model, part, score))
+        for name, score in table_scorers(run).items()
+    }
 
 
 def table_scorers(run: Run) -> dict[str, Scorer | None]:
@@ -269,28 +261,17 @@ def guidance_effects(
     if lines is None:
         lines = run.folder.read_metrics() if run.folder else []
     by_round = {line.round: line for line in lines}
-    return [
-        GuidanceEffect(
-            number,
-            metric,
-            _by_group(by_round[number - 1], metric),
-            _by_group(line, metric),
-            line.gates,
-            line.moved,
-        )
+    measured = {
+        number: {"all": line.valid["full"][metric]}
+        | {name: values[metric] for name, values in line.groups.items()}
         for number, line in sorted(by_round.items())
-        if method.marks(number) and _has_groups(line) and _has_groups(by_round.get(number - 1))
+        if line.groups and line.valid
+    }
+    return [
+        GuidanceEffect(number, metric, measured[number - 1], after, line.gates, line.moved)
+        for number, after in measured.items()
+        if method.marks(number) and number - 1 in measured and (line := by_round[number])
     ]
-
-
-def _has_groups(line: RoundLine | None) -> bool:
-    return line is not None and bool(line.groups) and bool(line.valid)
-
-
-def _by_group(line: RoundLine, metric: str) -> dict[str, float]:
-    assert line.groups is not None and line.valid is not None, "checked by _has_groups"
-    groups = {name: values[metric] for name, values in line.groups.items()}
-    return {"all": line.valid["full"][metric], **groups}
 
 
 # ------------------------------------------------------------ the adaptation curve
@@ -309,39 +290,30 @@ def adaptation_curve(
 
     The users are those that training left out and that have enough rows for the largest number.
     """
-    split = evaluator.split
     users = evaluator.evaluated_users(part)
-    enough = split.train.positives.lengths[users] >= max(counts)
+    enough = evaluator.split.train.positives.lengths[users] >= max(counts)
     users = users[enough & ~evaluator.data.trained[users]]
     if not len(users):
         raise ConfigError(
             f"the adaptation curve needs users that training left out, with {max(counts)} "
             "interactions or more; train with --set split.kind=unseen-users"
         )
-    points = [
-        {
-            "interactions": count,
-            **summarise(_ranks_after(evaluator, model, part, users, count), metrics),
-        }
-        for count in counts
-    ]
+    points: list[dict[str, float]] = []
+    for count in counts:
+        ranks = _ranks_after(evaluator, model, part, users, count)
+        points.append({"interactions": count, **summarise(ranks, metrics)})
     return {"part": part, "users": len(users), "points": points}
 
 
 def _ranks_after(
-    evaluator: Evaluator,
-    model: Model,
-    part: Part,
-    users: NDArray[np.int64],
-    count: int,
+    evaluator: Evaluator, model: Model, part: Part, users: NDArray[np.int64], count: int
 ) -> Ranks:
     parts = []
     for batch in chunks(users, model.batch_size):
         whole = evaluator.split.train.take(batch)
-        view = first_rows(whole, count)
-        scores = model.scores_of_new(view)
+        scores = model.scores_of_new(first_rows(whole, count))
         aim, seen = evaluator.split.heldout(part).take(batch), evaluator.seen(batch, whole)
-        parts.append(rank_full(scores, view.users, seen, aim))
+        parts.append(rank_full(scores, whole.users, seen, aim))
     return Ranks.concat(parts)
 
 
@@ -351,10 +323,4 @@ def first_rows(view: TrainView, count: int) -> TrainView:
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     owner = np.repeat(np.arange(len(view)), lengths)
     at = np.arange(indptr[-1]) - indptr[owner] + view.positives.indptr[owner]
-    return replace(
-        view,
-        positives=Ragged(indptr, view.positives.values[at]),
-        times=Ragged(indptr, view.times.values[at]),
-        values=Ragged(indptr, view.values.values[at]),
-        _excluded=None,
-    )
+    return _with_rows(view, indptr, at)

@@ -30,9 +30,8 @@ from hushrec.evaluation.metrics import parse_metric, user_metric
 from hushrec.io import usable_cores
 from hushrec.methods.base import facts_of
 from hushrec.reporting import tables
-from hushrec.reporting.html import Shown, write_comparison, write_federated_report, write_report
-from hushrec.reporting.plots import write_convergence
-from hushrec.reporting.sections import ADAPTATION
+from hushrec.reporting.html import write_comparison, write_federated_report, write_report
+from hushrec.reporting.sections import ADAPTATION, write_convergence
 from hushrec.reporting.tables import human_size, plain_table
 from hushrec.runs.comparison import compare_runs
 from hushrec.runs.folder import RunFolder
@@ -381,8 +380,8 @@ def report_command(
                 )
             say(write_federated_report(folder))
             return
-        shown = Shown(samples=not without_samples, map=with_map, user=user)
-        say(write_report(Run.open(folders[0]), shown))
+        run = Run.open(folders[0])
+        say(write_report(run, samples=not without_samples, item_map=with_map, user=user))
         return
     if with_map or user is not None:
         raise ConfigError("--map and --user are for the page of one run")

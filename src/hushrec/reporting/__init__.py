@@ -3,5 +3,5 @@
 - ``html``: `write_report`, `write_comparison`; from ``baselines`` (the method beside the baselines)
   and ``sections`` (the other sections of a page), with the templates ``*.html.j2``;
 - ``tables``: tables for the terminal; numbers, units and names as people read them;
-- ``plots``: plots of the pages and as files; ``svg``: their elements.
+- ``plots``: drawings of the pages and as files.
 """

@@ -18,7 +18,7 @@ from hushrec.io import usable_cores
 from hushrec.methods.baselines import Popularity
 from hushrec.reporting import plots
 from hushrec.reporting.plots import Bar, Dot
-from hushrec.reporting.tables import marked, metric_name, signed
+from hushrec.reporting.tables import marked, metric_name, signed, signed_interval, verdict
 
 LIST_LENGTH = 10
 SMALLEST_GROUP = 5
@@ -88,45 +88,42 @@ def headline(compared: MethodAndBaselines, name: str) -> dict[str, Any]:
     """Return one metric with its interval, beside popularity and chance."""
     values = {c.name: per_user(c.ranks["full"], name) for c in compared.all}
     rows = [_dot(ranked, values[ranked.name]) for ranked in compared.all]
-    label = metric_name(name)
-    others = values.get("popularity") if compared.popularity else None
+    label, against = metric_name(name), None
+    if compared.popularity:
+        difference = values[compared.method.name] - values["popularity"]
+        low, high = _interval(difference)
+        against = {
+            "verdict": verdict(low, high),
+            "difference": signed(float(difference.mean())),
+            "interval": signed_interval(low, high),
+        }
     return {
         "name": label,
         "explained": EXPLAINED[name],
         "method": rows[0],
         "times_chance": rows[0].value / rows[-1].value if rows[-1].value else None,
-        "against": None if others is None else _against(values[compared.method.name], others),
+        "against": against,
         "plot": plots.dots(rows, marked(compared.run.summary, f"{label} at full ranking")),
-    }
-
-
-def _against(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> dict[str, Any]:
-    low, high = _interval(mine - theirs)
-    verdict = "above" if low > 0 else "below" if high < 0 else "not clearly different from"
-    return {
-        "verdict": verdict,
-        "difference": signed(float(np.mean(mine - theirs))),
-        "interval": f"{signed(low)} to {signed(high)}",
     }
 
 
 def metric_tables(compared: MethodAndBaselines) -> list[dict[str, Any]]:
     """Return a table for each candidate set, full ranking first."""
-    cuts = compared.run.experiment.evaluation.k
+    config = compared.run.experiment.evaluation
     # Of one target recall is the hit rate.
     kinds = ["hr", *([] if compared.one_target else ["recall"]), "ndcg", "mrr", "precision"]
+    names = [*(f"{kind}@{k}" for kind in kinds for k in config.k), "auc"]
     tables = []
     for candidates in sorted(compared.method.ranks, key=lambda name: name != "full"):
-        names = [*(f"{kind}@{k}" for kind in kinds for k in cuts), "auc"]
         means = [summarise(c.ranks[candidates], names) for c in compared.all]
         tables.append(
             {
                 "full": candidates == "full",
-                "sampled": compared.run.experiment.evaluation.sampled,
+                "sampled": config.sampled,
                 "names": [c.name for c in compared.all],
-                "cuts": cuts,
+                "cuts": config.k,
                 "rows": [
-                    (metric_name(kind), [[mean[f"{kind}@{k}"] for k in cuts] for mean in means])
+                    (metric_name(kind), [[mean[f"{kind}@{k}"] for k in config.k] for mean in means])
                     for kind in kinds
                 ],
                 "auc": [mean["auc"] for mean in means],
@@ -137,36 +134,28 @@ def metric_tables(compared: MethodAndBaselines) -> list[dict[str, Any]]:
 
 def spread(compared: MethodAndBaselines) -> dict[str, Any]:
     """Return the distribution of the ranks, and the metrics of groups of users."""
-    popularity = compared.popularity
-    expected = _expected_rank(compared.method.ranks["full"])
-    others = None if popularity is None else _expected_rank(popularity.ranks["full"])
-    shown = [c for c in compared.all if not c.is_chance]
+    shown = compared.all[:-1]
+    label = marked(compared.run.summary, "Rank of the held-out item, share of items")
     return {
-        "plot": plots.bars(
-            _rank_bars(expected, others, int(compared.method.ranks["full"].candidates.max())),
-            [ranked.name for ranked in shown],
-            marked(compared.run.summary, "Rank of the held-out item, share of items"),
-        ),
+        "plot": plots.bars(_rank_bars(shown), [ranked.name for ranked in shown], label),
         "tail": [_tail(ranked) for ranked in shown],
         "groups": _groups(compared, shown),
     }
 
 
-def _rank_bars(
-    expected: NDArray[np.float64], others: NDArray[np.float64] | None, longest: int
-) -> list[Bar]:
+def _rank_bars(shown: Sequence[RankedMethod]) -> list[Bar]:
+    """Return the share of held-out items in each bin of ranks, of the method and of popularity."""
+    longest = int(shown[0].ranks["full"].candidates.max())
     last = [rank for rank in LAST_RANKS if rank < longest]
-    mine = np.bincount(np.searchsorted(last, expected), minlength=len(last) + 1) / len(expected)
-    theirs: Sequence[float | None] = [None] * len(mine)
-    if others is not None:
-        counts = np.bincount(np.searchsorted(last, others), minlength=len(last) + 1)
-        theirs = [float(share) for share in counts / len(others)]
+    shares = []
+    for ranked in shown:
+        expected = _expected_rank(ranked.ranks["full"])
+        counts = np.bincount(np.searchsorted(last, expected), minlength=len(last) + 1)
+        shares.append((counts / len(expected)).tolist())
     bars = []
-    for number, (share, other) in enumerate(zip(mine, theirs, strict=True)):
-        low = last[number - 1] + 1 if number else 1
-        high = last[number] if number < len(last) else longest
-        name = f"{low:,}" if low == high else f"{low:,}–{high:,}"
-        bars.append(Bar(name, float(share), other, strong=high <= LIST_LENGTH))
+    for low, high, share, *other in zip([0, *last], [*last, longest], *shares, strict=True):
+        name = f"{high:,}" if low + 1 == high else f"{low + 1:,}–{high:,}"
+        bars.append(Bar(name, share, other[0] if other else None, strong=high <= LIST_LENGTH))
     return bars
 
 
@@ -197,14 +186,13 @@ def _groups(compared: MethodAndBaselines, shown: Sequence[RankedMethod]) -> list
         for name, members in groups.items()
     }
     top = plots.dots_top(row for each in rows.values() for row in each) or 1.0
+    labels = {name: marked(compared.run.summary, f"HR@10 of {name} users") for name in groups}
     return [
         {
             "name": name,
             "explained": GROUPS[name],
             "users": len(members),
-            "plot": plots.dots(
-                rows[name], marked(compared.run.summary, f"HR@10 of {name} users"), top
-            ),
+            "plot": plots.dots(rows[name], labels[name], top),
         }
         for name, members in groups.items()
     ]

@@ -8,32 +8,29 @@ escapes all text, and undefined names are errors.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from hushrec.analysis.run import one_user
 from hushrec.api import Run
 from hushrec.errors import ConfigError, RunError, plain
+from hushrec.federation.experiment import Experiment
 from hushrec.io.files import write_text
+from hushrec.methods.base import Method
 from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
 from hushrec.reporting import baselines, plots, sections, tables
-from hushrec.reporting.plots import curve_of
-from hushrec.reporting.tables import (
-    MEANS_ALONE,
-    figure,
-    human_duration,
-    human_size,
-    metric_name,
-    percent,
-    short_names,
-    signed,
-)
+from hushrec.reporting.tables import metric_name
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import RunFolder
+from hushrec.runs.schema import RoundLine, Summary
+
+REPORT = "report.html"
+HEADLINE = ("hr@10", "ndcg@10")
+CANDIDATES = "full"
 
 
 def environment(*packages: str) -> Environment:
@@ -41,89 +38,25 @@ def environment(*packages: str) -> Environment:
     made = Environment(
         loader=ChoiceLoader([PackageLoader(package, ".") for package in packages]),
         autoescape=True,
-        finalize=_shown,
+        # Words from anywhere are made safe; what is drawn already is.
+        finalize=lambda value: plain(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters |= {
-        "figure": figure,
-        "percent": percent,
-        "size": human_size,
-        "duration": human_duration,
+        "figure": tables.figure,
+        "percent": tables.percent,
+        "size": tables.human_size,
+        "duration": tables.human_duration,
         "count": "{:,}".format,
     }
     return made
 
 
-def _shown(value: object) -> object:
-    """Make words from anywhere safe; what is drawn already is."""
-    return plain(value) if type(value) is str else value
-
-
-REPORT = "report.html"
-HEADLINE = ("hr@10", "ndcg@10")
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What a page has besides its figures."""
-
-    samples: bool = True
-    """Whether some users' histories and lists are in it."""
-    map: bool = False
-    """Whether the items are drawn on a map, which takes a while."""
-    user: str | None = None
-    """Whose lists are shown beside each other: the own, with other tables, by popularity."""
-
-
-USUAL = Shown()
-
-
-def write_report(run: Run, shown: Shown = USUAL) -> Path:
-    """Write ``report.html`` into the run's folder and return its path."""
-    if run.folder is None:
-        raise RunError("a report is written into the run's folder: train with out=FOLDER")
-    run.folder.write_text(REPORT, render(run, run.folder, shown))
-    return run.folder.path / REPORT
-
-
-def write_federated_report(folder: RunFolder) -> Path:
-    """Write ``report.html`` of a federated run, from what the coordinator knows."""
-    folder.write_text(REPORT, filled("federated.html.j2", federated_page(folder)))
-    return folder.path / REPORT
-
-
-def federated_page(folder: RunFolder) -> dict[str, Any]:
-    """Return everything that ``federated.html.j2`` shows."""
-    experiment, summary = folder.experiment(), folder.read_summary()
-    lines, budgets = folder.read_metrics(), summary.privacy.budgets
-    return {
-        "summary": summary,
-        "experiment": experiment,
-        "mark": summary.protocol_mark,
-        "convergence": sections.convergence(experiment, summary, lines),
-        "costs": sections.costs(experiment, summary, lines),
-        "together": None,
-        "budgets": budgets,
-        "budgets_plot": budgets and sections.budgets_plot(summary, budgets),
-        "promise": sections.promise(summary.privacy),
-        "options": tables.options(experiment.make_method(), summary),
-        "metric_name": tables.metric_name,
-        "curve_style": plots.CURVE_STYLE,
-        "toml": experiment.to_toml(),
-    }
-
-
-def render(run: Run, folder: RunFolder, shown: Shown = USUAL) -> str:
-    """Return the page."""
-    return filled("template.html.j2", page(run, folder, shown))
-
-
 def filled(template: str, values: Mapping[str, Any]) -> str:
     """Return a page: a template with what it shows."""
-    made = environment("hushrec.reporting").get_template(template)
-    return labelled(made.render(values))
+    return labelled(environment("hushrec.reporting").get_template(template).render(values))
 
 
 def labelled(markup: str) -> str:
@@ -142,59 +75,90 @@ def labelled(markup: str) -> str:
         body = re.sub(r"<tr>.*?</tr>", row, table[2], flags=re.DOTALL)
         return table[0].replace(table[2], body).replace("<table>", '<table class="stacks">', 1)
 
-    tables = r"<table>.*?<thead>(.*?)</thead>(.*?)</table>"
-    return re.sub(tables, stacked, markup, flags=re.DOTALL)
+    found = r"<table>.*?<thead>(.*?)</thead>(.*?)</table>"
+    return re.sub(found, stacked, markup, flags=re.DOTALL)
 
 
-def page(run: Run, folder: RunFolder, shown: Shown = USUAL) -> dict[str, Any]:
-    """Return everything the template shows."""
+# ------------------------------------------------------------ one run
+
+
+def write_report(
+    run: Run, *, samples: bool = True, item_map: bool = False, user: str | None = None
+) -> Path:
+    """Write ``report.html`` into the run's folder and return its path.
+
+    ``samples`` shows some users' histories and lists; ``item_map`` draws the items, which takes a
+    while; ``user`` is a user whose lists with other tables and by popularity are shown too.
+    """
+    if run.folder is None:
+        raise RunError("a report is written into the run's folder: train with out=FOLDER")
+    page = {
+        **report_page(run, run.folder),
+        "samples": sections.samples(run) if samples else [],
+        "map": sections.drawn_map(run) if item_map else None,
+        "one": None if user is None else one_user(run, user),
+    }
+    run.folder.write_text(REPORT, filled("template.html.j2", page))
+    return run.folder.path / REPORT
+
+
+def write_federated_report(folder: RunFolder) -> Path:
+    """Write ``report.html`` of a federated run, from what the coordinator knows."""
+    experiment, summary = folder.experiment(), folder.read_summary()
+    page = _any_page(experiment, summary, folder.read_metrics(), experiment.make_method())
+    page |= {"together": None, "metric_name": metric_name}
+    folder.write_text(REPORT, filled("federated.html.j2", page))
+    return folder.path / REPORT
+
+
+def _any_page(
+    experiment: Experiment, summary: Summary, lines: Sequence[RoundLine], method: Method
+) -> dict[str, Any]:
+    """Return what the reports of simulated and of federated runs have in common."""
+    return {
+        "summary": summary,
+        "experiment": experiment,
+        "mark": summary.protocol_mark,
+        "convergence": sections.convergence(experiment, summary, lines),
+        "costs": sections.costs(experiment, summary, lines, pooled=method.traits.pooled),
+        "budgets_plot": sections.budgets_plot(summary),
+        "promise": sections.promise(summary.privacy),
+        "options": tables.options(method, summary),
+        "curve_style": plots.CURVE_STYLE,
+        "toml": experiment.to_toml(),
+    }
+
+
+def report_page(run: Run, folder: RunFolder) -> dict[str, Any]:
+    """Return what every report of a simulated run shows."""
     compared = baselines.MethodAndBaselines(run)
     lines, audit = folder.read_metrics(), sections.read_audit(folder)
-    budgets = run.summary.privacy.budgets
     return {
-        "summary": run.summary,
-        "experiment": run.experiment,
-        "mark": run.summary.protocol_mark,
+        **_any_page(run.experiment, run.summary, lines, run.model.method),
         "data": run.split.data,
         "compared": compared,
         "headline": [baselines.headline(compared, name) for name in HEADLINE],
         "metrics": baselines.metric_tables(compared),
-        "convergence": sections.convergence(run.experiment, run.summary, lines),
         "adaptation": sections.adaptation(run, folder),
         "spread": baselines.spread(compared),
         "guidance": sections.guidance(run, lines),
-        "curve_style": plots.CURVE_STYLE,
-        "costs": sections.costs(
-            run.experiment, run.summary, lines, pooled=run.model.method.traits.pooled
-        ),
         "silos": sections.silo_mixes(run),
         "together": sections.together(folder),
-        "budgets": budgets,
-        "budgets_plot": budgets and sections.budgets_plot(run.summary, budgets),
         "audit": audit,
         "audit_plot": sections.audit_plot(run, audit),
         "rate_names": sections.RATE_NAMES,
-        "samples": sections.samples(run) if shown.samples else [],
-        "map": sections.drawn_map(run) if shown.map else None,
-        "one": None if shown.user is None else one_user(run, shown.user),
-        "promise": sections.promise(run.summary.privacy),
-        "options": tables.options(run.model.method, run.summary),
         "split_words": tables.split_words(run),
-        "toml": run.experiment.to_toml(),
         "list_length": baselines.LIST_LENGTH,
-        "last_seen": sections.LAST_SEEN,
     }
 
 
 # ------------------------------------------------------------ several runs
 
-CANDIDATES = "full"
-
 
 def write_comparison(paths: Sequence[Path], file: Path) -> Path:
     """Write a page that compares finished runs, the first as the baseline; return its path."""
     rows = compare_runs(paths, HEADLINE, CANDIDATES)
-    names = short_names(rows)
+    names = tables.short_names(rows)
     summaries = [RunFolder.open(path).read_summary() for path in paths]
     marks = {summary.protocol_mark for summary in summaries} - {None}
     page = {
@@ -205,42 +169,46 @@ def write_comparison(paths: Sequence[Path], file: Path) -> Path:
         "headline": [_headline(metric, rows, names) for metric in HEADLINE],
         "curves": _curves(paths, names),
         "curve_style": plots.CURVE_STYLE,
-        "means_alone": MEANS_ALONE if any(row.low is None for row in rows) else "",
+        "means_alone": tables.MEANS_ALONE if any(row.low is None for row in rows) else "",
         "runs": [
-            {"name": names[str(path)], "summary": summary, "cost": _row(rows, path)}
-            for path, summary in zip(paths, summaries, strict=True)
+            {"name": names[row.run], "summary": summary, "cost": row}
+            for row, summary in zip({row.run: row for row in rows}.values(), summaries, strict=True)
         ],
     }
     write_text(file, filled("compare.html.j2", page))
     return file
 
 
-def _row(rows: Sequence[ComparedRun], path: Path) -> ComparedRun:
-    return next(row for row in rows if row.run == str(path))
-
-
-def _headline(metric: str, rows: Sequence[ComparedRun], names: dict[str, str]) -> dict[str, Any]:
-    mine = [row for row in rows if row.metric == metric]
-    best = max(row.mean for row in mine)
+def means_plot(
+    rows: Sequence[ComparedRun], names: Mapping[str, str], strong: Collection[ComparedRun], of: str
+) -> Markup:
+    """Draw the mean of each run with its interval."""
     dots = [
         plots.Dot(
             names[row.run],
             row.mean,
             None if row.low is None or row.high is None else (row.low, row.high),
-            strong=row.mean == best,
+            strong=row in strong,
         )
-        for row in mine
+        for row in rows
     ]
+    return plots.dots(dots, f"{metric_name(rows[0].metric)}, {of}")
+
+
+def _headline(metric: str, rows: Sequence[ComparedRun], names: dict[str, str]) -> dict[str, Any]:
+    mine = [row for row in rows if row.metric == metric]
+    best = max(row.mean for row in mine)
+    strong = [row for row in mine if row.mean == best]
     return {
         "name": metric_name(metric),
-        "plot": plots.dots(dots, f"{metric_name(metric)}, full ranking"),
+        "plot": means_plot(mine, names, strong, "full ranking"),
         "rows": [
             {
                 "name": names[row.run],
                 "leaks": row.protocol == "published",
                 "row": row,
                 "difference": _difference(row),
-                "p": _p_value(row.p_value),
+                "p": "–" if row.p_value is None else tables.p_text(row.p_value),
             }
             for row in mine
         ],
@@ -252,12 +220,9 @@ def _difference(row: ComparedRun) -> tuple[str, str]:
     if row.difference is None:
         return "first", "–"
     if row.difference_low is None or row.difference_high is None:
-        return signed(row.difference), "–"
-    return signed(row.difference), f"{signed(row.difference_low)} to {signed(row.difference_high)}"
-
-
-def _p_value(value: float | None) -> str:
-    return "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+        return tables.signed(row.difference), "–"
+    interval = tables.signed_interval(row.difference_low, row.difference_high)
+    return tables.signed(row.difference), interval
 
 
 def _curves(paths: Sequence[Path], names: dict[str, str]) -> list[dict[str, Any]]:
@@ -267,11 +232,13 @@ def _curves(paths: Sequence[Path], names: dict[str, str]) -> list[dict[str, Any]
         found = []
         for path in paths:
             try:
-                curve = curve_of(path, metric, CANDIDATES)
+                curve = sections.curve_of(path, metric, CANDIDATES)
             except ConfigError:  # it measured other things
                 continue
-            # Rounds that try settings are no points of a learning curve.
-            tried = _tried(path)
+            # Rounds that try settings are no points of a learning curve; of several seeds none is
+            # known.
+            lines = RunFolder.open(path).read_metrics()
+            tried = {line.round for line in lines if line.phase == SELECT_SCALARS}
             points = [point for point in curve.points if point[0] not in tried]
             if len(points) > 1:
                 found.append(plots.Curve(names[str(path)], points))
@@ -279,9 +246,3 @@ def _curves(paths: Sequence[Path], names: dict[str, str]) -> list[dict[str, Any]
             label = f"Validation {metric_name(metric)}"
             panels.append({"name": label, "plot": plots.curves(found, label)})
     return panels
-
-
-def _tried(path: Path) -> set[int]:
-    """Return the rounds of a run that only tried settings; of several seeds none is known."""
-    lines = RunFolder.open(path).read_metrics()
-    return {line.round for line in lines if line.phase == SELECT_SCALARS}

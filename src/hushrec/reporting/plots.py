@@ -5,33 +5,29 @@ down in pixels, so text keeps its size from a telephone to a wide screen. Axis l
 margin around the SVG element, which the style sheet makes (``svg.line``, ``svg.bars``). Colours
 come from the style sheet too, through classes.
 
-Drawings that are files of their own bring their style along: trends over named ticks, forests of
-differences, and the validation curves of several runs (`write_convergence`).
+Drawings that are files of their own bring their style along: line drawings, trends over named
+ticks, and forests of differences.
 """
 
 from __future__ import annotations
 
+import html
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
-from hushrec.errors import ConfigError
-from hushrec.io.files import write_text
-from hushrec.reporting import svg
+from hushrec.errors import plain
 from hushrec.reporting.tables import figure, percent, signed
-from hushrec.runs.folder import RunFolder
 
-ROW = 46
-"""Pixels from one dot to the next."""
-LINE_HEIGHT = 150
-BAR = 26
-"""Pixels from one bar to the next."""
+ROW, BAR, HEAT_ROW, FOREST_ROW = 46, 26, 16, 18
+"""Pixels from one dot, bar, row of a heat map or difference to the next."""
+LINE_HEIGHT, TRENDS_HEIGHT = 150, 260
+LEGEND_GAP, LEGEND_ROW = 44, 18
 COLOURS = 6
-LEGEND_GAP = 44
-LEGEND_ROW = 18
 CURVE_STYLE = (
     "svg .c0{stroke:#0b6a66}svg .c1{stroke:#c2480f}svg .c2{stroke:#3c62c4}svg .c3{stroke:#9a6b00}"
     "svg .c4{stroke:#8a3fa0;stroke-dasharray:5 3}svg .c5{stroke:#5a6166;stroke-dasharray:2 3}"
@@ -40,8 +36,106 @@ CURVE_STYLE = (
     "svg .c2{stroke:#8fb0ff}svg .c3{stroke:#e0b350}svg .c4{stroke:#d79be8}svg .c5{stroke:#a2a9ad}}"
 )
 """Colours of several curves, for light and dark paper."""
-HEAT_ROW = 16
-"""Pixels from one row of a heat map to the next."""
+TREND_COLOURS = ("#2f6fde", "#c2571a", "#2a8a4a", "#8a4bbf", "#b0263d", "#6b7280")
+NAME_LENGTH = 20
+"""Characters of a name that fit beside its figures on a telephone."""
+
+Points = Sequence[tuple[int, float]]
+"""A value per round."""
+
+
+# ------------------------------------------------------------ elements
+
+
+def escape(words: str) -> str:
+    """Write words as part of a page or a drawing, whatever is in them."""
+    return html.escape(plain(words))
+
+
+def tag(name: str, attributes: dict[str, Any], body: str = "") -> str:
+    """Return an element; attributes are escaped, the body is not."""
+    written = "".join(f' {key}="{escape(str(value))}"' for key, value in attributes.items())
+    return f"<{name}{written}>{body}</{name}>"
+
+
+def drawing(kind: str, label: str, parts: Iterable[str], **size: Any) -> Markup:
+    """Return a drawing with a label for those who do not see it."""
+    attributes = {"class": f"plot {kind}", "role": "img", "aria-label": label, **size}
+    body = tag("title", {}, escape(label)) + "".join(parts)
+    return Markup(tag("svg", attributes, body))  # noqa: S704 - every text went through escape
+
+
+def drawing_file(width: int, height: int, parts: Iterable[str], **more: str) -> str:
+    """Return a drawing that is a file of its own."""
+    size = {"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": height}
+    return tag("svg", {**size, **more}, "".join(parts))
+
+
+def segment(kind: str, x1: str, y1: float, x2: str, y2: float) -> str:
+    """Return a straight line."""
+    return tag("line", {"class": kind, "x1": x1, "y1": y1, "x2": x2, "y2": y2})
+
+
+def circle(kind: str, x: str | float, y: float, radius: int, **more: str) -> str:
+    """Return a dot."""
+    return tag("circle", {"class": kind, "cx": x, "cy": y, "r": radius, **more})
+
+
+def text(kind: str, x: str, y: float, words: str, anchor: str = "middle") -> str:
+    """Write words; they are escaped."""
+    attributes = {"class": kind, "x": x, "y": round(y, 2), "text-anchor": anchor}
+    return tag("text", attributes, escape(words))
+
+
+def _right_of(kind: str, dx: int, y: int, words: str) -> str:
+    """Write at a fixed distance right of the drawing area."""
+    attributes = {"class": kind, "x": "100%", "dx": dx, "y": y, "text-anchor": "end"}
+    return tag("text", attributes, escape(words))
+
+
+def _across(share: float) -> str:
+    """Write a horizontal position, a share of the width, in per cent."""
+    return f"{100 * share:.2f}%"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"
+
+
+def _tick(value: float, ticks: Sequence[float]) -> str:
+    """Write a tick with as many digits as its neighbours need."""
+    digits = max(len(f"{round(tick, 10):g}".partition(".")[2]) for tick in ticks)
+    return "0" if value == 0 else f"{value:,.{digits}f}"
+
+
+def nice_ticks(low: float, high: float, steps: int) -> list[float]:
+    """Return round numbers that enclose low and high, about ``steps`` apart."""
+    if not high > low:
+        high = low + (abs(low) or 1.0)
+    raw = (high - low) / steps
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.9999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(n * step, 12) for n in range(first, last + 1)]
+
+
+def round_ticks(first: int, last: int) -> list[int]:
+    """Return the first and the last round, and a few round numbers between, none too close."""
+    apart = (last - first) / 8
+    between = [round(tick) for tick in nice_ticks(first, last, 4)]
+    kept = [n for n in dict.fromkeys(between) if first + apart <= n <= last - apart]
+    return [first, *kept, last]
+
+
+def _grid(ticks: Sequence[float], down: Callable[[float], float]) -> Iterator[str]:
+    """Draw a line across for each tick, with its number on the left."""
+    for tick in ticks:
+        y = round(down(tick), 2)
+        yield segment("grid", "0", y, "100%", y)
+        yield text("tick", "-8", y + 4, _tick(tick, ticks), "end")
+
+
+# ------------------------------------------------------------ drawings of the pages
 
 
 @dataclass(frozen=True)
@@ -67,38 +161,34 @@ class Bar:
     strong: bool = False
 
 
+def _kind(row: Dot | Bar) -> str:
+    return "strong" if row.strong else "plain"
+
+
 def dots(rows: Sequence[Dot], label: str, top: float | None = None) -> Markup:
     """Draw one dot a row on a common axis from zero; ``top`` makes two drawings comparable."""
-    ticks = svg.nice_ticks(0, top if top is not None else dots_top(rows), 4)
+    ticks = nice_ticks(0, top if top is not None else dots_top(rows), 4)
     end, foot = ticks[-1], ROW * len(rows)
-
-    def across(value: float) -> str:
-        return svg.across(value / end)
-
     parts, said = [], []
     for tick in ticks:
-        anchor = "start" if tick == 0 else "end" if tick == end else "middle"
-        parts.append(svg.line("grid", across(tick), 0, across(tick), foot))
-        parts.append(svg.text("tick", across(tick), foot + 16, svg.tick(tick, ticks), anchor))
+        x, anchor = _across(tick / end), {0: "start", end: "end"}.get(tick, "middle")
+        parts.append(segment("grid", x, 0, x, foot))
+        parts.append(text("tick", x, foot + 16, _tick(tick, ticks), anchor))
     for number, row in enumerate(rows):
-        text, middle = number * ROW + 15, number * ROW + 30
-        kind = "strong" if row.strong else "plain"
+        top_line, middle, kind = number * ROW + 15, number * ROW + 30, _kind(row)
         beside = row.note
         if row.interval is not None:
-            low, high = row.interval
-            beside = f"{figure(low)}–{figure(high)}"
-            parts.append(svg.line(f"interval {kind}", across(low), middle, across(high), middle))
+            beside = "–".join(map(figure, row.interval))
+            low, high = (_across(bound / end) for bound in row.interval)
+            parts.append(segment(f"interval {kind}", low, middle, high, middle))
+        value = {"class": f"value {kind}", "x": "100%", "y": top_line, "text-anchor": "end"}
         parts += [
-            svg.circle(f"dot {kind}", across(row.value), middle, 5),
-            svg.text(f"name {kind}", "0", text, svg.short(row.name), "start"),
-            svg.tag(
-                "text",
-                {"class": f"value {kind}", "x": "100%", "y": text, "text-anchor": "end"},
-                svg.escape(figure(row.value)) + svg.tag("tspan", {"dx": 8}, svg.escape(beside)),
-            ),
+            circle(f"dot {kind}", _across(row.value / end), middle, 5),
+            text(f"name {kind}", "0", top_line, _short(row.name), "start"),
+            tag("text", value, figure(row.value) + tag("tspan", {"dx": 8}, escape(beside))),
         ]
         said.append(f"{row.name} {figure(row.value)}{f' ({beside})' if beside else ''}")
-    return svg.drawing("dots", foot + 22, f"{label}: {'; '.join(said)}", parts)
+    return drawing("dots", f"{label}: {'; '.join(said)}", parts, height=foot + 22)
 
 
 def dots_top(rows: Iterable[Dot]) -> float:
@@ -107,7 +197,7 @@ def dots_top(rows: Iterable[Dot]) -> float:
 
 
 def line(
-    points: Sequence[tuple[int, float]],
+    points: Points,
     label: str,
     *,
     selected: int | None = None,
@@ -115,26 +205,21 @@ def line(
     unit: str = "round",
 ) -> Markup:
     """Draw a value per round, or other unit, and mark the selected one; at least two points."""
-    rounds, values = [number for number, _ in points], [value for _, value in points]
-    first, last = rounds[0], rounds[-1]
-    frame = _Frame.around(rounds, values, from_zero=from_zero)
-    parts = [*frame.axes(), frame.polylines([("curve", points)])]
-    across, down = frame.across, frame.down
+    frame = _Frame([points], from_zero=from_zero)
+    parts = [*frame.axes(), frame.polylines(["curve"])]
+    (first, start), (last, end) = points[0], points[-1]
+    said = f"{label}: {figure(start)} at {unit} {first}, {figure(end)} at {unit} {last}"
     found = None if selected is None else dict(points).get(selected)
     if selected is not None and found is not None:
-        x = across(selected)
-        anchor = "start" if x < 0.3 else "end" if x > 0.7 else "middle"
-        words = f"round {selected} selected · {figure(found)}"
+        share = frame.across(selected)
+        x, anchor = _across(share), "start" if share < 0.3 else "end" if share > 0.7 else "middle"
         parts += [
-            svg.line("mark", svg.across(x), -4, svg.across(x), LINE_HEIGHT),
-            svg.circle("dot strong", svg.across(x), round(down(found), 2), 5),
-            svg.text("name strong", svg.across(x), -10, words, anchor),
+            segment("mark", x, -4, x, LINE_HEIGHT),
+            circle("dot strong", x, round(frame.down(found), 2), 5),
+            text("name strong", x, -10, f"round {selected} selected · {figure(found)}", anchor),
         ]
-    said = (
-        f"{label}: {figure(values[0])} at {unit} {first}, {figure(values[-1])} at {unit} {last}"
-        + ("" if found is None else f", {figure(found)} at the selected round {selected}")
-    )
-    return svg.drawing("line", LINE_HEIGHT, said, parts)
+        said += f", {figure(found)} at the selected round {selected}"
+    return drawing("line", said, parts, height=LINE_HEIGHT)
 
 
 @dataclass(frozen=True)
@@ -142,7 +227,7 @@ class Curve:
     """A value per round, and whose."""
 
     name: str
-    points: Sequence[tuple[int, float]]
+    points: Points
 
 
 def curves(
@@ -152,25 +237,19 @@ def curves(
 
     Every curve has at least one point, and together they have two different rounds.
     """
-    rounds = sorted({number for row in rows for number, _ in row.points})
-    values = [value for row in rows for _, value in row.points]
-    frame = _Frame.around(rounds, values, from_zero=from_zero)
-    shown = [svg.across(frame.across(n)) for n in marks if rounds[0] <= n <= rounds[-1]]
-    parts = [
-        *frame.axes(),
-        *(svg.line("event", x, 0, x, LINE_HEIGHT) for x in shown),
-        frame.polylines([(_kind(n), row.points) for n, row in enumerate(rows)]),
-    ]
-    said = []
-    for number, row in enumerate(rows):
+    frame = _Frame([row.points for row in rows], from_zero=from_zero)
+    kinds = [f"curve c{number % COLOURS}" for number in range(len(rows))]
+    shown = [_across(frame.across(n)) for n in marks if frame.first <= n <= frame.last]
+    events = [segment("event", x, 0, x, LINE_HEIGHT) for x in shown]
+    parts, said = [*frame.axes(), *events, frame.polylines(kinds)], []
+    for number, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
         y = LINE_HEIGHT + LEGEND_GAP + LEGEND_ROW * number
-        last = f"{figure(row.points[-1][1])} at round {row.points[-1][0]}"
-        parts += [
-            svg.line(_kind(number), "0", y - 4, "24", y - 4),
-            svg.text("name plain", "32", y, row.name, "start"),
-        ]
-        said.append(f"{row.name} {last}")
-    return svg.drawing("line", curves_height(len(rows)), f"{label}: {'; '.join(said)}", parts)
+        parts.append(segment(kind, "0", y - 4, "24", y - 4))
+        parts.append(text("name plain", "32", y, row.name, "start"))
+        last, value = row.points[-1]
+        said.append(f"{row.name} {figure(value)} at round {last}")
+    label = f"{label}: {'; '.join(said)}"
+    return drawing("line", label, parts, height=curves_height(len(rows)))
 
 
 def curves_height(count: int) -> int:
@@ -178,23 +257,15 @@ def curves_height(count: int) -> int:
     return LINE_HEIGHT + LEGEND_GAP + LEGEND_ROW * (count - 1)
 
 
-def _kind(number: int) -> str:
-    return f"curve c{number % COLOURS}"
-
-
-@dataclass(frozen=True)
 class _Frame:
-    """The axes of a line drawing."""
+    """The axes around the lines of a drawing."""
 
-    first: int
-    last: int
-    ticks: list[float]
-
-    @classmethod
-    def around(cls, rounds: Sequence[int], values: Sequence[float], *, from_zero: bool) -> _Frame:
-        """Enclose these values; rounds are ascending."""
-        ticks = svg.nice_ticks(0 if from_zero else min(values), max(values), 3)
-        return cls(rounds[0], rounds[-1], ticks)
+    def __init__(self, lines: Sequence[Points], *, from_zero: bool) -> None:
+        self.lines = lines
+        rounds = [number for points in lines for number, _ in points]
+        values = [value for points in lines for _, value in points]
+        self.first, self.last = min(rounds), max(rounds)
+        self.ticks = nice_ticks(0 if from_zero else min(values), max(values), 3)
 
     def across(self, number: int) -> float:
         """Return where a round is, as a share of the width."""
@@ -207,22 +278,19 @@ class _Frame:
 
     def axes(self) -> Iterator[str]:
         """Draw grid and ticks."""
-        for tick in self.ticks:
-            y = round(self.down(tick), 2)
-            yield svg.line("grid", "0", y, "100%", y)
-            yield svg.text("tick", "-8", y + 4, svg.tick(tick, self.ticks), "end")
-        for number in svg.round_ticks(self.first, self.last):
-            yield svg.text("tick", svg.across(self.across(number)), LINE_HEIGHT + 18, f"{number}")
+        yield from _grid(self.ticks, self.down)
+        for number in round_ticks(self.first, self.last):
+            yield text("tick", _across(self.across(number)), LINE_HEIGHT + 18, f"{number}")
 
-    def polylines(self, lines: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
-        """Draw (class, points) each as a line, stretched over the whole width."""
+    def polylines(self, kinds: Sequence[str]) -> str:
+        """Draw each line with its class, stretched over the whole width."""
         drawn = ""
-        for kind, points in lines:
+        for kind, points in zip(kinds, self.lines, strict=True):
             path = " ".join(f"{100 * self.across(n):.2f},{self.down(v):.2f}" for n, v in points)
-            drawn += svg.tag("polyline", {"class": kind, "points": path})
+            drawn += tag("polyline", {"class": kind, "points": path})
         size = {"width": "100%", "height": LINE_HEIGHT, "viewBox": f"0 0 100 {LINE_HEIGHT}"}
         more = {"preserveAspectRatio": "none", "overflow": "visible", "aria-hidden": "true"}
-        return svg.tag("svg", {**size, **more}, drawn)
+        return tag("svg", {**size, **more}, drawn)
 
 
 def bars(rows: Sequence[Bar], names: Sequence[str], label: str) -> Markup:
@@ -232,30 +300,27 @@ def bars(rows: Sequence[Bar], names: Sequence[str], label: str) -> Markup:
     the margin of the style sheet (148 px, or 68 px where the second column is hidden).
     """
     top = max(max(row.share, row.other or 0) for row in rows) or 1
-    columns = [("value mine", 68), ("value theirs", 148)][: len(names)]
-    head = [("name strong", 68), ("name theirs", 148)]
-    parts = [
-        svg.column(kind, dx, 12, svg.short(name))
-        for (kind, dx), name in zip(head[: len(names)], names, strict=True)
-    ]
+    heads = zip(("name strong", "name theirs"), (68, 148), names, strict=False)
+    parts = [_right_of(kind, dx, 12, _short(name)) for kind, dx, name in heads]
     said = []
     for number, row in enumerate(rows):
         y = (number + 1) * BAR
-        kind = "strong" if row.strong else "plain"
-        size = {"x": 0, "y": y + 4, "width": svg.across(row.share / top), "height": BAR - 8}
+        size = {"x": 0, "y": y + 4, "width": _across(row.share / top), "height": BAR - 8}
         parts += [
-            svg.text("tick", "-10", y + 17, row.name, "end"),
-            svg.tag("rect", {"class": f"bar {kind}", **size}),
+            text("tick", "-10", y + 17, row.name, "end"),
+            tag("rect", {"class": f"bar {_kind(row)}", **size}),
         ]
-        shares = [row.share] if row.other is None else [row.share, row.other]
+        shares = [percent(row.share)]
         if row.other is not None:
-            x = svg.across(row.other / top)
-            parts.append(svg.line("other", x, y + 1, x, y + BAR - 1))
-        for (kind, dx), share in zip(columns, shares, strict=True):
-            parts.append(svg.column(kind, dx, y + 17, percent(share)))
-        said.append(f"{row.name}: {' against '.join(percent(share) for share in shares)}")
-    parts.append(svg.line("axis", "0", BAR, "0", BAR * (len(rows) + 1)))
-    return svg.drawing("bars", BAR * (len(rows) + 1), f"{label}: {'; '.join(said)}", parts)
+            shares.append(percent(row.other))
+            x = _across(row.other / top)
+            parts.append(segment("other", x, y + 1, x, y + BAR - 1))
+        columns = zip(("value mine", "value theirs"), (68, 148), shares, strict=False)
+        parts += [_right_of(kind, dx, y + 17, share) for kind, dx, share in columns]
+        said.append(f"{row.name}: {' against '.join(shares)}")
+    foot = BAR * (len(rows) + 1)
+    parts.append(segment("axis", "0", BAR, "0", foot))
+    return drawing("bars", f"{label}: {'; '.join(said)}", parts, height=foot)
 
 
 def heat(shares: Sequence[Sequence[float]], names: Sequence[str], label: str) -> Markup:
@@ -266,20 +331,17 @@ def heat(shares: Sequence[Sequence[float]], names: Sequence[str], label: str) ->
     parts = []
     for number, (name, row) in enumerate(zip(names, shares, strict=True)):
         y, low, high = number * HEAT_ROW, min(row), max(row)
-        parts.append(svg.text("tick", "-10", y + HEAT_ROW - 4, name, "end"))
-        parts.append(svg.column("value mine", 68, y + HEAT_ROW - 4, percent(high)))
+        parts.append(text("tick", "-10", y + HEAT_ROW - 4, name, "end"))
+        parts.append(_right_of("value mine", 68, y + HEAT_ROW - 4, percent(high)))
         for column, share in enumerate(row):
             strength = (share - low) / (high - low) if high > low else 0.0
-            cell = {"x": svg.across(column / len(row)), "y": y, "width": svg.across(1 / len(row))}
+            cell = {"x": _across(column / len(row)), "y": y, "width": _across(1 / len(row))}
             shade = {"height": HEAT_ROW - 1, "fill-opacity": round(0.06 + 0.94 * strength, 3)}
-            parts.append(svg.tag("rect", {"class": "bar strong", **cell, **shade}))
-    return svg.drawing("bars", HEAT_ROW * len(names), label, parts)
+            parts.append(tag("rect", {"class": "bar strong", **cell, **shade}))
+    return drawing("bars", label, parts, height=HEAT_ROW * len(names))
 
 
-TREND_COLOURS = ("#2f6fde", "#c2571a", "#2a8a4a", "#8a4bbf", "#b0263d", "#6b7280")
-TRENDS_HEIGHT = 260
-FOREST_ROW = 18
-"""Pixels from one difference to the next."""
+# ------------------------------------------------------------ files
 
 
 def standalone(panels: Sequence[tuple[str, Markup]], height: int = LINE_HEIGHT) -> str:
@@ -289,14 +351,12 @@ def standalone(panels: Sequence[tuple[str, Markup]], height: int = LINE_HEIGHT) 
         "vector-effect:non-scaling-stroke}text{font:12px system-ui,sans-serif;fill:#4a5060}"
         "@media(prefers-color-scheme:dark){.grid{stroke:#3a3f4b}text{fill:#b9c0cf}}" + CURVE_STYLE
     )
-    body, y = svg.tag("style", {}, style), 0
-    for title, drawing in panels:
+    parts, y = [tag("style", {}, style)], 0
+    for title, drawn in panels:
         inner = {"x": 64, "y": y + 56, "width": 620, "height": height + 30, "overflow": "visible"}
-        body += svg.text("title", "16", y + 22, title, "start") + svg.tag(
-            "svg", inner, str(drawing)
-        )
+        parts += [text("title", "16", y + 22, title, "start"), tag("svg", inner, str(drawn))]
         y += height + 96
-    return svg.tag("svg", {"xmlns": "http://www.w3.org/2000/svg", "width": 720, "height": y}, body)
+    return drawing_file(720, y, parts)
 
 
 @dataclass(frozen=True)
@@ -315,56 +375,54 @@ def trends(
     Ticks that have no order are not ``joined``: dots alone.
     """
     found = [value for row in rows for value in row.values if value is not None]
-    ticks = svg.nice_ticks(0, max(found), 4)
+    ticks = nice_ticks(0, max(found), 4)
     apart = 100 / max(1, len(ticks_x) - 1)
+    at = [_across(number * apart / 100) for number in range(len(ticks_x))]
 
     def down(value: float) -> float:
         return round(TRENDS_HEIGHT * (1 - value / ticks[-1]), 2)
 
-    parts = []
-    for tick in ticks:
-        parts.append(svg.line("grid", "0", down(tick), "100%", down(tick)))
-        parts.append(svg.text("tick", "-8", down(tick) + 4, svg.tick(tick, ticks), "end"))
-    for k, name in enumerate(ticks_x):
-        parts.append(svg.text("tick", svg.across(k * apart / 100), TRENDS_HEIGHT + 18, name))
+    parts = [*_grid(ticks, down)]
+    parts += [
+        text("tick", x, TRENDS_HEIGHT + 18, name) for x, name in zip(at, ticks_x, strict=True)
+    ]
     said = []
     for number, row in enumerate(rows):
-        style = f"--c:{TREND_COLOURS[number % len(TREND_COLOURS)]}"
+        style = _trend_style(number)
         known = [(k, value) for k, value in enumerate(row.values) if value is not None]
         for (k, one), (after, other) in itertools.pairwise(known) if joined else ():
-            ends = {"x1": svg.across(k * apart / 100), "x2": svg.across(after * apart / 100)}
-            rise = {"y1": down(one), "y2": down(other), "style": style}
-            parts.append(svg.tag("line", {"class": "curve", **ends, **rise}))
-        for k, value in known:
-            x = svg.across(k * apart / 100)
-            parts.append(svg.circle("point", x, down(value), 4, style=style))
+            ends = {"x1": at[k], "x2": at[after], "y1": down(one), "y2": down(other)}
+            parts.append(tag("line", {"class": "curve", **ends, "style": style}))
+        parts += [circle("point", at[k], down(value), 4, style=style) for k, value in known]
         said.append(f"{row.name} " + ", ".join(f"{ticks_x[k]}: {figure(v)}" for k, v in known))
-    return svg.drawing("curves", TRENDS_HEIGHT, f"{label}: {'; '.join(said)}", parts)
+    return drawing("curves", f"{label}: {'; '.join(said)}", parts, height=TRENDS_HEIGHT)
 
 
-def standalone_trends(drawing: Markup, names: Sequence[str], title: str) -> str:
+def _trend_style(number: int) -> str:
+    return f"--c:{TREND_COLOURS[number % len(TREND_COLOURS)]}"
+
+
+def standalone_trends(drawn: Markup, names: Sequence[str], title: str) -> str:
     """Return trends as a file of their own, with a title and a legend."""
     style = (
         "svg{overflow:visible}.grid{stroke:#d8dbe2}.curve{stroke:var(--c);stroke-width:2}"
         ".point{fill:var(--c)}text{font:12px system-ui,sans-serif;fill:#4a5060}"
         "@media(prefers-color-scheme:dark){.grid{stroke:#3a3f4b}text{fill:#b9c0cf}}"
     )
-    parts = [svg.tag("style", {}, style), svg.text("title", "16", 22, title, "start")]
+    parts = [tag("style", {}, style), text("title", "16", 22, title, "start")]
     for number, name in enumerate(names):
-        colour = f"--c:{TREND_COLOURS[number % len(TREND_COLOURS)]}"
-        parts.append(svg.circle("point", 596, 56 + 22 * number, 5, style=colour))
-        parts.append(svg.text("tick", "610", 60 + 22 * number, svg.short(name), "start"))
+        parts.append(circle("point", 596, 56 + 22 * number, 5, style=_trend_style(number)))
+        parts.append(text("tick", "610", 60 + 22 * number, _short(name), "start"))
     inner = {"x": 64, "y": 44, "width": 500, "height": TRENDS_HEIGHT, "overflow": "visible"}
-    parts.append(svg.tag("svg", inner, str(drawing)))
-    longest = max((len(svg.short(name)) for name in names), default=0)
-    size = {"width": max(720, 626 + 7 * longest), "height": TRENDS_HEIGHT + 80}
-    return svg.tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, "".join(parts))
+    parts.append(tag("svg", inner, str(drawn)))
+    longest = max((len(_short(name)) for name in names), default=0)
+    return drawing_file(max(720, 626 + 7 * longest), TRENDS_HEIGHT + 80, parts)
 
 
 def standalone_forest(groups: Sequence[tuple[str, Sequence[Dot]]], title: str) -> str:
     """Draw differences and their intervals around zero, in groups, as a file of its own."""
     ends = [end for _, rows in groups for row in rows for end in (row.value, *(row.interval or ()))]
-    ticks = svg.nice_ticks(min(0.0, *ends), max(0.0, *ends), 5)
+    ticks = nice_ticks(min(0.0, *ends), max(0.0, *ends), 5)
     left, right, y = 180, 610, 48
 
     def across(value: float) -> str:
@@ -372,18 +430,15 @@ def standalone_forest(groups: Sequence[tuple[str, Sequence[Dot]]], title: str) -
 
     marks = []
     for name, rows in groups:
-        marks.append(svg.text("name", "16", y + 4, name, "start"))
+        marks.append(text("name", "16", y + 4, name, "start"))
         for row in rows:
             y += FOREST_ROW
-            kind = "strong" if row.strong else "plain"
-            marks.append(svg.text("tick", "28", y + 4, row.name, "start"))
+            marks.append(text("tick", "28", y + 4, row.name, "start"))
             if row.interval:
-                low, high = row.interval
-                marks.append(svg.line(f"interval {kind}", across(low), y, across(high), y))
-            marks += [
-                svg.circle(f"dot {kind}", across(row.value), y, 4),
-                svg.text("tick", "704", y + 4, signed(row.value), "end"),
-            ]
+                low, high = map(across, row.interval)
+                marks.append(segment(f"interval {_kind(row)}", low, y, high, y))
+            marks.append(circle(f"dot {_kind(row)}", across(row.value), y, 4))
+            marks.append(text("tick", "704", y + 4, signed(row.value), "end"))
         y += FOREST_ROW + 8
     style = (
         ".grid{stroke:#d8dbe2}.zero{stroke:#4a5060}.plain{stroke:#8a90a0;fill:#8a90a0}"
@@ -392,44 +447,8 @@ def standalone_forest(groups: Sequence[tuple[str, Sequence[Dot]]], title: str) -
         "@media(prefers-color-scheme:dark){.grid{stroke:#3a3f4b}.zero{stroke:#b9c0cf}"
         "text{fill:#b9c0cf}.strong{stroke:#ff9255;fill:#ff9255}}"
     )
-    parts = [svg.tag("style", {}, style), svg.text("title", "16", 22, title, "start")]
+    parts = [tag("style", {}, style), text("title", "16", 22, title, "start")]
     for tick in ticks:
-        kind = "grid" if tick else "zero"
-        parts.append(svg.line(kind, across(tick), 34, across(tick), y))
-        parts.append(svg.text("tick", across(tick), y + 16, svg.tick(tick, ticks)))
-    size = {"width": 720, "height": y + 28, "role": "img"}
-    body = "".join([*parts, *marks])
-    return svg.tag("svg", {"xmlns": "http://www.w3.org/2000/svg", **size}, body)
-
-
-def write_convergence(
-    paths: Sequence[Path], file: Path, metrics: Sequence[str], candidates: str
-) -> None:
-    """Draw each metric over the rounds, a curve a run; of several seeds the first."""
-    panels = []
-    for metric in metrics:
-        rows = [curve_of(path, metric, candidates) for path in paths]
-        if len({number for row in rows for number, _ in row.points}) < 2:
-            raise ConfigError("--plot needs runs with at least two evaluations")
-        label = f"Validation {metric.upper()}, {candidates}, by round"
-        panels.append((label, curves(rows, label)))
-    write_text(file, standalone(panels, curves_height(len(paths))))
-
-
-def curve_of(path: Path, metric: str, candidates: str) -> Curve:
-    """Return what a run recorded of a metric; of several seeds the first."""
-    summary = RunFolder.open(path).read_summary()
-    first = summary.runs[0] if summary.runs else ""
-    mark = " (leaks)" if summary.leaks else ""
-    seed = f", {first}" if first else ""
-    points = [
-        (line.round, line.valid[candidates][metric])
-        for line in RunFolder.open(path / first).read_metrics()
-        if line.valid and metric in line.valid.get(candidates, {})
-    ]
-    if not points:
-        raise ConfigError(
-            f"{path} did not record {metric} ({candidates}) during training; see its metrics.jsonl "
-            "for what it did"
-        )
-    return Curve(f"{path}{seed}{mark}", points)
+        parts.append(segment("grid" if tick else "zero", across(tick), 34, across(tick), y))
+        parts.append(text("tick", across(tick), y + 16, _tick(tick, ticks)))
+    return drawing_file(720, y + 28, [*parts, *marks], role="img")

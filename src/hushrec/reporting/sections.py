@@ -1,26 +1,31 @@
-"""The sections of a report page: curves, costs, silos, privacy, audit, sample lists, item map."""
+"""The sections of a report page: curves, costs, silos, privacy, audit, sample lists, item map.
+
+`write_convergence` writes the validation curves of several runs as a file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from hushrec.analysis.item_map import GRID, item_map
-from hushrec.analysis.run import guidance_effects
+from hushrec.analysis.run import evenly_spread, guidance_effects, targets_of, top_items
 from hushrec.api import Run
 from hushrec.data import partition as silos
 from hushrec.data.interactions import Interactions, MultiCategorical
+from hushrec.errors import ConfigError
 from hushrec.evaluation.groups import AWAY
 from hushrec.evaluation.metrics import Ranks
 from hushrec.federation.experiment import Experiment
-from hushrec.kernels.ragged import top_k
+from hushrec.io.files import write_text
 from hushrec.methods.base import Guided
 from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
-from hushrec.reporting import plots, svg
+from hushrec.reporting import plots
 from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
 from hushrec.reporting.tables import marked, metric_name, signed
@@ -28,7 +33,6 @@ from hushrec.runs.folder import AUDIT_FILE, RunFolder
 from hushrec.runs.schema import (
     AdaptationCurve,
     Audit,
-    BudgetSummary,
     ComposedStatement,
     PrivacyStatement,
     RoundLine,
@@ -44,33 +48,24 @@ def convergence(
     experiment: Experiment, summary: Summary, lines: Sequence[RoundLine]
 ) -> dict[str, Any]:
     """Show loss and validation over the rounds, and the round that was selected."""
-    config = experiment.evaluation
-    candidates = config.candidates
-    losses = [(line.round, line.loss) for line in lines if line.loss is not None]
-    evaluations = [
-        (line.round, line.valid[candidates][config.select])
-        for line in lines
-        if line.valid is not None and config.select in line.valid[candidates]
-    ]
-    selected = summary.shipped_round
-    ranking = "full ranking" if candidates == "full" else f"{config.sampled} sampled items"
-    panels: list[dict[str, Any]] = []
+    config, selected = experiment.evaluation, summary.shipped_round
+    losses = loss_points(lines)
+    evaluations = validation_points(lines, config.select, config.candidates)
+    ranking = "full ranking" if config.candidates == "full" else f"{config.sampled} sampled items"
+    panels, single = [], []
     for points, name, what, from_zero in (
         (losses, "Training loss", "mean over the clients of a round", False),
         (evaluations, f"Validation {metric_name(config.select)}", ranking, True),
     ):
-        panel: dict[str, Any] = {"name": name, "what": what, "plot": None, "only": None}
         if len(points) > 1:
             label = marked(summary, name)
-            panel["plot"] = plots.line(points, label, selected=selected, from_zero=from_zero)
+            plot = plots.line(points, label, selected=selected, from_zero=from_zero)
+            panels.append({"name": name, "what": what, "plot": plot})
         elif points:
-            panel["only"] = points[0]
-        else:
-            continue
-        panels.append(panel)
+            single.append({"name": name, "what": what, "only": points[0]})
     return {
-        "panels": [panel for panel in panels if panel["plot"]],
-        "single": [panel for panel in panels if panel["only"]],
+        "panels": panels,
+        "single": single,
         "has_loss": bool(losses),
         "rounds": len(lines),
         "select": metric_name(config.select),
@@ -98,16 +93,16 @@ def adaptation(run: Run, folder: RunFolder) -> dict[str, Any] | None:
     if not (folder.path / ADAPTATION).exists():
         return None
     curve = folder.read(ADAPTATION, AdaptationCurve)
-    points, names = curve.points, curve.metrics
-    shown = names[0]
-    drawn = plots.line(
-        [(round(point["interactions"]), point[shown]) for point in points],
-        marked(run.summary, f"{metric_name(shown)} of unseen users"),
-        from_zero=True,
-        unit="interaction",
-    )
-    labels = [metric_name(name) for name in names]
-    return {"users": curve.users, "points": points, "names": names, "labels": labels, "plot": drawn}
+    labels = [metric_name(name) for name in curve.metrics]
+    shown = [(round(point["interactions"]), point[curve.metrics[0]]) for point in curve.points]
+    label = marked(run.summary, f"{labels[0]} of unseen users")
+    return {
+        "users": curve.users,
+        "points": curve.points,
+        "names": curve.metrics,
+        "labels": labels,
+        "plot": plots.line(shown, label, from_zero=True, unit="interaction"),
+    }
 
 
 def guidance(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any] | None:
@@ -128,35 +123,29 @@ def guidance(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any] | None:
         for name in names
     ]
     marks = [effect.round for effect in effects]
+    # Where guidance comes every round, a few of them say it all.
+    shown = evenly_spread(len(effects), SHOWN_EFFECTS)
     return {
         "plot": plots.curves(rows, marked(run.summary, "Validation NDCG@10 by group"), marks=marks),
         "names": names,
-        # Where guidance comes every round, a few of them say it all.
         "effects": [
             {
                 "round": effect.round,
                 "changes": [signed(effect.after[n] - effect.before[n]) for n in names],
                 "gates": effect.gates,
             }
-            for effect in _some(effects, SHOWN_EFFECTS)
+            for effect in (effects[index] for index in shown)
         ],
         "count": len(effects),
         "away": AWAY,
     }
 
 
-def _some(rows: Sequence[Any], most: int) -> list[Any]:
-    """Return at most this many, evenly spread, the first and the last among them."""
-    wanted = np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)
-    return [rows[index] for index in dict.fromkeys(wanted.tolist())]
-
-
 def costs(
     experiment: Experiment, summary: Summary, lines: Sequence[RoundLine], *, pooled: bool = False
 ) -> dict[str, Any]:
     """Show the communication per client and round, and the time of a round."""
-    taking_part = [line.clients for line in lines]
-    visits = max(1, sum(taking_part))
+    visits = sum(line.clients for line in lines)
     n_clients = max(1, summary.users.training_clients or summary.users.users)
     cohort = experiment.cohort
     words = {
@@ -164,20 +153,18 @@ def costs(
         "fixed": f"{cohort.size or 0:,} clients drawn per round",
         "poisson": f"each client with probability {cohort.probability or 0:g} per round",
     }
-    traffic = [
-        (name, total / visits, total / n_clients, total)
-        for name, total in (
-            ("Down, to the client", summary.communication.down_bytes),
-            ("Up, to the server", summary.communication.up_bytes),
-        )
-    ]
+    sent = summary.communication
+    totals = {"Down, to the client": sent.down_bytes, "Up, to the server": sent.up_bytes}
     return {
-        "traffic": traffic,
+        "traffic": [
+            (name, total / max(1, visits), total / n_clients, total)
+            for name, total in totals.items()
+        ],
         "pooled": pooled,
-        "travels": any(total for *_, total in traffic),
+        "travels": any(totals.values()),
         "cohort": words[cohort.kind],
         "clients": n_clients,
-        "mean_clients": sum(taking_part) / max(1, len(lines)),
+        "mean_clients": visits / max(1, len(lines)),
     }
 
 
@@ -193,11 +180,8 @@ def silo_mixes(run: Run) -> dict[str, Any] | None:
     order = np.argsort(np.linalg.svd(centred, full_matrices=False)[0][:, 0], kind="stable")
     facts = silos.facts(split.train, split.holders)
     label = f"Mix over {found.over} in {facts['count']} silos"
-    return {
-        **facts,
-        "over": found.over,
-        "plot": plots.heat(mixes[order].T.tolist(), found.names, label),
-    }
+    plot = plots.heat(mixes[order].T.tolist(), found.names, label)
+    return {**facts, "over": found.over, "plot": plot}
 
 
 # ------------------------------------------------------------ item map, privacy, audit, lists
@@ -223,14 +207,13 @@ def _plot(run: Run, name: str, places: list[list[int]], liked: set[int], held: s
     # Liked and held-out items are drawn last, on top of the others.
     order = sorted(range(len(places)), key=lambda item: (item in liked, item in held))
     dots = [
-        svg.circle(kind(item), places[item][0], places[item][1], 5 if kind(item) == "item" else 10)
+        plots.circle(
+            kind(item), places[item][0], places[item][1], 5 if kind(item) == "item" else 10
+        )
         for item in order
     ]
     label = marked(run.summary, f"Map of {len(places):,} items, {name}")
-    body = svg.tag("title", {}, svg.escape(label)) + "".join(dots)
-    size = f"-20 -20 {GRID + 40} {GRID + 40}"
-    about = {"class": "plot map", "role": "img", "aria-label": label, "viewBox": size}
-    return Markup(svg.tag("svg", about, body))  # noqa: S704 - every text went through escape
+    return plots.drawing("map", label, dots, viewBox=f"-20 -20 {GRID + 40} {GRID + 40}")
 
 
 def promise(said: PrivacyStatement) -> str:
@@ -239,19 +222,22 @@ def promise(said: PrivacyStatement) -> str:
         first, _, _ = said.statement.partition(". ")
         return first.split(", and the rows")[0].rstrip(".") + "."
     mark = "Simulated: " if said.noise_seed is not None else ""
-    budget = f"(ε = {said.epsilon:.4g}, δ = {said.delta:.2g})"
-    promised = "differential privacy of everything that training released"
-    return f"{mark}{said.unit}-level {budget} {promised}."
+    return (
+        f"{mark}{said.unit}-level (ε = {said.epsilon:.4g}, δ = {said.delta:.2g}) differential "
+        "privacy of everything that training released."
+    )
 
 
-def budgets_plot(summary: Summary, budgets: BudgetSummary) -> Markup:
-    """Draw the distribution of the personal budgets."""
+def budgets_plot(summary: Summary) -> Markup | None:
+    """Draw the distribution of the personal budgets, where clients have their own."""
+    budgets = summary.privacy.budgets
+    if budgets is None:
+        return None
     rows = [
         Bar(f"ε {part['from']:.3g}–{part['to']:.3g}", part["clients"] / budgets.clients)
         for part in budgets.distribution
     ]
-    label = marked(summary, "Personal budgets, share of clients")
-    return plots.bars(rows, ["clients"], label)
+    return plots.bars(rows, ["clients"], marked(summary, "Personal budgets, share of clients"))
 
 
 def together(folder: RunFolder) -> ComposedStatement | None:
@@ -306,44 +292,27 @@ def samples(run: Run) -> list[dict[str, Any]]:
 
 
 def _sample(run: Run, ranks: Ranks, row: int) -> dict[str, Any]:
-    data, split = run.split.data, run.split
-    user = int(ranks.users[row])
+    data, split, user = run.split.data, run.split, int(ranks.users[row])
     alone = np.array([user])
     view = split.history("test").take(alone)
-    scores = run.model.scores(alone, view)
-    seen = view.positives
-    best = top_k(scores, seen.indptr, seen.values, LIST_LENGTH)[0][0]
-    rows = slice(int(ranks.indptr[row]), int(ranks.indptr[row + 1]))
-    found = set(ranks.targets[rows].tolist()) & set(best.tolist())
-    heldout = [
+    listed = top_items(run.model.scores(alone, view), view, LIST_LENGTH).tolist()
+    held_out = [
         {
-            **_item(data, target),
-            "hit": target in found,
-            "listed": best.tolist().index(target) + 1 if target in found else None,
-            "rank": int(ahead) + 1,
-            "tied": int(tied),
+            **_item(data, item),
+            "listed": listed.index(item) + 1 if item in listed else None,
+            "rank": ahead + 1,
+            "tied": tied,
         }
-        for target, ahead, tied in sorted(
-            zip(
-                ranks.targets[rows].tolist(),
-                ranks.ahead[rows].tolist(),
-                ranks.tied[rows].tolist(),
-                strict=True,
-            ),
-            key=lambda entry: (entry[1], entry[0]),
-        )
+        for ahead, item, tied in sorted(targets_of(ranks, row))
     ]
+    hits = set(listed) & {item for _, item, _ in targets_of(ranks, row)}
     return {
         "user": str(data.users[user]),
         "trained": int(split.train.positives.lengths[user]),
-        "last": [_item(data, int(item)) for item in seen.values[: -LAST_SEEN - 1 : -1]],
-        "list": [
-            {**_item(data, int(item)), "hit": int(item) in found} for item in best if item >= 0
-        ],
-        "heldout": heldout[:3],
-        "more_heldout": max(0, len(heldout) - 3),
-        "n_heldout": len(heldout),
-        "hits": len(found),
+        "last": [_item(data, item) for item in view.positives[0][::-1][:LAST_SEEN].tolist()],
+        "list": [{**_item(data, item), "hit": item in hits} for item in listed],
+        "held_out": held_out,
+        "hits": len(hits),
         "candidates": int(ranks.candidates[row]),
     }
 
@@ -352,3 +321,51 @@ def _item(data: Interactions, item: int) -> dict[str, str]:
     kinds = [c for c in data.item_features.values() if isinstance(c, MultiCategorical)]
     names = kinds[0].names[kinds[0].flags[item]] if kinds else []
     return {"title": data.title(item), "kinds": ", ".join(str(name) for name in names[:3])}
+
+
+# ------------------------------------------------------------ curves of runs
+
+
+def validation_points(
+    lines: Iterable[RoundLine], metric: str, candidates: str
+) -> list[tuple[int, float]]:
+    """Return the round and the value of each validation that measured this metric."""
+    return [
+        (line.round, line.valid[candidates][metric])
+        for line in lines
+        if line.valid and metric in line.valid.get(candidates, {})
+    ]
+
+
+def loss_points(lines: Iterable[RoundLine]) -> list[tuple[int, float]]:
+    """Return the round and the loss of each round that has one."""
+    return [(line.round, line.loss) for line in lines if line.loss is not None]
+
+
+def curve_of(path: Path, metric: str, candidates: str) -> plots.Curve:
+    """Return what a run recorded of a metric; of several seeds the first."""
+    summary = RunFolder.open(path).read_summary()
+    first = summary.runs[0] if summary.runs else ""
+    lines = RunFolder.open(path / first).read_metrics()
+    points = validation_points(lines, metric, candidates)
+    if not points:
+        raise ConfigError(
+            f"{path} did not record {metric} ({candidates}) during training; see its metrics.jsonl "
+            "for what it did"
+        )
+    seed, mark = f", {first}" if first else "", " (leaks)" if summary.leaks else ""
+    return plots.Curve(f"{path}{seed}{mark}", points)
+
+
+def write_convergence(
+    paths: Sequence[Path], file: Path, metrics: Sequence[str], candidates: str
+) -> None:
+    """Draw each metric over the rounds, a curve a run; of several seeds the first."""
+    panels = []
+    for metric in metrics:
+        rows = [curve_of(path, metric, candidates) for path in paths]
+        if len({number for row in rows for number, _ in row.points}) < 2:
+            raise ConfigError("--plot needs runs with at least two evaluations")
+        label = f"Validation {metric.upper()}, {candidates}, by round"
+        panels.append((label, plots.curves(rows, label)))
+    write_text(file, plots.standalone(panels, plots.curves_height(len(paths))))

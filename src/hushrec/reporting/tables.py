@@ -56,6 +56,21 @@ def signed(difference: float) -> str:
     return f"{round(difference, 4) + 0.0:+.4f}".replace("-", "−")
 
 
+def signed_interval(low: float, high: float) -> str:
+    """Write the interval of a difference."""
+    return f"{signed(low)} to {signed(high)}"
+
+
+def verdict(low: float, high: float) -> str:
+    """Say what the interval of a difference shows."""
+    return "above" if low > 0 else "below" if high < 0 else "not clearly different from"
+
+
+def p_text(value: float) -> str:
+    """Write a p-value."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
 def percent(share: float) -> str:
     """Write a share in per cent."""
     return f"{100 * share:.1f} %"
@@ -181,7 +196,7 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
             difference = f"{row.difference:+.4f}"
         if row.p_value is not None:
             difference += f" [{row.difference_low:+.3f}, {row.difference_high:+.3f}]"
-            p_value = "< 0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
+            p_value = p_text(row.p_value)
         interval = "" if row.low is None else f" [{row.low:.3f}, {row.high:.3f}]"
         method = "" if row.method in names[row.run] else f" ({row.method})"
         mark = " (leaks)" if row.protocol == "published" else ""

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from hushrec.api import Run, train
@@ -33,6 +33,13 @@ METHOD = "negative-counter"
 METRIC, CANDIDATES = "hr@10", "sampled99"
 PROTOCOLS: tuple[Protocol, ...] = ("honest", "published")
 LARGEST_DELTA = 1e-5
+VERDICTS = {
+    1: "strong",
+    4: "what many releases aim at",
+    10: "weak: it bounds the worst case loosely",
+    math.inf: "next to none",
+}
+"""How an epsilon up to each number is usually judged."""
 
 
 # ------------------------------------------------------------ the leak
@@ -63,8 +70,7 @@ class LeakDemo:
 
     def __init__(self, working: threading.Lock) -> None:
         """``working`` is held while something is computed."""
-        self._working = working
-        self._changing = threading.Lock()
+        self._working, self._changing = working, threading.Lock()
         self.state = LeakState()
 
     def start(self) -> None:
@@ -80,7 +86,7 @@ class LeakDemo:
         try:
             for protocol in PROTOCOLS:
                 with self._working:
-                    run = count_negatives(protocol, _HitRates(self, protocol))
+                    run = count_negatives(protocol, _HitRates(partial(self._update, protocol)))
                 assert run.summary.baselines is not None, "of a simulation"
                 chance = _hit_rate(run.summary.baselines.chance)
                 self._update(protocol, test=_hit_rate(run.metrics), chance=chance)
@@ -90,12 +96,6 @@ class LeakDemo:
             with self._changing:
                 self.state = replace(self.state, running=False, problem=problem)
 
-    def add_point(self, protocol: Protocol, evaluation: EvaluationRecord) -> None:
-        """Add the hit rate of an evaluation to a curve."""
-        before = self.state.results.get(protocol, LeakResult())
-        point = evaluation.round, _hit_rate(evaluation.valid)
-        self._update(protocol, points=(*before.points, point))
-
     def _update(self, protocol: Protocol, **new: Any) -> None:
         with self._changing:
             results = self.state.results
@@ -104,27 +104,23 @@ class LeakDemo:
 
 
 class _HitRates(Callback):
-    """Adds the hit rate of every evaluation to the demonstration."""
+    """Shows the hit rates of all evaluations so far."""
 
-    def __init__(self, demo: LeakDemo, protocol: Protocol) -> None:
-        self.demo, self.protocol = demo, protocol
+    def __init__(self, show: Callable[..., None]) -> None:
+        self.show = show
+        self.points: tuple[tuple[int, float], ...] = ()
 
     def on_evaluation(self, evaluation: EvaluationRecord) -> None:
-        """Add it."""
-        self.demo.add_point(self.protocol, evaluation)
+        """Add the hit rate of this evaluation."""
+        self.points += ((evaluation.round, _hit_rate(evaluation.valid)),)
+        self.show(points=self.points)
 
 
 def count_negatives(protocol: Protocol, callback: Callback) -> Run:
     """Train the negative counter on the embedded data under a protocol."""
     settings = {"negatives": NEGATIVES, "evaluation.every": 1, "evaluation.patience": 0}
-    return train(
-        *("demo", METHOD),
-        protocol=protocol,
-        rounds=ROUNDS,
-        seed=0,
-        settings=settings,
-        callbacks=[callback],
-    )
+    given: dict[str, Any] = {"settings": settings, "callbacks": [callback]}
+    return train("demo", METHOD, protocol=protocol, rounds=ROUNDS, seed=0, **given)
 
 
 def _hit_rate(tables: Any) -> float:
@@ -223,16 +219,5 @@ def slider_guarantee(noise: int, users: int, share: int, rounds: int) -> SliderG
         for drawn in (sampling, Everybody())
     )
     posterior = 1 / (1 + math.exp(-min(epsilon, 700)))
-    return SliderGuarantee(epsilon, delta, unsampled, posterior, _verdict(epsilon))
-
-
-def _verdict(epsilon: float) -> str:
-    """Return how an epsilon is usually judged."""
-    for most, verdict in (
-        (1, "strong"),
-        (4, "what many releases aim at"),
-        (10, "weak: it bounds the worst case loosely"),
-    ):
-        if epsilon <= most:
-            return verdict
-    return "next to none"
+    verdict = next(words for most, words in VERDICTS.items() if epsilon <= most)
+    return SliderGuarantee(epsilon, delta, unsampled, posterior, verdict)

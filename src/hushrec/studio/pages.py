@@ -8,20 +8,24 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
+
+from markupsafe import Markup
 
 from hushrec.analysis.run import one_user, some_users
 from hushrec.api import Run
 from hushrec.errors import ConfigError, HushrecError, RunError
 from hushrec.federation.experiment import Experiment
 from hushrec.io.stored import read_text
-from hushrec.reporting import plots
-from hushrec.reporting.html import REPORT, environment
-from hushrec.reporting.tables import MEANS_ALONE, metric_name, signed
+from hushrec.reporting import plots, tables
+from hushrec.reporting.html import REPORT, environment, means_plot
+from hushrec.reporting.sections import loss_points, validation_points
+from hushrec.reporting.tables import metric_name, signed
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import NEW, SEEDS, RunFolder, is_run
 from hushrec.runs.schema import PUBLISHED_MARK, RoundLine, Seeds, Summary
@@ -85,18 +89,13 @@ def _run_paths(folder: Path) -> Iterator[Path]:
         yield folder
     for here, below, _ in os.walk(folder):
         deep = len(Path(here).relative_to(folder).parts)
-        below[:] = sorted(name for name in below if _may_be_run(name)) if deep < MAX_DEPTH else []
+        shown = (name for name in below if name[0] != "." or name.endswith(f".{NEW}"))
+        below[:] = sorted(shown) if deep < MAX_DEPTH else []
         yield from (Path(here, name) for name in below if is_run(Path(here, name)))
 
 
-def _may_be_run(name: str) -> bool:
-    return not name.startswith(".") or name.endswith(f".{NEW}")
-
-
 def _read(path: Path, folder: Path) -> FoundRun:
-    locked = RunFolder(path).is_locked() or any(
-        RunFolder(part).is_locked() for part in path.glob("seed-*")
-    )
+    locked = any(RunFolder(part).is_locked() for part in (path, *path.glob("seed-*")))
     return _read_files(path, folder, locked, _stamp(path))
 
 
@@ -104,31 +103,24 @@ def _name(path: Path, folder: Path) -> str:
     return path.name if path == folder else path.relative_to(folder).as_posix()
 
 
-def _stamp(path: Path) -> tuple[tuple[int, int], ...]:
+def _stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
     """Return modification times and sizes of a run's files."""
     stamps = []
     for file in ("config.toml", "metrics.jsonl", "summary.json", SEEDS):
-        try:
+        with suppress(OSError):
             state = (path / file).stat()
-        except OSError:
-            stamps.append((0, 0))
-        else:
-            stamps.append((state.st_mtime_ns, state.st_size))
+            stamps.append((file, state.st_mtime_ns, state.st_size))
     return tuple(stamps)
 
 
 @lru_cache(MAX_RUNS)
-def _read_files(
-    path: Path, folder: Path, locked: bool, stamp: tuple[tuple[int, int], ...]
-) -> FoundRun:
+def _read_files(path: Path, folder: Path, locked: bool, stamp: Hashable) -> FoundRun:
     """Read a run; the stamp makes the cache read changed files again."""
     name, files = _name(path, folder), RunFolder(path)
     try:
         experiment, lines = files.experiment(), tuple(files.read_metrics())
-        seeds: tuple[str, ...] = ()
-        if (path / SEEDS).exists():
-            numbers = files.read(SEEDS, Seeds).seeds
-            seeds = tuple(_name(path / f"seed-{number}", folder) for number in numbers)
+        numbers = files.read(SEEDS, Seeds).seeds if (path / SEEDS).exists() else []
+        seeds = tuple(_name(path / f"seed-{number}", folder) for number in numbers)
         summary = files.read_summary() if (path / "summary.json").exists() else None
     except HushrecError as error:
         return FoundRun(name, path, "unreadable", problem=str(error))
@@ -195,10 +187,16 @@ class Studio:
 
     def report(self, query: Query) -> str:
         """Return the stored report of a run."""
-        run = require(find_runs(self.folder), _required(query, "run"))
+        run = self._named(query)
         if not (run.path / REPORT).exists():
             raise RunError(f"{run.name} has no report yet: hushrec report {run.path}")
         return read_text(run.path / REPORT)
+
+    def _named(self, query: Query) -> FoundRun:
+        """Return the run that the address names."""
+        if not query.get("run"):
+            raise ConfigError("the address lacks 'run='")
+        return require(find_runs(self.folder), query["run"])
 
     # ------------------------------------------------------------ pages
 
@@ -207,39 +205,34 @@ class Studio:
         return {"runs": runs, "going_on": any(run.state == "training" for run in runs)}
 
     def _run(self, query: Query) -> Context:
-        run = require(find_runs(self.folder), _required(query, "run"))
+        run = self._named(query)
         return {"run": run, "curves": _run_curves(run), "metric_name": metric_name}
 
     def _user(self, query: Query) -> Context:
         runs = find_runs(self.folder)
         choices = [run.name for run in runs.values() if run.single]
         name = query.get("run") or next(iter(choices), "")
-        context: Context = {"choices": choices, "name": name, "shown": None, "problem": ""}
-        context |= {"some": [], "suggested": [], "user": query.get("user", ""), "mark": None}
+        context: Context = {"choices": choices, "name": name, "user": query.get("user", "")}
         if not name:
             return context
         with self._working:
             run = self._open(require(runs, name))
-            context |= {"some": some_users(run), "mark": run.summary.protocol_mark}
-            context["suggested"] = run.split.data.users[:SUGGESTED_USERS].tolist()
-            user = query.get("user") or context["some"][len(context["some"]) // 2]
-            context["user"] = user
+            some = some_users(run)
+            user = query.get("user") or some[len(some) // 2]
+            context |= {"some": some, "user": user, "mark": run.summary.protocol_mark}
+            context |= {"suggested": run.split.data.users[:SUGGESTED_USERS].tolist()}
             try:
-                context["shown"] = one_user(run, user)
+                return {**context, "shown": one_user(run, user), "problem": ""}
             except ConfigError as error:
-                context["problem"] = str(error)
-        return context
+                return {**context, "shown": None, "problem": str(error)}
 
     def _compare(self, query: Query) -> Context:
         runs = find_runs(self.folder)
-        choices = [run for run in runs.values() if run.state == "finished"]
-        names = [run.name for run in choices]
+        names = [run.name for run in runs.values() if run.state == "finished"]
         chosen = [query.get(key) or "" for key in ("first", "second")]
-        context: Context = {"names": names, "chosen": chosen, "metrics": [], "costs": []}
-        context |= {"drawing": None, "mark": None, "problem": ""}
+        context: Context = {"names": names, "chosen": chosen, "metrics": [], "mark": None}
         if not all(chosen):
-            context["chosen"] = names[:2] if len(names) > 1 else ["", ""]
-            return context
+            return {**context, "chosen": names[:2], "problem": ""}
         pair = [require(runs, name) for name in chosen]
         try:
             rows = compare_runs([run.path for run in pair], METRICS)
@@ -247,13 +240,12 @@ class Studio:
             return {**context, "problem": str(error)}
         by_path = {str(run.path): run.name for run in pair}
         leaks = [run.name for run in pair if run.summary and run.summary.leaks]
+        by_metric = [[row for row in rows if row.metric == metric] for metric in METRICS]
         return {
             **context,
-            "metrics": [
-                _compared([row for row in rows if row.metric == metric], by_path)
-                for metric in METRICS
-            ],
-            "costs": [(by_path[row.run], row) for row in rows if row.metric == METRICS[0]],
+            "problem": "",
+            "metrics": [_compared(two, by_path) for two in by_metric],
+            "costs": [(by_path[row.run], row) for row in by_metric[0]],
             "drawing": _validation_curves(pair),
             "mark": f"{', '.join(leaks)}: {PUBLISHED_MARK}" if leaks else None,
         }
@@ -265,12 +257,9 @@ class Studio:
 
     def _leak(self, query: Query) -> Context:
         state = self.leak.state
-        curves = [
-            plots.Curve(protocol, result.points)
-            for protocol, result in state.results.items()
-            if result.points
-        ]
-        several = len({number for curve in curves for number, _ in curve.points}) > 1
+        results = state.results.items()
+        curves = [plots.Curve(name, result.points) for name, result in results if result.points]
+        several = any(len(curve.points) > 1 for curve in curves)
         return {
             "state": state,
             "drawing": plots.curves(curves, "Validation HR@10 by round") if several else None,
@@ -290,53 +279,33 @@ class Studio:
         return self._opened[key]
 
 
-def _required(query: Query, key: str) -> str:
-    if not query.get(key):
-        raise ConfigError(f"the address lacks '{key}='")
-    return query[key]
-
-
 def _compared(rows: Sequence[ComparedRun], names: Mapping[str, str]) -> Context:
     """Compare two runs by one metric."""
-    first, second = rows
-    dots = [
-        plots.Dot(
-            names[row.run],
-            row.mean,
-            None if row.low is None or row.high is None else (row.low, row.high),
-            strong=row is second,
-        )
-        for row in rows
-    ]
-    label = metric_name(first.metric)
-    context = {"name": label, "drawing": plots.dots(dots, f"{label}, all items")}
+    second = rows[1]
     low, high, p_value = second.difference_low, second.difference_high, second.p_value
     assert second.difference is not None
     if low is None or high is None or p_value is None:
         verdict = "above" if second.difference > 0 else "not above"
-        return {
-            **context,
-            "verdict": verdict,
-            "words": f"{signed(second.difference)}; {MEANS_ALONE}",
-        }
-    verdict = "above" if low > 0 else "below" if high < 0 else "not clearly different from"
-    p = "below 0.001" if p_value < 0.001 else f"{p_value:.3f}"
-    words = (
-        f"{signed(second.difference)} (95 % interval {signed(low)} to {signed(high)}, user by "
-        f"user; p {p}, Holm-corrected)"
-    )
-    return {**context, "verdict": verdict, "words": words}
+        words = f"; {tables.MEANS_ALONE}"
+    else:
+        verdict = tables.verdict(low, high)
+        p = "below 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+        interval = tables.signed_interval(low, high)
+        words = f" (95 % interval {interval}, user by user; p {p}, Holm-corrected)"
+    return {
+        "name": metric_name(second.metric),
+        "drawing": means_plot(rows, names, [second], "all items"),
+        "verdict": verdict,
+        "words": f"{signed(second.difference)}{words}",
+    }
 
 
 def _run_curves(run: FoundRun) -> list[Context]:
     """Return the validation and the loss curve of a run, as far as it was trained."""
-    assert run.experiment is not None
-    select = run.experiment.evaluation.select
-    losses = [(line.round, line.loss) for line in run.lines if line.loss is not None]
     curves = []
     for name, points, from_zero in (
-        (f"Validation {metric_name(select)}", _evaluations(run), True),
-        ("Training loss", losses, False),
+        (*_validation(run), True),
+        ("Training loss", loss_points(run.lines), False),
     ):
         if points:
             drawing = plots.line(points, name, from_zero=from_zero) if len(points) > 1 else None
@@ -344,21 +313,17 @@ def _run_curves(run: FoundRun) -> list[Context]:
     return curves
 
 
-def _evaluations(run: FoundRun) -> list[tuple[int, float]]:
-    """Return the round and the value of each validation."""
-    assert run.experiment is not None
+def _validation(run: FoundRun) -> tuple[str, list[tuple[int, float]]]:
+    """Return the name of the metric that selects, and its value at each evaluation."""
+    assert run.experiment is not None, "a run that can be read"
     config = run.experiment.evaluation
-    return [
-        (line.round, line.valid[config.candidates][config.select])
-        for line in run.lines
-        if line.valid and config.select in line.valid.get(config.candidates, {})
-    ]
+    name = f"Validation {metric_name(config.select)}"
+    return name, validation_points(run.lines, config.select, config.candidates)
 
 
-def _validation_curves(runs: list[FoundRun]) -> Any:
+def _validation_curves(runs: list[FoundRun]) -> Markup | None:
     """Draw the validation curves of runs that are selected by the same metric."""
-    rows = [plots.Curve(run.name, points) for run in runs if len(points := _evaluations(run)) > 1]
-    selects = {run.experiment.evaluation.select for run in runs if run.experiment}
-    if len(selects) > 1 or not rows:
-        return None
-    return plots.curves(rows, f"Validation {metric_name(selects.pop())} by round")
+    found = [(run.name, *_validation(run)) for run in runs]
+    rows = [plots.Curve(run, points) for run, _, points in found if len(points) > 1]
+    names = {name for _, name, _ in found}
+    return plots.curves(rows, f"{names.pop()} by round") if rows and len(names) == 1 else None

@@ -175,19 +175,19 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _RefusedError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
             url = urlsplit(self.path)
             try:
-                fields = parse_qsl(url.query, max_num_fields=MAX_QUERY_FIELDS, errors="strict")
+                most = MAX_QUERY_FIELDS
+                query = dict(parse_qsl(url.query, max_num_fields=most, errors="strict"))
             except ValueError:
                 raise _RefusedError(
                     HTTPStatus.BAD_REQUEST, "the query of the address is not valid"
                 ) from None
-            query = dict(fields)
             return self._check_access(url.path, query) or act(url.path, query)
         except _RefusedError as refused:
             status, message = refused.status, str(refused)
+        except RunError as error:
+            status, message = HTTPStatus.NOT_FOUND, str(error)
         except HushrecError as error:
-            missing = isinstance(error, RunError)
-            status = HTTPStatus.NOT_FOUND if missing else HTTPStatus.BAD_REQUEST
-            message = str(error)
+            status, message = HTTPStatus.BAD_REQUEST, str(error)
         except Exception as error:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             where = self.log_fault(error)
@@ -206,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
             rest = urlencode({key: value for key, value in query.items() if key != TOKEN})
             cookie = f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
             target = f"/{path.strip('/')}" + (f"?{rest}" if rest else "")
-            return _redirect(target, {"Set-Cookie": cookie})
+            return _redirect(target, cookie)
         try:
             kept = SimpleCookie(self.headers.get("Cookie", "")).get(COOKIE)
         except CookieError:
@@ -242,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path != "/leak":
             raise _RefusedError(HTTPStatus.NOT_FOUND, "there is nothing to start here")
         self.studio.leak.start()
-        return _redirect("/leak", {})
+        return _redirect("/leak")
 
     def _send(self, response: Response) -> None:
         body = response.body.encode("utf-8", "replace")
@@ -261,5 +261,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _redirect(target: str, headers: Mapping[str, str]) -> Response:
-    return Response(status=HTTPStatus.SEE_OTHER, headers={**headers, "Location": target})
+def _redirect(target: str, cookie: str | None = None) -> Response:
+    headers = {"Location": target} | ({} if cookie is None else {"Set-Cookie": cookie})
+    return Response(status=HTTPStatus.SEE_OTHER, headers=headers)
