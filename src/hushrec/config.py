@@ -27,6 +27,8 @@ LARGEST_COUNT = 1_000_000
 
 Width = Annotated[int, Field(ge=1, le=4_096)]
 """Of a row or a layer: more than that fills a memory and has never helped."""
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Clients = Annotated[int, Field(ge=0, le=10**9)]
 """How many of them."""

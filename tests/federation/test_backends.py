@@ -11,7 +11,8 @@ from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import set_up
-from hushrec.methods.base import Fitted, Method, PerClient, Traits, method_class, method_names
+from hushrec.methods.base import Fitted, Method, Traits, method_class, method_names
+from hushrec.private import PerClient
 from hushrec.streams import Streams
 from hushrec.testing import BackendContract, taste_world
 from hushrec.testing.backend import GAUSSIAN

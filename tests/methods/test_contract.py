@@ -5,9 +5,10 @@ import pytest
 from pydantic import ConfigDict, field_serializer
 
 from hushrec.aggregation import ClientRows, Update
-from hushrec.methods.base import Fitted, Method, PerClient, Traits, method_class, method_names
+from hushrec.methods.base import Fitted, Method, Traits, method_class, method_names
 from hushrec.methods.fedmf import FedMF
 from hushrec.methods.pfedrec import PFedRec
+from hushrec.private import PerClient
 from hushrec.testing import MethodContract
 
 BUILT_IN = [
@@ -124,7 +125,7 @@ class WrongField(FedMF):
 
 class TooManyRows(PFedRec):
     def private_fields(self, view, shared, streams):
-        from hushrec.methods.base import PerClientRows
+        from hushrec.private import PerClientRows
 
         declared = dict(super().private_fields(view, shared, streams))
         declared["rows"] = PerClientRows(np.minimum(declared["rows"].capacity, 2), 32)

@@ -7,8 +7,14 @@ import pytest
 
 from hushrec.aggregation import ClientRows
 from hushrec.errors import ConfigError, InputError
-from hushrec.methods.base import PerClient, PerClientRows, PerClientTable
-from hushrec.private import PrivateStore, StoreConfig, store_bytes
+from hushrec.private import (
+    PerClient,
+    PerClientRows,
+    PerClientTable,
+    PrivateStore,
+    StoreConfig,
+    store_bytes,
+)
 
 N = 11
 FIELDS = {

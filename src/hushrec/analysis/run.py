@@ -32,8 +32,9 @@ from hushrec.evaluation.groups import GROUP_METRICS, Spread, spread
 from hushrec.evaluation.metrics import Ranks, per_user, rank_full, summarise
 from hushrec.federation.rounds import RoundLine
 from hushrec.kernels.ragged import top_k
-from hushrec.methods.base import Guided, ItemTables, OwnTable, Private, Shared, no_own_table
+from hushrec.methods.base import Guided, ItemTables, OwnTable, Shared, no_own_table
 from hushrec.methods.baselines import distinct_items
+from hushrec.private import Private
 from hushrec.serving.model import Model, Scorer
 from hushrec.streams import Streams
 

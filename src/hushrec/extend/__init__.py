@@ -14,23 +14,12 @@ from hushrec.evaluation.metrics import ListMetric, Metric, Ranks, expected_gain
 from hushrec.federation.backends import InProcess
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import EvaluationRecord, RoundRecord, TrainingResult
-from hushrec.methods.base import (
-    Fitted,
-    Method,
-    MethodConfig,
-    PerClient,
-    PerClientRows,
-    PerClientTable,
-    Phase,
-    Private,
-    PrivateFields,
-    Shared,
-    Traits,
-)
+from hushrec.methods.base import Fitted, Method, MethodConfig, Phase, Shared, Traits
 from hushrec.methods.statistics.experts import Expert, ExpertsConfig, Part
 from hushrec.privacy.accountant import Everybody, Gaussian, Grid, Pure, sensitivity
 from hushrec.privacy.noise import LocalMechanism
 from hushrec.privacy.protection import Mechanism, PrivacyTarget, Protection, Release
+from hushrec.private import PerClient, PerClientRows, PerClientTable, Private, PrivateFields
 from hushrec.streams import Round, SecretRound, Streams
 
 __all__ = [

@@ -36,9 +36,9 @@ from hushrec.io.codec import (
     Whole,
     check_arrays,
 )
-from hushrec.methods.base import Method, Private, Shared
+from hushrec.methods.base import Method, Shared
 from hushrec.privacy.protection import Protection
-from hushrec.private import PrivateStore
+from hushrec.private import Private, PrivateStore
 from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 
 SLACK = 1 + 1e-6

@@ -29,14 +29,11 @@ from hushrec.aggregation import Total, Update, UploadShape
 from hushrec.config import Settings, find, names
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
-from hushrec.private import PerClient as PerClient
-from hushrec.private import PerClientRows as PerClientRows
-from hushrec.private import PerClientTable as PerClientTable
-from hushrec.private import Private as Private
-from hushrec.private import PrivateFields as PrivateFields
+from hushrec.private import Private, PrivateFields
 from hushrec.streams import Round, Streams
 
 Array = NDArray[Any]
+Scores = NDArray[np.float32]
 Shared = Mapping[str, Array]
 
 
@@ -131,17 +128,12 @@ class Method(ABC):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases in their order: one, "train", unless a method declares others."""
-        return (
-            Phase(
-                "train",
-                self.traits.rounds,
-                "an update of the shared parameters",
-                self.fit,
-                lambda shared, total, number: self.apply(shared, total),
-                self.download,
-                repeats=True,
-            ),
-        )
+        rounds, uploads = self.traits.rounds, "an update of the shared parameters"
+
+        def apply(shared: Shared, total: Total, number: int) -> Shared:
+            return self.apply(shared, total)
+
+        return (Phase("train", rounds, uploads, self.fit, apply, self.download, repeats=True),)
 
     @property
     def planned_rounds(self) -> int:
@@ -195,7 +187,7 @@ class Method(ABC):
         return private
 
     @abstractmethod
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score every item for every client, higher is better: [clients, items]."""
 
     def download(self, shared: Shared) -> Shared:
@@ -219,25 +211,15 @@ class Method(ABC):
         return type(self).adapt is not Method.adapt
 
 
-def upload_nothing(shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-    """Fit of a phase in which clients do nothing."""
-    return Fitted(Update(len(view.clients)), private)
-
-
-def download_nothing(shared: Shared) -> Shared:
-    """Download of a phase in which clients need no parameters."""
-    return {}
-
-
 IDLE = Phase(
     "idle",
     0,
     "nothing",
-    upload_nothing,
+    lambda shared, private, view, now: Fitted(Update(len(view.clients)), private),
     lambda shared, total, number: shared,
-    download_nothing,
+    lambda shared: {},
 )
-"""The phase of rounds beyond the planned ones."""
+"""The phase of rounds beyond the planned ones: clients receive, do and upload nothing."""
 
 
 def method_names() -> list[str]:
@@ -278,7 +260,7 @@ class Tunable(ABC):
     @property
     @abstractmethod
     def search(self) -> SearchSpace:
-        """Name the options that are looked for, and where."""
+        """The options to search, each with its range or values."""
 
 
 class OwnTable(ABC):

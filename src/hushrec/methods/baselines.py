@@ -1,63 +1,39 @@
-"""Popularity: the same list for everybody, by how many users touched an item.
+"""Baselines: popularity, the negative counter, local training, and centralised factorisation.
 
-The counts are a sum over users, so one round of uploads gives them; nothing is private.
+Popularity ranks items by how many users touched them, the same list for everybody. The counts are a
+sum over users, so one round of uploads gives them; nothing is private.
 
-The negative counter: the smoke alarm of honest evaluation.
+The negative counter detects dishonest evaluation. It learns nothing: every device counts how often
+each item was drawn as one of its negatives and ranks the least drawn first. With honest negatives
+every untouched item is drawn alike, so it must score at chance. If the sampler knows the held-out
+item and avoids it, as published code does, the held-out item is the one that was never drawn, and
+the counter finds it.
 
-It learns nothing. Every device counts how often each item was drawn as one of its negatives and
-ranks the least drawn first. With honest negatives every untouched item is drawn alike, so it must
-score at chance. If the sampler knows the held-out item and avoids it, as published code does, the
-held-out item is the one that was never drawn, and the counter finds it.
-
-Local only: PFedRec with the federation switched off.
-
-Every device keeps its own item table between rounds and trains it alone. Under the honest protocol
-it can know nothing about items its user never touched, so it must score at chance on them; under
-the published protocol it scores near 1, which is the proof that those figures are the leak.
+Local-only is PFedRec without the federation. Every device keeps its own item table between rounds
+and trains it alone. Under the honest protocol it can know nothing about items its user never
+touched, so it must score at chance on them; under the published protocol it scores near 1, which is
+the proof that those figures are the leak.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
-from hushrec.io import require_memory
 from hushrec.kernels import ragged
 from hushrec.kernels.inner_product import fit_pooled
-from hushrec.methods.base import (
-    Between,
-    Fitted,
-    Method,
-    MethodConfig,
-    PerClient,
-    PerClientTable,
-    Private,
-    PrivateFields,
-    SearchSpace,
-    Shared,
-    Traits,
-    Tunable,
-)
-from hushrec.methods.shared.options import InnerProductConfig
+from hushrec.methods import base
+from hushrec.methods.base import Fitted, Method, MethodConfig, Scores, Shared, Traits
+from hushrec.methods.shared.options import InnerProductConfig, Negatives
+from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
 from hushrec.streams import Round, Streams
-from hushrec.training.samples import (
-    PURPOSE,
-    Descent,
-    client_data,
-    draw_negatives,
-    first_score_function,
-    first_vector,
-    initial_table,
-    score_inner_product,
-    score_own_tables,
-    train_inner_product,
-)
+from hushrec.training import samples as training
 
 
 def distinct_items(positives: Ragged) -> Ragged:
@@ -67,8 +43,13 @@ def distinct_items(positives: Ragged) -> Ragged:
     return Ragged(*ragged.sorted_union(*pair))
 
 
+def where(items: Ragged, kept: NDArray[np.bool_]) -> Ragged:
+    """Return each client's items that are kept, in their order."""
+    return Ragged(np.concatenate([[0], np.cumsum(kept)])[items.indptr], items.values[kept])
+
+
 class Popularity(Method):
-    """Recommend what most users touched: the yardstick to beat."""
+    """Recommend what most users touched: the baseline to beat."""
 
     name = "popularity"
     traits = Traits(rounds=1, learns=False)
@@ -92,29 +73,37 @@ class Popularity(Method):
             counts[ids] = summed[:, 0]
         return {"counts": counts}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by count."""
         return np.tile(shared["counts"], (len(history), 1))
+
+
+class SharesNothing(Method):
+    """Base of methods without shared parameters."""
+
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Share nothing."""
+        return {}
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Change nothing."""
+        return shared
 
 
 class NegativeCounterConfig(MethodConfig):
     """How many negatives are drawn."""
 
-    negatives: Annotated[int, Field(ge=1, le=1000)] = 4
+    negatives: Negatives = 4
     """Drawn per positive and round."""
 
 
-class NegativeCounter(Method):
+class NegativeCounter(SharesNothing):
     """Rank the items that were drawn least often as negatives."""
 
     name = "negative-counter"
     Config = NegativeCounterConfig
     config: NegativeCounterConfig
     traits = Traits(learns=False)
-
-    def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Share nothing."""
-        return {}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep a count per item on the device."""
@@ -123,60 +112,45 @@ class NegativeCounter(Method):
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Draw this round's negatives and count them."""
         before = np.asarray(private["drawn"])
-        negatives = draw_negatives(view, self.config.negatives, now)
+        negatives = training.draw_negatives(view, self.config.negatives, now)
         client = np.repeat(np.arange(len(view)), negatives.lengths)
         cell = client * view.n_items + negatives.values
         drawn = np.bincount(cell, minlength=before.size).reshape(before.shape)
         return Fitted(Update(len(view)), {"drawn": before + drawn.astype(np.float32)})
 
-    def apply(self, shared: Shared, total: Total) -> Shared:
-        """Change nothing."""
-        return shared
-
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by how rarely an item was drawn."""
         return -np.asarray(private["drawn"])
 
 
-class LocalOnly(Method):
+class LocalOnly(SharesNothing):
     """A private item table and score function on every device; nothing is uploaded."""
 
     name = "local-only"
     Config = InnerProductConfig
     config: InnerProductConfig
 
-    def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Share nothing."""
-        return {}
-
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep a whole table and a score function; all devices start from the same draw."""
-        vector, bias = first_score_function(self.config.d, streams)
-        table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
-        return {
-            "table": PerClientTable(table),
-            "vector": PerClient(vector),
-            "bias": PerClient(bias),
-        }
+        vector, bias = training.first_score_function(self.config.d, streams)
+        table = training.initial_table(self.config.d, self.config.init_std, view.n_items, streams)
+        own = {"vector": PerClient(vector), "bias": PerClient(bias)}
+        return {"table": PerClientTable(table), **own}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train the own table and score function."""
         vectors, biases = np.array(private["vector"]), np.array(private["bias"])
-        descent = Descent(*self.config.rates(view.n_items), two_steps=True)
-        rows, losses = train_inner_product(
+        descent = training.Descent(*self.config.rates(view.n_items), two_steps=True)
+        rows, losses = training.train_inner_product(
             view, now, np.asarray(private["table"]), vectors, biases, self.config.pace, descent
         )
         kept: Private = {"table": rows, "vector": vectors, "bias": biases}
         return Fitted(Update(len(view)), kept, losses)
 
-    def apply(self, shared: Shared, total: Total) -> Shared:
-        """Change nothing."""
-        return shared
-
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the own table."""
         tables, vectors = np.asarray(private["table"]), np.asarray(private["vector"])
-        return score_own_tables(tables, vectors, np.asarray(private["bias"]))
+        return training.score_own_tables(tables, vectors, np.asarray(private["bias"]))
 
 
 class CentralMFConfig(MethodConfig):
@@ -184,61 +158,54 @@ class CentralMFConfig(MethodConfig):
 
     d: Width = 32
     """Width of user vectors and item rows."""
-    lr: Annotated[float, Field(gt=0)] = 0.05
+    lr: PositiveFloat = 0.05
     """Learning rate of vectors and rows."""
-    decay: Annotated[float, Field(ge=0)] = 0.01
+    decay: NonNegativeFloat = 0.01
     """L2 decay of vectors and rows."""
-    negatives: Annotated[int, Field(ge=1, le=1000)] = 4
+    negatives: Negatives = 4
     """Negatives per positive, drawn again in every epoch."""
-    init_std: Annotated[float, Field(gt=0)] = 0.1
+    init_std: PositiveFloat = 0.1
     """Standard deviation of the initial vectors and rows."""
 
 
-class CentralMF(Method, Tunable):
+class CentralMF(Method, base.Tunable):
     """Matrix factorisation on pooled data."""
 
     name = "central-mf"
     Config = CentralMFConfig
     config: CentralMFConfig
     traits = Traits(pooled=True)
-    search: ClassVar[SearchSpace] = {
-        "lr": Between(0.005, 0.2),
-        "decay": Between(1e-4, 0.1),
-        "init_std": Between(0.01, 1.0),
+    search: ClassVar[base.SearchSpace] = {
+        "lr": base.Between(0.005, 0.2),
+        "decay": base.Between(1e-4, 0.1),
+        "init_std": base.Between(0.01, 1.0),
     }
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table."""
-        shape = (view.n_items, self.config.d)
-        need = 24 * view.n_items * self.config.d
-        require_memory(need, f"an item table of width d={self.config.d}", "a smaller d")
-        drawn = streams.generator("init/items").standard_normal(shape, np.float32)
-        return {"items": drawn * np.float32(self.config.init_std)}
+        d, std = self.config.d, self.config.init_std
+        return {"items": training.initial_table(d, std, view.n_items, streams)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep one vector per user."""
-        return {"vector": PerClient(first_vector(self.config.d, self.config.init_std, streams))}
+        d, std = self.config.d, self.config.init_std
+        return {"vector": PerClient(training.first_vector(d, std, streams))}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train for one epoch on pooled samples in random order."""
         table, vectors = shared["items"].copy(), np.array(private["vector"])
-        loss = fit_pooled(
-            now.key(PURPOSE),
-            client_data(view),
-            table,
-            vectors,
-            self.config.negatives,
-            np.float32(self.config.lr),
-            np.float32(self.config.decay),
-        )
+        config, key = self.config, now.key(training.PURPOSE)
+        rates = np.float32(config.lr), np.float32(config.decay)
+        data = training.client_data(view)
+        loss = fit_pooled(key, data, table, vectors, config.negatives, *rates)
         update = Update(1, dense={"items": (table - shared["items"])[None]})
         return Fitted(update, {"vector": vectors}, np.full(len(view), loss))
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Add the change of the table."""
-        change = total.dense["items"] if "items" in total.dense else np.float64(0)
+        change = total.dense.get("items", 0.0)
         return {"items": (shared["items"] + change).astype(np.float32)}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by the inner product."""
-        return score_inner_product(shared["items"], np.asarray(private["vector"]))
+        return training.score_inner_product(shared["items"], np.asarray(private["vector"]))

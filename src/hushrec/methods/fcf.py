@@ -14,22 +14,21 @@ product, which is the same gradient with less communication.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
-from hushrec.methods.base import Fitted, Method, MethodConfig, Private, Shared
-from hushrec.methods.baselines import distinct_items
-from hushrec.methods.fedals import gram, solve_users
+from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Scores, Shared
+from hushrec.methods.baselines import distinct_items, where
+from hushrec.methods.statistics.pair_weights import gram, solve_users
+from hushrec.private import Private
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import score_inner_product
 
-Array = NDArray[Any]
 EPSILON = 1e-8
 """Keeps Adam's division finite."""
 
@@ -39,17 +38,17 @@ class FCFConfig(MethodConfig):
 
     d: Width = 25
     """Width of user and item vectors."""
-    alpha: Annotated[float, Field(gt=0)] = 4.0
+    alpha: PositiveFloat = 4.0
     """Weight of a positive is 1 + alpha, of any other pair 1."""
-    ridge: Annotated[float, Field(gt=0)] = 10.0
+    ridge: PositiveFloat = 10.0
     """L2 regularisation of user and item vectors."""
-    rate: Annotated[float, Field(gt=0)] = 0.02
+    rate: PositiveFloat = 0.02
     """Learning rate of the server's Adam step (gamma)."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Adam's decay of the mean gradient."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """Adam's decay of the mean squared gradient."""
-    init_std: Annotated[float, Field(gt=0)] = 0.1
+    init_std: PositiveFloat = 0.1
     """Standard deviation of the initial item vectors."""
     positive_above: float | None = None
     """Training rows with a value above this are positives, others are ignored.  [all positive]"""
@@ -65,17 +64,14 @@ class FCF(Method):
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item vectors, with an initial state of Adam."""
         drawn = streams.generator("init/items").standard_normal((view.n_items, self.config.d))
-        nothing = np.zeros_like(drawn)
-        items = drawn * self.config.init_std
-        return {"items": items, "mean": nothing, "square": nothing, "steps": np.zeros(1)}
+        zeros, items = np.zeros_like(drawn), drawn * self.config.init_std
+        return {"items": items, "mean": zeros, "square": zeros, "steps": np.zeros(1)}
 
     def download(self, shared: Shared) -> Shared:
         """Send the item vectors, without the state of Adam."""
         return {"items": shared["items"]}
 
-    def serving(self, shared: Shared) -> Shared:
-        """Return the item vectors."""
-        return {"items": shared["items"]}
+    serving = download
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Solve for the clients' vectors; upload their terms of the item gradients."""
@@ -85,9 +81,8 @@ class FCF(Method):
         guess = np.einsum("rd,rd->r", vectors[owner], items[liked.values])
         # c (p - guess) is -guess for all items, which x xᵀ covers, plus this for positives.
         more = (1 + self.config.alpha) * (1 - guess) + guess
-        rows = ClientRows(
-            liked.indptr, liked.values, (more[:, None] * vectors[owner]).astype(np.float32)
-        )
+        terms = (more[:, None] * vectors[owner]).astype(np.float32)
+        rows = ClientRows(liked.indptr, liked.values, terms)
         squares = np.einsum("ca,cb->cab", vectors, vectors).astype(np.float32)
         return Fitted(Update(len(view), rows={"items": rows}, dense={"squares": squares}), {})
 
@@ -108,7 +103,7 @@ class FCF(Method):
         moved = items - config.rate * whole / spread
         return {"items": moved, "mean": mean, "square": square, "steps": steps}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with vectors solved from the clients' histories."""
         vectors = self.vectors(shared["items"], self.liked(history))
         return score_inner_product(shared["items"], vectors)
@@ -117,9 +112,8 @@ class FCF(Method):
         """Return the positives of each client, ascending."""
         if self.config.positive_above is None:
             return distinct_items(view.positives)
-        keep = view.values.values > self.config.positive_above
-        ends = np.concatenate([[0], np.cumsum(keep)])[view.positives.indptr]
-        return distinct_items(Ragged(ends, view.positives.values[keep]))
+        above = view.values.values > self.config.positive_above
+        return distinct_items(where(view.positives, above))
 
     def vectors(self, items: Array, liked: Ragged) -> Array:
         """Return the user vectors of clients with these positives."""

@@ -1,23 +1,4 @@
-"""FedALS under user-level differential privacy: alternating least squares that bears noise.
-
-What takes the place of `fedals` where noise is added to sums. iALS needs a d × d matrix for every
-item, and noise on all of them leaves nothing. With equal weights for touched and untouched pairs
-these matrices are one and the same, and an alternating step is
-
-    p_u = sum over the items i of u of q_i,      q_i = sum over the users u of i of p_u,
-
-up to a change of basis that `orthonormal` undoes: the power iteration for the leading factors of
-the interaction matrix, which bears noise well (Hardt and Price 2014, "The Noisy Power Method";
-private ALS with per-item matrices is Chien et al. 2021). So d numbers for every item are all that
-travels:
-
-1. A first round finds the head (`methods.head`) with the small share ``counting`` of the budget.
-2. In every later round a device scales p_u to norm 1 and uploads p_u / sqrt(n) for each of its n
-   items of the head, which has norm 1. Rounds share the rest of the budget equally.
-
-On the device the g-th last item weighs g^-recency in p_u when it scores, which costs nothing.
-
-FedALS: implicit alternating least squares, exactly, from sums over clients.
+"""FedALS: implicit alternating least squares, exactly, from sums over clients.
 
 The loss is that of iALS (Hu, Koren, Volinsky 2008, in the form of Rendle et al. 2022),
 
@@ -31,40 +12,46 @@ of p pᵀ. A round is therefore one exact step of the centralised algorithm for 
 
 What one client uploads determines its p_u: that is why these sums are meant to be added up by
 secure aggregation, or to carry noise, before anybody reads them.
+
+`PrivateFedALS` replaces it where noise is added to sums, under user-level differential privacy.
+iALS needs a d × d matrix for every item, and noise on all of them leaves nothing. With equal
+weights for touched and untouched pairs these matrices are one and the same, and an alternating step
+is
+
+    p_u = sum over the items i of u of q_i,      q_i = sum over the users u of i of p_u,
+
+up to a change of basis that `orthonormal` undoes: the power iteration for the leading factors of
+the interaction matrix, which bears noise well (Hardt and Price 2014, "The Noisy Power Method";
+private ALS with per-item matrices is Chien et al. 2021). So only d numbers for every item travel:
+
+1. A first round finds the head (`shared.denoising`) with a small share of the budget, ``counting``.
+2. In every later round a device scales p_u to norm 1 and uploads p_u / sqrt(n) for each of its n
+   items of the head, which has norm 1. Rounds share the rest of the budget equally.
+
+On the device the g-th last item weighs g^-recency in p_u when it scores, which costs nothing.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hushrec.aggregation import ClientRows, Total, Update
-from hushrec.config import Width
+from hushrec.config import Count, Share, Width
 from hushrec.data.views import Ragged, TrainView
 from hushrec.io import require_memory
 from hushrec.kernels.jit import njit
-from hushrec.methods.base import (
-    Between,
-    Fitted,
-    Method,
-    MethodConfig,
-    OneOf,
-    Phase,
-    Private,
-    SearchSpace,
-    Shared,
-    Traits,
-    Tunable,
-)
+from hushrec.methods import base
+from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Phase, Scores, Shared
 from hushrec.methods.baselines import distinct_items
-from hushrec.methods.shared.denoising import find_head, fit_item_counts, only
+from hushrec.methods.shared.denoising import find_head, head_phase, only
+from hushrec.methods.statistics.pair_weights import gram, solve_users
+from hushrec.private import Private
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import score_inner_product
-
-Array = NDArray[Any]
 
 
 class PrivateFedALSConfig(MethodConfig):
@@ -72,16 +59,16 @@ class PrivateFedALSConfig(MethodConfig):
 
     d: Width = 16
     """Width of a user and of an item vector."""
-    passes: Annotated[int, Field(ge=1)] = 3
+    passes: Count = 3
     """Alternating steps; there is one round more, the first."""
-    recency: Annotated[float, Field(ge=0)] = 0.9
+    recency: NonNegativeFloat = 0.9
     """On the device: the g-th last item weighs g^-recency; 0 ignores the order."""
-    recent: Annotated[int, Field(ge=1)] = 100
+    recent: Count = 100
     """On the device: how many of the last items are scored from."""
     counting: Annotated[float, Field(gt=0, lt=1)] = 1 / 16
     """Share of the budget that the first round spends, to find the head."""
-    price: Annotated[float, Field(gt=0)] = 2.0
-    """What an item in the head costs; the head is the larger the less (`methods.head`)."""
+    price: PositiveFloat = 2.0
+    """What an item in the head costs; a lower price makes the head larger (`shared.denoising`)."""
 
 
 class PrivateFedALS(Method):
@@ -95,27 +82,11 @@ class PrivateFedALS(Method):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One round for counts, with little of the budget; the steps share the rest."""
-        counting, passes = self.config.counting, self.config.passes
-        return (
-            Phase(
-                "count",
-                1,
-                "its items, scaled to norm 1",
-                fit_item_counts,
-                self._find_head,
-                self.download,
-                budget=counting,
-            ),
-            Phase(
-                "power iteration",
-                passes,
-                "its vector for each of its items in the head, scaled to norm 1",
-                self._fit_vectors,
-                self._learn_items,
-                self.download,
-                budget=1 - counting,
-            ),
-        )
+        counting, passes, download = self.config.counting, self.config.passes, self.download
+        uploads = "its vector for each of its items in the head, scaled to norm 1"
+        fit, learn, left = self._fit_vectors, self._learn_items, 1 - counting
+        steps = Phase("power iteration", passes, uploads, fit, learn, download, budget=left)
+        return head_phase(counting, self._find_head, download), steps
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item vectors; there is no head yet."""
@@ -130,9 +101,7 @@ class PrivateFedALS(Method):
         """Send the head and its vectors."""
         return {"items": shared["items"], "head": shared["head"]}
 
-    def serving(self, shared: Shared) -> Shared:
-        """Send the head and its vectors."""
-        return self.download(shared)
+    serving = download
 
     def _fit_vectors(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         items = distinct_items(only(view.positives, shared["head"]))
@@ -158,7 +127,7 @@ class PrivateFedALS(Method):
         new[ids] = summed
         return {**shared, "items": orthonormal(new, shared["head"])}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by the factors of the last items of the head."""
         past = only(history.positives, shared["head"])
         weights = np.arange(1.0, self.config.recent + 1) ** -self.config.recency
@@ -195,34 +164,31 @@ class FedALSConfig(MethodConfig):
 
     d: Width = 32
     """Width of a user and of an item vector."""
-    unseen: Annotated[float, Field(gt=0)] = 0.3
+    unseen: PositiveFloat = 0.3
     """Weight of a pair that nobody touched, against 1 for a touched one."""
-    ridge: Annotated[float, Field(gt=0)] = 0.003
+    ridge: PositiveFloat = 0.003
     """Regularisation; see the loss."""
-    frequency: Annotated[float, Field(ge=0, le=1)] = 1.0
+    frequency: Share = 1.0
     """How far regularisation grows with the number of interactions: 0 not at all, 1 in step."""
-    init_std: Annotated[float, Field(gt=0)] = 0.1
+    init_std: PositiveFloat = 0.1
     """Standard deviation of the item vectors before training, over sqrt(d)."""
 
 
-class FedALS(Method, Tunable):
+class FedALS(Method, base.Tunable):
     """Implicit ALS: users solve on their devices, items from summed statistics."""
 
     name = "fedals"
     Config = FedALSConfig
     config: FedALSConfig
-    traits = Traits(rounds=10)
+    traits = base.Traits(rounds=10)
     under_noise = PrivateFedALS
 
-    @property
-    def search(self) -> SearchSpace:
-        """How wide vectors are, what unseen pairs weigh, and how they are held small."""
-        return {
-            "d": OneOf((16, 32, 64)),
-            "unseen": Between(0.01, 1.0),
-            "ridge": Between(3e-4, 0.1),
-            "frequency": OneOf((0.0, 0.5, 1.0)),
-        }
+    search: ClassVar[base.SearchSpace] = {
+        "d": base.OneOf((16, 32, 64)),
+        "unseen": base.Between(0.01, 1.0),
+        "ridge": base.Between(3e-4, 0.1),
+        "frequency": base.OneOf((0.0, 0.5, 1.0)),
+    }
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item vectors."""
@@ -256,7 +222,7 @@ class FedALS(Method, Tunable):
                 solved[ids[start : start + len(part)]] = np.linalg.solve(matrix, right)[:, :, 0]
         return {"items": solved}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Solve for the client's vector from its history and score with it."""
         vectors = self.vectors(shared["items"], distinct_items(history.positives))
         return score_inner_product(shared["items"], vectors)
@@ -276,54 +242,6 @@ def unpacked(rows: Array, d: int) -> Array:
     upper = np.triu_indices(d)
     out[:, upper[0], upper[1]] = rows[:, : len(upper[0])]
     out[:, upper[1], upper[0]] = rows[:, : len(upper[0])]
-    return out
-
-
-@njit(cache=True, nogil=True)
-def gram(items: Array) -> Array:
-    """Return the sum of q qᵀ over the items; in a fixed order, unlike a matrix product."""
-    d = items.shape[1]
-    out = np.zeros((d, d))
-    for i in range(len(items)):
-        for a in range(d):
-            for b in range(d):
-                out[a, b] += items[i, a] * items[i, b]
-    return out
-
-
-@njit(cache=True, nogil=True)
-def solve_users(
-    items: Array, everything: Array, indptr: Array, touched: Array, ridge: Array
-) -> Array:
-    """Return each client's vector, by Cholesky, whatever the other clients are."""
-    d = items.shape[1]
-    out, column = np.zeros((len(indptr) - 1, d)), np.empty(d)
-    for c in range(len(indptr) - 1):
-        matrix, x = everything.copy(), out[c]
-        for p in range(indptr[c], indptr[c + 1]):
-            row = items[touched[p]]
-            for a in range(d):
-                x[a] += row[a]
-                for b in range(a + 1):
-                    matrix[a, b] += row[a] * row[b]
-        for a in range(d):
-            matrix[a, a] += ridge[c]
-        for k in range(d):
-            matrix[k, k] = np.sqrt(matrix[k, k])
-            for a in range(k + 1, d):
-                matrix[a, k] /= matrix[k, k]
-                column[a] = matrix[a, k]
-            for a in range(k + 1, d):
-                for b in range(k + 1, a + 1):
-                    matrix[a, b] -= column[a] * column[b]
-        for a in range(d):
-            for k in range(a):
-                x[a] -= matrix[a, k] * x[k]
-            x[a] /= matrix[a, a]
-        for a in range(d - 1, -1, -1):
-            for k in range(a + 1, d):
-                x[a] -= matrix[k, a] * x[k]
-            x[a] /= matrix[a, a]
     return out
 
 

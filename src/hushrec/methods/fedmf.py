@@ -12,47 +12,32 @@ its own rows on the table that it received, not with the new mean.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveFloat
 
-from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.data.views import TrainView
-from hushrec.methods.base import Fitted, PerClient, Private, PrivateFields, Shared, Traits
-from hushrec.methods.shared.dual import (
-    DualSwitch,
-    DualSwitchConfig,
-    kept_rows,
-    own_rows,
-    score_own_rows,
-    shared_after,
-)
+from hushrec.methods.base import Fitted, Scores, Shared, Traits
+from hushrec.methods.shared.dual import DualSwitchConfig, SharedTable, score_own_rows
+from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import (
     Descent,
-    apply_mean,
-    deltas,
     first_vector,
-    initial_table,
     score_inner_product,
     train_inner_product,
 )
-
-Array = NDArray[Any]
 
 
 class FedMFConfig(DualSwitchConfig):
     """Options of FedMF; defaults tuned on the validation items of ML-100K, honest protocol."""
 
-    item_rate: Annotated[float, Field(ge=0)] = 60.0
+    item_rate: NonNegativeFloat = 60.0
     """Learning rate of item rows: lr * (number of items) * item_rate."""
-    init_std: Annotated[float, Field(gt=0)] = 0.1
+    init_std: PositiveFloat = 0.1
     """Standard deviation of the initial item rows and user vector."""
 
 
-class FedMF(DualSwitch):
+class FedMF(SharedTable):
     """Federated matrix factorisation with a shared item table and private user vectors."""
 
     name = "fedmf"
@@ -60,41 +45,22 @@ class FedMF(DualSwitch):
     config: FedMFConfig
     traits = Traits(rounds=200)
 
-    def init(self, view: TrainView, streams: Streams) -> Shared:
-        """Draw the item table."""
-        table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
-        return shared_after(self.config.dual, table, table)
-
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the user vector, and own rows with ``dual``; all devices start from one draw."""
         vector = PerClient(first_vector(self.config.d, self.config.init_std, streams))
-        rows = {"rows": own_rows(self.config, view)} if self.config.dual else {}
-        return {"vector": vector, **rows}
+        return {"vector": vector, **self.own_rows(view)}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train vectors and rows; upload the deltas of the rows."""
         config, table, vectors = self.config, shared["items"], np.array(private["vector"])
         descent = Descent(*config.rates(view.n_items), two_steps=config.dual)
         trained, losses = train_inner_product(view, now, table, vectors, None, config.pace, descent)
-        return self._fitted(table, vectors, trained, losses)
+        return self.fitted(table, {"vector": vectors}, trained, losses)
 
-    def _fitted(
-        self, table: Array, vectors: Array, trained: ClientRows, losses: NDArray[np.float64]
-    ) -> Fitted:
-        """Return the deltas of the trained rows as upload, and the private parameters."""
-        config, update = self.config, Update(len(vectors), {"items": deltas(trained, table)})
-        rows = {"rows": kept_rows(trained, table, config.own_share)} if config.dual else {}
-        return Fitted(update, {"vector": vectors, **rows}, losses)
-
-    def apply(self, shared: Shared, total: Total) -> Shared:
-        """Add the mean delta."""
-        new = apply_mean(shared["items"], total, "items")
-        return shared_after(self.config.dual, new, shared["items"])
-
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the new table, or, with ``dual``, with own rows on the received table."""
         vectors = np.asarray(private["vector"])
         if self.config.dual:
             none = np.zeros(len(vectors), np.float32)
-            return score_own_rows(shared["received"], private["rows"], vectors, none)
+            return score_own_rows(shared["received"], private, vectors, none)
         return score_inner_product(shared["items"], vectors)

@@ -15,49 +15,39 @@ scores with its own rows on the table that it received, not with the new mean.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveFloat
 
-from hushrec.aggregation import Total, Update
+from hushrec.aggregation import Total
 from hushrec.config import Width
 from hushrec.data.views import TrainView
-from hushrec.methods.base import (
-    Between,
-    Fitted,
-    PerClient,
-    Private,
-    PrivateFields,
-    SearchSpace,
-    Shared,
-)
+from hushrec.methods.base import Between, Fitted, Scores, SearchSpace, Shared
 from hushrec.methods.fedmf import FedMFConfig
-from hushrec.methods.shared.dual import DualSwitch, kept_rows, own_rows, shared_after
+from hushrec.methods.shared.dual import SharedTable, without_rows
+from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.networks import initial_row_network, score_row_networks, train_row_networks
-from hushrec.training.samples import Descent, apply_mean, deltas, first_vector, initial_table
+from hushrec.training.samples import Descent, first_vector
 
 
 class FedNCFConfig(FedMFConfig):
     """Options of FedMF, and of the network; default rates are those of the preset `paper`."""
 
-    lr: Annotated[float, Field(gt=0)] = 0.7
+    lr: PositiveFloat = 0.7
     """Learning rate of the network."""
-    item_rate: Annotated[float, Field(ge=0)] = 20.0
+    item_rate: NonNegativeFloat = 20.0
     """Learning rate of item rows: lr * (number of items) * item_rate."""
-    init_std: Annotated[float, Field(gt=0)] = 0.3
+    init_std: PositiveFloat = 0.3
     """Standard deviation of the initial item rows and user vector."""
     hidden: tuple[Width, ...] = (32, 16, 8)
     """Widths of the hidden layers, between 2d inputs and one output."""
-    vector_rate: Annotated[float, Field(gt=0)] = 20.0
+    vector_rate: PositiveFloat = 20.0
     """Learning rate of the user vector: lr * vector_rate. An untrained network passes small
     gradients to its inputs, so useful rates are large."""
 
 
-class FedNCF(DualSwitch):
+class FedNCF(SharedTable):
     """An MLP over user vector and item row; table and MLP are shared, vectors private."""
 
     name = "fedncf"
@@ -71,10 +61,8 @@ class FedNCF(DualSwitch):
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, and the network if it is shared."""
-        config = self.config
-        table = initial_table(config.d, config.init_std, view.n_items, streams)
-        network = {} if config.dual else self._network(streams)
-        return {**shared_after(config.dual, table, table), **network}
+        network = {} if self.config.dual else self._network(streams)
+        return {**super().init(view, streams), **network}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the user vector; with ``dual`` also the network and own rows."""
@@ -83,7 +71,7 @@ class FedNCF(DualSwitch):
         if not config.dual:
             return {"vector": vector}
         network = {name: PerClient(array) for name, array in self._network(streams).items()}
-        return {"vector": vector, "rows": own_rows(config, view), **network}
+        return {"vector": vector, **self.own_rows(view), **network}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train vectors, networks and rows; upload the deltas of shared parameters."""
@@ -93,37 +81,29 @@ class FedNCF(DualSwitch):
             view,
             now,
             table,
-            {**_kept(private), **tensors.repeat(received, len(view))},
+            {**without_rows(private), **tensors.repeat(received, len(view))},
             config.pace,
             Descent(*config.rates(view.n_items), two_steps=config.dual),
             config.vector_rate,
         )
         moved = {name: params.pop(name) - array for name, array in received.items()}
-        update = Update(len(view), rows={"items": deltas(rows, table)}, dense=moved)
-        kept = {"rows": kept_rows(rows, table, config.own_share)} if config.dual else {}
-        return Fitted(update, {**params, **kept}, losses)
+        return self.fitted(table, params, rows, losses, moved)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Add the mean deltas."""
-        new = apply_mean(shared["items"], total, "items")
         network = {
             name: (shared[name] + summed / total.clients).astype(np.float32)
             for name, summed in total.dense.items()
         }
-        return {**shared, **shared_after(self.config.dual, new, shared["items"]), **network}
+        return {**shared, **super().apply(shared, total), **network}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the new parameters, or, with ``dual``, with own network and own rows."""
         if self.config.dual:
-            return score_row_networks(_kept(private), shared["received"], private["rows"])
+            return score_row_networks(without_rows(private), shared["received"], private["rows"])
         network = {name: shared[name] for name in shared if name.startswith("layer")}
-        params = {**_kept(private), **tensors.repeat(network, len(history))}
+        params = {**without_rows(private), **tensors.repeat(network, len(history))}
         return score_row_networks(params, shared["items"])
 
     def _network(self, streams: Streams) -> tensors.Arrays:
         return initial_row_network(2 * self.config.d, self.config.hidden, streams)
-
-
-def _kept(private: Private) -> tensors.Arrays:
-    """Return the private vector and network, without the rows."""
-    return {name: np.asarray(array) for name, array in private.items() if name != "rows"}

@@ -47,15 +47,12 @@ from hushrec.methods.base import (
     ModelFacts,
     OneOf,
     OwnTable,
-    PerClient,
-    PerClientTable,
-    Private,
-    PrivateFields,
     SearchSpace,
     Shared,
     Tunable,
 )
 from hushrec.methods.shared.options import SampledConfig
+from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import (
     Descent,

@@ -26,15 +26,8 @@ from pydantic import Field
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import TrainView
-from hushrec.methods.base import (
-    Fitted,
-    Method,
-    MethodConfig,
-    PerClient,
-    Private,
-    PrivateFields,
-    Shared,
-)
+from hushrec.methods.base import Fitted, Method, MethodConfig, Shared
+from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import DeviceSamples, draw_unshuffled, score_inner_product
 from hushrec.training.tensors import DescentStep, DeviceBatch, Params, Tensor, torch, train_tensors

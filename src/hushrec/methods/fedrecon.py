@@ -16,14 +16,14 @@ device scores with its own rows on the table that it received.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
-from pydantic import Field
+from pydantic import PositiveFloat
 
+from hushrec.config import Count
 from hushrec.data.views import TrainView
-from hushrec.methods.base import Between, Fitted, OneOf, Private, SearchSpace, Shared
+from hushrec.methods.base import Between, Fitted, OneOf, SearchSpace, Shared
 from hushrec.methods.fedmf import FedMF, FedMFConfig
+from hushrec.private import Private
 from hushrec.streams import Round
 from hushrec.training.samples import Descent, first_vector, train_inner_product
 
@@ -31,9 +31,9 @@ from hushrec.training.samples import Descent, first_vector, train_inner_product
 class FedReconConfig(FedMFConfig):
     """Options of FedMF, and of the reconstruction."""
 
-    recon_epochs: Annotated[int, Field(ge=1)] = 10
+    recon_epochs: Count = 10
     """Epochs of the reconstruction of the user vector."""
-    recon_lr: Annotated[float, Field(gt=0)] = 1.0
+    recon_lr: PositiveFloat = 1.0
     """Learning rate of the reconstruction."""
 
 
@@ -64,4 +64,4 @@ class FedRecon(FedMF):
         own, item = config.rates(view.n_items)
         descent = Descent(own if config.dual else 0.0, item, two_steps=config.dual)
         trained, losses = train_inner_product(view, now, table, vectors, None, config.pace, descent)
-        return self._fitted(table, vectors, trained, losses)
+        return self.fitted(table, {"vector": vectors}, trained, losses)

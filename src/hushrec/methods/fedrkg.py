@@ -54,10 +54,6 @@ from hushrec.methods.base import (
     NoisesGradients,
     OneOf,
     OwnTable,
-    PerClient,
-    PerClientTable,
-    Private,
-    PrivateFields,
     SearchSpace,
     Shared,
     Traits,
@@ -65,6 +61,7 @@ from hushrec.methods.base import (
     no_own_table,
 )
 from hushrec.methods.shared.options import SEARCH, InnerProductConfig
+from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
 from hushrec.streams import GradientNoise, Round, Streams
 from hushrec.training.samples import (
     Descent,

@@ -54,16 +54,13 @@ from hushrec.methods.base import (
     Fitted,
     Method,
     OneOf,
-    PerClient,
-    PerClientRows,
-    Private,
-    PrivateFields,
     SearchSpace,
     Shared,
     Traits,
     Tunable,
 )
 from hushrec.methods.shared.options import PerceptronConfig
+from hushrec.private import PerClient, PerClientRows, Private, PrivateFields
 from hushrec.streams import PastNoise, Round, Streams
 from hushrec.training.networks import Perceptron
 from hushrec.training.samples import draw_silo_samples

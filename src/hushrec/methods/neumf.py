@@ -23,19 +23,9 @@ from hushrec.config import Width
 from hushrec.data.views import TrainView
 from hushrec.io import require_memory
 from hushrec.kernels.row_networks import NeuMFModel, NeuMFRates, fit_neumf
-from hushrec.methods.base import (
-    Between,
-    Fitted,
-    Method,
-    PerClient,
-    Private,
-    PrivateFields,
-    SearchSpace,
-    Shared,
-    Traits,
-    Tunable,
-)
+from hushrec.methods.base import Between, Fitted, Method, SearchSpace, Shared, Traits, Tunable
 from hushrec.methods.baselines import CentralMFConfig
+from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.samples import draw_device_samples, first_vector

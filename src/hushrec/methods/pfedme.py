@@ -24,17 +24,9 @@ from pydantic import Field
 
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.data.views import TrainView
-from hushrec.methods.base import (
-    Fitted,
-    Method,
-    PerClient,
-    PerClientRows,
-    Private,
-    PrivateFields,
-    Shared,
-    Traits,
-)
+from hushrec.methods.base import Fitted, Method, Shared, Traits
 from hushrec.methods.shared.options import PerceptronConfig
+from hushrec.private import PerClient, PerClientRows, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training.networks import Perceptron
 from hushrec.training.samples import draw_silo_samples

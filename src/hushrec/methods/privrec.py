@@ -38,9 +38,10 @@ from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.data.features import encode
 from hushrec.data.views import TrainView
 from hushrec.kernels.feature_networks import ProximalDescent
-from hushrec.methods.base import Fitted, Method, Private, Shared, Traits
+from hushrec.methods.base import Fitted, Method, Shared, Traits
 from hushrec.methods.shared.denoising import COUNTS, count_items
 from hushrec.methods.shared.options import FeatureNetworkConfig
+from hushrec.private import Private
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.networks import (

@@ -29,9 +29,10 @@ from pydantic import Field
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.data.views import TrainView
 from hushrec.kernels.feature_networks import ProximalDescent
-from hushrec.methods.base import Fitted, Method, Private, Shared, Traits
+from hushrec.methods.base import Fitted, Method, Shared, Traits
 from hushrec.methods.privrec import FEATURE_STACK, PrivRec, PrivRecConfig
 from hushrec.methods.shared.options import FeatureNetworkConfig
+from hushrec.private import Private
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.networks import FeatureNetwork, train_feature_networks

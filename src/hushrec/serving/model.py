@@ -29,8 +29,8 @@ from hushrec.io.codec import Array, Arrays, Rows
 from hushrec.io.files import atomic_folder, checked_path
 from hushrec.io.stored import Stored, read_stored
 from hushrec.kernels.ragged import top_k
-from hushrec.methods.base import Explains, Method, Private, Shared, method_class
-from hushrec.private import PrivateStore, StoreConfig
+from hushrec.methods.base import Explains, Method, Shared, method_class
+from hushrec.private import Private, PrivateStore, StoreConfig
 from hushrec.serving.data import ServingData, UserIndices
 from hushrec.streams import Round, Streams
 

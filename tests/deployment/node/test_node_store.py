@@ -16,8 +16,7 @@ from hushrec.deployment.node.runs import FinishedRound, NodeRuns
 from hushrec.errors import ConfigError, DataError, MessageError, RunError
 from hushrec.federation.contract import Catalogue, Contract
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.methods.base import PerClient, PerClientRows, PerClientTable
-from hushrec.private import PrivateStore
+from hushrec.private import PerClient, PerClientRows, PerClientTable, PrivateStore
 from hushrec.testing import taste_world
 
 FIELDS = {

@@ -1,28 +1,29 @@
-"""What noisy sums say of the sums: empirical Bayes. It reads noised sums only: no privacy is spent.
+"""Training under noise: denoising of noisy sums, and the head of the catalogue.
 
-A sum y = θ + noise with θ >= 0 and Gaussian noise of known deviation. Sums of one group (pairs of
-items of similar popularity, say) have one unknown prior. The prior that explains the group's y best
-among all distributions on a grid is found by expectation-maximisation (the nonparametric maximum
+**Denoising** is empirical Bayes. It reads noised sums only, so it spends no privacy budget. A sum
+y = θ + noise has θ >= 0 and Gaussian noise of known deviation. Sums of one group (pairs of items of
+similar popularity, say) have one unknown prior. The prior that explains the group's y best among
+all distributions on a grid is found by expectation-maximisation (the nonparametric maximum
 likelihood of Kiefer and Wolfowitz 1956, in the empirical Bayes of Robbins 1956), and θ^p is
 estimated by its posterior mean. So where a group is mostly empty, a sum has to stand far above the
 noise to be believed, and in a full group it has not; no threshold is chosen by hand.
 
-The first round of what trains under noise: which items are popular enough to be seen through it.
-
-A device uploads its items, scaled to norm 1. The server keeps the *head*, the most popular items.
-What is asked for later is asked for the head alone: an item outside it is never found, and each one
-inside thins out what is known of all others, as their uploads are bounded together and noise is
-not. So the head has the size h with the greatest
+**The head** is the set of items that are popular enough to be seen through the noise. In a first
+round a device uploads its items, scaled to norm 1, and the server keeps the most popular ones.
+Later rounds ask about the head alone: an item outside it is never found, and each one inside
+lowers the signal of all others, because an upload's norm is bounded and noise is added to every
+entry. So the head has the size h with the greatest
 
     log(share of all counts that it covers) - price · h · (deviation of noise to come) / clients,
 
-which puts an item in if its share of what is covered exceeds the price of noise per device. What is
-found falls about as exp(-price · h · noise / clients) with the size of the head, whatever epsilon
+which puts an item in if its share of what is covered exceeds the price of noise per device. The hit
+rate falls about as exp(-price · h · noise / clients) with the size of the head, whatever epsilon
 (`experiments/privacy-utility/tuning.md`). The head is a function of noised counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ from numpy.typing import NDArray
 
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.data.views import Ragged, TrainView
-from hushrec.methods.base import Fitted, Private, Shared
-from hushrec.methods.baselines import distinct_items
+from hushrec.methods.base import Fitted, Phase, Shared
+from hushrec.methods.baselines import distinct_items, where
+from hushrec.private import Private
 from hushrec.streams import Round
 
 CELLS = 300
@@ -90,9 +92,18 @@ def _by_one_prior(noisy: Vector, noise_std: float, power: float) -> Vector:
 COUNTS = "counts"
 
 
-def fit_item_counts(shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-    """Upload each client's items, scaled to norm 1."""
-    return Fitted(count_items(view), {})
+def head_phase(
+    budget: float,
+    apply: Callable[[Shared, Total, int], Shared],
+    download: Callable[[Shared], Shared],
+) -> Phase:
+    """Return the phase that counts items for the head, with a share of the privacy budget."""
+    uploads = "its items, scaled to norm 1"
+
+    def fit(shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
+        return Fitted(count_items(view), {})
+
+    return Phase("count", 1, uploads, fit, apply, download, budget=budget)
 
 
 def count_items(view: TrainView) -> Update:
@@ -121,6 +132,4 @@ def find_head(total: Total, n_items: int, noise_std: float, price: float, most: 
 
 def only(items: Ragged, kept: NDArray[np.bool_]) -> Ragged:
     """Return each client's items that are kept, in their order."""
-    mine = kept[items.values]
-    ends = np.concatenate([[0], np.cumsum(mine)])
-    return Ragged(ends[items.indptr], items.values[mine])
+    return where(items, kept[items.values])

@@ -1,43 +1,31 @@
-"""Dual personalization of PFedRec (Zhang et al., 2023): devices score with their own rows.
+"""Methods with one shared item table, and the dual personalization of PFedRec (Zhang et al., 2023).
 
-A device's own table is the table that it received, with the rows that it trained in their place.
-The server keeps the table that it sent last, ``received``, and the new mean, ``items``.
+With dual personalization devices score with their own rows. A device's own table is the table that
+it received, with the rows that it trained in place of the received ones. The server keeps the table
+that it sent last, ``received``, and the new mean, ``items``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from hushrec.aggregation import ClientRows
+from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.config import Share
 from hushrec.data.views import TrainView
 from hushrec.kernels import inner_product
-from hushrec.methods.base import (
-    Between,
-    ItemTables,
-    Method,
-    OwnTable,
-    PerClientRows,
-    Private,
-    SearchSpace,
-    Shared,
-    Tunable,
-    no_own_table,
-)
-from hushrec.methods.shared.options import SEARCH, InnerProductConfig, SampledConfig
-
-Array = NDArray[Any]
-
-DUAL_SEARCH: SearchSpace = {**SEARCH, "own_share": Between(0.0, 1.0, log=False)}
+from hushrec.methods import base
+from hushrec.methods.base import Array, Fitted, Scores, SearchSpace, Shared
+from hushrec.methods.shared.options import SEARCH, InnerProductConfig
+from hushrec.private import PerClientRows, Private
+from hushrec.streams import Streams
+from hushrec.training import samples as training
 
 
 class DualConfig(InnerProductConfig):
     """Options of methods that score with own rows."""
 
-    own_share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    own_share: Share = 1.0
     """Share of its own step that a device adds to the received table for scoring: 1 is the paper's
     own table, 0 the shared table."""
 
@@ -49,87 +37,106 @@ class DualSwitchConfig(DualConfig):
     """Whether to add PFedRec's dual personalization ("w/ DualPer")."""
 
 
-class DualSwitch(Method, Tunable, OwnTable, ItemTables):
-    """Base of methods with the option ``dual``."""
+class SharedTable(base.Method, base.Tunable, base.OwnTable, base.ItemTables):
+    """Base of methods with one shared item table, to which the server adds the mean delta."""
 
-    config: DualSwitchConfig
+    config: DualConfig
+
+    @property
+    def dual(self) -> bool:
+        """Whether devices score with their own rows."""
+        return not isinstance(self.config, DualSwitchConfig) or self.config.dual
 
     @property
     def search(self) -> SearchSpace:
-        """Search space of the rates and, with ``dual``, of ``own_share``."""
-        return DUAL_SEARCH if self.config.dual else SEARCH
+        """Search space of the rates and, with dual personalization, of ``own_share``."""
+        return {**SEARCH, "own_share": base.Between(0.0, 1.0, log=False)} if self.dual else SEARCH
 
-    @property
-    def own_table(self) -> tuple[str, ...]:
-        """Names of the private row fields, with ``dual``."""
-        return ("rows",) if self.config.dual else ()
+    def init(self, view: TrainView, streams: Streams) -> Shared:
+        """Draw the item table from N(0, init_std)."""
+        config = self.config
+        table = training.initial_table(config.d, config.init_std, view.n_items, streams)
+        return {"items": table, "received": table} if self.dual else {"items": table}
 
-    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
-        """Replace own tables by the new mean."""
-        if not self.config.dual:
-            raise no_own_table(self.name)
-        return without_own_rows(shared, private)
+    def own_rows(self, view: TrainView) -> dict[str, PerClientRows]:
+        """Declare the rows that a device trained last, with dual personalization."""
+        n_samples = view.positives.lengths * (1 + self.config.negatives)
+        rows = PerClientRows(np.minimum(n_samples, view.n_items), self.config.d)
+        return {"rows": rows} if self.dual else {}
 
-    def item_tables(self, shared: Shared, private: Private) -> dict[str, NDArray[np.float32]]:
-        """Return the own table with ``dual``, otherwise the shared one."""
-        return table_of_one(shared, private) if self.config.dual else {"shared": shared["items"]}
+    def fitted(
+        self,
+        table: Array,
+        own: Private,
+        trained: ClientRows,
+        losses: NDArray[np.float64],
+        dense: Shared | None = None,
+    ) -> Fitted:
+        """Upload the deltas of the trained rows, and keep own parameters.
+
+        With dual personalization keep own rows too: received rows plus a share of the own steps.
+        """
+        deltas = {"items": training.deltas(trained, table)}
+        update, share = Update(len(trained.indptr) - 1, deltas, dense or {}), self.config.own_share
+        if not self.dual:
+            return Fitted(update, own, losses)
+        if share < 1:
+            before = table[trained.ids]
+            rows = before + np.float32(share) * (trained.rows - before)
+            trained = ClientRows(trained.indptr, trained.ids, rows)
+        return Fitted(update, {**own, "rows": trained}, losses)
+
+    def apply(self, shared: Shared, total: Total) -> Shared:
+        """Add the mean delta and, with dual personalization, keep the table that was sent."""
+        new = training.apply_mean(shared["items"], total, "items")
+        return {"items": new, "received": shared["items"]} if self.dual else {"items": new}
 
     def download(self, shared: Shared) -> Shared:
         """Send the new parameters."""
-        return without(shared, "received")
+        return {name: array for name, array in shared.items() if name != "received"}
 
     def serving(self, shared: Shared) -> Shared:
-        """Return the table that was sent last with ``dual``, otherwise the new one."""
-        return without(shared, "items") if self.config.dual else shared
+        """Return the table that was sent last in place of the new one, if own rows belong to it."""
+        return {n: a for n, a in shared.items() if n != "items"} if self.dual else shared
+
+    @property
+    def own_table(self) -> tuple[str, ...]:
+        """Names of the private row fields."""
+        return ("rows",) if self.dual else ()
+
+    def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
+        """Replace own tables by the new mean."""
+        if not self.dual:
+            raise base.no_own_table(self.name)
+        own = _rows(private)
+        empty = ClientRows(np.zeros_like(own.indptr), own.ids[:0], own.rows[:0])
+        return {**shared, "received": shared["items"]}, {**private, "rows": empty}
+
+    def item_tables(self, shared: Shared, private: Private) -> dict[str, Scores]:
+        """Return the own table of a single client, if it has one, otherwise the shared one."""
+        if not self.dual:
+            return {"shared": shared["items"]}
+        own = _rows(private)
+        assert len(own.indptr) == 2, "one client"
+        table = shared["received"].copy()
+        table[own.ids] = own.rows
+        return {"own": table}
 
 
-def without(shared: Shared, name: str) -> Shared:
-    """Return the shared parameters without one."""
-    return {n: array for n, array in shared.items() if n != name}
-
-
-def shared_after(dual: bool, items: Array, received: Array) -> dict[str, Array]:
-    """Return the new table and, with dual personalization, the table that devices received."""
-    return {"items": items, "received": received} if dual else {"items": items}
-
-
-def own_rows(config: SampledConfig, view: TrainView) -> PerClientRows:
-    """Declare the rows that a device trained last."""
-    n_samples = view.positives.lengths * (1 + config.negatives)
-    return PerClientRows(np.minimum(n_samples, view.n_items), config.d)
-
-
-def kept_rows(trained: ClientRows, received: Array, share: float) -> ClientRows:
-    """Return the rows that a device keeps: received rows plus a share of its steps."""
-    if share == 1:
-        return trained
-    before = received[trained.ids]
-    rows = before + np.float32(share) * (trained.rows - before)
-    return ClientRows(trained.indptr, trained.ids, rows)
-
-
-def score_own_rows(
-    received: Array, own: Array | ClientRows, vectors: Array, biases: Array
-) -> NDArray[np.float32]:
+def score_own_rows(received: Array, private: Private, vectors: Array, biases: Array) -> Scores:
     """Score with the received table and each device's own rows."""
-    assert isinstance(own, ClientRows)
-    scores: NDArray[np.float32] = inner_product.inner_products(received, vectors, biases)
+    own = _rows(private)
+    scores: Scores = inner_product.inner_products(received, vectors, biases)
     inner_product.rescore_own_rows(scores, own.indptr, own.ids, own.rows, vectors, biases)
     return scores
 
 
-def without_own_rows(shared: Shared, private: Private) -> tuple[Shared, Private]:
-    """Return parameters with the new mean in place of every own table."""
+def without_rows(private: Private) -> dict[str, Array]:
+    """Return the private vector, bias and network."""
+    return {name: np.asarray(array) for name, array in private.items() if name != "rows"}
+
+
+def _rows(private: Private) -> ClientRows:
     own = private["rows"]
     assert isinstance(own, ClientRows)
-    empty = ClientRows(np.zeros_like(own.indptr), own.ids[:0], own.rows[:0])
-    return {**shared, "received": shared["items"]}, {**private, "rows": empty}
-
-
-def table_of_one(shared: Shared, private: Private) -> dict[str, NDArray[np.float32]]:
-    """Return the own table of a single client: the received table with its own rows."""
-    own = private["rows"]
-    assert isinstance(own, ClientRows) and len(own.indptr) == 2, "one client"
-    table = shared["received"].copy()
-    table[own.ids] = own.rows
-    return {"own": table}
+    return own

@@ -10,13 +10,14 @@ taken and the damping falls tenfold, otherwise the damping rises tenfold (Levenb
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from hushrec.config import Width
+from hushrec.config import Count, Width
 from hushrec.kernels.draws import Pace
 from hushrec.methods.base import Between, MethodConfig, SearchSpace, Shared
 
@@ -88,16 +89,19 @@ def next_trial(state: Shared, answers: Vector, penalty: float) -> Shared:
     return new
 
 
+Negatives = Annotated[int, Field(ge=1, le=1000)]
+
+
 class SampledConfig(MethodConfig):
     """Samples and epochs of local training."""
 
     d: Width = 32
     """Width of an item row."""
-    negatives: Annotated[int, Field(ge=1, le=1000)] = 4
+    negatives: Negatives = 4
     """Negatives per positive, drawn again in every round."""
-    epochs: Annotated[int, Field(ge=1)] = 1
+    epochs: Count = 1
     """Epochs per round."""
-    batch: Annotated[int, Field(ge=1)] = 256
+    batch: Count = 256
     """Batch size; the loss is a mean over the batch."""
 
     @property
@@ -109,12 +113,12 @@ class SampledConfig(MethodConfig):
 class InnerProductConfig(SampledConfig):
     """Options of methods that train one item table and a client vector."""
 
-    lr: Annotated[float, Field(gt=0)] = 0.1
+    lr: PositiveFloat = 0.1
     """Learning rate of the client's own parameters."""
-    item_rate: Annotated[float, Field(ge=0)] = 80.0
+    item_rate: NonNegativeFloat = 80.0
     """Learning rate of item rows: lr * (number of items) * item_rate. Useful rates are large,
     because the loss is a mean over the batch and the server divides by the number of clients."""
-    init_std: Annotated[float, Field(gt=0)] = 1.0
+    init_std: PositiveFloat = 1.0
     """Standard deviation of the initial item rows."""
 
     def rates(self, n_items: int) -> tuple[float, float]:
@@ -135,28 +139,23 @@ class FeatureNetworkConfig(MethodConfig):
 
     d: Width = 64
     """Embedding width."""
-    hidden: Annotated[tuple[Width, ...], Field(min_length=1)] = (
-        64,
-        32,
-        16,
-        8,
-    )
+    hidden: Annotated[tuple[Width, ...], Field(min_length=1)] = (64, 32, 16, 8)
     """Widths of the hidden layers."""
-    lr: Annotated[float, Field(gt=0)] = 0.05
+    lr: PositiveFloat = 0.05
     """Learning rate on the device (alpha1)."""
-    epochs: Annotated[int, Field(ge=1)] = 5
+    epochs: Count = 5
     """Epochs per round (E2)."""
-    batch: Annotated[int, Field(ge=1)] = 32
+    batch: Count = 32
     """Batch size; the loss is a mean over the batch."""
     positive_above: float | None = None
     """Training rows with a value above this are positives, others negatives.  [all positive]"""
     negatives: Annotated[int, Field(ge=0, le=1000)] = 4
     """Negatives per training row, from items without one, drawn again in every round."""
-    server_rate: Annotated[float, Field(gt=0)] = 1.0
+    server_rate: PositiveFloat = 1.0
     """Factor on the mean difference that the server adds (alpha3)."""
     adapt_epochs: Annotated[int, Field(ge=0)] = 5
     """Epochs for which a device adapts its copy before scoring."""
-    adapt_lr: Annotated[float, Field(gt=0)] | None = None
+    adapt_lr: PositiveFloat | None = None
     """Learning rate of the adaptation.  [lr]"""
 
     @property
@@ -172,15 +171,22 @@ class PerceptronConfig(MethodConfig):
     """Embedding width."""
     hidden: tuple[Width, ...] = (64, 32)
     """Widths of the hidden layers."""
-    lr: Annotated[float, Field(gt=0)] = 5e-3
+    lr: PositiveFloat = 5e-3
     """Learning rate of Adam."""
-    batch: Annotated[int, Field(ge=1)] = 128
+    batch: Count = 128
     """Batch size."""
-    epochs: Annotated[int, Field(ge=1)] = 5
+    epochs: Count = 5
     """Epochs per round."""
-    negatives: Annotated[int, Field(ge=1)] = 1
+    negatives: Count = 1
     """Negatives per positive, drawn again in every epoch."""
-    decay: Annotated[float, Field(ge=0)] = 0.05
+    decay: NonNegativeFloat = 0.05
     """Weight of the squared norm of embeddings in the loss, against overfitting of silos."""
-    init_std: Annotated[float, Field(gt=0)] = 0.1
+    init_std: PositiveFloat = 0.1
     """Standard deviation of the initial item table."""
+
+
+def networks() -> ModuleType:
+    """Import the training of networks, which needs torch; inner products do not."""
+    from hushrec.training import networks
+
+    return networks

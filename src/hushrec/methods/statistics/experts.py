@@ -1,5 +1,6 @@
-"""Nested parameters of a method: trees of named arrays.
+"""What an expert of FedMix is, and how experts are counted and learnt.
 
+`Counting` splits the sums over one round or several. Models are nested: trees of named arrays.
 Messages, checkpoints, digests and byte counts hold flat names; the names of a path are joined here,
 and nowhere else.
 """
@@ -15,20 +16,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from hushrec.aggregation import ClientRows, KeyedRows, Total
-from hushrec.config import Width, find, names
-from hushrec.data.views import Ragged, TrainView
+from hushrec.config import Count, Share, Width, find, names
+from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
-from hushrec.io import require_memory
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.base import MethodConfig, Shared
-from hushrec.methods.baselines import distinct_items
-from hushrec.methods.statistics.pair_weights import TABLE_ENTRIES
+from hushrec.methods.base import Array, MethodConfig, Shared
+from hushrec.methods.baselines import distinct_items, where
+from hushrec.methods.statistics.pair_weights import Keys, Sums
 
-Array = NDArray[Any]
 Tree = Mapping[str, Any]
 """Names to arrays, or to further trees."""
 
@@ -64,21 +63,21 @@ def unflatten(flat: Mapping[str, Array]) -> dict[str, Any]:
 class ExpertsConfig(MethodConfig):
     """Options of our experts; other people's may read them too."""
 
-    window: Annotated[int, Field(ge=1)] = 30
+    window: Count = 30
     """Transitions: largest number of steps between two items that counts."""
     power: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Transitions: sums are taken to this power before the regression."""
-    gram: Annotated[float, Field(ge=0, le=1)] = 0.4
+    gram: Share = 0.4
     """Transitions: share of the sums that is correlation of past items."""
-    ridge: Annotated[float, Field(gt=0)] = 100.0
+    ridge: PositiveFloat = 100.0
     """Transitions: ridge of the regression, in counts."""
     latest: Annotated[int, Field(ge=2)] = 140
     """Co-occurrence: how many of its last items a client makes pairs of."""
-    cooccurrence_ridge: Annotated[float, Field(gt=0)] = 300.0
+    cooccurrence_ridge: PositiveFloat = 300.0
     """Co-occurrence: ridge of the regression, in users."""
     factors: Width = 64
     """Co-occurrence: dimensions of an item vector."""
-    neighbours: Annotated[int, Field(ge=1)] = 1000
+    neighbours: Count = 1000
     """Weights kept per item and table, the largest in size."""
     dense_items: Annotated[int, Field(ge=2)] = 4000
     """Items up to which systems are solved in full; beyond, these many most popular ones."""
@@ -127,10 +126,10 @@ class Expert(ABC):
         """Return what each client adds to the sums, under keys of a space that is public."""
 
     @abstractmethod
-    def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Turn the sums, ascending keys and a row for each, into a model of the same shapes."""
 
-    def extend(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+    def extend(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Take further pairs into a model, of some first items, and those items' counts."""
         return model
 
@@ -157,80 +156,8 @@ def expert_class(name: str) -> type[Expert]:
     return loaded
 
 
-@dataclass(frozen=True)
-class Head:
-    """Sums over pairs: those of the most popular items as a square block, the others as keys."""
-
-    n_items: int
-    counts: NDArray[np.float64]
-    """The sums of (i, i): how often each item was met."""
-    items: NDArray[np.int64]
-    """The most popular items, in the catalogue's order."""
-    place: NDArray[np.int64]
-    """Where each item is among them, or -1."""
-    block: NDArray[np.float64]
-    outside: tuple[NDArray[np.int64], NDArray[np.float64]]
-    """Ascending keys and sums of all pairs of two items that are not both in the head."""
-
-    @classmethod
-    def of(
-        cls, keys: NDArray[np.int64], sums: NDArray[np.float64], n_items: int, most: int
-    ) -> Head:
-        """Put sums over pairs in order; ties of popularity go to the lower item."""
-        first, second = keys // n_items, keys % n_items
-        counts = np.zeros(n_items)
-        counts[first[first == second]] = np.maximum(sums[first == second], 0.0)
-        by_count = np.argsort(-counts, kind="stable")[:most]
-        items = np.sort(by_count[counts[by_count] > 0])
-        place = np.full(n_items, -1)
-        place[items] = np.arange(len(items))
-        block = np.zeros((len(items), len(items)))
-        pair_kernels.fill_head_block(block, place, keys, sums, n_items)
-        far = (first != second) & ((place[first] < 0) | (place[second] < 0))
-        return cls(n_items, counts, items, place, block, (keys[far], sums[far]))
-
-
-def powered(block: NDArray[np.float64], power: float) -> Array:
-    """Take sums to a power; in single precision, which is enough here and solves twice as fast."""
-    return (np.maximum(block, 0.0) ** power).astype(np.float32)
-
-
-def empty_table(n_items: int, config: ExpertsConfig) -> Shared:
-    """Return a table of no weights; what is kept per item follows from the catalogue's size."""
-    head = min(config.dense_items, n_items)
-    require_memory(
-        4 * 8 * head**2, f"a system of dense_items={head} items", "a smaller dense_items"
-    )
-    kept = max(1, min(config.neighbours, n_items, TABLE_ENTRIES // n_items))
-    return {
-        "neighbours": np.tile(np.arange(n_items, dtype=np.int32)[:, None], kept),
-        "weights": np.zeros((n_items, kept), np.float32),
-    }
-
-
-def kept_table(
-    table: Shared, head: Head, weights: Array, keys: NDArray[np.int64], values: Array
-) -> Shared:
-    """Keep each item's strongest weights, of the head's solution and of the pairs outside it."""
-    kept = {name: np.zeros_like(table[name]) for name in ("neighbours", "weights")}
-    np.fill_diagonal(weights, 0.0)
-    pair_kernels.keep_strongest(
-        weights,
-        head.items,
-        head.place,
-        keys,
-        values,
-        head.n_items,
-        kept["neighbours"],
-        kept["weights"],
-    )
-    return kept
-
-
-def rest(
-    keys: NDArray[np.int64], sums: NDArray[np.float64], n_items: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the pairs among these sums, theirs, and the counts of the items that come first."""
+def rest(keys: Keys, sums: Sums, n_items: int) -> tuple[Keys, Sums, Sums]:
+    """Return pairs of two items, their sums, and the counts of their first items."""
     alone = keys // n_items == keys % n_items
     counts = np.zeros(n_items)
     counts[keys[alone] // n_items] = np.maximum(sums[alone], 0.0)
@@ -238,28 +165,10 @@ def rest(
     return pairs, sums[~alone], counts[pairs // n_items]
 
 
-def extended_table(table: Shared, keys: NDArray[np.int64], values: Array) -> Shared:
+def extended_table(table: Shared, keys: Keys, values: Array) -> Shared:
     """Keep each item's strongest weights of those it has and of further pairs."""
     kept = {name: table[name].copy() for name in ("neighbours", "weights")}
     pair_kernels.add_to_strongest(keys, values, len(kept["weights"]), **kept)
-    return kept
-
-
-def strongest(table: Shared, keys: NDArray[np.int64], values: Array, n_items: int) -> Shared:
-    """Keep each item's largest sums as they are, itself left out."""
-    kept = {name: np.zeros_like(table[name]) for name in ("neighbours", "weights")}
-    others = keys // n_items != keys % n_items
-    nobody, nowhere = np.zeros(0, np.int64), np.full(n_items, -1)
-    pair_kernels.keep_strongest(
-        np.zeros((0, 0)),
-        nobody,
-        nowhere,
-        keys[others],
-        values[others],
-        n_items,
-        kept["neighbours"],
-        kept["weights"],
-    )
     return kept
 
 
@@ -270,23 +179,18 @@ PIECE = 2**21
 ITEMS, HEAD = "items", "head"
 """Where counting takes several rounds: sums of all items, and which of them are the head."""
 Models = Sequence[tuple[Expert, Shared]]
-Sums = tuple[NDArray[np.int64], NDArray[np.float64]]
+KeyedSums = tuple[Keys, Sums]
 
 
 @dataclass(frozen=True)
 class Counting:
-    """One of the rounds that count."""
+    """One of the rounds that count: items, then pairs within the head, then the other pairs."""
 
     number: int
     """From 0 on."""
     rounds: int
     head: NDArray[np.bool_]
     """Items; empty where one round counts everything."""
-
-    @property
-    def part(self) -> int:
-        """Which share of the pairs: -1 is those within the head."""
-        return self.number - 2
 
     def includes(self, expert: Expert) -> bool:
         """Say whether the expert is counted in this round."""
@@ -301,26 +205,27 @@ class Counting:
         earlier, rows = shortened(view, held), dict[str, ClientRows]()
         for expert in experts:
             if self.includes(expert):
-                whole, part = (self._selected(expert, expert.count(v)) for v in (view, earlier))
+                whole, part = (self._selected(expert.count(v)) for v in (view, earlier))
                 more = kernels.what_is_more(
                     whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
                 )
-                more_rows = KeyedRows(*more, space=whole.space)
                 rows[joined(HELD_OUT, expert.name)] = part
-                rows[expert.name] = more_rows
+                rows[expert.name] = KeyedRows(*more, space=whole.space)
         if self.rounds > 1 and self.number == 0:
             items = distinct_items(view.positives)
             ones = np.ones((len(items.values), 1), np.float32)
             rows[ITEMS] = ClientRows(items.indptr, items.values, ones)
         return rows
 
-    def _selected(self, expert: Expert, found: KeyedRows) -> KeyedRows:
+    def _selected(self, counted: KeyedRows) -> KeyedRows:
         """Return the pairs of this round among those an expert counted."""
         if self.number == 0:
-            return found
-        n_items, parts = len(self.head), self.rounds - 2
-        chosen = found.indptr, found.ids, found.rows, n_items, self.head, self.part, parts
-        return KeyedRows(*pair_kernels.some_pairs(*chosen), space=found.space)
+            return counted
+        part, parts = self.number - 2, self.rounds - 2  # part -1 is the pairs within the head
+        pairs = pair_kernels.some_pairs(
+            counted.indptr, counted.ids, counted.rows, len(self.head), self.head, part, parts
+        )
+        return KeyedRows(*pairs, space=counted.space)
 
     def learn(
         self, served: Models, held_out: Models, total: Total
@@ -337,8 +242,8 @@ class Counting:
                 learnt[expert.name] = self._learnt(expert, whole, both)
         return learnt, without
 
-    def _learnt(self, expert: Expert, model: Shared, sums: Sums) -> Shared:
-        if self.part < 0:
+    def _learnt(self, expert: Expert, model: Shared, sums: KeyedSums) -> Shared:
+        if self.number < 2:
             return expert.learn(model, *sums)
         for piece in _by_first_item(sums, len(self.head)):
             model = expert.extend(model, *piece)
@@ -358,20 +263,17 @@ def shortened(view: TrainView, less: NDArray[np.int64]) -> TrainView:
     """Return the clients without their last so many items."""
     past = view.positives
     ends = np.repeat(past.indptr[1:] - less, past.lengths)
-    kept = np.arange(len(past.values)) < ends
-    indptr = np.concatenate([[0], np.cumsum(kept)])[past.indptr]
-    return replace(view, positives=Ragged(indptr, past.values[kept]))
+    return replace(view, positives=where(past, np.arange(len(past.values)) < ends))
 
 
-def _added(first: Sums | None, second: Sums | None) -> Sums | None:
-    """Return the sum of two sums over ascending keys."""
+def _added(first: KeyedSums | None, second: KeyedSums | None) -> KeyedSums | None:
     if first is None or second is None:
         return first or second
     keys, sums, _ = pair_kernels.merge_sums(*first, *second)
     return keys, sums
 
 
-def _by_first_item(sums: Sums, n_items: int) -> Iterator[Sums]:
+def _by_first_item(sums: KeyedSums, n_items: int) -> Iterator[KeyedSums]:
     """Cut sums over pairs into pieces, none of them between pairs of the same first item."""
     keys, rows = sums
     starts = keys[PIECE::PIECE] // n_items * n_items

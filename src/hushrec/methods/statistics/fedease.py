@@ -15,55 +15,50 @@ latest items only, as pairs of a long history are many and each would get little
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hushrec.aggregation import KeyedRows
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
 from hushrec.methods.baselines import distinct_items
-from hushrec.methods.statistics.pair_weights import (
-    Block,
-    ExactPairs,
-    ItemPairsConfig,
-    Vector,
-    ease_weights,
-)
+from hushrec.methods.statistics import pair_weights
+from hushrec.methods.statistics.pair_weights import ExactPairs, ItemPairsConfig, Keys, Sums
 from hushrec.methods.statistics.private_pairs import PrivatePairs, PrivatePairsConfig
 
 
 class FedEASEConfig(ItemPairsConfig):
     """Options of FedEASE."""
 
-    ridge: Annotated[float, Field(gt=0)] = 500.0
+    ridge: PositiveFloat = 500.0
     """Added to the diagonal of XᵀX, in users: larger trusts single items less."""
-    recency: Annotated[float, Field(ge=0)] = 0.8
+    recency: NonNegativeFloat = 0.8
     """On the device: the g-th last item weighs g^-recency; 0 ignores the order, as EASE does."""
-    popularity: Annotated[float, Field(ge=0)] = 0.0
+    popularity: NonNegativeFloat = 0.0
     """On the device: how much an item's share of all interactions adds to its score."""
 
 
 class PrivateFedEASEConfig(PrivatePairsConfig):
     """Options of FedEASE under noise."""
 
-    ridge: Annotated[float, Field(gt=0)] = 40.0
+    ridge: PositiveFloat = 40.0
     """Added to the diagonal of the system; uploads have norm 1 here, so units differ."""
     power: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Sums are taken to this power; 1 is EASE."""
-    recency: Annotated[float, Field(ge=0)] = 0.8
+    recency: NonNegativeFloat = 0.8
     """On the device: the g-th last item weighs g^-recency; 0 ignores the order, as EASE does."""
-    popularity: Annotated[float, Field(ge=0)] = 0.0
+    popularity: NonNegativeFloat = 0.0
     """On the device: how much an item's share of all interactions adds to its score."""
     latest: Annotated[int, Field(ge=2)] = 50
     """How many of its last items of the head a device makes pairs of."""
 
 
 class PrivateFedEASE(PrivatePairs):
-    """FedEASE under differential privacy: see `methods.private_pairs`."""
+    """FedEASE under differential privacy: see `statistics.private_pairs`."""
 
     name = "fedease"
     Config = PrivateFedEASEConfig
@@ -72,20 +67,15 @@ class PrivateFedEASE(PrivatePairs):
 
     def pairs(self, past: Ragged, size: int) -> tuple[NDArray[Any], ...]:
         """Count a one for every pair of the client's latest items."""
-        ends = past.indptr[1:]
-        starts = np.maximum(past.indptr[:-1], ends - self.config.latest)
-        place = np.arange(past.indptr[-1])
-        recent = place >= np.repeat(starts, past.lengths)
-        counts = np.concatenate([[0], np.cumsum(recent)])
-        items = distinct_items(Ragged(counts[past.indptr], past.values[recent].astype(np.int32)))
+        items = distinct_items(pair_weights.latest(past, self.config.latest))
         indptr, keys, ones = pair_kernels.common_pairs(items.indptr, items.values, size)
         alone = keys // max(size, 1) == keys % max(size, 1)
         return indptr, keys, np.where(alone[:, None], np.float32(self.config.counted), ones)
 
-    def solve(self, *blocks: Block) -> Block:
+    def solve(self, *blocks: Sums) -> Sums:
         """Regress every item on all the others; the block is an upper triangle."""
         (block,) = blocks
-        return ease_weights(block + np.triu(block, 1).T, self.config.ridge)
+        return pair_weights.ease_weights(block + np.triu(block, 1).T, self.config.ridge)
 
 
 class FedEASE(ExactPairs, Tunable):
@@ -96,14 +86,11 @@ class FedEASE(ExactPairs, Tunable):
     config: FedEASEConfig
     under_noise = PrivateFedEASE
 
-    @property
-    def search(self) -> SearchSpace:
-        """How far single items are trusted, and how much the order of the history counts."""
-        return {
-            "ridge": Between(50.0, 5000.0),
-            "recency": Between(0.2, 1.5, log=False),
-            "recent": OneOf((20, 50, 100, 200)),
-        }
+    search: ClassVar[SearchSpace] = {
+        "ridge": Between(50.0, 5000.0),
+        "recency": Between(0.2, 1.5, log=False),
+        "recent": OneOf((20, 50, 100, 200)),
+    }
 
     def count(self, view: TrainView) -> KeyedRows:
         """Count the pairs of each client's distinct items, and the items themselves."""
@@ -111,15 +98,12 @@ class FedEASE(ExactPairs, Tunable):
         pairs = pair_kernels.common_pairs(items.indptr, items.values, view.n_items)
         return KeyedRows(*pairs, space=view.n_items**2)
 
-    def solve(self, *blocks: Block) -> Block:
+    def solve(self, *blocks: Sums) -> Sums:
         """Regress every item on all the others; the block is an upper triangle."""
         (block,) = blocks
-        return ease_weights(block + np.triu(block, 1).T, self.config.ridge)
+        return pair_weights.ease_weights(block + np.triu(block, 1).T, self.config.ridge)
 
-    def directed(
-        self, keys: NDArray[np.int64], values: Vector, n_items: int
-    ) -> tuple[NDArray[np.int64], Vector]:
-        """Count a pair both ways."""
-        both = np.concatenate([keys, keys % n_items * n_items + keys // n_items])
-        order = np.argsort(both)
-        return both[order], np.concatenate([values, values])[order]
+    def weigh_outside(self, keys: Keys, sums: Sums, counts: Sums) -> tuple[Keys, Sums]:
+        """Regress either item of a pair on the other alone."""
+        keys, sums = pair_weights.both_ways(keys, sums, len(counts))
+        return keys, sums / (counts[keys // len(counts)] + self.config.ridge)

@@ -57,10 +57,7 @@ from hushrec.methods.base import (
     Method,
     MethodConfig,
     OneOf,
-    PerClientRows,
     Phase,
-    Private,
-    PrivateFields,
     SearchSpace,
     Shared,
     Traits,
@@ -78,6 +75,7 @@ from hushrec.methods.statistics.experts import (
     shortened,
     unflatten,
 )
+from hushrec.private import PerClientRows, Private, PrivateFields
 from hushrec.streams import Round, Streams
 
 CANDIDATES = "candidates"

@@ -1,7 +1,7 @@
 """Experts over single items: popularity, and transitions between public categories of items.
 
-Categories are features of the catalogue such as years or genres; an item has a share in each of its
-own.
+Categories are features of the catalogue such as years or genres; an item with several values of a
+feature has a share in each.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hushrec.aggregation import KeyedRows
 from hushrec.data.features import category_columns, category_shares
 from hushrec.data.views import TrainView
 from hushrec.kernels import experts as kernels
-from hushrec.methods.base import Shared
+from hushrec.methods.base import Scores, Shared
 from hushrec.methods.baselines import distinct_items
 from hushrec.methods.statistics.experts import Expert, Part
-from hushrec.methods.statistics.pair_weights import fading
+from hushrec.methods.statistics.pair_weights import Keys, Sums, fading
 
 FLOOR = 0.03
 """Added to an item's share, in those of a mean item, before the logarithm."""
@@ -41,19 +40,18 @@ class PopularityExpert(Expert):
     def count(self, view: TrainView) -> KeyedRows:
         """Upload a one for every item of the client."""
         items = distinct_items(view.positives)
-        ones = np.ones((len(items.values), 1), np.float32)
-        keys = items.values.astype(np.int64)
+        keys, ones = items.values.astype(np.int64), np.ones((len(items.values), 1), np.float32)
         return KeyedRows(items.indptr, keys, ones, space=view.n_items)
 
-    def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Divide by the mean."""
         shares = np.zeros_like(model["shares"])
         counts = np.maximum(sums[:, 0], 0.0)
         shares[keys] = counts / max(counts.sum(), 1e-12) * len(shares)
         return {"shares": shares}
 
-    def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
-        """Give everybody the same: in those of the most popular item, and in logarithms."""
+    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
+        """Score every client alike: by shares over the largest share, and by logarithms."""
         out[:, 0] = model["shares"] / max(model["shares"].max(), np.float32(1))
         out[:, 1] = np.log(model["shares"] + np.float32(FLOOR))
 
@@ -82,8 +80,7 @@ class Categories(Expert):
     def init(self, view: TrainView) -> Shared:
         """Take each item's shares of all categories."""
         members, sizes = category_shares(view)
-        said = np.zeros(members.T.shape, np.float32)
-        return {"members": members, "sizes": sizes, "said": said}
+        return {"members": members, "sizes": sizes, "said": np.zeros(members.T.shape, np.float32)}
 
     def scores(self, model: Shared) -> tuple[str, ...]:
         """One for each feature and stretch of the past."""
@@ -96,7 +93,7 @@ class Categories(Expert):
         pairs = kernels.following_groups(past.indptr, past.values, members, sizes, fading(WINDOW))
         return KeyedRows(*pairs, space=members.shape[1] ** 2)
 
-    def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Take the logarithm of counts over their expectation by chance."""
         groups, start = model["members"].shape[1], 0
         counted, said = np.zeros(groups**2), np.zeros_like(model["said"])
@@ -109,17 +106,10 @@ class Categories(Expert):
             start += size
         return {**model, "said": said}
 
-    def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
+    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Average over the past items and over an item's categories."""
-        kernels.score_groups(
-            view.positives.indptr,
-            view.positives.values,
-            model["members"],
-            model["sizes"],
-            model["said"],
-            np.array(LATEST),
-            out,
-        )
+        past, learnt = view.positives, (model["members"], model["sizes"], model["said"])
+        kernels.score_groups(past.indptr, past.values, *learnt, np.array(LATEST), out)
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
         """Return the same scores for bundles."""

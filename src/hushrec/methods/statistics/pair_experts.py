@@ -14,49 +14,51 @@ nothing but the pairs is ever sent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation import KeyedRows
-from hushrec.data.views import Ragged, TrainView
+from hushrec.data.views import TrainView
 from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.base import Shared
+from hushrec.methods.base import Array, Scores, Shared
 from hushrec.methods.baselines import distinct_items
-from hushrec.methods.fedals import gram, solve_users
-from hushrec.methods.statistics.experts import (
-    Array,
-    Expert,
-    ExpertsConfig,
-    Head,
-    Part,
-    empty_table,
-    extended_table,
-    kept_table,
-    powered,
-    rest,
-    strongest,
-)
-from hushrec.methods.statistics.pair_weights import ease_weights, fading, transition_weights
+from hushrec.methods.statistics import pair_weights
+from hushrec.methods.statistics.experts import Expert, Part, extended_table, rest
+from hushrec.methods.statistics.pair_weights import Head, Keys, Sums, fading, strongest
 
 LAGS = np.array([1, 2, 3, 4, 6, 10, 20, 50, 200])
 """The g-th last items up to which one score reaches; the next one begins after it."""
 FLOOR = 0.001
 """Added before the logarithm."""
+EQUALLY = np.ones(0, np.float32)
+"""Weights of the last items that are all 1."""
+POWER = 0.5
+"""Recent transitions: sums are taken to this power before the regression."""
 
 
-class Transitions(Expert):
+class PairExpert(Expert):
+    """Base of the experts with a table of item-to-item weights."""
+
+    def init(self, view: TrainView) -> Shared:
+        """Start from no weights."""
+        config = self.config
+        return pair_weights.empty_table(view.n_items, config.neighbours, config.dense_items)
+
+    def head(self, keys: Keys, sums: Sums, model: Shared) -> Head:
+        """Return the sums of the head apart from the others."""
+        return Head.of(keys, sums, len(model["neighbours"]), self.config.dense_items)
+
+
+class Transitions(PairExpert):
     """Scores the next item from the last item, the one before, and so on, and from all of them."""
 
     name = "transitions"
     counted = "head and rest"
     start: ClassVar[dict[str, float]] = {"log of all": 1.0}
-
-    def init(self, view: TrainView) -> Shared:
-        """Start from no weights."""
-        return empty_table(view.n_items, self.config)
 
     def scores(self, model: Shared) -> tuple[str, ...]:
         """One for each run of lags, and the logarithm of their sum."""
@@ -64,44 +66,29 @@ class Transitions(Expert):
 
     def count(self, view: TrainView) -> KeyedRows:
         """Count transitions within the window, 1/steps each, and the items themselves."""
-        past = view.positives
-        pairs = pair_kernels.following_pairs(
-            past.indptr, past.values, view.n_items, fading(self.config.window)
-        )
-        return KeyedRows(*pairs, space=view.n_items**2)
+        return _transitions(view, self.config.window)
 
-    def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Regress the next item on the recent history."""
         config = self.config
-        head = Head.of(keys, sums[:, 0], len(model["neighbours"]), config.dense_items)
-        weights = transition_weights(powered(head.block, config.power), config.gram, config.ridge)
-        pairs, values = head.outside
-        alone = weights_alone(head.counts[pairs // head.n_items], values, config)
-        return kept_table(model, head, weights, pairs, alone)
+        head = self.head(keys, sums, model)
+        return _regressed(model, head, config.power, config.gram, config.ridge)
 
-    def extend(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+    def extend(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Weigh pairs that are not both in the head by their own sums."""
         pairs, values, counts = rest(keys, sums[:, 0], len(model["neighbours"]))
-        return extended_table(model, pairs, weights_alone(counts, values, self.config))
+        config = self.config
+        alone = pair_weights.weights_alone(values, counts, config.power, config.ridge)
+        return extended_table(model, pairs, alone)
 
-    def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
+    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Add up the weights from the client's last items, by lag."""
-        past, fade = view.positives, fading(int(LAGS[-1]))
-        table = model["neighbours"], model["weights"]
-        kernels.add_by_lag(out[:, :-1], past.indptr, past.values, *table, LAGS, fade)
+        _add_by_lag(out[:, :-1], view, model, LAGS, fading(int(LAGS[-1])))
         kernels.log_of_sum(out[:, :-1], FLOOR, out[:, -1])
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
-        options = {"ends": LAGS.tolist(), "recency": 1.0, "floor": FLOOR, "logs": "sum"}
-        return (Part("lags", options, model),)
-
-
-def weights_alone(counts: Array, sums: Array, config: ExpertsConfig) -> Array:
-    """Return what pairs weigh by themselves: the regression with ``gram = 0``."""
-    power = config.power
-    weights: Array = np.maximum(sums, 0.0) ** power / (counts**power + config.ridge)
-    return weights
+        return (_lags(LAGS, FLOOR, "sum", model, recency=1.0),)
 
 
 WINDOW, GRAM, RECENT_RIDGE = 3, 0.2, 20.0
@@ -113,17 +100,15 @@ COUNT_FLOOR = 0.1
 """Added to a count before its logarithm: between no transition and one."""
 
 
-class RecentTransitions(Expert):
+class RecentTransitions(PairExpert):
     """Scores what came right after the last items, by regression and by counts."""
 
     name = "recent-transitions"
     counted = "head and rest"
-    start: ClassVar[dict[str, float]] = {}
 
     def init(self, view: TrainView) -> Shared:
         """Start from no weights and no counts."""
-        table, counts = (empty_table(view.n_items, self.config) for _ in range(2))
-        return {**table, "followers": counts["neighbours"], "counts": counts["weights"]}
+        return _with_counts(super().init(view), super().init(view))
 
     def scores(self, model: Shared) -> tuple[str, ...]:
         """Weights by lag, the logarithm of their sum, and logarithms of counts by lag."""
@@ -132,64 +117,79 @@ class RecentTransitions(Expert):
 
     def count(self, view: TrainView) -> KeyedRows:
         """Count transitions within a few steps, and the items themselves."""
-        past = view.positives
-        pairs = pair_kernels.following_pairs(past.indptr, past.values, view.n_items, fading(WINDOW))
-        return KeyedRows(*pairs, space=view.n_items**2)
+        return _transitions(view, WINDOW)
 
-    def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Regress the next item, and keep the counts themselves."""
         n_items = len(model["neighbours"])
-        head = Head.of(keys, sums[:, 0], n_items, self.config.dense_items)
-        weights = transition_weights(powered(head.block, 0.5), GRAM, RECENT_RIDGE)
-        pairs, values = head.outside
-        alone = _alone(head.counts[pairs // n_items], values)
-        counted = strongest(model, keys, np.maximum(sums[:, 0], 0.0), n_items)
-        return {
-            **kept_table(model, head, weights, pairs, alone),
-            "followers": counted["neighbours"],
-            "counts": counted["weights"],
-        }
+        table = _regressed(model, self.head(keys, sums, model), POWER, GRAM, RECENT_RIDGE)
+        others = keys // n_items != keys % n_items
+        counts = np.maximum(sums[others, 0], 0.0)
+        no_head = np.zeros(0, np.int64), np.zeros((0, 0))
+        return _with_counts(table, strongest(model, keys[others], counts, *no_head))
 
-    def extend(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+    def extend(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Weigh pairs that are not both in the head by their own sums."""
         pairs, values, counts = rest(keys, sums[:, 0], len(model["neighbours"]))
-        followers = {"neighbours": model["followers"], "weights": model["counts"]}
-        counted = extended_table(followers, pairs, np.maximum(values, 0.0))
-        return {
-            **extended_table(model, pairs, _alone(counts, values)),
-            "followers": counted["neighbours"],
-            "counts": counted["weights"],
-        }
+        alone = pair_weights.weights_alone(values, counts, POWER, RECENT_RIDGE)
+        counted = extended_table(_counts(model), pairs, np.maximum(values, 0.0))
+        return _with_counts(extended_table(model, pairs, alone), counted)
 
-    def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
+    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Add up the weights, and look up the counts."""
-        past, end = view.positives, len(RECENT_LAGS)
-        by_place = np.ones(0, np.float32)
-        table = model["neighbours"], model["weights"]
-        kernels.add_by_lag(out[:, :end], past.indptr, past.values, *table, RECENT_LAGS, by_place)
+        end = len(RECENT_LAGS)
+        _add_by_lag(out[:, :end], view, model, RECENT_LAGS)
         kernels.log_of_sum(out[:, :end], RECENT_FLOOR, out[:, end])
-        counted, table = out[:, end + 1 :], (model["followers"], model["counts"])
-        kernels.add_by_lag(counted, past.indptr, past.values, *table, COUNTED, by_place)
+        counted = out[:, end + 1 :]
+        _add_by_lag(counted, view, _counts(model), COUNTED)
         for lag in range(len(COUNTED)):
             kernels.log_of_sum(counted[:, lag : lag + 1], COUNT_FLOOR, counted[:, lag])
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
-        weights = {name: model[name] for name in ("neighbours", "weights")}
-        counts = {"neighbours": model["followers"], "weights": model["counts"]}
-        by_weight = {
-            "ends": RECENT_LAGS.tolist(),
-            "recency": 0.0,
-            "floor": RECENT_FLOOR,
-            "logs": "sum",
-        }
-        by_count = {"ends": COUNTED.tolist(), "recency": 0.0, "floor": COUNT_FLOOR, "logs": "each"}
-        return Part("lags", by_weight, weights), Part("lags", by_count, counts)
+        by_weight = _lags(RECENT_LAGS, RECENT_FLOOR, "sum", model)
+        return by_weight, _lags(COUNTED, COUNT_FLOOR, "each", _counts(model))
 
 
-def _alone(counts: Array, sums: Array) -> Array:
-    weights: Array = np.sqrt(np.maximum(sums, 0.0)) / (np.sqrt(counts) + RECENT_RIDGE)
-    return weights
+def _with_counts(table: Shared, counted: Shared) -> Shared:
+    return {**table, "followers": counted["neighbours"], "counts": counted["weights"]}
+
+
+def _counts(model: Shared) -> Shared:
+    return {"neighbours": model["followers"], "weights": model["counts"]}
+
+
+def _transitions(view: TrainView, window: int) -> KeyedRows:
+    past, n_items = view.positives, view.n_items
+    pairs = pair_kernels.following_pairs(past.indptr, past.values, n_items, fading(window))
+    return KeyedRows(*pairs, space=n_items**2)
+
+
+def _regressed(model: Shared, head: Head, power: float, gram: float, ridge: float) -> Shared:
+    """Return the table of weights: solved in the head, each pair by itself outside it."""
+    # Single precision is enough here and solves twice as fast.
+    powered = (np.maximum(head.blocks[0], 0.0) ** power).astype(np.float32)
+    weights = pair_weights.transition_weights(powered, gram, ridge)
+    keys, sums = head.outside
+    alone = pair_weights.weights_alone(sums, head.counts[keys // len(head.counts)], power, ridge)
+    return strongest(model, keys, alone, head.items, weights)
+
+
+def _add_by_lag(
+    out: Scores, view: TrainView, table: Shared, lags: Array, by_lag: Scores = EQUALLY
+) -> None:
+    past, columns = view.positives, (table["neighbours"], table["weights"])
+    kernels.add_by_lag(out, past.indptr, past.values, *columns, lags, by_lag)
+
+
+def _lags(ends: Array, floor: float, logs: str, table: Shared, recency: float = 0.0) -> Part:
+    options: Mapping[str, Any] = {
+        "ends": ends.tolist(),
+        "recency": recency,
+        "floor": floor,
+        "logs": logs,
+    }
+    return Part("lags", options, {name: table[name] for name in ("neighbours", "weights")})
 
 
 ENDS = np.array([10, 50, 0])
@@ -204,7 +204,7 @@ SWEEPS = 12
 """Steps of the subspace iteration that finds the eigenvectors."""
 
 
-class Cooccurrence(Expert):
+class Cooccurrence(PairExpert):
     """Scores items by co-occurrence with the last items, and by item and user vectors."""
 
     name = "cooccurrence"
@@ -215,8 +215,7 @@ class Cooccurrence(Expert):
         """Start from no weights and no vectors."""
         vectors = np.zeros((view.n_items, self.config.factors), np.float32)
         products = np.zeros((self.config.factors, self.config.factors))
-        table = empty_table(view.n_items, self.config)
-        return {**table, "vectors": vectors, "products": products}
+        return {**super().init(view), "vectors": vectors, "products": products}
 
     def scores(self, model: Shared) -> tuple[str, ...]:
         """Weights by lag, their logarithm, and the factors."""
@@ -225,36 +224,30 @@ class Cooccurrence(Expert):
 
     def count(self, view: TrainView) -> KeyedRows:
         """Count the pairs of each client's latest items, and the items themselves."""
-        items = distinct_items(_latest(view.positives, self.config.latest))
+        items = distinct_items(pair_weights.latest(view.positives, self.config.latest))
         pairs = pair_kernels.common_pairs(items.indptr, items.values, view.n_items)
         return KeyedRows(*pairs, space=view.n_items**2)
 
-    def learn(self, model: Shared, keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Shared:
+    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Solve EASE, and find the vectors."""
-        n_items, config = len(model["neighbours"]), self.config
-        head = Head.of(keys, sums[:, 0], n_items, config.dense_items)
-        block = head.block + np.triu(head.block, 1).T
+        head, ridge = self.head(keys, sums, model), self.config.cooccurrence_ridge
+        block = head.blocks[0] + np.triu(head.blocks[0], 1).T
         vectors = np.zeros_like(model["vectors"])
-        vectors[head.items] = leading_vectors(block, config.factors)
-        pairs, values = head.outside
-        both = np.concatenate([pairs, pairs % n_items * n_items + pairs // n_items])
-        order = np.argsort(both)
-        both, values = both[order], np.concatenate([values, values])[order]
-        alone = values / (head.counts[both // n_items] + config.cooccurrence_ridge)
-        weights = ease_weights(block, config.cooccurrence_ridge)
-        table = kept_table(model, head, weights, both, alone)
-        return {**table, "vectors": vectors, "products": gram(vectors)}
+        vectors[head.items] = leading_vectors(block, self.config.factors)
+        pairs, values = pair_weights.both_ways(*head.outside, len(head.counts))
+        alone = values / (head.counts[pairs // len(head.counts)] + ridge)
+        table = strongest(model, pairs, alone, head.items, pair_weights.ease_weights(block, ridge))
+        return {**table, "vectors": vectors, "products": pair_weights.gram(vectors)}
 
-    def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
+    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Add up weights from the history, and solve for the client's vector."""
         past, vectors = view.positives, model["vectors"]
-        table, ones = (model["neighbours"], model["weights"]), np.ones(0, np.float32)
-        kernels.add_by_lag(out[:, :3], past.indptr, past.values, *table, ENDS, ones)
+        _add_by_lag(out[:, :3], view, model, ENDS)
         kernels.log_of_sum(out[:, :3], PAIR_FLOOR, out[:, 3])
         touched = distinct_items(past)
         ridge = OWN_RIDGE * (touched.lengths + UNSEEN * view.n_items)
         everything = UNSEEN * model["products"]
-        own = solve_users(vectors, everything, touched.indptr, touched.values, ridge)
+        own = pair_weights.solve_users(vectors, everything, touched.indptr, touched.values, ridge)
         columns = np.ascontiguousarray(vectors.T)
         kernels.score_vectors(own.astype(np.float32), columns, out[:, 4])
         kernels.log_of_sum(out[:, 4:5], PAIR_FLOOR, out[:, 5])
@@ -263,20 +256,9 @@ class Cooccurrence(Expert):
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
-        weights = {name: model[name] for name in ("neighbours", "weights")}
-        by_weight = {"ends": ENDS.tolist(), "recency": 0.0, "floor": PAIR_FLOOR, "logs": "sum"}
         factors = {"unseen": UNSEEN, "ridge": OWN_RIDGE, "floor": PAIR_FLOOR, "recent": RECENT}
-        return (
-            Part("lags", by_weight, weights),
-            Part("factors", factors, {"vectors": model["vectors"]}),
-        )
-
-
-def _latest(items: Ragged, count: int) -> Ragged:
-    """Return each client's last items."""
-    start = np.maximum(items.indptr[:-1], items.indptr[1:] - count)
-    kept = np.arange(len(items.values)) >= np.repeat(start, items.lengths)
-    return Ragged(np.concatenate([[0], np.cumsum(kept)])[items.indptr], items.values[kept])
+        by_factor = Part("factors", factors, {"vectors": model["vectors"]})
+        return _lags(ENDS, PAIR_FLOOR, "sum", model), by_factor
 
 
 def leading_vectors(gram: NDArray[np.float64], count: int) -> NDArray[np.float32]:

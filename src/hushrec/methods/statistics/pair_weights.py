@@ -24,30 +24,25 @@ weights only. So memory grows with m and with the pairs that occur, not with m²
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from hushrec.aggregation import KeyedRows, Total, Update
-from hushrec.data.views import TrainView
+from hushrec.config import Count
+from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import DivergedError
 from hushrec.io import require_memory
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.base import (
-    Fitted,
-    Method,
-    MethodConfig,
-    Phase,
-    Private,
-    Shared,
-    Traits,
-    download_nothing,
-    upload_nothing,
-)
+from hushrec.kernels.jit import njit
+from hushrec.methods.base import IDLE, Fitted, Method, MethodConfig, Phase, Scores, Shared, Traits
+from hushrec.methods.baselines import where
+from hushrec.private import Private
 from hushrec.streams import Round, Streams
 
 TABLE = "pairs"
@@ -58,24 +53,26 @@ SELECT_SCALARS = "select scalars"
 RECENCIES, POPULARITIES = (1.0, 0.8), (0.1, 1.0, 20.0)
 """What is tried where an option leaves it open, in this order."""
 
-Block = NDArray[np.float64]
-Vector = NDArray[np.float64]
+Array = NDArray[Any]
+Keys = NDArray[np.int64]
+"""Of pairs of items: (i, j) is the key i · m + j."""
+Sums = NDArray[np.float64]
 
 
 class ItemPairsConfig(MethodConfig):
     """Options of every member of the family."""
 
-    ridge: Annotated[float, Field(gt=0)] = 100.0
+    ridge: PositiveFloat = 100.0
     """Added to the diagonal of the system, in counts: larger trusts single items less."""
     recency: Annotated[float, Field(ge=0)] | None = None
     """On the device: the g-th last item weighs g^-recency; 0 ignores the order.  [1.0 or 0.8,
     chosen on validation items]"""
-    recent: Annotated[int, Field(ge=1)] = 100
+    recent: Count = 100
     """On the device: how many of the last items are scored from."""
     popularity: Annotated[float, Field(ge=0)] | None = None
     """On the device: how much an item's share of all interactions adds to its score.  [0.1, 1 or
     20, chosen on validation items]"""
-    neighbours: Annotated[int, Field(ge=1)] = 4000
+    neighbours: Count = 4000
     """Weights kept per item, the largest in size; never more than 2^24 in the whole model."""
     dense_items: Annotated[int, Field(ge=2)] = 4000
     """Items up to which the system is solved in full; beyond, these many most popular ones."""
@@ -90,49 +87,31 @@ class ItemPairs(Method):
     def scalars(self) -> list[tuple[float, float]]:
         """Return the pairs of recency and popularity to try."""
         recency, popularity = self.config.recency, self.config.popularity
-        return list(
-            product(
-                RECENCIES if recency is None else [recency],
-                POPULARITIES if popularity is None else [popularity],
-            )
-        )
+        recencies = RECENCIES if recency is None else [recency]
+        return list(product(recencies, POPULARITIES if popularity is None else [popularity]))
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from no weights at all."""
-        n_items = view.n_items
-        kept = max(1, min(self.config.neighbours, n_items, TABLE_ENTRIES // n_items))
-        head = min(self.config.dense_items, n_items)
-        require_memory(
-            4 * 8 * head**2, f"a system of dense_items={head} items", "a smaller dense_items"
-        )
         return {
-            "neighbours": np.tile(np.arange(n_items, dtype=np.int32)[:, None], kept),
-            "weights": np.zeros((n_items, kept), np.float32),
-            "shares": np.zeros(n_items, np.float32),
+            **empty_table(view.n_items, self.config.neighbours, self.config.dense_items),
+            "shares": np.zeros(view.n_items, np.float32),
             "scalars": np.array(self.scalars()[0]),
         }
 
     @abstractmethod
-    def solve(self, *blocks: Block) -> Block:
+    def solve(self, *blocks: Sums) -> Sums:
         """Return the head's weights from its sums, a block for every number that a pair has.
 
         The diagonal of the first holds counts.
         """
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Add up the weights from the client's last items."""
         recency, popularity = shared["scalars"]
-        prior = shared["shares"] * np.float32(popularity)
-        scores = np.tile(prior, (len(history), 1))
-        past = history.positives
-        pair_kernels.add_from_history(
-            scores,
-            past.indptr,
-            past.values,
-            shared["neighbours"],
-            shared["weights"],
-            fading(self.config.recent, recency),
-        )
+        scores = np.tile(shared["shares"] * np.float32(popularity), (len(history), 1))
+        past, table = history.positives, (shared["neighbours"], shared["weights"])
+        by_lag = fading(self.config.recent, recency)
+        pair_kernels.add_from_history(scores, past.indptr, past.values, *table, by_lag)
         return scores
 
 
@@ -144,18 +123,9 @@ class ExactPairs(ItemPairs):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One round counts, and tries the first scalars; each other pair of scalars takes one."""
-        count = Phase(
-            "count",
-            1,
-            "sums over pairs of its items",
-            self._fit_counts,
-            self._learn_weights,
-            download_nothing,
-        )
-        others = len(self.scalars()) - 1
-        select = Phase(
-            SELECT_SCALARS, others, "nothing", upload_nothing, self._next_scalars, download_nothing
-        )
+        sends, others = "sums over pairs of its items", len(self.scalars()) - 1
+        count = Phase("count", 1, sends, self._fit_counts, self._learn_weights, lambda shared: {})
+        select = replace(IDLE, name=SELECT_SCALARS, rounds=others, apply=self._next_scalars)
         return (count, select) if others else (count,)
 
     def _fit_counts(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
@@ -163,53 +133,104 @@ class ExactPairs(ItemPairs):
 
     @abstractmethod
     def count(self, view: TrainView) -> KeyedRows:
-        """Return what each client counts over pairs of its items; (i, j) is the key i · m + j."""
+        """Return what each client counts over pairs of its items."""
 
     def _next_scalars(self, shared: Shared, total: Total, number: int) -> Shared:
-        """Take the scalars that this round tries."""
         return {**shared, "scalars": np.array(self.scalars()[number - 1])}
 
     def _learn_weights(self, shared: Shared, total: Total, number: int) -> Shared:
-        """Turn the sums into weights."""
-        kept = {name: np.zeros_like(array) for name, array in shared.items()}
-        kept["neighbours"][:] = np.arange(len(shared["shares"]))[:, None]
-        kept["scalars"] = shared["scalars"]
-        keys, summed = total.rows[TABLE]
-        values, n_items = summed[:, 0], len(shared["shares"])
+        head = Head.of(*total.rows[TABLE], len(shared["shares"]), self.config.dense_items)
+        weights = self.solve(*head.blocks)
+        outside = self.weigh_outside(*head.outside, head.counts)
+        shares = (head.counts / max(head.counts.sum(), 1e-12)).astype(np.float32)
+        return {**shared, **strongest(shared, *outside, head.items, weights), "shares": shares}
+
+    @abstractmethod
+    def weigh_outside(self, keys: Keys, sums: Sums, counts: Sums) -> tuple[Keys, Sums]:
+        """Return what ordered pairs outside the head weigh by their own sums, keys ascending.
+
+        The system is solved as if it were diagonal; ``counts`` are those of all items.
+        """
+
+
+@dataclass(frozen=True)
+class Head:
+    """Sums over pairs: those of the most popular items as square blocks, the others as keys."""
+
+    counts: Sums
+    """The sums of (i, i): how often each item was met."""
+    items: NDArray[np.int64]
+    """The most popular items, in the catalogue's order."""
+    blocks: Sums
+    """Sums [numbers of a pair, head items, head items]."""
+    outside: tuple[Keys, Sums]
+    """Ascending keys of all pairs of two items that are not both in the head, and first sums."""
+
+    @classmethod
+    def of(cls, keys: Keys, sums: Sums, n_items: int, most: int) -> Head:
+        """Put sums over pairs in order; ties of popularity go to the lower item."""
         first, second = keys // n_items, keys % n_items
         counts = np.zeros(n_items)
-        counts[first[first == second]] = np.maximum(values[first == second], 0.0)
-        kept["shares"][:] = counts / max(counts.sum(), 1e-12)
+        counts[first[first == second]] = np.maximum(sums[first == second, 0], 0.0)
+        by_count = np.argsort(-counts, kind="stable")[:most]
+        items = np.sort(by_count[counts[by_count] > 0])
+        index = _index_among(items, n_items)
+        blocks = np.zeros((sums.shape[1], len(items), len(items)))
+        for block, column in zip(blocks, sums.T, strict=True):
+            pair_kernels.fill_head_block(block, index, keys, column, n_items)
+        far = (first != second) & ((index[first] < 0) | (index[second] < 0))
+        return cls(counts, items, blocks, (keys[far], sums[far, 0]))
 
-        # The head: the most popular items, ties to the lower number, in the catalogue's order.
-        by_count = np.argsort(-counts, kind="stable")[: self.config.dense_items]
-        head = np.sort(by_count[counts[by_count] > 0])
-        place = np.full(n_items, -1)
-        place[head] = np.arange(len(head))
-        blocks = np.zeros((summed.shape[1], len(head), len(head)))
-        for block, column in zip(blocks, summed.T, strict=True):
-            pair_kernels.fill_head_block(block, place, keys, column, n_items)
-        weights = self.solve(*blocks)
-        np.fill_diagonal(weights, 0.0)
-        # Whatever is not in the block: the same system, as if it were diagonal.
-        outside = (first != second) & ((place[first] < 0) | (place[second] < 0))
-        keys, values = self.directed(keys[outside], values[outside], n_items)
-        values = self.alone(values, counts[keys // n_items])
-        pair_kernels.keep_strongest(
-            weights, head, place, keys, values, n_items, kept["neighbours"], kept["weights"]
-        )
-        return kept
 
-    def alone(self, pairs: Vector, counts: Vector) -> Vector:
-        """Return what pairs (i, j) weigh outside the head, from their sums and i's counts."""
-        weights: Vector = pairs / (counts + self.config.ridge)
-        return weights
+def _index_among(items: NDArray[np.int64], n_items: int) -> NDArray[np.int64]:
+    """Return the index of each item of the catalogue among these, or -1."""
+    index = np.full(n_items, -1)
+    index[items] = np.arange(len(items))
+    return index
 
-    def directed(
-        self, keys: NDArray[np.int64], values: Vector, n_items: int
-    ) -> tuple[NDArray[np.int64], Vector]:
-        """Return the sums as ordered pairs, what speaks for what, keys ascending."""
-        return keys, values
+
+def empty_table(n_items: int, neighbours: int, dense_items: int) -> Shared:
+    """Return a table of no weights; what is kept per item follows from the catalogue's size."""
+    head = min(dense_items, n_items)
+    require_memory(
+        4 * 8 * head**2, f"a system of dense_items={head} items", "a smaller dense_items"
+    )
+    kept = max(1, min(neighbours, n_items, TABLE_ENTRIES // n_items))
+    return {
+        "neighbours": np.tile(np.arange(n_items, dtype=np.int32)[:, None], kept),
+        "weights": np.zeros((n_items, kept), np.float32),
+    }
+
+
+def strongest(
+    table: Shared, keys: Keys, values: Array, items: NDArray[np.int64], weights: Array
+) -> Shared:
+    """Keep each item's strongest weights: those among the head's items, and those of pairs."""
+    n_items = len(table["neighbours"])
+    kept = {name: np.zeros_like(table[name]) for name in ("neighbours", "weights")}
+    np.fill_diagonal(weights, 0.0)
+    index = _index_among(items, n_items)
+    pair_kernels.keep_strongest(weights, items, index, keys, values, n_items, **kept)
+    return kept
+
+
+def both_ways(keys: Keys, values: Sums, n_items: int) -> tuple[Keys, Sums]:
+    """Return unordered pairs as pairs of either order, keys ascending."""
+    both = np.concatenate([keys, keys % n_items * n_items + keys // n_items])
+    order = np.argsort(both)
+    return both[order], np.concatenate([values, values])[order]
+
+
+def latest(items: Ragged, count: int) -> Ragged:
+    """Return each client's last items."""
+    ends = np.repeat(items.indptr[1:], items.lengths)
+    return where(items, np.arange(len(items.values)) >= ends - count)
+
+
+def weights_alone(sums: Sums, counts: Sums, power: float, ridge: float) -> Sums:
+    """Return what pairs weigh by themselves: `transition_weights` with ``gram = 0``."""
+    weights: Sums = np.maximum(sums, 0.0) ** power / (counts**power + ridge)
+    return weights
 
 
 def fading(length: int, exponent: float = 1.0) -> NDArray[np.float32]:
@@ -217,7 +238,7 @@ def fading(length: int, exponent: float = 1.0) -> NDArray[np.float32]:
     return (np.arange(1, length + 1) ** -float(exponent)).astype(np.float32)
 
 
-def solve_symmetric(matrix: Block, right: Block) -> Block:
+def solve_symmetric(matrix: Sums, right: Sums) -> Sums:
     """Solve by Cholesky, or as a symmetric system where rounding or noise made it indefinite."""
     for kind in ("pos", "sym"):
         try:
@@ -227,17 +248,65 @@ def solve_symmetric(matrix: Block, right: Block) -> Block:
     raise DivergedError("the sums over pairs give no weights: use a larger ridge")
 
 
-def ease_weights(gram: Block, ridge: float) -> Block:
+def ease_weights(gram: Sums, ridge: float) -> Sums:
     """Return EASE's weights from XᵀX, which is changed."""
     gram[np.diag_indices_from(gram)] += ridge
     inverse = np.linalg.inv(gram)
     return -inverse / np.diag(inverse)
 
 
-def transition_weights(powered: Block, gram: float, ridge: float) -> Block:
+def transition_weights(powered: Sums, gram: float, ridge: float) -> Sums:
     """Return (D + gram · (F + Fᵀ) + ridge · I)⁻¹ F of the powered sums D + F."""
     counts = np.diag(powered).copy()
     np.fill_diagonal(powered, 0.0)
     matrix = gram * (powered + powered.T)
     np.fill_diagonal(matrix, counts + ridge)
     return solve_symmetric(matrix, powered)
+
+
+@njit(cache=True, nogil=True)
+def gram(items: Array) -> Array:
+    """Return the sum of q qᵀ over the items; in a fixed order, unlike a matrix product."""
+    d = items.shape[1]
+    out = np.zeros((d, d))
+    for i in range(len(items)):
+        for a in range(d):
+            for b in range(d):
+                out[a, b] += items[i, a] * items[i, b]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def solve_users(
+    items: Array, everything: Array, indptr: Array, touched: Array, ridge: Array
+) -> Array:
+    """Return each client's vector, by Cholesky, whatever the other clients are."""
+    d = items.shape[1]
+    out, column = np.zeros((len(indptr) - 1, d)), np.empty(d)
+    for c in range(len(indptr) - 1):
+        matrix, x = everything.copy(), out[c]
+        for p in range(indptr[c], indptr[c + 1]):
+            row = items[touched[p]]
+            for a in range(d):
+                x[a] += row[a]
+                for b in range(a + 1):
+                    matrix[a, b] += row[a] * row[b]
+        for a in range(d):
+            matrix[a, a] += ridge[c]
+        for k in range(d):
+            matrix[k, k] = np.sqrt(matrix[k, k])
+            for a in range(k + 1, d):
+                matrix[a, k] /= matrix[k, k]
+                column[a] = matrix[a, k]
+            for a in range(k + 1, d):
+                for b in range(k + 1, a + 1):
+                    matrix[a, b] -= column[a] * column[b]
+        for a in range(d):
+            for k in range(a):
+                x[a] -= matrix[a, k] * x[k]
+            x[a] /= matrix[a, a]
+        for a in range(d - 1, -1, -1):
+            for k in range(a + 1, d):
+                x[a] -= matrix[k, a] * x[k]
+            x[a] /= matrix[a, a]
+    return out

@@ -1,17 +1,17 @@
 """Item-to-item weights under user-level differential privacy: two rounds of noisy sums.
 
-What takes the place of `fednext` and `fedease` where noise is added to sums. The noise has to cover
-every pair that is asked for, so pairs that would hold nothing else are not; and everybody's upload
-has the same norm, so that nobody's room is wasted:
+It replaces `fednext` and `fedease` where noise is added to sums. Every pair that is counted gets
+noise, so pairs that would be noise only are not counted; and all uploads have the largest norm that
+clipping allows:
 
 1. **Counts.** A first round finds the head, the items that are popular enough for their pairs to
-   be seen through the noise (`methods.head`), with the small share ``counting`` of the budget.
+   be seen through the noise (`shared.denoising`), with the small share ``counting`` of the budget.
 2. **Pairs.** A device drops all other items from its history, counts pairs over what is left, with
    weight ``counted`` for an item by itself, and scales all of it to norm 1. Frequent pairs stand
    out of the noise anyway, so a pair weighs the less the more popular its items are (``tilt``),
    which leaves room for the rarer ones and is undone after the noise.
 
-The server estimates each sum from its noisy value by empirical Bayes (`methods.denoise`): pairs
+The server estimates each sum from its noisy value by empirical Bayes (`shared.denoising`): pairs
 that are expected to have similar sums share a prior. What is expected of a pair is read off the
 same noisy sums, added up so far that little noise is left: the sums of its two items, and how much
 more often their public categories (year, genre, …) meet than by chance. Where direction counts, the
@@ -32,16 +32,24 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hushrec.aggregation import KeyedRows, Total, Update
+from hushrec.config import Share
 from hushrec.data.features import category_shares
 from hushrec.data.views import Ragged, TrainView
 from hushrec.io import require_memory
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.base import Fitted, Phase, Private, Shared
-from hushrec.methods.shared.denoising import expected_powers, find_head, fit_item_counts, only
-from hushrec.methods.statistics.pair_weights import TABLE, Block, ItemPairs, ItemPairsConfig, Vector
+from hushrec.methods.base import Fitted, Phase, Scores, Shared
+from hushrec.methods.shared.denoising import expected_powers, find_head, head_phase, only
+from hushrec.methods.statistics.pair_weights import (
+    TABLE,
+    ItemPairs,
+    ItemPairsConfig,
+    Sums,
+    strongest,
+)
+from hushrec.private import Private
 from hushrec.streams import Round, Streams
 
 RARELY = 2e-5
@@ -59,23 +67,23 @@ REVERSE = np.array([-1, 0, 1, 2, 3, 4, 6, 10, 20])
 class PrivatePairsConfig(ItemPairsConfig):
     """Options of the family under noise."""
 
-    ridge: Annotated[float, Field(gt=0)] = 30.0
+    ridge: PositiveFloat = 30.0
     """Added to the diagonal of the system; uploads have norm 1 here, so units differ."""
     power: Annotated[float, Field(gt=0, le=1)] = 0.35
     """Sums are taken to this power: its posterior mean is what the noisy sums are turned into."""
     counting: Annotated[float, Field(gt=0, lt=1)] = 1 / 32
     """Share of the budget that the first round spends, to find the head."""
-    counted: Annotated[float, Field(gt=0)] = 0.15
+    counted: PositiveFloat = 0.15
     """Weight of an item by itself against a pair, before uploads are scaled to norm 1."""
-    recency: Annotated[float, Field(ge=0)] = 1.0
+    recency: NonNegativeFloat = 1.0
     """On the device: the g-th last item weighs g^-recency; 0 ignores the order."""
-    popularity: Annotated[float, Field(ge=0)] = 0.1
+    popularity: NonNegativeFloat = 0.1
     """On the device: how much an item's share of all interactions adds to its score."""
-    price: Annotated[float, Field(gt=0)] = 2.0
-    """What an item in the head costs; the head is the larger the less (`methods.head`)."""
-    tilt: Annotated[float, Field(ge=0, le=1)] = 0.0
+    price: PositiveFloat = 2.0
+    """What an item in the head costs; a lower price makes the head larger (`shared.denoising`)."""
+    tilt: Share = 0.0
     """In an upload, a pair weighs count^-tilt of each of its items as much; 0 treats all alike."""
-    categories: Annotated[float, Field(ge=0)] = 1.3
+    categories: NonNegativeFloat = 1.3
     """How much the items' categories say of what is expected of a pair; 0 leaves them out."""
 
 
@@ -91,27 +99,11 @@ class PrivatePairs(ItemPairs):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One round for counts, with little of the budget, and one for pairs."""
-        counting = self.config.counting
-        return (
-            Phase(
-                "count",
-                1,
-                "its items, scaled to norm 1",
-                fit_item_counts,
-                self._find_head,
-                self.download,
-                budget=counting,
-            ),
-            Phase(
-                "count pairs",
-                1,
-                "weighted pairs of its items in the head, scaled to norm 1",
-                self._fit_pairs,
-                self._learn_weights,
-                self.download,
-                budget=1 - counting,
-            ),
-        )
+        counting, download = self.config.counting, self.download
+        uploads = "weighted pairs of its items in the head, scaled to norm 1"
+        fit, learn, left = self._fit_pairs, self._learn_weights, 1 - counting
+        pairs = Phase("count pairs", 1, uploads, fit, learn, download, budget=left)
+        return head_phase(counting, self._find_head, download), pairs
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from no weights, and no head."""
@@ -137,10 +129,9 @@ class PrivatePairs(ItemPairs):
         return {n: a for n, a in shared.items() if n not in ("tilts", "members", "sizes")}
 
     def _fit_pairs(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        size = int(shared["head"].sum())
-        place = np.cumsum(shared["head"]) - 1
+        size, index = int(shared["head"].sum()), np.cumsum(shared["head"], dtype=np.int32) - 1
         past = only(view.positives, shared["head"])
-        indptr, keys, weights = self.pairs(Ragged(past.indptr, place[past.values]), size)
+        indptr, keys, weights = self.pairs(Ragged(past.indptr, index[past.values]), size)
         tilts, one = shared["tilts"][shared["head"]], max(size, 1)
         weights = weights * (tilts[keys // one] * tilts[keys % one])[:, None]
         scaled = pair_kernels.scaled_to_norm_one(indptr, keys, weights)
@@ -153,10 +144,9 @@ class PrivatePairs(ItemPairs):
 
     def _find_head(self, shared: Shared, total: Total, number: int) -> Shared:
         """Find the head from the counts, by the noise of the second phase."""
-        spent, left = self.budget_shares
-        noise_std, most = total.noise_std * np.sqrt(spent / left), self.config.dense_items
-        n_items, price = len(shared["head"]), self.config.price
-        found = find_head(total, n_items, noise_std, price, most)
+        (spent, left), config = self.budget_shares, self.config
+        noise_std, n_items = total.noise_std * np.sqrt(spent / left), len(shared["head"])
+        found = find_head(total, n_items, noise_std, config.price, config.dense_items)
         return {**shared, **found, "tilts": self.tilts(found["head"], found["shares"])}
 
     def _learn_weights(self, shared: Shared, total: Total, number: int) -> Shared:
@@ -166,15 +156,8 @@ class PrivatePairs(ItemPairs):
         keys, summed = total.rows[TABLE]
         noisy.ravel()[keys] = summed[:, 0]
         weights = self.solve(self.cleaned(noisy, total.noise_std, shared))
-        np.fill_diagonal(weights, 0.0)
-        place = np.where(shared["head"], np.cumsum(shared["head"]) - 1, -1)
-        kept = {name: np.zeros_like(shared[name]) for name in ("neighbours", "weights")}
-        kept["neighbours"][:] = np.arange(len(place))[:, None]
-        nothing = np.zeros(0, np.int64), np.zeros(0)
-        pair_kernels.keep_strongest(
-            weights, head, place, *nothing, len(place), kept["neighbours"], kept["weights"]
-        )
-        return {**shared, **kept}
+        no_pairs = np.zeros(0, np.int64), np.zeros(0)
+        return {**shared, **strongest(shared, *no_pairs, head, weights)}
 
     def tilts(self, head: NDArray[np.bool_], shares: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what each item of the head contributes to the weight of its pairs: 1 in the mean.
@@ -186,7 +169,7 @@ class PrivatePairs(ItemPairs):
         out[head] = np.exp(self.config.tilt * (levels.mean() - levels))
         return out
 
-    def cleaned(self, noisy: Block, noise_std: float, shared: Shared) -> Block:
+    def cleaned(self, noisy: Sums, noise_std: float, shared: Shared) -> Sums:
         """Return the sums to ``power``, as far as their noisy values tell them, without tilt."""
         config, size = self.config, len(noisy)
         tilts = shared["tilts"][shared["head"]].astype(np.float64)
@@ -202,7 +185,7 @@ class PrivatePairs(ItemPairs):
         out[first, second] = means / (tilts[first] * tilts[second]) ** config.power
         return out
 
-    def expected(self, noisy: Block, noise_std: float, shared: Shared) -> Block:
+    def expected(self, noisy: Sums, noise_std: float, shared: Shared) -> Sums:
         """Return what sum each pair should have by its items and their categories: logarithms."""
         pairs = noisy - np.diag(np.diag(noisy))
         if not self.ordered:
@@ -211,7 +194,7 @@ class PrivatePairs(ItemPairs):
         least = LEAST * max(rows.mean(), columns.mean(), 1e-12)
         rows, columns = np.maximum(rows, least), np.maximum(columns, least)
         chance = np.outer(rows, columns) / rows.sum()
-        level: Block = np.log(chance)
+        level: Sums = np.log(chance)
         members = shared["members"][shared["head"]].astype(np.float64)
         for mine in np.split(members, np.cumsum(shared["sizes"])[:-1], axis=1):
             lengths = np.sqrt((mine**2).sum(axis=0))
@@ -221,13 +204,13 @@ class PrivatePairs(ItemPairs):
             level += self.config.categories * (mine @ said @ mine.T)
         return level
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score from the last items of the head: no other item has weights."""
         known = replace(history, positives=only(history.positives, shared["head"]))
         return super().score(shared, private, known)
 
 
-def like_groups(levels: Vector) -> NDArray[np.int64]:
+def like_groups(levels: Sums) -> NDArray[np.int64]:
     """Group pairs by what is expected of them; groups get ever smaller towards the top."""
     sample = levels[:: max(1, len(levels) // 2**18)]
     cuts = np.quantile(sample, 1 - np.geomspace(1, RARELY, GROUPS)[1:])
