@@ -7,9 +7,7 @@ import numpy as np
 from hushrec import load
 from hushrec.data.features import encode
 from hushrec.data.splitting import SplitConfig, make_split
-from hushrec.data.views import Ragged
 from hushrec.evaluation.metrics import rank_full, summarise
-from hushrec.kernels import ragged
 from hushrec.streams import Streams
 
 
@@ -39,8 +37,7 @@ def ceiling(data: str, only: tuple[str, ...] | None = None) -> None:
         scores[f"by item, {n} drawn per row"] = popularity / (disliked_by + drawn)
     users = split.evaluated("valid")
     past, disliked = split.train.take(users).positives, split.disliked.take(users)
-    joined = ragged.sorted_union(past.indptr, past.values, disliked.indptr, disliked.values)
-    seen = Ragged(*joined)
+    seen = past.union(disliked)
     aim = split.valid.take(users)
     for name, score in scores.items():
         whole = np.tile(score.astype(np.float32), (len(users), 1))

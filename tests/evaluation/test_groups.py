@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushrec.evaluation.groups import GateStatistics, popular_items, spread, user_groups
+from hushrec.evaluation.groups import (
+    gate_statistics,
+    gates_by_user,
+    popular_items,
+    spread,
+    user_groups,
+)
 from hushrec.testing import clients_of
 
 
@@ -55,10 +61,10 @@ def test_gate_statistics_do_not_depend_on_chunks():
     gates[0] = 0.5
     popular = np.arange(30) < 9
     groups = {"cold": np.array([0, 1]), "warm": np.array([10, 11])}
-    parts = [GateStatistics.of(gates[a:b], popular) for a, b in ((0, 5), (5, 6), (6, 12))]
+    parts = [gates_by_user(gates[a:b], popular) for a, b in ((0, 5), (5, 6), (6, 12))]
     logits = np.log(gates / (1 - gates.astype(np.float64)))
-    np.testing.assert_allclose(parts[1].logit, logits[5:6].mean(axis=1), rtol=1e-6)
-    said = GateStatistics.concat(parts).statistics(groups)
+    np.testing.assert_allclose(parts[1]["logit"], logits[5:6].mean(axis=1), rtol=1e-6)
+    said = gate_statistics(parts, groups)
     assert said["mean"] == pytest.approx(gates.mean())
     assert said["sd"] == pytest.approx(gates.std(), rel=1e-6)
     assert said["away"] == pytest.approx((abs(gates - 0.5) > 0.01).mean())

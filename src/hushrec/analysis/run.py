@@ -291,7 +291,7 @@ def adaptation_curve(
 
     The users are those that training left out and that have enough rows for the largest number.
     """
-    users = evaluator.evaluated_users(part)
+    users = evaluator.users[part]
     enough = evaluator.split.train.positives.lengths[users] >= max(counts)
     users = users[enough & ~evaluator.data.trained[users]]
     if not len(users):

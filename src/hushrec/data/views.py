@@ -47,6 +47,11 @@ class Ragged:
         """Return these rows in this order."""
         return Ragged(*ragged.take_ragged(self.indptr, self.values, rows))
 
+    def union(self, other: Ragged) -> Ragged:
+        """Return, for every row, the ascending distinct values of both."""
+        pairs = self.indptr, self.values, other.indptr, other.values
+        return Ragged(*ragged.sorted_union(*pairs))
+
 
 @dataclass(frozen=True)
 class TrainView:
@@ -128,9 +133,7 @@ class TrainView:
         """Return, ascending, the items that are no negatives of each client."""
         if self._excluded is not None:
             return self._excluded
-        other = self.never_negative or Ragged.empty(len(self))
-        pos = self.positives
-        return Ragged(*ragged.sorted_union(pos.indptr, pos.values, other.indptr, other.values))
+        return self.positives.union(self.never_negative or Ragged.empty(len(self)))
 
     def prepared(self) -> TrainView:
         """Return the same view with its exclusions worked out, for many rounds to come."""

@@ -15,15 +15,9 @@ from hushrec.aggregation.statistics import Evaluation
 from hushrec.config import Clients, Settings
 from hushrec.data.splitting import Part, Split
 from hushrec.data.views import Ragged, TrainView, chunks
-from hushrec.evaluation.groups import (
-    GateStatistics,
-    Groups,
-    group_means,
-    popular_items,
-    user_groups,
-)
+from hushrec.evaluation import groups as grouping
 from hushrec.evaluation.metrics import Ranks, rank_full, rank_sampled, summarise, tally, user_metric
-from hushrec.kernels import draws, ragged
+from hushrec.kernels import draws
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Guided, Method, Shared
 from hushrec.methods.baselines import Popularity, distinct_items
@@ -108,16 +102,13 @@ class Evaluator:
         tolerant: bool = False,
     ) -> None:
         """``tolerant`` is that of the models it makes (`Model.tolerant`)."""
-        self.split = split
-        self.config = config
-        self.streams = streams
-        self.threads = threads
-        self.tolerant = tolerant
+        self.split, self.config, self.streams = split, config, streams
+        self.threads, self.tolerant = threads, tolerant
         self.data = ServingData.of(split)
-        self._users = {part: self._choose_users(part) for part in ("valid", "test")}
+        self.users = {part: self._choose_users(part) for part in ("valid", "test")}
         self._history = {part: split.history(part) for part in ("valid", "test")}
         self._samples: dict[Part, Ragged] = {}
-        self._groups: dict[Part, Groups] = {}
+        self._groups: dict[Part, grouping.Groups] = {}
 
     def model(self, method: Method, shared: Shared, private: PrivateStore) -> Model:
         """Return the model of these parameters, for the users of the split."""
@@ -133,14 +124,14 @@ class Evaluator:
         samples, targets = self._samples[part], self.split.heldout(part)
 
         def work(positions: NDArray[np.int64]) -> tuple[Ranks, Ranks]:
-            users = self._users[part][positions]
+            users = self.users[part][positions]
             view = self._history[part].take(users)
             scores = model.scores(users, view, score)
             aim, seen, drawn = targets.take(users), self.seen(users, view), samples.take(positions)
             full = rank_full(scores, view.users, seen, aim)
             return full, rank_sampled(scores, view.users, drawn, aim)
 
-        batches = chunks(np.arange(len(self._users[part])), model.batch_size)
+        batches = chunks(np.arange(len(self.users[part])), model.batch_size)
         with ThreadPoolExecutor(self.threads) as pool:
             parts = list(pool.map(work, batches))
         model.private.release()
@@ -159,25 +150,25 @@ class Evaluator:
         names = self.config.metric_names()
         return {candidates: summarise(r, names) for candidates, r in ranks.items()}
 
-    def groups(self, part: Part) -> Groups:
+    def groups(self, part: Part) -> grouping.Groups:
         """Return the groups of the users that are evaluated in this part."""
         if part not in self._groups:
-            self._groups[part] = user_groups(self.split.train, self._users[part])
+            self._groups[part] = grouping.user_groups(self.split.train, self.users[part])
         return self._groups[part]
 
     def group_means(self, ranks: PartRanks) -> dict[str, dict[str, float]]:
         """Return mean metrics under full ranking of each group of users with validation items."""
-        return group_means(ranks["full"], self.groups("valid"))
+        return grouping.group_means(ranks["full"], self.groups("valid"))
 
     def gate_statistics(self, model: Model) -> dict[str, Any] | None:
         """Return statistics of the gates that clients hold now; None without gates or users."""
         if not isinstance(model.method, Guided):
             return None
-        popular, parts = popular_items(self.split.train), []
-        for users in chunks(self._users["valid"], model.batch_size):
+        popular, parts = grouping.popular_items(self.split.train), []
+        for users in chunks(self.users["valid"], model.batch_size):
             gates = model.method.gates(model.shared, model.private_of(users))
-            parts.append(GateStatistics.of(gates, popular))
-        return GateStatistics.concat(parts).statistics(self.groups("valid")) if parts else None
+            parts.append(grouping.gates_by_user(gates, popular))
+        return grouping.gate_statistics(parts, self.groups("valid")) if parts else None
 
     def top_items(self, model: Model, part: Part, count: int) -> NDArray[np.int32]:
         """Return the best items of every evaluated user, histories as at the time of the part."""
@@ -188,21 +179,15 @@ class Evaluator:
             return top_k(model.scores(users, view), seen.indptr, seen.values, count)[0]
 
         with ThreadPoolExecutor(self.threads) as pool:
-            lists = list(pool.map(work, chunks(self._users[part], model.batch_size)))
+            lists = list(pool.map(work, chunks(self.users[part], model.batch_size)))
         return np.concatenate(lists)
-
-    def evaluated_users(self, part: Part) -> NDArray[np.int64]:
-        """Return the users that are evaluated in this part."""
-        return self._users[part]
 
     def seen(self, users: NDArray[np.int64], view: TrainView) -> Ragged:
         """Return the items that are no candidates: histories and held-out non-relevant items."""
         disliked = self.split.disliked
         if not len(disliked.values):
             return view.positives
-        other = disliked.take(users)
-        past = view.positives
-        return Ragged(*ragged.sorted_union(past.indptr, past.values, other.indptr, other.values))
+        return view.positives.union(disliked.take(users))
 
     def _choose_users(self, part: Part) -> NDArray[np.int64]:
         users = self.split.evaluated(part)
@@ -213,18 +198,18 @@ class Evaluator:
 
     def _draw_samples(self, part: Part) -> Ragged:
         """Draw items that a user never touches, as papers do; targets are added when ranking."""
-        users = self._users[part]
-        pos, test = self.split.history("test").positives.take(users), self.split.test.take(users)
-        disliked = self.split.disliked.take(users)
-        touched = ragged.sorted_union(pos.indptr, pos.values, test.indptr, test.values)
-        touched = ragged.sorted_union(*touched, disliked.indptr, disliked.values)
-        key = self.streams.key(f"evaluation/sample/{part}")
-        n_items = self.split.train.n_items
-        return Ragged(
-            *draws.draw_distinct_outside(
-                key, self.split.train.users[users], *touched, n_items, self.config.sampled
-            )
+        users, split = self.users[part], self.split
+        touched = self._history["test"].positives.take(users).union(split.test.take(users))
+        touched = touched.union(split.disliked.take(users))
+        drawn = draws.draw_distinct_outside(
+            self.streams.key(f"evaluation/sample/{part}"),
+            split.train.users[users],
+            touched.indptr,
+            touched.values,
+            split.train.n_items,
+            self.config.sampled,
         )
+        return Ragged(*drawn)
 
 
 def popularity_ranks(evaluator: Evaluator, part: Part) -> PartRanks:

@@ -15,7 +15,7 @@ are broken by the user's number, so that a group has the same members in every r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -54,7 +54,6 @@ def bootstrap_interval(
     values = _checked(values)
     if not 0 < level < 1:
         raise ConfigError(f"the level of an interval lies between 0 and 1, not {level}")
-    _require_resamples(resamples)
     rng = np.random.default_rng(seed)
     n = len(values)
     means = np.empty(resamples)
@@ -85,7 +84,8 @@ def paired_test(
     if method == "randomisation":
         p_value = _sign_flip(difference, resamples, seed)
     elif method == "wilcoxon":
-        p_value = _signed_rank(difference)
+        ranked = difference.any()
+        p_value = float(wilcoxon(difference, zero_method="pratt").pvalue) if ranked else 1.0
     else:
         raise ConfigError(f"unknown test '{method}'; known: randomisation, wilcoxon")
     low, high = bootstrap_interval(difference, seed=seed)
@@ -107,7 +107,6 @@ def holm(p_values: Sequence[float] | Values) -> Values:
 
 
 def _sign_flip(difference: Values, resamples: int, seed: int) -> float:
-    _require_resamples(resamples)
     rng = np.random.default_rng(seed)
     n = len(difference)
     total = difference.sum()
@@ -122,13 +121,9 @@ def _sign_flip(difference: Values, resamples: int, seed: int) -> float:
     return (extreme + 1) / (resamples + 1)
 
 
-def _signed_rank(difference: Values) -> float:
-    if not difference.any():
-        return 1.0
-    return float(wilcoxon(difference, zero_method="pratt").pvalue)
-
-
 def _chunks(resamples: int, n: int) -> list[slice]:
+    if resamples < 1:
+        raise ConfigError(f"at least 1 resample is needed, not {resamples}")
     rows = max(1, _CHUNK // n)
     return [slice(first, min(first + rows, resamples)) for first in range(0, resamples, rows)]
 
@@ -138,11 +133,6 @@ def _checked(values: Values) -> Values:
     if values.ndim != 1 or len(values) == 0 or not np.all(np.isfinite(values)):
         raise InputError("a test needs one finite value for each of at least one user")
     return values
-
-
-def _require_resamples(resamples: int) -> None:
-    if resamples < 1:
-        raise ConfigError(f"at least 1 resample is needed, not {resamples}")
 
 
 SHARE = 0.3
@@ -234,63 +224,41 @@ AWAY = 0.01
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-@dataclass(frozen=True)
-class GateStatistics:
-    """Statistics of each user's gates, [users] each: the gates [users, items] need not be kept."""
+def gates_by_user(gates: NDArray[np.float32], popular: NDArray[np.bool_]) -> dict[str, Values]:
+    """Return statistics of each user's gates, so that the gates [users, items] need not be kept.
 
-    mean: NDArray[np.float64]
-    squares: NDArray[np.float64]
-    """Mean squared distance from 1/2."""
-    away: NDArray[np.float64]
-    popular: NDArray[np.float64]
-    """Mean over the popular items."""
-    logit: NDArray[np.float64]
-    """Mean of the inverse sigmoid (FedRKG, table D.4)."""
-    popular_logit: NDArray[np.float64]
-    """The same over the popular items (table D.3)."""
+    ``squares`` is the mean squared distance from 1/2; ``logit`` and ``popular_logit`` are means of
+    the inverse sigmoid over all and over the popular items (FedRKG, tables D.4 and D.3).
+    """
+    apart = gates.astype(np.float64) - 0.5
+    smallest = np.finfo(np.float32).tiny  # gates that round to 0 or 1 get a finite logit
+    inside = np.clip(gates.astype(np.float64), smallest, 1 - 2.0**-24)
+    logits = np.log(inside) - np.log1p(-inside)
+    return {
+        "mean": 0.5 + apart.mean(axis=1),
+        "squares": (apart**2).mean(axis=1),
+        "popular": 0.5 + apart[:, popular].mean(axis=1),
+        "away": (abs(apart) > AWAY).mean(axis=1),
+        "logit": logits.mean(axis=1),
+        "popular_logit": logits[:, popular].mean(axis=1),
+    }
 
-    @classmethod
-    def of(cls, gates: NDArray[np.float32], popular: NDArray[np.bool_]) -> GateStatistics:
-        """Summarise gates [users, items]."""
-        apart = gates.astype(np.float64) - 0.5
-        smallest = np.finfo(np.float32).tiny  # gates that round to 0 or 1 get a finite logit
-        inside = np.clip(gates.astype(np.float64), smallest, 1 - 2.0**-24)
-        logits = np.log(inside) - np.log1p(-inside)
-        return cls(
-            0.5 + apart.mean(axis=1),
-            (apart**2).mean(axis=1),
-            (abs(apart) > AWAY).mean(axis=1),
-            0.5 + apart[:, popular].mean(axis=1),
-            logits.mean(axis=1),
-            logits[:, popular].mean(axis=1),
-        )
 
-    @classmethod
-    def concat(cls, parts: list[GateStatistics]) -> GateStatistics:
-        """Join the statistics of several batches."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-    def statistics(self, groups: Groups) -> dict[str, Any]:
-        """Return the statistics that metrics.jsonl holds of a guidance round."""
-        mean = float(self.mean.mean())
-        variance = float(self.squares.mean()) - (mean - 0.5) ** 2
-        return {
-            "mean": mean,
-            "sd": float(np.sqrt(max(0.0, variance))),
-            "away": float(self.away.mean()),
-            "user_quantiles": {
-                f"{q:g}": float(value)
-                for q, value in zip(QUANTILES, np.quantile(self.mean, QUANTILES), strict=True)
-            },
-            "groups": {
-                name: {
-                    "mean": float(self.mean[members].mean()),
-                    "popular": float(self.popular[members].mean()),
-                    "away": float(self.away[members].mean()),
-                    "logit": float(self.logit[members].mean()),
-                    "popular_logit": float(self.popular_logit[members].mean()),
-                }
-                for name, members in groups.items()
-            },
-        }
+def gate_statistics(parts: Sequence[Mapping[str, Values]], groups: Groups) -> dict[str, Any]:
+    """Return the statistics that metrics.jsonl holds of a guidance round, from all batches."""
+    users = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    mean = float(users["mean"].mean())
+    variance = float(users.pop("squares").mean()) - (mean - 0.5) ** 2
+    quantiles = np.quantile(users["mean"], QUANTILES)
+    return {
+        "mean": mean,
+        "sd": float(np.sqrt(max(0.0, variance))),
+        "away": float(users["away"].mean()),
+        "user_quantiles": {
+            f"{q:g}": float(value) for q, value in zip(QUANTILES, quantiles, strict=True)
+        },
+        "groups": {
+            group: {name: float(values[members].mean()) for name, values in users.items()}
+            for group, members in groups.items()
+        },
+    }

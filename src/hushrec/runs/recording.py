@@ -65,7 +65,7 @@ def summarise(
             "coverage@10": Coverage(10).value(top, counts),
             "popularity_bias@10": PopularityBias(10).value(top, counts),
         },
-        users=UserCounts(**split.facts(), ranked_users=len(evaluator.evaluated_users("test"))),
+        users=UserCounts(**split.facts(), ranked_users=len(evaluator.users["test"])),
         silos=None if holders is None else SiloFacts(**silos.facts(split.train, holders)),
         notes=list(split.data.notes),
     )
