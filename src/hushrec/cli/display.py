@@ -24,7 +24,7 @@ from hushrec.cli.options import PATH, gather
 from hushrec.cli.terminal import Console, progress, say, text_column
 from hushrec.config import DEFAULT_METHOD
 from hushrec.data import Interactions, load
-from hushrec.data.text import OnProgress, is_stream
+from hushrec.data.text import OnProgress
 from hushrec.errors import ConfigError, plain
 from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.federation.rounds import Callback, RoundRecord
@@ -59,7 +59,7 @@ talk_options = gather(
 def load_aloud(name: str, items: str | None, *, quiet: bool) -> Interactions:
     """Load what a run is trained on, and say what was handled while reading it."""
     for source in (name, items):
-        if source is not None and is_stream(Path(source)):
+        if source is not None and _is_stream(Path(source)):
             raise ConfigError(
                 f"{source} can be read only once, and a run must find its data again: keep it "
                 f"first with 'hushrec data import {source} --name NAME'"
@@ -70,6 +70,14 @@ def load_aloud(name: str, items: str | None, *, quiet: bool) -> Interactions:
         for note in data.notes:
             say(note, err=True)
     return data
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path can be read only once."""
+    try:
+        return path.exists() and not path.is_file() and not path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def say_default(request: ExperimentRequest, experiment: Experiment, *, quiet: bool = False) -> None:

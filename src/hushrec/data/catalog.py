@@ -16,17 +16,10 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.data import reading
 from hushrec.data.columns import NAME, frame_table
 from hushrec.data.features import features_from_arrays, features_to_arrays
 from hushrec.data.interactions import Interactions
-from hushrec.data.reading import (
-    NO_FEATURES,
-    FeatureFiles,
-    interactions_of,
-    items_of,
-    read_interactions,
-    read_items,
-)
 from hushrec.data.sources import CATALOG, DataFolder, DataSet, cache_dir
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import OnProgress, no_progress
@@ -64,27 +57,25 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
     scipy sparse matrix with a row per user and a column per item. ``items`` is the public list of
     items, with titles, genres and years if it has them: a file, or a frame beside data in memory.
     """
-    columns = Columns(
-        user=options.get("user"),
-        item=options.get("item"),
-        value=options.get("value"),
-        time=options.get("time"),
-        title=options.get("title"),
-    )
+    roles = ("user", "item", "value", "time", "title")
+    columns: dict[str, Any] = {
+        role: column for role, column in options.items() if role in roles and column is not None
+    }
     if not isinstance(source, str | Path):
-        return _load_frame(source, items, columns, options.get("name", NAME))
-    name, progress = str(source), options.get("progress", no_progress)
+        return _load_frame(source, items, Columns(**columns), options.get("name", NAME))
+    name, known = str(source), str(source) in names()
+    progress = options.get("progress", no_progress)
     if "name" in options:
         raise ConfigError("name= is for data in memory; 'hushrec data import' gives a file one")
     if items is not None and not isinstance(items, str | Path):
         raise ConfigError("items= of data that is a file is a file too")
-    if items is not None and name in names():
+    if items is not None and known:
         raise ConfigError(
             f"--items is for data that is a file, and '{name}' is a name: the data sets of the "
             "catalogue have their list of items, and 'hushrec data import' takes one"
         )
-    if columns.given() and name in names():
-        given = ", ".join(f"{role}=" for role in columns.given())
+    if columns and known:
+        given = ", ".join(f"{role}=" for role in roles if role in columns)
         raise ConfigError(f"the columns of '{name}' are known: leave out {given}")
     if name in CATALOG:
         dataset = CATALOG[name]
@@ -96,12 +87,13 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
                 raise DataError(_how_to_get(dataset))
             folder = fetch(name)
         return _load_known(dataset, replace(folder, progress=progress))
-    if name in names():
+    if known:
         return _load_imported(name)
     if name and (checked_path(name).exists() or Path(name).suffix):
+        chosen = Columns(**columns)
         # The whole path is the name: a run must find its data again from anywhere.
-        resolved = str(Path(name).resolve())
-        data = read_interactions(name, columns, name=resolved, items=items, progress=progress)
+        path = str(Path(name).resolve())
+        data = reading.read_interactions(name, chosen, name=path, items=items, progress=progress)
         listed = None if items is None else str(checked_path(items).resolve())
         return replace(data, items_file=listed)
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
@@ -110,10 +102,11 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
 def _load_frame(frame: object, items: object, columns: Columns, name: str) -> Interactions:
     public = None
     if isinstance(items, str | Path):
-        public = read_items(items)
+        public = reading.read_items(items)
     elif items is not None:
-        public = items_of(frame_table(items, "items"))
-    return replace(interactions_of(frame_table(frame, name), columns, public), name=name)
+        public = reading.items_of(frame_table(items, "items"))
+    data = reading.interactions_of(frame_table(frame, name), columns, public)
+    return replace(data, name=name)
 
 
 def names() -> list[str]:
@@ -129,15 +122,13 @@ def _load_known(dataset: DataSet, folder: DataFolder) -> Interactions:
             f"{folder.path}: the files do not fit together ({error!r}); "
             f"'hushrec data info {dataset.name}' tells which differ from the original"
         ) from None
-    notes = [
-        f"{name} not found: what it describes is left out" for name in dict.fromkeys(folder.absent)
-    ]
+    absent = dict.fromkeys(folder.absent)
+    notes = [*data.notes, *(f"{name} not found: what it describes is left out" for name in absent)]
     # What is published is public, its list of items too; of another file we know nothing.
     file = dataset.interactions_file
     published = folder.state(file, dataset.files[file]) == "ok"
     if not published:
         notes.append(f"{file} is not the published file: its list of items is not taken as public")
-    notes = [*data.notes, *notes]
     return replace(data, name=dataset.name, items_declared=published, notes=tuple(notes))
 
 
@@ -227,36 +218,33 @@ def _archive_files(dataset: DataSet) -> list[str]:
 
 
 def _how_to_get(dataset: DataSet) -> str:
+    how = "no official download is known"
     if dataset.url:
-        return (
-            f"{dataset.name}: not on this machine. Get it with 'hushrec data fetch "
-            f"{dataset.name}'. {_by_hand(dataset)}"
-        )
-    return f"{dataset.name}: no official download is known. {_by_hand(dataset)}"
+        how = f"not on this machine. Get it with 'hushrec data fetch {dataset.name}'"
+    return f"{dataset.name}: {how}. {_by_hand(dataset)}"
 
 
 def _by_hand(dataset: DataSet) -> str:
-    files = ", ".join(dataset.files)
-    folder = cache_dir() / dataset.folder
-    source = f"from {dataset.url} " if dataset.url else ""
+    files, source = ", ".join(dataset.files), f"from {dataset.url} " if dataset.url else ""
     return (
-        f"By hand: put {files} {source}into {folder}, or set HUSHREC_DATA to a folder that "
-        f"contains {dataset.folder}/{dataset.interactions_file}"
+        f"By hand: put {files} {source}into {cache_dir() / dataset.folder}, or set HUSHREC_DATA to "
+        f"a folder that contains {dataset.folder}/{dataset.interactions_file}"
     )
 
 
 # ------------------------------------------------------------------------------------- imports
 
 
-_ROWS = ("user", "item", "value", "time", "users", "items")
-"""Arrays of interactions that an import has under their own names."""
+_ROWS = {"user": "i", "item": "i", "value": "f", "time": "i", "users": "U", "items": "U"}
+"""Arrays of interactions that an import has under their own names, and their kinds of type."""
+_FLAGS = ("has_time", "items_declared")
 
 
 def import_file(
     path: str | Path,
     name: str,
     columns: Columns = RECOGNISED,
-    features: FeatureFiles = NO_FEATURES,
+    features: reading.FeatureFiles = reading.NO_FEATURES,
     *,
     overwrite: bool = False,
     progress: OnProgress = no_progress,
@@ -269,13 +257,12 @@ def import_file(
     checked_path(name)  # it will be the name of a file
     if _imported_path(name).exists() and not overwrite:
         raise ConfigError(f"'{name}' is imported already: use another name, or --overwrite")
-    data = read_interactions(path, columns, name=name, items=features.items, progress=progress)
+    items = features.items
+    data = reading.read_interactions(path, columns, name=name, items=items, progress=progress)
     data = features.describe(data)
-    arrays: dict[str, NDArray[Any]] = {part: getattr(data, part) for part in _ROWS}
+    arrays = {part: np.asarray(getattr(data, part)) for part in (*_ROWS, *_FLAGS)}
     if data.titles is not None:
         arrays["titles"] = data.titles
-    for flag in ("has_time", "items_declared"):
-        arrays[flag] = np.array(getattr(data, flag))
     arrays["notes"] = np.array(data.notes, dtype=np.str_)
     arrays |= features_to_arrays({"user": data.user_features, "item": data.item_features})
     path = _imported_path(name)
@@ -291,15 +278,15 @@ def _load_imported(name: str) -> Interactions:
         arrays = read_arrays(path)
         _require_sound(arrays)
         rows: dict[str, Any] = {part: arrays[part] for part in _ROWS}
+        flags: dict[str, Any] = {flag: bool(arrays[flag]) for flag in _FLAGS}
         features = features_from_arrays(("user", "item"), arrays)
         return Interactions(
             name=name,
             **rows,
+            **flags,
             user_features=features["user"],
             item_features=features["item"],
             titles=arrays.get("titles"),
-            has_time=bool(arrays["has_time"]),
-            items_declared=bool(arrays["items_declared"]),
             notes=tuple(str(note) for note in arrays["notes"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RunError) as error:
@@ -308,8 +295,7 @@ def _load_imported(name: str) -> Interactions:
 
 def _require_sound(arrays: Mapping[str, NDArray[Any]]) -> None:
     """Refuse arrays of other types, and indices of users or items that do not exist."""
-    kinds = {"user": "i", "item": "i", "value": "f", "time": "i", "users": "U", "items": "U"}
-    for name, kind in (kinds | {"titles": "U"}).items():
+    for name, kind in (_ROWS | {"titles": "U"}).items():
         if name in arrays and (arrays[name].ndim != 1 or arrays[name].dtype.kind != kind):
             raise ValueError(f"'{name}' has the type {arrays[name].dtype}")
     for name, of in (("user", "users"), ("item", "items")):

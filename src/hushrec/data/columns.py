@@ -1,8 +1,7 @@
 """Columns of text as numbers, and data in memory as columns.
 
 Ids, values, times and titles are converted block by block. Errors are raised when all rows were
-read, with file, line and column, so they do not depend on the size of the blocks. `read_columns`
-converts several columns in one pass.
+read, with file, line and column, so they do not depend on the size of the blocks.
 
 Data frames, Arrow tables, sparse matrices and dicts of columns are read as the rows of a file are.
 Frames are recognised by their attributes, so no library of frames is imported: they have column
@@ -61,34 +60,30 @@ class Ids:
     def result(self) -> tuple[IntArray, StrArray]:
         """Return codes and vocabulary, numbered in the order of the ids."""
         codes = np.concatenate(self._codes)
-        if "" in self._numbers:
-            raise DataError(f"{self._at(codes, '')}: empty id")
-        longest = max(self._numbers, key=len)
+        longest = "" if "" in self._numbers else max(self._numbers, key=len)
+        row = int((codes == self._numbers[longest]).argmax())
+        where = f"{self.table.at(row, self.column)}:"
+        if not longest:
+            raise DataError(f"{where} empty id")
         if len(longest) > LONGEST_ID:
             raise DataError(
-                f"{self._at(codes, longest)}: an id of {len(longest):,} characters; "
-                f"at most {LONGEST_ID:,} are accepted"
+                f"{where} an id of {len(longest):,} characters; at most {LONGEST_ID:,} are accepted"
             )
-        size = len(longest) * len(self._numbers) * np.dtype("U1").itemsize
-        if size > MOST_ID_BYTES:
+        if len(longest) * len(self._numbers) * np.dtype("U1").itemsize > MOST_ID_BYTES:
             raise DataError(
-                f"{self._at(codes, longest)}: an id of {len(longest):,} characters among "
-                f"{len(self._numbers):,}, which are all stored as wide; shorten the longest ids"
+                f"{where} an id of {len(longest):,} characters among {len(self._numbers):,}, which "
+                "are all stored as wide; shorten the longest ids"
             )
         ids = np.array(list(self._numbers), dtype=np.str_)
         self.order = id_order(ids)
         return np.argsort(self.order).astype(np.int32)[codes], ids[self.order]
 
-    def _at(self, codes: IntArray, entry: str) -> str:
-        row = int((codes == self._numbers[entry]).argmax())
-        return self.table.at(row, self.column)
-
 
 class Titles:
     """A column of item titles; the first row of an item has its title."""
 
-    def __init__(self, items: Ids) -> None:
-        self._items = items
+    def __init__(self, items: Ids, column: int) -> None:
+        self._items, self.column = items, column
         self._titles: list[str] = []
 
     def take(self, entries: list[str]) -> None:
@@ -106,33 +101,23 @@ class Values:
     def __init__(self, table: Table, column: int) -> None:
         self.table, self.column = table, column
         self._values: list[NDArray[np.float64]] = []
-        self._rows = 0
-        self._no_number: int | None = None
 
     def take(self, entries: list[str]) -> None:
         """Convert the next rows."""
-        if self._no_number is not None:
-            return
-        try:
-            self._values.append(np.fromiter(map(float, entries), np.float64, len(entries)))
-        except ValueError:
-            at = next(k for k, entry in enumerate(entries) if not is_number(entry))
-            self._no_number = self._rows + at
-        self._rows += len(entries)
+        self._values.append(_parsed(float, entries))
 
     def result(self) -> NDArray[np.float32]:
         """Return the values."""
-        if self._no_number is not None:
-            raise self._wrong(self._no_number, "a number")
         with np.errstate(over="ignore"):
             narrow = np.concatenate(self._values).astype(np.float32)
-        if not np.isfinite(narrow).all():
-            raise self._wrong(int(np.flatnonzero(~np.isfinite(narrow))[0]), "a finite number")
+        finite = np.isfinite(narrow)
+        if not finite.all():
+            entries = enumerate(self.table.entries(self.column))
+            no_number = next((row for row, entry in entries if not is_number(entry)), None)
+            if no_number is not None:
+                raise self.table.not_a("a number", no_number, self.column)
+            raise self.table.not_a("a finite number", int(finite.argmin()), self.column)
         return narrow
-
-    def _wrong(self, row: int, kind: str) -> DataError:
-        entry = self.table.entry(row, self.column)
-        return DataError(f"{self.table.at(row, self.column)}: {entry!r} is not {kind}")
 
 
 class Times:
@@ -140,97 +125,69 @@ class Times:
 
     def __init__(self, table: Table, column: int) -> None:
         self.table, self.column = table, column
-        self._whole: list[NDArray[np.int64]] = []
-        self._seconds: list[NDArray[np.float64]] = []
-        self._parse: Callable[[str], float] | None = None
-        self._rows = 0
-        self._wrong: int | None = None
+        self._blocks: list[NDArray[Any]] = []
+        self._parse: Callable[[str], float] = int
 
     def take(self, entries: list[str]) -> None:
         """Convert the next rows."""
-        if self._parse is None:
+        if self._parse is int:
             try:
-                self._whole.append(np.fromiter(map(int, entries), np.int64, len(entries)))
+                self._blocks.append(np.fromiter(map(int, entries), np.int64, len(entries)))
+                return
             except (ValueError, OverflowError):
-                self._leave_whole_numbers(entries[0])
-        if self._parse is not None and self._wrong is None:
-            self._take_seconds(entries, self._parse)
-        self._rows += len(entries)
-
-    def _leave_whole_numbers(self, entry: str) -> None:
-        """Read all rows as seconds, those that came before too."""
-        first = self._whole or is_number(entry)
-        self._parse = float if first else _iso_seconds
-        before = np.concatenate(self._whole) if self._whole else np.zeros(0, np.int64)
-        self._check(before.astype(np.float64), 0)
-
-    def _take_seconds(self, entries: list[str], parse: Callable[[str], float]) -> None:
-        try:
-            seconds = np.fromiter(map(parse, entries), np.float64, len(entries))
-        except (ValueError, OverflowError):
-            seconds = np.array([_or_nan(parse, entry) for entry in entries])
-        self._check(seconds, self._rows)
-
-    def _check(self, seconds: NDArray[np.float64], row: int) -> None:
-        self._seconds.append(seconds)
-        with np.errstate(invalid="ignore"):
-            wrong = np.flatnonzero(~(np.abs(seconds) < WHOLE))
-        if len(wrong):
-            self._wrong = row + int(wrong[0])
+                # All rows are seconds, those that came before too.
+                self._parse = float if self._blocks or is_number(entries[0]) else _iso_seconds
+        self._blocks.append(_parsed(self._parse, entries))
 
     def result(self) -> NDArray[np.int64]:
         """Return whole seconds, or microseconds where some time has a fraction."""
-        if self._parse is None:
-            return np.concatenate(self._whole)
+        times = np.concatenate(self._blocks)
+        if self._parse is int:
+            return times
         table, column = self.table, self.column
-        if self._wrong is not None:
+        exact = np.abs(times) < WHOLE
+        if not exact.all():
             kind = "a number" if self._parse is float else "a number or an ISO date like 2020-01-31"
-            entry = table.entry(self._wrong, column)
-            raise DataError(f"{table.at(self._wrong, column)}: time {entry!r} is not {kind}")
-        seconds = np.concatenate(self._seconds)
-        if (seconds == np.floor(seconds)).all():
-            return seconds.astype(np.int64)
-        if np.abs(seconds).max() * 1e6 >= 2**63:
+            raise table.not_a(kind, int(exact.argmin()), column, what="time ")
+        if (times == np.floor(times)).all():
+            return times.astype(np.int64)
+        if np.abs(times).max() * 1e6 >= 2**63:
             raise DataError(
                 f"{table.path}, {table.label(column)}: times too large to keep fractions"
             )
         table.notes.append("times have fractions of a second: kept in microseconds")
-        return np.rint(seconds * 1e6).astype(np.int64)
+        return np.rint(times * 1e6).astype(np.int64)
 
 
 Converter = Ids | Titles | Values | Times
 
 
-def read_columns(table: Table, converters: Sequence[tuple[int, Converter]]) -> None:
-    """Feed each column to its converter, all in one pass over the table."""
-    for block in table.blocks([column for column, _ in converters]):
-        for entries, (_, converter) in zip(block, converters, strict=True):
+def read_columns(table: Table, *converters: Converter | None) -> None:
+    """Feed its column to each converter, all in one pass over the table."""
+    present = [converter for converter in converters if converter is not None]
+    for block in table.blocks([converter.column for converter in present]):
+        for entries, converter in zip(block, present, strict=True):
             converter.take(entries)
 
 
-def read_ids(table: Table, column: int) -> tuple[IntArray, StrArray]:
-    """Read a column of ids alone."""
-    ids = Ids(table, column)
-    read_columns(table, [(column, ids)])
-    return ids.result()
+def _parsed(parse: Callable[[str], float], entries: list[str]) -> NDArray[np.float64]:
+    """Parse entries, all at once if possible; what cannot be parsed is NaN."""
 
+    def number_or_nan(entry: str) -> float:
+        try:
+            return parse(entry)
+        except (ValueError, OverflowError):
+            return np.nan
 
-def file_order(table: Table) -> NDArray[np.int64]:
-    """Return times for rows that have none."""
-    table.notes.append("no time column: the order of the file is taken as time")
-    return np.arange(table.rows, dtype=np.int64)
+    try:
+        return np.fromiter(map(parse, entries), np.float64, len(entries))
+    except (ValueError, OverflowError):
+        return np.array([number_or_nan(entry) for entry in entries])
 
 
 def _iso_seconds(entry: str) -> float:
     moment = datetime.fromisoformat(entry)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _or_nan(parse: Callable[[str], float], entry: str) -> float:
-    try:
-        return parse(entry)
-    except (ValueError, OverflowError):
-        return np.nan
 
 
 NAME = "frame"
@@ -240,13 +197,12 @@ NAME = "frame"
 def frame_table(frame: object, name: str = NAME) -> Table:
     """Make a table of something with named columns, or of a sparse matrix [users, items]."""
     columns = _columns(frame, name)
-    lengths = {len(column) for column in columns.values()}
-    if len(lengths) != 1:
+    arrays, names = list(columns.values()), [str(column) for column in columns]
+    if len({len(array) for array in arrays}) != 1:
         raise DataError(f"{name}: its columns differ in length")
-    (rows,) = lengths
+    rows = len(arrays[0])
     if not rows:
         raise DataError(f"{name}: no rows")
-    arrays, names = list(columns.values()), [str(column) for column in columns]
 
     def blocks(wanted: Sequence[int]) -> Iterator[Block]:
         for start in range(0, rows, ROWS):
@@ -310,9 +266,8 @@ def _entry(entry: Any, where: str) -> str:
         return (entry.decode("utf-8", "replace") if isinstance(entry, bytes) else entry).strip()
     if hasattr(entry, "__len__"):
         raise DataError(f"{where}: a {type(entry).__name__} where one entry is expected")
-    if entry is None or type(entry).__name__ in ("NAType", "NaTType"):
-        return ""
-    if isinstance(entry, float) and math.isnan(entry):
+    missing = entry is None or type(entry).__name__ in ("NAType", "NaTType")
+    if missing or (isinstance(entry, float) and math.isnan(entry)):
         return ""
     if isinstance(entry, bool) or (isinstance(entry, float) and entry.is_integer()):
         return str(int(entry))  # whole numbers in a column with gaps are floats

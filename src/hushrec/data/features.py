@@ -63,37 +63,33 @@ def encode(features: Features, rows: NDArray[Any], owner: str) -> Encoded:
     """
     bags, numbers = [], []
     for name, column in features.items():
-        known = rows < len(column)
-        at = np.where(known, rows, 0)
+        at = np.minimum(rows, len(column))
         if isinstance(column, Numeric):
-            scaled = _scaled(column, name, owner)[at] if len(column) else np.zeros(len(rows))
-            numbers.append(np.where(known, scaled, 0))
+            scaled = _scaled(column, name, owner) if len(column) else np.zeros(0)
+            numbers.append(np.append(scaled, 0)[at][:, None])
         else:
-            bags.append(_bag(column, at, known, f"{owner} feature '{name}'"))
-    parts = [*bags, *(column[:, None] for column in numbers), np.zeros((len(rows), 0))]
+            bags.append(_bag(column, f"{owner} feature '{name}'")[at])
+    parts = [*bags, *numbers, np.zeros((len(rows), 0))]
     sizes = tuple(bag.shape[1] for bag in bags)
     return Encoded(np.hstack(parts).astype(np.float32), sizes, len(numbers))
 
 
-def _bag(
-    column: Categorical | MultiCategorical, at: Array, known: Array, what: str
-) -> NDArray[np.float32]:
+def _bag(column: Categorical | MultiCategorical, what: str) -> NDArray[np.float32]:
+    """Return each row's weights of "unknown" and of every category; the last row is unknown."""
     size = 1 + len(column.names)
     if size > MOST_CATEGORIES:
         raise DataError(
             f"{what} has {size - 1:,} categories, at most {MOST_CATEGORIES:,} are taken: it looks "
             "like an id; leave it out, or group its values"
         )
-    weights = np.zeros((len(at), size), np.float32)
+    weights = np.zeros((len(column) + 1, size), np.float32)
     if isinstance(column, Categorical):
-        codes = np.where(known, column.codes[at] if len(column.codes) else 0, -1)
-        weights[np.arange(len(at)), np.maximum(codes, -1) + 1] = 1
+        weights[np.arange(len(column)), np.maximum(column.codes, -1) + 1] = 1
+        weights[-1, 0] = 1
     else:
-        flags = (column.flags[at] if len(column.flags) else np.zeros(weights[:, 1:].shape)) * (
-            known[:, None]
-        )
-        count = flags.sum(1)
-        weights[:, 1:] = flags / np.maximum(count, 1)[:, None]
+        weights[:-1, 1:] = column.flags
+        count = weights.sum(1)
+        weights /= np.maximum(count, 1)[:, None]
         weights[:, 0] = count == 0
     return weights
 
@@ -119,27 +115,27 @@ def of_newcomer(columns: Features, known: Mapping[str, str]) -> Features:
     for name in known:
         if name not in columns:
             raise ConfigError(f"no user feature '{name}'{nearest(name, columns)}")
-    return {name: _of_one(column, name, known.get(name)) for name, column in columns.items()}
+    return {
+        name: _column_of(column, [_entry(column, name, known[name]) if name in known else None])
+        for name, column in columns.items()
+    }
 
 
-def _of_one(column: Column, name: str, given: str | None) -> Column:
+def _entry(column: Column, name: str, given: str) -> float | str | list[str]:
     if isinstance(column, Numeric):
         try:
-            value = float("nan") if given is None else float(given)
+            return float(given)
         except ValueError:
             raise ConfigError(f"user feature '{name}' = '{given}': expected a number") from None
-        return replace(column, values=np.array([value], np.float32))
-    names = column.names.tolist()
-    words = [] if given is None else given.split("|")
+    names, words = column.names.tolist(), given.split("|")
     for word in words:
         if word not in names:
             raise ConfigError(f"user feature '{name}' has no value '{word}'{nearest(word, names)}")
-    if isinstance(column, Categorical):
-        if len(words) > 1:
-            raise ConfigError(f"user feature '{name}' takes one value, not {len(words)}")
-        code = names.index(words[0]) if words else -1
-        return replace(column, codes=np.array([code], np.int32))
-    return replace(column, flags=np.isin(column.names, words)[None])
+    if isinstance(column, MultiCategorical):
+        return words
+    if len(words) > 1:
+        raise ConfigError(f"user feature '{name}' takes one value, not {len(words)}")
+    return words[0]
 
 
 def usual(column: Column, owner: NDArray[np.int32], n_owners: int) -> Column:
@@ -168,11 +164,11 @@ def features_to_arrays(owners: Mapping[str, Features]) -> dict[str, Array]:
         for name, column in features.items():
             header: dict[str, Any] = {"name": name, "kind": type(column).__name__}
             for part, value in vars(column).items():
-                if not isinstance(value, np.ndarray):
-                    header[part] = value
-                else:
+                if isinstance(value, np.ndarray):
                     text = value.dtype.kind == "U"
                     arrays[f"{owner}/{name}/{part}"] = text_to_array(value) if text else value
+                else:
+                    header[part] = value
             columns[owner].append(header)
     return {**arrays, "columns": text_to_array(columns)}
 
@@ -268,15 +264,7 @@ def category_columns(view: TrainView) -> list[Categorical | MultiCategorical]:
 
 
 def category_shares(view: TrainView) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return each item's shares of all categories, unknown being one, and each feature's number."""
-    parts = [np.zeros((view.n_items, 0), np.float32)]
-    for column in category_columns(view):
-        flags = np.zeros((view.n_items, 1 + len(column.names)), np.float32)
-        if isinstance(column, MultiCategorical):
-            flags[:, 1:] = column.flags
-            flags[:, 0] = ~column.flags.any(axis=1)
-        else:
-            flags[np.arange(view.n_items), column.codes + 1] = 1.0
-        parts.append(flags / flags.sum(axis=1, keepdims=True))
-    sizes = np.array([part.shape[1] for part in parts[1:]], np.int64)
-    return np.concatenate(parts, axis=1), sizes
+    """Return each item's weights of all categories, "unknown" included, and each feature's size."""
+    parts = [_bag(column, "item feature")[:-1] for column in category_columns(view)]
+    sizes = np.array([part.shape[1] for part in parts], np.int64)
+    return np.concatenate([np.zeros((view.n_items, 0), np.float32), *parts], axis=1), sizes

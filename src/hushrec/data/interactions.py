@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,22 @@ def _categories(found: set[str]) -> StrArray:
     return names[id_order(names)]
 
 
+class _Column:
+    """A column: its first field has an entry for each row, the others describe the entries."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def take(self, rows: NDArray[Any]) -> Self:
+        """Return these rows."""
+        name = fields(self)[0].name
+        return replace(self, **{name: getattr(self, name)[rows]})
+
+
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(_Column):
     """One category per row: ``names[codes[row]]``; the code -1 is "unknown"."""
 
     codes: IntArray
@@ -49,20 +63,13 @@ class Categorical:
         codes = np.array([code[entry] for entry in entries], np.int32)
         return cls(codes, known, declared=names is not None)
 
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def take(self, rows: NDArray[Any]) -> Self:
-        """Return these rows."""
-        return replace(self, codes=self.codes[rows])
-
     def tobytes(self) -> bytes:
         """Return what identifies the column."""
         return self.codes.tobytes() + "\0".join(self.names).encode()
 
 
 @dataclass(frozen=True)
-class MultiCategorical:
+class MultiCategorical(_Column):
     """Any number of categories per row: ``flags[row, k]`` says whether ``names[k]`` applies."""
 
     flags: NDArray[np.bool_]
@@ -80,33 +87,19 @@ class MultiCategorical:
         flags = np.array([[name in some for name in known.tolist()] for some in sets], np.bool_)
         return cls(flags.reshape(len(sets), len(known)), known, declared=names is not None)
 
-    def __len__(self) -> int:
-        return len(self.flags)
-
-    def take(self, rows: NDArray[Any]) -> Self:
-        """Return these rows."""
-        return replace(self, flags=self.flags[rows])
-
     def tobytes(self) -> bytes:
         """Return what identifies the column."""
         return self.flags.tobytes() + "\0".join(self.names).encode()
 
 
 @dataclass(frozen=True)
-class Numeric:
+class Numeric(_Column):
     """One number per row; not-a-number is "unknown"."""
 
     values: NDArray[np.float32]
     low: float | None = None
     high: float | None = None
     """The range the numbers are declared to lie in: public, whatever the data."""
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def take(self, rows: NDArray[Any]) -> Self:
-        """Return these rows."""
-        return replace(self, values=self.values[rows])
 
     def tobytes(self) -> bytes:
         """Return what identifies the column."""

@@ -10,16 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.columns import (
-    Converter,
-    Ids,
-    Times,
-    Titles,
-    Values,
-    file_order,
-    read_columns,
-    read_ids,
-)
+from hushrec.data import text as guesses
+from hushrec.data.columns import Ids, Times, Titles, Values, read_columns
 from hushrec.data.interactions import (
     Categorical,
     Column,
@@ -36,21 +28,10 @@ from hushrec.data.tables import (
     Table,
     choose_columns,
     find_column,
-    parquet_table,
+    make_table,
     read_table,
-    text_table,
 )
-from hushrec.data.text import (
-    NO_GENRES,
-    OnProgress,
-    features_by_name,
-    is_item_header,
-    is_number,
-    looks_like_a_table,
-    no_progress,
-    read_content,
-    year_in,
-)
+from hushrec.data.text import OnProgress, is_number, no_progress
 from hushrec.errors import ConfigError, DataError
 
 Owner = Literal["user", "item"]
@@ -89,15 +70,11 @@ def interactions_of(
     """Make interactions of a table's rows, with the public list of items where there is one."""
     found = choose_columns(table, columns, required=("user", "item"))
     user, item = Ids(table, found["user"]), Ids(table, found["item"])
-    converters: list[tuple[int, Converter]] = [(found["user"], user), (found["item"], item)]
     value = Values(table, found["value"]) if "value" in found else None
     time = Times(table, found["time"]) if "time" in found else None
     # A public list has titles of its own, or none.
-    title = Titles(item) if "title" in found and public is None else None
-    for role, converter in (("value", value), ("time", time), ("title", title)):
-        if converter is not None:
-            converters.append((found[role], converter))
-    read_columns(table, converters)
+    title = Titles(item, found["title"]) if "title" in found and public is None else None
+    read_columns(table, user, item, value, time, title)
     user_codes, users = user.result()
     item_codes, touched = item.result()
     if public is not None:
@@ -110,12 +87,15 @@ def interactions_of(
             )
     if value is None:
         table.notes.append("no value column: every row counts 1")
+    values = np.ones(table.rows, np.float32) if value is None else value.result()
+    if time is None:
+        table.notes.append("no time column: the order of the file is taken as time")
     data = Interactions(
-        name=_plain_stem(table.path),
+        name=table.path.name.removesuffix(".gz").rsplit(".", 1)[0] or table.path.name,
         user=user_codes,
         item=item_codes,
-        value=np.ones(len(user_codes), np.float32) if value is None else value.result(),
-        time=file_order(table) if time is None else time.result(),
+        value=values,
+        time=np.arange(table.rows, dtype=np.int64) if time is None else time.result(),
         users=users,
         items=touched,
         titles=None if title is None else title.result(),
@@ -181,11 +161,8 @@ def items_of(table: Table, columns: Mapping[str, int] | None = None) -> ItemList
     """Make a list of items of a table's rows; ``columns`` says where ids and titles are."""
     columns = columns or choose_columns(table, RECOGNISED, required=("item",))
     items = Ids(table, columns["item"])
-    titles = Titles(items) if "title" in columns else None
-    converters: list[tuple[int, Converter]] = [(columns["item"], items)]
-    if titles is not None:
-        converters.append((columns["title"], titles))
-    read_columns(table, converters)
+    titles = Titles(items, columns["title"]) if "title" in columns else None
+    read_columns(table, items, titles)
     codes, ids = items.result()
     if len(ids) < len(codes):
         row = int(np.delete(np.arange(len(codes)), np.unique(codes, return_index=True)[1])[0])
@@ -196,20 +173,18 @@ def items_of(table: Table, columns: Mapping[str, int] | None = None) -> ItemList
 
 def _recognised(table: Table, order: NDArray[Any], titles: StrArray | None) -> dict[str, Column]:
     """Return the usual features of items that a table has, its rows in this order."""
-    columns = features_by_name(table.names or [])
+    entries = {
+        name: np.array(list(table.entries(column)), object)[order]
+        for name, column in guesses.features_by_name(table.names or []).items()
+    }
     found: dict[str, Column] = {}
-
-    def entries(name: str) -> list[str]:
-        every = table.column(columns[name])
-        return [every[row] for row in order]
-
-    if "genres" in columns:
-        sets = [set(entry.split("|")) - {"", NO_GENRES} for entry in entries("genres")]
+    if "genres" in entries:
+        sets = [set(entry.split("|")) - {"", guesses.NO_GENRES} for entry in entries["genres"]]
         # One that is empty describes nothing, one that is different everywhere is an id.
         if 0 < len(set().union(*sets)) <= MOST_GENRES:
             found["genres"] = MultiCategorical.of(sets)
-    dated = entries("year") if "year" in columns else map(year_in, [] if titles is None else titles)
-    coded = years(dated)
+    in_titles = map(guesses.year_in, [] if titles is None else titles)
+    coded = years(entries.get("year", in_titles))
     return {**found, "year": coded} if len(coded.names) else found
 
 
@@ -232,7 +207,7 @@ def read_features(
     table = read_table(Path(path))
     columns = choose_columns(table, RECOGNISED, required=(owner,))
     line_of: dict[str, int] = {}
-    for row, entry in enumerate(table.column(columns[owner])):
+    for row, entry in enumerate(table.entries(columns[owner])):
         if entry in line_of:
             raise DataError(f"{table.at(row, columns[owner])}: '{entry}' has a line already")
         line_of[entry] = row
@@ -243,7 +218,7 @@ def read_features(
     for words in declared:
         feature = _Declared.of(words)
         column = find_column(table, f"{owner} feature", feature.name)
-        entries = table.column(column)
+        entries = list(table.entries(column))
         ours = ["" if line is None else entries[line] for line in lines]
         found[feature.name] = feature.read(table, column, entries, ours)
     return found
@@ -341,39 +316,29 @@ def read_history(path: str | Path) -> list[str]:
     reads it; its time column, if any, gives the order.
     """
     table, columns = _item_table(Path(path))
-    codes, items = read_ids(table, columns["item"])
-    if "time" in columns:
-        times = Times(table, columns["time"])
-        read_columns(table, [(columns["time"], times)])
+    ids = Ids(table, columns["item"])
+    times = Times(table, columns["time"]) if "time" in columns else None
+    read_columns(table, ids, times)
+    codes, items = ids.result()
+    if times is not None:
         codes = codes[np.argsort(times.result(), kind="stable")]
     return [str(items[code]) for code in codes]
 
 
 def _item_table(path: Path) -> tuple[Table, dict[str, int]]:
     """Read a table with an item column, or one item id per line, and say what is where."""
-    content = read_content(path)
+    content = guesses.read_content(path)
     text = "" if content.is_parquet else content.as_text()
     if not content.is_parquet and not text.lstrip().startswith("{"):
-        lines = [(n, line.strip()) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-        if lines and is_item_header(lines[0][1]):
-            lines = lines[1:]
-        if not lines:
+        lines = {n: line.strip() for n, line in enumerate(text.split("\n"), 1) if line.strip()}
+        numbers, ids = list(lines), list(lines.values())
+        if ids and guesses.is_item_header(ids[0]):
+            numbers, ids = numbers[1:], ids[1:]
+        if not ids:
             raise DataError(f"{path}: the file is empty; write one item id per line")
-        ids = [line for _, line in lines]
-        if not looks_like_a_table(ids):
-            numbers = [number for number, _ in lines]
-            where = "line {}".format
-            return Table(
-                path=path,
-                names=None,
-                width=1,
-                rows=len(ids),
-                blocks=lambda wanted: iter([[ids for _ in wanted]]),
-                where=lambda row: where(numbers[row]),
-            ), {"item": 0}
-    table = parquet_table(content) if content.is_parquet else text_table(path, text, [])
+        if not guesses.looks_like_a_table(ids):
+            lines_of = [f"line {number}" for number in numbers]
+            table = Table(path, None, 1, len(ids), lambda _: iter([[ids]]), lines_of.__getitem__)
+            return table, {"item": 0}
+    table = make_table(content)
     return table, choose_columns(table, RECOGNISED, required=("item",))
-
-
-def _plain_stem(path: Path) -> str:
-    return path.name.removesuffix(".gz").rsplit(".", 1)[0] or path.name

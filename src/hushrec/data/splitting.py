@@ -167,22 +167,17 @@ class Split:
         """Count what a reader must know to judge the figures."""
         trained = np.zeros(self.data.n_items, bool)
         trained[self.train.positives.values] = True
-        targets = self.test.values
+        unknown, evaluated = ~trained[self.test.values], len(self.evaluated("test"))
+        parts = (self.train.positives, self.valid, self.test, self.disliked)
         return {
             "users": self.n_users,
             "items": self.data.n_items,
             "train_rows": int(self.train.positives.lengths[self.training_users].sum()),
-            "unused_rows": len(self.data)
-            - sum(
-                len(part.values)
-                for part in (self.train.positives, self.valid, self.test, self.disliked)
-            ),
+            "unused_rows": len(self.data) - sum(len(part.values) for part in parts),
             "training_clients": len(self.training_clients),
-            "evaluated_users": len(self.evaluated("test")),
-            "not_evaluated_users": self.n_users - len(self.evaluated("test")),
-            "test_items_nobody_trained_on": float(np.mean(~trained[targets]))
-            if len(targets)
-            else 0.0,
+            "evaluated_users": evaluated,
+            "not_evaluated_users": self.n_users - evaluated,
+            "test_items_nobody_trained_on": float(unknown.mean()) if len(unknown) else 0.0,
         }
 
 
@@ -238,8 +233,7 @@ def split_share(data: Interactions, config: SplitConfig, streams: Streams, share
         note = f"{int((~keep).sum()):,} rows with a value below {config.drop_below:g} left out"
         data = replace(data.select(keep), notes=(*data.notes, note))
     rows = _Ordered.of(data, share)
-    part = _PARTS[config.kind](rows, config, streams)
-
+    part = _parts(rows, config, streams)
     n_train = np.bincount(rows.user[part == TRAIN], minlength=data.n_users)
     too_short = (n_train < config.min_train)[rows.user] & (part != TRAIN)
     # A later row of a user without a past would be the future under one date for everybody, and
@@ -281,10 +275,10 @@ def may_train(config: SplitConfig, streams: Streams, population: int) -> NDArray
 
 def _usual_context(rows: _Ordered, training: NDArray[np.bool_]) -> dict[str, Column]:
     """Return each user's most frequent context in its training rows; held-out rows do not count."""
-    mine = rows.order[training]
+    mine, data = rows.order[training], rows.data
     return {
-        name: usual(replace(column, codes=column.codes[mine]), rows.data.user[mine], rows.n_users)
-        for name, column in rows.data.context.items()
+        name: usual(column.take(mine), data.user[mine], data.n_users)
+        for name, column in data.context.items()
         if isinstance(column, Categorical)
     }
 
@@ -319,11 +313,6 @@ class _Ordered:
         first = np.cumsum(count) - count
         return cls(data, share, order, user, np.arange(len(order)) - first[user], count[user])
 
-    @property
-    def n_users(self) -> int:
-        """Number of users in the data."""
-        return self.data.n_users
-
     def shuffled_position(self, streams: Streams) -> NDArray[np.int64]:
         """Return positions in a random order in place of the order in time."""
         # From each user's own stream, so no user's rows change another user's order.
@@ -334,52 +323,40 @@ class _Ordered:
         return position
 
 
-def _leave_one_out(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
-    from_end = rows.size - 1 - rows.position
-    return np.select([from_end == 0, from_end == 1], [TEST, VALID], TRAIN).astype(np.int8)
-
-
-def _ratio(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+def _parts(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+    """Return the part that each row belongs to."""
+    if config.kind == "time":
+        if not rows.data.has_time:
+            raise ConfigError(
+                f"{rows.data.name} has no timestamps: split.kind = 'time' cannot be used"
+            )
+        time = rows.data.time[rows.order]
+        shares = [1 - config.test - config.valid, 1 - config.test]
+        found = np.quantile(time, shares, method="higher")
+        first_valid = found[0] if config.valid_from is None else config.valid_from
+        first_test = found[1] if config.test_from is None else config.test_from
+        return _select(time >= first_test, time >= first_valid)
+    if config.kind == "leave-one-out":
+        from_end = rows.size - 1 - rows.position
+        return _select(from_end == 0, from_end == 1)
     position = rows.position if config.order == "time" else rows.shuffled_position(streams)
-    from_end = rows.size - 1 - position
-    n_test = np.floor(rows.size * config.test)
-    n_valid = np.floor(rows.size * config.valid)
-    choices = [from_end < n_test, from_end < n_test + n_valid]
-    return np.select(choices, [TEST, VALID], TRAIN).astype(np.int8)
-
-
-def _time(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
-    if not rows.data.has_time:
-        raise ConfigError(f"{rows.data.name} has no timestamps: split.kind = 'time' cannot be used")
-    time = rows.data.time[rows.order]
-    shares = [1 - config.test - config.valid, 1 - config.test]
-    found = np.quantile(time, shares, method="higher")
-    first_valid = found[0] if config.valid_from is None else config.valid_from
-    first_test = found[1] if config.test_from is None else config.test_from
-    return np.select([time >= first_test, time >= first_valid], [TEST, VALID], TRAIN).astype(
-        np.int8
-    )
-
-
-def _unseen_users(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
+    if config.kind == "ratio":
+        from_end = rows.size - 1 - position
+        n_test, n_valid = np.floor(rows.size * config.test), np.floor(rows.size * config.valid)
+        return _select(from_end < n_test, from_end < n_test + n_valid)
     role = _unseen_role(rows.share.population, config, streams)[rows.share.numbers[rows.user]]
-    position = rows.position if config.order == "time" else rows.shuffled_position(streams)
     # The earlier half adapts the model on the device; only the later half is ranked.
     return np.where(position >= (rows.size + 1) // 2, role, TRAIN).astype(np.int8)
 
 
-def _unseen_role(n_users: int, config: SplitConfig, streams: Streams) -> NDArray[np.int64]:
+def _unseen_role(n_users: int, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
     rank = streams.generator("split/unseen-users").permutation(n_users)
     n_test, n_valid = round(n_users * config.test), round(n_users * config.valid)
-    return np.select([rank < n_test, rank < n_test + n_valid], [TEST, VALID], TRAIN)
+    return _select(rank < n_test, rank < n_test + n_valid)
 
 
-_PARTS = {
-    "leave-one-out": _leave_one_out,
-    "ratio": _ratio,
-    "time": _time,
-    "unseen-users": _unseen_users,
-}
+def _select(tests: NDArray[np.bool_], validates: NDArray[np.bool_]) -> NDArray[np.int8]:
+    return np.select([tests, validates], [TEST, VALID], TRAIN).astype(np.int8)
 
 
 def join(first: Ragged, second: Ragged) -> Ragged:

@@ -11,8 +11,8 @@ import csv
 import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,18 +35,13 @@ from hushrec.errors import DataError, MissingExtraError, listed, nearest
 if TYPE_CHECKING:
     import pyarrow as arrow
 
-ROWS = 1 << 16
-"""Rows per block of columnar data."""
-
-Blocks = Callable[[Sequence[int]], Iterator[list[list[str]]]]
-
-
-BLOCK = 1 << 20
-"""Characters per block: lists of strings take ten times the size of their file."""
-_SPELT_OUT = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
-
 Block = list[list[str]]
 """Entries of some columns, for the rows of one block."""
+ROWS = 1 << 16
+"""Rows per block of columnar data."""
+BLOCK = 1 << 20
+"""Characters per block of text: lists of strings take ten times the size of their file."""
+_SPELT_OUT = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 READING, CHECKING = 0.1, 0.3
 """Fractions of the work that are done after reading a file, and after checking its lines."""
 
@@ -60,24 +55,16 @@ class Table:
     """None for a file without a header."""
     width: int
     rows: int
-    blocks: Blocks
+    blocks: Callable[[Sequence[int]], Iterator[Block]]
     where: Callable[[int], str]
     """Row number to "line 7"."""
     notes: list[str] = field(default_factory=list)
     text_only: bool = False
     """The first line has neither a known name nor a number: a header, or ids without one."""
 
-    def column(self, column: int) -> list[str]:
-        """Return a whole column, of a table that is not large."""
-        return list(chain.from_iterable(block[0] for block in self.blocks([column])))
-
-    def entry(self, row: int, column: int) -> str:
-        """Return one entry, for a message."""
-        for (entries,) in self.blocks([column]):
-            if row < len(entries):
-                return entries[row]
-            row -= len(entries)
-        raise IndexError(row)
+    def entries(self, column: int) -> Iterator[str]:
+        """Return the entries of a column."""
+        return chain.from_iterable(block[0] for block in self.blocks([column]))
 
     def label(self, column: int) -> str:
         """Name a column for a message."""
@@ -86,6 +73,11 @@ class Table:
     def at(self, row: int, column: int) -> str:
         """Name file, line and column for a message."""
         return f"{self.path}, {self.where(row)}, {self.label(column)}"
+
+    def not_a(self, kind: str, row: int, column: int, what: str = "") -> DataError:
+        """Return the error that an entry is not of a kind."""
+        entry = next(islice(self.entries(column), row, None))
+        return DataError(f"{self.at(row, column)}: {what}{entry!r} is not {kind}")
 
 
 @dataclass(frozen=True)
@@ -101,13 +93,9 @@ class Columns:
 
     def given(self) -> dict[str, str | int]:
         """Return the columns that are given, by role."""
-        named = {name: at for name, at in asdict(self).items() if name != "delimiter"}
-        return {role: column for role, column in named.items() if column is not None}
-
-    @property
-    def by_number(self) -> bool:
-        """Whether a column is given by number, which suggests that the file has no header."""
-        return any(map(_is_number_of_column, self.given().values()))
+        columns = {role: column for role, column in vars(self).items() if column is not None}
+        columns.pop("delimiter", None)
+        return columns
 
 
 RECOGNISED = Columns()
@@ -118,27 +106,22 @@ def read_table(
     path: Path, columns: Columns = RECOGNISED, progress: OnProgress = no_progress
 ) -> Table:
     """Read a file of any known format."""
-    content = read_content(path, _between(0, READING, progress))
+    return make_table(read_content(path, _between(0, READING, progress)), columns, progress)
+
+
+def make_table(
+    content: Content, columns: Columns = RECOGNISED, progress: OnProgress = no_progress
+) -> Table:
+    """Make a table of the content of a file, which is used up."""
     if content.is_parquet:
-        return parquet_table(content)
+        return _parquet_table(content)
     text = content.as_text()
     content.raw = b""  # twice the same takes twice the memory
-    return text_table(path, text, content.notes, columns, progress)
-
-
-def text_table(
-    path: Path,
-    text: str,
-    notes: list[str],
-    columns: Columns = RECOGNISED,
-    progress: OnProgress = no_progress,
-) -> Table:
-    """Make a table of a text."""
     if not text.strip():
-        raise DataError(f"{path}: the file is empty")
+        raise DataError(f"{content.path}: the file is empty")
     if text.lstrip()[0] in "{[" and columns.delimiter is None:
-        return _json_table(path, text, notes, progress)
-    return _delimited_table(path, text, notes, columns, progress)
+        return _json_table(content.path, text, content.notes, progress)
+    return _delimited_table(content.path, text, content.notes, columns, progress)
 
 
 def line_blocks(text: str, progress: OnProgress = no_progress) -> Iterator[list[str]]:
@@ -167,14 +150,16 @@ def _delimited_table(
     # Only one-character delimiters know quoting; a plain split is several times faster.
     quoted = '"' in text and len(delimiter) == 1
     lines = (_Quoted if quoted else _Plain)(path, text, delimiter)
-    first, width, numbers, blank = lines.check(_between(READING, CHECKING, progress))
+    first, numbers, blank = lines.check(_between(READING, CHECKING, progress))
     if blank:
         notes.append(_blank_note(blank))
     known = any(role_of(name) for name in first)
-    header = is_header(first) and (known or not columns.by_number)
+    # Columns that are given by number suggest that the file has no header.
+    by_number = any(map(_is_number_of_column, columns.given().values()))
+    header = is_header(first) and (known or not by_number)
     if not header:
         notes.append("no header line: columns taken by position")
-    skip = int(header)
+    skip, width = int(header), len(first)
     rows = len(numbers) - skip
     if rows == 0:
         raise DataError(f"{path}: only a header line, no rows under it")
@@ -197,8 +182,8 @@ def _delimited_table(
     )
 
 
-_Checked = tuple[list[str], int, Sequence[int], int]
-"""The first row, the fields per row, the line number of each row, the blank lines."""
+_Checked = tuple[list[str], Sequence[int], int]
+"""The first row, the line number of each row, the blank lines."""
 
 
 @dataclass(frozen=True)
@@ -220,18 +205,17 @@ class _Plain:
                 line = next(filter(str.strip, lines))
                 first = [name.strip() for name in line.split(self.delimiter)]
             counts = [line.count(self.delimiter) + 1 for line in lines]
-            if not all(filled) or set(counts) != {len(first)}:
-                for number, (line, count) in enumerate(
-                    zip(filled, counts, strict=True), before + 1
-                ):
+            places = range(before + 1, before + 1 + len(lines))
+            if all(filled) and set(counts) == {len(first)}:
+                numbers.extend(places)
+            else:
+                for number, line, count in zip(places, filled, counts, strict=True):
                     if line and count != len(first):
                         raise _wrong_width(self.path, number, count, len(first))
                     if line:
                         numbers.append(number)
-            else:
-                numbers.extend(range(before + 1, before + 1 + len(lines)))
             before += len(lines)
-        return first, len(first), numbers, before - len(numbers)
+        return first, numbers, before - len(numbers)
 
     def fields(self, progress: OnProgress) -> Iterator[list[str]]:
         """Return the fields of all rows, one after the other, some rows at a time."""
@@ -242,13 +226,8 @@ class _Plain:
                 yield self.delimiter.join(lines).split(self.delimiter)
 
 
-@dataclass(frozen=True)
-class _Quoted:
+class _Quoted(_Plain):
     """Lines in which a field may be quoted, and then contain anything."""
-
-    path: Path
-    text: str
-    delimiter: str
 
     def check(self, progress: OnProgress) -> _Checked:
         """Refuse rows of different width, and quotes that do not end."""
@@ -263,7 +242,7 @@ class _Quoted:
             if len(row) != len(first):
                 raise _wrong_width(self.path, start, len(row), len(first))
             numbers.append(start)
-        return first, len(first), numbers, blank
+        return first, numbers, blank
 
     def fields(self, progress: OnProgress) -> Iterator[list[str]]:
         """Return the fields of all rows, one after the other, some rows at a time."""
@@ -333,10 +312,8 @@ def _json_table(path: Path, text: str, notes: list[str], progress: OnProgress) -
                 row += 1
             yield found
 
-    def where(row: int) -> str:
-        return f"line {numbers[row]}"
-
-    return Table(path, names, len(names), len(numbers), blocks, where, notes)
+    rows = len(numbers)
+    return Table(path, names, len(names), rows, blocks, lambda row: f"line {numbers[row]}", notes)
 
 
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -362,8 +339,7 @@ def _json_entry(path: Path, number: int, record: dict[str, Any], name: str) -> s
     return "" if entry is None else str(entry).strip()
 
 
-def parquet_table(content: Content) -> Table:
-    """Make a table of a Parquet file."""
+def _parquet_table(content: Content) -> Table:
     path = content.path
     try:
         import pyarrow as arrow
@@ -379,52 +355,36 @@ def parquet_table(content: Content) -> Table:
         raise DataError(f"{path}: only a header, no rows")
     names = [str(name) for name in stored.column_names]
 
-    def blocks(wanted: Sequence[int]) -> Iterator[list[list[str]]]:
-        columns = [_readable(f"{path}, column '{names[k]}'", stored.column(k)) for k in wanted]
-        for start in range(0, stored.num_rows, ROWS):
-            yield [
-                _as_text(f"{path}, column '{names[k]}'", column.slice(start, ROWS))
-                for k, column in zip(wanted, columns, strict=True)
-            ]
+    def blocks(wanted: Sequence[int]) -> Iterator[Block]:
+        columns = [_arrow_texts(f"{path}, column '{names[k]}'", stored.column(k)) for k in wanted]
+        return map(list, zip(*columns, strict=True))
 
     return Table(path, names, len(names), stored.num_rows, blocks, lambda row: f"row {row + 1}")
 
 
-def _readable(where: str, column: arrow.ChunkedArray) -> arrow.ChunkedArray:
-    """Refuse nested columns; round nanoseconds, which Python cannot hold, to microseconds."""
+def _arrow_texts(where: str, column: arrow.ChunkedArray) -> Iterator[list[str]]:
+    """Return the entries of a column as text, block by block; refuse what is not one entry."""
     import pyarrow as arrow
 
     kind = column.type
+    shown = str(kind) if len(str(kind)) < 100 else str(kind)[:99] + "…"
     if arrow.types.is_nested(kind):
         raise DataError(
-            f"{where}: holds {_cut(kind)}, and one entry is expected in each row; write a row for "
-            "each, or choose another column"
+            f"{where}: holds {shown}, and one entry is expected in each row; write a row for each, "
+            "or choose another column"
         )
-    if arrow.types.is_timestamp(kind) and kind.unit == "ns":
-        return column.cast(arrow.timestamp("us", kind.tz), safe=False)
-    return column
-
-
-def _as_text(where: str, column: arrow.ChunkedArray) -> list[str]:
+    if arrow.types.is_timestamp(kind) and kind.unit == "ns":  # Python holds microseconds
+        column = column.cast(arrow.timestamp("us", kind.tz), safe=False)
     try:
-        return [_entry(entry) for entry in column.to_pylist()]
+        for start in range(0, len(column), ROWS):
+            entries = column.slice(start, ROWS).to_pylist()
+            texts = (entry.decode() if isinstance(entry, bytes) else entry for entry in entries)
+            yield ["" if text is None else str(text).strip() for text in texts]
     except (ValueError, OverflowError, TypeError) as error:
         # Dates of the year 300000, zones that do not exist, bytes that are no text.
         raise DataError(
-            f"{where}: {_cut(column.type)} that cannot be read ({error}); write the column as "
-            "text or numbers"
+            f"{where}: {shown} that cannot be read ({error}); write the column as text or numbers"
         ) from None
-
-
-def _entry(entry: Any) -> str:
-    if entry is None:
-        return ""
-    return (entry.decode() if isinstance(entry, bytes) else str(entry)).strip()
-
-
-def _cut(kind: object) -> str:
-    words = str(kind)
-    return words if len(words) < 100 else words[:99] + "…"
 
 
 def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) -> dict[str, int]:
@@ -432,10 +392,9 @@ def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) ->
     given = {role: find_column(table, role, at) for role, at in columns.given().items()}
     free = [k for k in range(table.width) if k not in given.values()]
     if table.names is None:
-        found = {role: k for k, role in enumerate(POSITIONS) if k in free}
+        chosen = {role: k for k, role in enumerate(POSITIONS) if k in free} | given
     else:
-        found = columns_by_name({k: table.names[k] for k in free})
-    chosen = found | given
+        chosen = columns_by_name({k: table.names[k] for k in free}) | given
     for role in required:
         if role not in chosen:
             headerless = "; if there is no header line, --user 0 --item 1"
@@ -449,11 +408,11 @@ def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) ->
 def find_column(table: Table, role: str, wanted: str | int) -> int:
     """Return the number of a column given by name or number; ``role`` is for the message."""
     names = table.names or []
-    if isinstance(wanted, str) and wanted in names:
-        return names.index(wanted)
-    folded = [name.lower() for name in names]
-    if isinstance(wanted, str) and wanted.lower() in folded:
-        return folded.index(wanted.lower())
+    if isinstance(wanted, str):
+        folded = [name.lower() for name in names]
+        for spelling, among in ((wanted, names), (wanted.lower(), folded)):
+            if spelling in among:
+                return among.index(spelling)
     if _is_number_of_column(wanted):
         if 0 <= int(wanted) < table.width:
             return int(wanted)

@@ -1,8 +1,6 @@
 """Bytes of a file as text, and what can be recognised in it.
 
 A file is opened once and read from beginning to end, so a pipe can be read too. Gzip is unpacked.
-Bytes that are not UTF-8 text are refused with their line.
-
 Delimiter, header line and the roles of columns (user, item, …) are guessed from the first lines.
 """
 
@@ -54,17 +52,17 @@ class Content:
 
     def as_text(self, encoding: str = "utf-8") -> str:
         """Return the text with plain line ends; conversions are noted."""
-        raw, path = self.raw, self.path
         try:
-            text = raw.decode(encoding)
+            text = self.raw.decode(encoding)
         except UnicodeDecodeError as error:
-            line = raw.count(b"\n", 0, error.start) + 1
+            line = self.raw.count(b"\n", 0, error.start) + 1
             raise DataError(
-                f"{path}, line {line}: not UTF-8 text at byte {error.start}; if it is latin-1, "
-                "convert it first: iconv -f latin1 -t utf8"
+                f"{self.path}, line {line}: not UTF-8 text at byte {error.start}; if it is "
+                "latin-1, convert it first: iconv -f latin1 -t utf8"
             ) from None
         if "\0" in text:
-            raise DataError(f"{path}: not text, there is a zero byte at byte {raw.index(0)}")
+            first = self.raw.index(0)
+            raise DataError(f"{self.path}: not text, there is a zero byte at byte {first}")
         if text.startswith("\ufeff"):
             text = text[1:]
             self.notes.append("byte-order mark removed")
@@ -114,14 +112,6 @@ def open_file(path: Path) -> io.BufferedReader:
         raise DataError(f"{path}: no such file") from None
     except ValueError:
         raise DataError(f"{path}: is no path") from None
-
-
-def is_stream(path: Path) -> bool:
-    """Return whether a path can be read only once."""
-    try:
-        return path.exists() and not path.is_file() and not path.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def _open_pipe(path: Path) -> io.BufferedReader:
@@ -212,21 +202,19 @@ def is_header(first: list[str]) -> bool:
 def columns_by_name(names: Mapping[int, str]) -> dict[str, int]:
     """Return the column of every role that is among these names; of equal names the first."""
     numbers = {_normal(name): number for number, name in reversed(list(names.items()))}
-    found = {
-        role: next((numbers[name] for name in usual if name in numbers), None)
-        for role, usual in _NAMES.items()
-    }
-    return {role: number for role, number in found.items() if number is not None}
+    return _most_telling(numbers, _NAMES)
 
 
 def features_by_name(names: Iterable[str]) -> dict[str, int]:
     """Return the column of every usual feature of items that is among these names."""
-    numbers = {_normal(name): number for number, name in enumerate(names)}
-    found = {
-        feature: next((numbers[name] for name in usual if name in numbers), None)
-        for feature, usual in _FEATURES.items()
-    }
-    return {feature: number for feature, number in found.items() if number is not None}
+    return _most_telling({_normal(name): k for k, name in enumerate(names)}, _FEATURES)
+
+
+def _most_telling(
+    numbers: Mapping[str, int], usual: Mapping[str, tuple[str, ...]]
+) -> dict[str, int]:
+    known = {what: [name for name in names if name in numbers] for what, names in usual.items()}
+    return {what: numbers[names[0]] for what, names in known.items() if names}
 
 
 def year_in(title: str) -> str:
@@ -279,9 +267,8 @@ def looks_like_a_table(lines: list[str]) -> bool:
     if delimiter is None or delimiter == " ":
         return False
     first = [entry.strip().strip('"') for entry in lines[0].split(delimiter)]
-    if any(role_of(name) == "item" for name in first):
-        return True
-    return len(first) >= 3 and is_number(first[2])
+    named = any(role_of(name) == "item" for name in first)
+    return named or (len(first) >= 3 and is_number(first[2]))
 
 
 def _normal(name: str) -> str:

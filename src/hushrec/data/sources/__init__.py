@@ -37,18 +37,16 @@ class DataFolder:
 
     def get(self, name: str) -> Path | None:
         """Return the path of a file, or None."""
-        for candidate in (self.path / name, self.path / f"{name}.gz"):
-            if candidate.is_file():
-                return candidate
-        return None
+        candidates = (self.path / name, self.path / f"{name}.gz")
+        return next(filter(Path.is_file, candidates), None)
 
     def interactions(self, name: str) -> Interactions:
         """Read the file of interactions, which every folder that was found has."""
-        return read_interactions(self._required(name), progress=self.progress)
+        return read_interactions(self.get(name) or self.path / name, progress=self.progress)
 
     def lines(self, name: str, delimiter: str, *, header: bool = False) -> list[list[str]]:
         """Return the fields of each line of a file that is there."""
-        return read_rows(self._required(name), delimiter, header=header)
+        return read_rows(self.get(name) or self.path / name, delimiter, header=header)
 
     def rows(
         self, name: str, delimiter: str, *, encoding: str = "utf-8", header: bool = False
@@ -82,11 +80,6 @@ class DataFolder:
                 return "differs"
         return "ok" if digest.hexdigest() == sha256 else "differs"
 
-    def _required(self, name: str) -> Path:
-        path = self.get(name)
-        assert path is not None, "`DataSet.find` returns folders that have this file"
-        return path
-
 
 @dataclass(frozen=True)
 class DataSet:
@@ -106,13 +99,15 @@ class DataSet:
     url: str | None = None
     """A zip archive with the files."""
     shared_folder: str | None = None
-    """DataFolder of the files where several data sets share an archive; by default the name."""
+    """Folder of the files where several data sets share an archive; by default the name."""
 
     def find(self, data_dir: str | Path | None = None) -> DataFolder | None:
         """Return the folder that has the data set, or None."""
-        for root in roots(data_dir):
-            # The official archives unpack into a folder of their own.
-            for inside in (self.folder, f"{self.folder}/{self.folder}", self._archive_stem):
+        # The official archives unpack into a folder of their own.
+        archive = PurePosixPath(self.url or self.folder).name.removesuffix(".zip")
+        roots = (data_dir, os.environ.get("HUSHREC_DATA"), cache_dir())
+        for root in [Path(root) for root in roots if root]:
+            for inside in (self.folder, f"{self.folder}/{self.folder}", archive):
                 folder = DataFolder(root / inside)
                 if folder.get(self.interactions_file):
                     return folder
@@ -135,10 +130,6 @@ class DataSet:
         """The name of the first file."""
         return next(iter(self.files))
 
-    @property
-    def _archive_stem(self) -> str:
-        return PurePosixPath(self.url or self.folder).name.removesuffix(".zip")
-
 
 def cache_dir() -> Path:
     """Return the folder for downloads and imports."""
@@ -148,14 +139,6 @@ def cache_dir() -> Path:
     except RuntimeError:
         # A user without a home directory: this path holds nothing and cannot be created.
         return Path(os.devnull) / "hushrec"
-
-
-def roots(data_dir: str | Path | None) -> Iterator[Path]:
-    """Return the folders to search, in their order."""
-    for root in (data_dir, os.environ.get("HUSHREC_DATA")):
-        if root:
-            yield Path(root)
-    yield cache_dir()
 
 
 class _Catalog(Mapping[str, DataSet]):
