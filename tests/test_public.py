@@ -9,8 +9,7 @@ from importlib import import_module
 import hushrec
 from documented import REPO, titled
 from hushrec import errors, extend, testing
-from hushrec.cli.federate import init_command
-from hushrec.cli.federated import rehearse_command
+from hushrec.cli.federate import init_command, rehearse_command
 from hushrec.cli.train import train_command, tune_command
 from hushrec.config import DEFAULT_METHOD
 from hushrec.federation.experiment import ExperimentRequest

@@ -21,8 +21,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from hushrec import train
-from hushrec.cli.federate import ExperimentOptions, make_rehearsal
-from hushrec.cli.federated import train_on
+from hushrec.cli.federate import ExperimentOptions, make_rehearsal, train_on
 from hushrec.deployment.coordinator.run import newest_run, status_of
 from hushrec.deployment.flower.processes import Processes
 from hushrec.deployment.flower.programs import federation_running, start_node

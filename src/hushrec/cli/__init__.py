@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Write a run's model for devices: a folder that numpy alone can serve.",
     ),
     "federate": (
-        "federated:federate_commands",
+        "federate:federate_commands",
         "Set up and run a federation: one server, and nodes that keep their users' data.",
     ),
     "methods": (

@@ -23,7 +23,7 @@ from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.requests import EvaluationRequest, Refusal, TrainRequest
 from hushrec.federation.rounds import Callback, run_rounds
 from hushrec.federation.setup import set_up
-from hushrec.federation.sums import StageReply, StageRequest
+from hushrec.federation.sums import ExpectedSum, StageReply, StageRequest, round_shape
 from hushrec.io.codec import Message
 from hushrec.secagg import Identity, Stage
 from hushrec.secagg import vectors as secagg_vectors
@@ -215,7 +215,9 @@ def test_nodes_that_are_sent_different_models_have_no_sum(world):
         common = {key: array + shift for key, array in download.common.items()}
         shared = replace(download, common=common, own={}).to_bytes()
         requests[name] = TrainRequest(assignment, 0, assignment.clients, shared)
-    gathered = backend.summing.train(requests, backend._expected(download, protection))
+    shape = round_shape(world.task, protection, download)
+    expected = ExpectedSum(backend.roster.run, 1, 0, shape, 1e6, 2**60)
+    gathered = backend.summing.train(requests, expected)
     assert gathered.nodes == ("node-1", "node-3", "node-4")
     (told,) = world.events.of("refused")
     assert told["node"] == "node-2"

@@ -1,9 +1,9 @@
 """Messages over Flower: the only module that imports it.
 
 SuperLink and SuperNodes carry the messages (`programs` starts them). Flower's own way is to start a
-process for each message, on a node with the code that the server sent. Here hushrec's process
-executes a ServerApp or ClientApp of its own (isolation "process"): a node runs its installed
-hushrec and no other code, and its process stays warm between rounds.
+process for each message, on a node with the code that the server sent. Here hushrec's process takes
+the tasks of ServerApp and ClientApp (isolation "process"): a node runs its installed hushrec and no
+other code, and its process stays warm between rounds.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import httpx
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.common.serde import context_from_proto, run_from_proto
+from flwr.common.serde import run_from_proto
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.interceptors import (
@@ -45,6 +46,7 @@ RECORD, ARRAY = "hushrec", "message"
 """Names under which a Flower message carries the bytes of ours."""
 POLL_SECONDS = 0.2
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -128,27 +130,13 @@ class GridLink:
 
 
 def run_on_grid(
-    endpoint: RuntimeEndpoint, run_id: int, seconds: float, work: Callable[[GridLink], None]
-) -> None:
-    """Execute ``work`` in this process as the ServerApp of a Flower run.
+    endpoint: RuntimeEndpoint, run_id: int, seconds: float, work: Callable[[GridLink], Result]
+) -> Result:
+    """Do ``work`` in this process, in place of the ServerApp of a Flower run; return its result.
 
-    ``seconds`` is how long the SuperLink may take to hand out the run's task.
+    ``seconds`` is how long the SuperLink may take to hand out the run's task. Heartbeats are sent
+    while the work is done, and its end is reported.
     """
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        work(GridLink(grid))
-
-    with _server_task(endpoint, run_id, seconds) as (grid, context):
-        app(grid, context)
-
-
-@contextmanager
-def _server_task(
-    endpoint: RuntimeEndpoint, run_id: int, seconds: float
-) -> Iterator[tuple[HttpGrid, Context]]:
-    """Take the run's task, send heartbeats for it, and report how it ended."""
     token = _token(endpoint, run_id, seconds)
     grid = HttpGrid(endpoint.address, root_certificates=endpoint.authority, token=token)
     client, ended = grid._runtime_client, SubStatus.FAILED
@@ -159,8 +147,9 @@ def _server_task(
         TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
         TaskIdentity.node_id = task.context.node_id
         grid.set_run(run_from_proto(task.run))
-        yield grid, context_from_proto(task.context)
+        result = work(GridLink(grid))
         ended = SubStatus.COMPLETED
+        return result
     finally:
         heartbeats.stop()
         grid._retry_invoker.max_tries = 1
@@ -265,7 +254,7 @@ def _heartbeat(client: RuntimeHttpClient) -> Callable[[], bool]:
         except httpx.TransportError:
             return False
         except httpx.HTTPStatusError:
-            return True  # the task is over
+            pass  # the task is over
         return True
 
     return beat
