@@ -17,9 +17,8 @@ from hushrec.deployment.coordinator.session import Policy
 from hushrec.deployment.flower.gateway import StatusCollector
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
-from hushrec.deployment.node.sums import NodeCredentials
 from hushrec.deployment.node.training import recommend
-from hushrec.deployment.node.worker import Worker
+from hushrec.deployment.node.worker import NodeCredentials, Worker
 from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
 from hushrec.federation import setup
 from hushrec.federation.contract import Catalogue, Contract, NodeRegistry, SecureSums

@@ -146,7 +146,7 @@ def test_whoever_is_killed_comes_back_and_nothing_is_counted_twice(tmp_path):
     for path in (top / "nodes").iterdir():
         with NodeDatabase.open(path / "data.node") as store:
             runs = NodeRuns(store)
-            uploads = runs.uploads(runs.newest())
+            uploads = runs.uploads(runs.status()["id"])
             status = runs.status()
         assert status["private_parameters"] >= len(uploads) > 300, "private state is there"
         assert set(uploads.values()) == {rounds}, "each upload is charged once"

@@ -51,10 +51,10 @@ def doom(folder, points):
     fate = Fate(folder, points)
     plain_train, plain_push = NodeTrainer.train, flower.push_message
 
-    def train(self, run, request):
+    def train(self, run, request, digest):
         fate.round = request.download.round
         fate.meets("before-fit")
-        return plain_train(self, run, request)
+        return plain_train(self, run, request, digest)
 
     def push(*arguments):
         fate.meets("before-reply")

@@ -42,7 +42,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hushrec.deployment.coordinator.session import Holding, Partition, Policy
-from hushrec.deployment.node.sums import NodeCredentials
+from hushrec.deployment.node.worker import NodeCredentials
 from hushrec.errors import ConfigError, nearest
 from hushrec.federation.contract import Contract, NodeRegistry
 from hushrec.secagg.keys import KEY_BYTES, Identity

@@ -11,8 +11,7 @@ from hushrec.deployment.coordinator.run import RemoteBackend
 from hushrec.deployment.coordinator.session import Policy, Roster, Session
 from hushrec.deployment.coordinator.summing import RecoveryJournal, SecureSumming
 from hushrec.deployment.node.database import NodeDatabase
-from hushrec.deployment.node.sums import NodeCredentials
-from hushrec.deployment.node.worker import Worker
+from hushrec.deployment.node.worker import NodeCredentials, Worker
 from hushrec.federation.contract import NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import set_up

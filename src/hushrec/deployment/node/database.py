@@ -108,50 +108,6 @@ MIGRATIONS = (
 )
 
 
-@contextmanager
-def creating(path: Path) -> Iterator[sqlite3.Connection]:
-    """Create a file with all tables that only its owner may read; remove it on any error."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        raise RunError(f"{path} exists already: choose another path for the node") from None
-    except OSError as error:
-        raise DiskError(f"cannot write {path}: {error.strerror}") from None
-    connection = None
-    try:
-        connection = _connect(path)
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        migrate(connection, path)
-        yield connection
-    except BaseException as error:
-        if connection is not None:
-            connection.close()
-        for end in ("", "-wal", "-shm", "-journal"):
-            remove(path.with_name(f"{path.name}{end}"))
-        if isinstance(error, sqlite3.Error):
-            raise DiskError(f"cannot write {path}: {error}") from None
-        raise
-
-
-def open_existing(path: Path) -> sqlite3.Connection:
-    """Open a node's file and migrate it; refuse other files, and files that others may read."""
-    if not path.is_file():
-        raise RunError(f"{path}: no such node; make one with 'hushrec node init'")
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise RunError(
-            f"{path} can be read by others, and holds people's data and keys: use 'chmod 600 "
-            f"{path}'"
-        )
-    connection = _connect(path)
-    try:
-        if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
-            raise RunError(f"{path} is no node of hushrec")
-        migrate(connection, path)
-    except sqlite3.DatabaseError as error:
-        raise RunError(f"{path} is no node of hushrec, or damaged: {error}") from None
-    return connection
-
-
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the tables to the newest version, each migration in a transaction."""
     found = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -195,7 +151,6 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-Row = tuple[Any, ...]
 SHARED_STILL_HOLDS = (
     "What was sent before is part of the shared model, and cannot be taken out of it: uploads were "
     "summed with everybody's. Under a privacy guarantee the sum hides that they were there; "
@@ -236,20 +191,54 @@ class NodeDatabase:
 
     @classmethod
     def create(cls, path: Path, name: str, contract: Contract) -> NodeDatabase:
-        """Create the database of a node that trains by this contract."""
+        """Create the database of a node that trains by this contract; only its owner may read it.
+
+        An error leaves no file behind.
+        """
         if not name or len(name) > 100 or not name.isprintable():
             raise RunError(f"{name!r} cannot be the name of a node: use up to 100 characters")
-        with creating(path) as connection:
-            store = cls(path, connection)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            raise RunError(f"{path} exists already: choose another path for the node") from None
+        except OSError as error:
+            raise DiskError(f"cannot write {path}: {error.strerror}") from None
+        store = None
+        try:
+            store = cls(path, _connect(path))
+            store.connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            migrate(store.connection, path)
             with store.changing():
                 facts = {"name": name, "contract": contract.to_bytes(), "noise_key": new_key()}
-                connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
-        return store
+                store.connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
+            return store
+        except BaseException as error:
+            if store is not None:
+                store.connection.close()
+            for end in ("", "-wal", "-shm", "-journal"):
+                remove(path.with_name(f"{path.name}{end}"))
+            if isinstance(error, sqlite3.Error):
+                raise DiskError(f"cannot write {path}: {error}") from None
+            raise
 
     @classmethod
     def open(cls, path: Path) -> NodeDatabase:
-        """Open a node's database."""
-        return cls(path, open_existing(path))
+        """Open a node's file and migrate it; refuse other files, and files that others may read."""
+        if not path.is_file():
+            raise RunError(f"{path}: no such node; make one with 'hushrec node init'")
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise RunError(
+                f"{path} can be read by others, and holds people's data and keys: use 'chmod 600 "
+                f"{path}'"
+            )
+        connection = _connect(path)
+        try:
+            if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION:
+                raise RunError(f"{path} is no node of hushrec")
+            migrate(connection, path)
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"{path} is no node of hushrec, or damaged: {error}") from None
+        return cls(path, connection)
 
     def __enter__(self) -> Self:
         return self
@@ -296,7 +285,7 @@ class NodeDatabase:
         row = self.connection.execute(query, tuple(values)).fetchone()
         return None if row is None else row[0]
 
-    def rows(self, query: str, values: Iterable[Any] = ()) -> list[Row]:
+    def rows(self, query: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows."""
         return self.connection.execute(query, tuple(values)).fetchall()
 
@@ -306,42 +295,45 @@ class NodeDatabase:
         self, data: Interactions, silos: NDArray[np.int32] | None = None
     ) -> ImportCounts:
         """Add interactions; ``silos`` are those of the users."""
-        self._expect_times(data.has_time)
-        shift = 0 if data.has_time else self._next_time()
+        before = self.fact("has_time")
+        if before is not None and before != str(int(data.has_time)):
+            have, lack = ("no times", "some") if before == "0" else ("times", "none")
+            raise DataError(
+                f"{self.path}: the interactions in it have {have} and the new ones have {lack}, so "
+                "nobody could tell which came first"
+            )
+        # The order of arrival stands for times that there are none of.
+        latest = "SELECT COALESCE(MAX(time) + 1, 0) FROM interactions"
+        shift = 0 if data.has_time else int(self.one(latest))
         known = np.isin(data.items, self.contract.catalogue.items)
         features = rows_to_json(data.user_features, data.n_users)
         contexts = rows_to_json(data.context, len(data))
-        touched = np.unique(data.user)
+        people = [
+            (str(data.users[k]), features[k], 0 if silos is None else int(silos[k]))
+            for k in np.unique(data.user)
+        ]
         with self.changing():
-            before = self.one("SELECT COUNT(*) FROM users")
-            people = [
-                (str(data.users[k]), features[k], 0 if silos is None else int(silos[k]))
-                for k in touched
-            ]
+            known_users = self.one("SELECT COUNT(*) FROM users")
             self.connection.executemany(
                 "INSERT INTO users (name, features, silo) VALUES (?, ?, ?) ON CONFLICT (name) DO "
                 "UPDATE SET features = excluded.features WHERE excluded.features != '{}'",
                 people,
             )
             number: dict[str, int] = dict(self.rows("SELECT name, id FROM users"))
-            columns = (data.user, data.item, data.value, data.time, contexts)
+            ids = [number.get(name) for name in data.users.tolist()]
+            items = data.items.tolist()
+            rows = zip(data.user, data.item, data.value, data.time, contexts, strict=True)
             self.connection.executemany(
                 "INSERT INTO interactions (user, item, value, time, context) "
                 "VALUES (?, ?, ?, ?, ?)",
                 (
-                    (
-                        number[str(data.users[user])],
-                        str(data.items[item]),
-                        float(value),
-                        int(when) + shift,
-                        context,
-                    )
-                    for user, item, value, when, context in zip(*columns, strict=True)
+                    (ids[user], items[item], float(value), int(when) + shift, context)
+                    for user, item, value, when, context in rows
                 ),
             )
-            users = self.one("SELECT COUNT(*) FROM users") - before
             self.keep_fact("has_time", str(int(data.has_time)))
-        return ImportCounts(len(data), users, int((~known[data.item]).sum()))
+        new_users = len(number) - known_users
+        return ImportCounts(len(data), new_users, int((~known[data.item]).sum()))
 
     def add(self, user: str, item: str, value: float, when: int | None) -> ImportCounts:
         """Add one interaction; its time is now unless given."""
@@ -369,7 +361,7 @@ class NodeDatabase:
 
         The bytes are overwritten, and the file is rewritten without them.
         """
-        found = self.one("SELECT id FROM users WHERE name = ?", (user,))
+        found = self.number_of(user)
         if found is None:
             self._rewrite()
             raise DataError(f"{self.path}: no user '{user}'")
@@ -386,17 +378,13 @@ class NodeDatabase:
                 f"DELETE FROM private WHERE (run, client) IN ({mine})",  # noqa: S608 - ours
                 (found,),
             ).rowcount
-            self.connection.execute(
-                "UPDATE runs SET reply = NULL, version = version + 1 WHERE id IN "
-                "(SELECT run FROM members WHERE user = ?)",
-                (found,),
-            )
-            self.connection.execute(
-                "UPDATE sums SET reply = NULL WHERE run IN (SELECT run FROM members WHERE "
-                "user = ?)",
-                (found,),
-            )
-            self.connection.execute("DELETE FROM users WHERE id = ?", (found,))
+            runs = "(SELECT run FROM members WHERE user = ?)"
+            for statement in (
+                f"UPDATE runs SET reply = NULL, version = version + 1 WHERE id IN {runs}",  # noqa: S608
+                f"UPDATE sums SET reply = NULL WHERE run IN {runs}",  # noqa: S608 - ours
+                "DELETE FROM users WHERE id = ?",
+            ):
+                self.connection.execute(statement, (found,))
         self._rewrite()
         return DeletionReport(rows, gone, uploads or 0, others, SHARED_STILL_HOLDS)
 
@@ -407,28 +395,25 @@ class NodeDatabase:
         """
         catalogue = self.contract.catalogue
         index = {str(item): k for k, item in enumerate(catalogue.items)}
-        query = (
-            "SELECT user, item, value, time, context FROM interactions WHERE id <= ? ORDER BY id"
-        )
-        kept = [row for row in self.rows(query, (upto,)) if row[0] in members and row[1] in index]
+        query = "SELECT user, item, value, time, context FROM interactions WHERE id <= ? "
+        rows = self.rows(f"{query} ORDER BY id", (upto,))
+        kept = [row for row in rows if row[0] in members and row[1] in index]
         if not kept:
             return None
         user, item, value, when, context = zip(*kept, strict=True)
-        features: dict[int, str] = dict(self.rows("SELECT id, features FROM users"))
-        order = sorted(members, key=lambda number: members[number])
-        names: dict[int, str] = dict(self.rows("SELECT id, name FROM users"))
+        people = {row[0]: row[1:] for row in self.rows("SELECT id, name, features FROM users")}
+        order = sorted(members, key=members.__getitem__)
+        names, features = zip(*(people[number] for number in order), strict=True)
         return Interactions(
             name=self.name,
             user=np.array([members[each] for each in user], np.int32),
             item=np.array([index[each] for each in item], np.int32),
             value=np.array(value, np.float32),
             time=np.array(when, np.int64),
-            users=np.array([names[number] for number in order], np.str_),
+            users=np.array(names, np.str_),
             items=catalogue.items,
             titles=catalogue.titles,
-            user_features=columns_from_json(
-                catalogue.user_features, [features[number] for number in order]
-            ),
+            user_features=columns_from_json(catalogue.user_features, features),
             item_features=catalogue.item_features,
             context=columns_from_json(catalogue.context, context),
             has_time=self.fact("has_time") != "0",
@@ -459,18 +444,6 @@ class NodeDatabase:
             "interactions_with_unknown_items": sum(c for item, c in items if item not in known),
             "file_bytes": self.path.stat().st_size,
         }
-
-    def _expect_times(self, has_time: bool) -> None:
-        before = self.fact("has_time")
-        if before is not None and before != str(int(has_time)):
-            have, lack = ("no times", "some") if before == "0" else ("times", "none")
-            raise DataError(
-                f"{self.path}: the interactions in it have {have} and the new ones have {lack}, so "
-                "nobody could tell which came first"
-            )
-
-    def _next_time(self) -> int:
-        return int(self.one("SELECT COALESCE(MAX(time) + 1, 0) FROM interactions"))
 
     def _rewrite(self) -> None:
         try:

@@ -36,14 +36,14 @@ class NodeRun:
     request: str | None
     reply: bytes | None
     version: int
+    masked: int
+    """The last round whose vector was sent for a secure sum."""
+    masked_request: str | None
+    """Digest of that round's request."""
     members: Mapping[int, int]
     """Index of each user in the enrolment, by the user's number in the file."""
     clients: Mapping[int, int]
     """Client of each such index."""
-    masked: int = 0
-    """The last round whose vector was sent for a secure sum."""
-    masked_request: str | None = None
-    """Digest of that round's request."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,12 @@ class NodeRuns:
                     "INSERT INTO members VALUES (?, ?, ?, ?)",
                     ((run, *member) for member in self._everybody()),
                 )
-                self._drop_old(number)
+                # Ledgers stay; so do the newest finished run and the one before this.
+                store.connection.execute(
+                    "DELETE FROM runs WHERE number < ? AND number IS NOT "
+                    "(SELECT MAX(number) FROM runs WHERE model IS NOT NULL)",
+                    (number - 1,),
+                )
         return self.get(run)
 
     def get(self, run: str) -> NodeRun:
@@ -95,29 +100,16 @@ class NodeRuns:
         if not found:
             raise MessageError(f"this node was not invited to the run '{run}', or is out of it")
         members = store.rows("SELECT place, user, client FROM members WHERE run = ?", (run,))
-        named, upto, terms, number, selected, request, reply, version, *sent = found[0]
-        return NodeRun(
-            id=named,
-            upto=upto,
-            terms=terms,
-            round=number,
-            selected=selected,
-            request=request,
-            reply=reply,
-            version=version,
-            members={user: index for index, user, _ in members},
-            clients={index: client for index, _, client in members},
-            masked=sent[0],
-            masked_request=sent[1],
-        )
+        indices = {user: index for index, user, _ in members}
+        clients = {index: client for index, _, client in members}
+        fields = (*found[0], indices, clients)
+        return NodeRun(*fields)
 
     def pin_terms(self, run: NodeRun, terms: str) -> None:
         """Store the first assignment of a run, and refuse any other."""
         if run.terms is None:
-            with self.store.changing():
-                self.store.connection.execute(
-                    "UPDATE runs SET terms = ? WHERE id = ? AND terms IS NULL", (terms, run.id)
-                )
+            query = "UPDATE runs SET terms = ? WHERE id = ? AND terms IS NULL"
+            self._change(query, terms, run.id)
         elif run.terms != terms:
             raise MessageError("the server sent another assignment of the run than before")
 
@@ -196,17 +188,13 @@ class NodeRuns:
     def select(self, run: NodeRun, round_number: int) -> NodeRun:
         """Store the number of the selected round."""
         if round_number > run.selected:
-            with self.store.changing():
-                self.store.connection.execute(
-                    "UPDATE runs SET selected = MAX(selected, ?) WHERE id = ?",
-                    (round_number, run.id),
-                )
+            query = "UPDATE runs SET selected = MAX(selected, ?) WHERE id = ?"
+            self._change(query, round_number, run.id)
         return self.get(run.id)
 
     def keep_model(self, run: NodeRun, model: bytes) -> None:
         """Store the request with the final parameters, which the node recommends with."""
-        with self.store.changing():
-            self.store.connection.execute("UPDATE runs SET model = ? WHERE id = ?", (model, run.id))
+        self._change("UPDATE runs SET model = ? WHERE id = ?", model, run.id)
 
     def newest_model(self) -> tuple[NodeRun, bytes] | None:
         """Return the newest finished run, and the request with its final parameters."""
@@ -214,31 +202,18 @@ class NodeRuns:
         found = self.store.rows(query)
         return (self.get(found[0][0]), found[0][1]) if found else None
 
-    def newest(self) -> str | None:
-        """Return the run that was begun last."""
-        found = self.store.one("SELECT id FROM runs ORDER BY number DESC LIMIT 1")
-        return None if found is None else str(found)
-
     def uploads(self, run: str) -> dict[str, int]:
         """Return how often each user's data was part of a protected upload of a run."""
-        return dict(
-            self.store.rows(
-                "SELECT name, uploads FROM ledger JOIN users ON users.id = ledger.user "
-                "WHERE run = ?",
-                (run,),
-            )
-        )
+        query = "SELECT name, uploads FROM ledger JOIN users ON users.id = ledger.user "
+        return dict(self.store.rows(f"{query} WHERE run = ?", (run,)))
 
     def spent(self, run: NodeRun, number: int) -> dict[int, int]:
         """Return the uploads charged to each client, without those of this round.
 
         Of a silo, it is the largest number of its users.
         """
-        paid: dict[int, int] = dict(
-            self.store.rows(
-                "SELECT user, uploads - (round = ?) FROM ledger WHERE run = ?", (number, run.id)
-            )
-        )
+        query = "SELECT user, uploads - (round = ?) FROM ledger WHERE run = ?"
+        paid: dict[int, int] = dict(self.store.rows(query, (number, run.id)))
         most: dict[int, int] = {}
         for user, index in run.members.items():
             client = run.clients[index]
@@ -247,14 +222,15 @@ class NodeRuns:
 
     def status(self) -> dict[str, Any] | None:
         """Return the progress of the newest run; None before the first."""
-        newest = self.newest()
-        if newest is None:
+        newest = self.store.rows(
+            "SELECT id, model IS NOT NULL FROM runs ORDER BY number DESC LIMIT 1"
+        )
+        if not newest:
             return None
-        run, uploads = self.get(newest), self.uploads(newest)
+        run, uploads = self.get(newest[0][0]), self.uploads(newest[0][0])
         size = "SELECT COUNT(*), COALESCE(SUM(LENGTH(arrays)), 0) FROM private WHERE run = ?"
-        count, stored = self.store.rows(size, (newest,))[0]
+        count, stored = self.store.rows(size, (run.id,))[0]
         waiting = self.store.one("SELECT COUNT(*) FROM interactions WHERE id > ?", (run.upto,))
-        model = self.store.one("SELECT model IS NOT NULL FROM runs WHERE id = ?", (newest,))
         return {
             "id": run.id,
             "round": run.round,
@@ -264,24 +240,22 @@ class NodeRuns:
             "interactions_for_the_next_run": waiting,
             "private_parameters": count,
             "private_bytes": stored,
-            "finished": bool(model),
+            "finished": bool(newest[0][1]),
             "most_protected_uploads": max(uploads.values(), default=0),
         }
 
     def _everybody(self) -> list[tuple[int, int, int]]:
+        """Return index, user and client of all users."""
         people = self.store.rows("SELECT id, silo FROM users ORDER BY id")
         if not self.store.contract.silos:
             return [(index, user, index) for index, (user, _) in enumerate(people)]
         silos = sorted({silo for _, silo in people})
         return [(index, user, silos.index(silo)) for index, (user, silo) in enumerate(people)]
 
-    def _drop_old(self, number: int) -> None:
-        """Delete runs except the newest finished one and the one before this; ledgers stay."""
-        self.store.connection.execute(
-            "DELETE FROM runs WHERE number < ? AND number IS NOT "
-            "(SELECT MAX(number) FROM runs WHERE model IS NOT NULL)",
-            (number - 1,),
-        )
+    def _change(self, query: str, *values: object) -> None:
+        """Execute one statement as a transaction."""
+        with self.store.changing():
+            self.store.connection.execute(query, values)
 
     def _drop_outdated(self, run: str, client: int, number: int, selected: int) -> None:
         """Delete private parameters except those of a round and the newest up to the selected."""
