@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,9 +30,10 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from hushrec.deployment.flower.processes import Processes, free_port
 from hushrec.deployment.flower.programs import (
-    RunningServer,
+    CONNECTION,
     _environment,
     _supernode,
+    flwr,
     node_running,
     program,
     server_running,
@@ -158,19 +159,19 @@ def running(made, tmp_path_factory):
             process.wait(60)
 
 
-def server_of(made):
-    """The server that another process runs, as its own commands see it."""
-    work = made / "server" / "run"
-    numbers = re.findall(r"Created node_id=(\d+)", (work / "superlink.log").read_text())
-    environment = {**os.environ, **_environment(work)}
-    folder = ServerFolder.open(made / "server")
-    return RunningServer(folder, None, environment, {number: number for number in numbers}, None)
+def environment_of(made):
+    """What Flower's commands find the server by that another process runs."""
+    return {**os.environ, **_environment(made / "server" / "run")}
 
 
 def online(made, wanted, seconds=60):
     """Wait until so many nodes are connected; return how many are."""
-    server, deadline = server_of(made), time.monotonic() + seconds
-    while (count := sum(server.connected().values())) < wanted and time.monotonic() < deadline:
+    environment, deadline, count = environment_of(made), time.monotonic() + seconds, 0
+    while time.monotonic() < deadline:
+        listed = flwr(environment, "supernode", "list", CONNECTION)["nodes"]
+        count = sum(each["status"] == "online" for each in listed)
+        if count >= wanted:
+            break
         time.sleep(0.5)
     return count
 
@@ -250,19 +251,19 @@ def test_another_nodes_key_is_refused(made, running, signing, status):
 
 def test_the_network_cannot_register_a_key_and_this_machine_can(made, running):
     """Flower asks nobody who registers a key or starts a run to show anything: the door does."""
-    server = server_of(made)
+    environment = environment_of(made)
     stranger = made / "stranger.pub"
     stranger.write_bytes(new_node_key("stranger")[1])
     inside = (made / "server" / "run" / "flwr" / "config.toml").read_text()
     outside = made / "outside"
     outside.mkdir()
-    address = f"localhost:{server.folder.config.port}"
+    address = f"localhost:{ServerFolder.open(made / 'server').config.port}"
     (outside / "config.toml").write_text(re.sub(r"127\.0\.0\.1:\d+", address, inside))
-    through_the_door = {**server.environment, "FLWR_HOME": str(outside)}
+    through_the_door = {**environment, "FLWR_HOME": str(outside)}
     words = ("supernode", "register", str(stranger), "hushrec")
     with pytest.raises(RunError, match="supernode register' failed"):
-        replace(server, environment=through_the_door).flwr(*words)
-    assert server.flwr(*words)["success"], "without the door it is done"
+        flwr(through_the_door, *words)
+    assert flwr(environment, *words)["success"], "without the door it is done"
 
 
 def test_a_server_cannot_run_its_code_on_a_node(made, running):
@@ -281,7 +282,7 @@ def test_a_server_cannot_run_its_code_on_a_node(made, running):
         file = made / "app" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    server_of(made).flwr("run", str(made / "app"), "hushrec")
+    flwr(environment_of(made), "run", str(made / "app"), "hushrec")
     deadline = time.monotonic() + 60
     while not (running.trusting / "stolen").exists():
         assert time.monotonic() < deadline, "the control: a node that Flower starts runs it"

@@ -217,8 +217,8 @@ def test_nodes_that_are_sent_different_models_have_no_sum(world):
         requests[name] = TrainRequest(assignment, 0, assignment.clients, shared)
     shape = round_shape(world.task, protection, download)
     expected = ExpectedSum(backend.roster.run, 1, 0, shape, 1e6, 2**60)
-    gathered = backend.summing.train(requests, expected)
-    assert gathered.nodes == ("node-1", "node-3", "node-4")
+    _, names = backend.summing.train(requests, expected)
+    assert names == ("node-1", "node-3", "node-4")
     (told,) = world.events.of("refused")
     assert told["node"] == "node-2"
     assert "goes by other terms" in told["why"]

@@ -22,41 +22,22 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation.statistics import Evaluation
 from hushrec.data.splitting import Part
-from hushrec.deployment.coordinator.session import (
-    Event,
-    EventLog,
-    Partition,
-    Policy,
-    Roster,
-    Session,
-)
-from hushrec.deployment.coordinator.summing import (
-    PlainSumming,
-    RecoveryJournal,
-    SecureSumming,
-    Summing,
-)
+from hushrec.deployment.coordinator.session import EventLog, Partition, Policy, Roster, Session
+from hushrec.deployment.coordinator.summing import PlainSumming, RecoveryJournal, SecureSumming
 from hushrec.errors import ConfigError, FederationError, RunError
+from hushrec.federation import rounds
 from hushrec.federation.backends import Collected
 from hushrec.federation.client import Download, Task
 from hushrec.federation.contract import Contract, NodeRegistry
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.requests import EvaluationRequest, Link, NodeId, TrainRequest
-from hushrec.federation.rounds import (
-    Callback,
-    RoundRecord,
-    ServerState,
-    Training,
-    finish,
-    run_rounds,
-)
 from hushrec.federation.setup import set_up_public
 from hushrec.federation.sums import ExpectedSum, round_shape
 from hushrec.io.codec import Arrays
@@ -90,7 +71,7 @@ class RemoteBackend:
         experiment: Experiment,
         roster: Roster,
         session: Session,
-        summing: Summing | None = None,
+        summing: SecureSumming | None = None,
     ) -> None:
         """``summing`` adds up the nodes' sums, by default in the clear."""
         self.task = task
@@ -117,20 +98,12 @@ class RemoteBackend:
         largest = self.session.policy.largest_norm if norm is None else norm
         most_steps = 2**62 // max(1, len(self.assignments)) - 1
         expected = ExpectedSum(self.roster.run, self.round, 0, shape, largest, most_steps)
-        gathered = self.summing.train(requests, expected)
-        if gathered.lost:
+        collected, nodes = self.summing.train(requests, expected)
+        if collected.lost:
             self._check_can_skip()
-        found, sent = gathered.sum, (requests[name] for name in gathered.nodes)
+        sent = (requests[name] for name in nodes)
         down_bytes = sum(replace(download, own=r.own).nbytes(len(r.clients)) for r in sent)
-        return Collected(
-            found.summed,
-            found.loss,
-            found.up_bytes,
-            down_bytes,
-            found.zeroed_out,
-            gathered.noised,
-            gathered.lost,
-        )
+        return replace(collected, down_bytes=down_bytes)
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
         """Merge the nodes' evaluations of their own users' held-out items."""
@@ -203,29 +176,35 @@ class FederatedRun:
             )
         return cls(before, contract, policy, EventLog(before.path / EVENTS), partition, registered)
 
-    def train(self, link: Link, callbacks: Sequence[Callback] = ()) -> Summary:
+    def train(self, link: Link, callbacks: Sequence[rounds.Callback] = ()) -> Summary:
         """Train to the end, from the start or from the newest checkpoint; return the summary."""
         with self.folder.locked():
-            return self._train(link, callbacks)
-
-    def _train(self, link: Link, callbacks: Sequence[Callback]) -> Summary:
-        roster, session = self._gather(link)
-        training, state = self._start(roster, session)
-        restore(state, training.backend, self.folder, training.experiment.rounds)
-        self.events.tell("going on" if state.round else "begun", round=state.round, run=roster.run)
-        assert isinstance(training.backend, RemoteBackend)
-        training.backend.round = state.round
-        training.backend.selected = state.selected_round
-        saves = CheckpointCallback(self.folder, training.backend, state)
-        callbacks = (saves, _RoundEvents(training.plan, state, self.events), *callbacks)
-        run_rounds(training, state, callbacks)
-        results = finish(training, state, callbacks)
-        self._journal.clear()
-        nodes = {name: len(holding.users) for name, holding in roster.holdings.items()}
-        summary = summarise_federation(training, state, nodes, results)
-        self.folder.write(SUMMARY, summary)
-        self.events.tell("finished", round=state.round, selected_round=state.selected_round)
-        return summary
+            roster, session = self._gather(link)
+            journal = RecoveryJournal(self.folder.path / "sums")
+            experiment, public = self.contract.experiment, self.contract.public
+            clients = roster.clients(promised=experiment.privacy.promises)
+            key, budgets = saved_key(self.folder) or new_key(), roster.epsilon
+            setup = set_up_public(experiment, public, key, roster.digest, len(clients), budgets)
+            summing = self._summing(session, journal)
+            nodes = RemoteBackend(setup.task, experiment, roster, session, summing)
+            state = setup.first_state(len(roster.trains))
+            restore(state, nodes, self.folder, experiment.rounds)
+            nodes.round, nodes.selected = state.round, state.selected_round
+            began = "going on" if state.round else "begun"
+            self.events.tell(began, round=state.round, run=roster.run)
+            training = rounds.Training(
+                experiment, setup.task, setup.plan, clients, nodes, roster.newcomers
+            )
+            saves = CheckpointCallback(self.folder, nodes, state)
+            callbacks = (saves, _RoundEvents(setup.plan, state, self.events), *callbacks)
+            rounds.run_rounds(training, state, callbacks)
+            results = rounds.finish(training, state, callbacks)
+            journal.clear()
+            users = {name: len(holding.users) for name, holding in roster.holdings.items()}
+            summary = summarise_federation(training, state, users, results)
+            self.folder.write(SUMMARY, summary)
+            self.events.tell("finished", round=state.round, selected_round=state.selected_round)
+            return summary
 
     def _gather(self, link: Link) -> tuple[Roster, Session]:
         """Meet the nodes: those of the run, or in a new one all that take part."""
@@ -240,35 +219,23 @@ class FederatedRun:
         self.folder.write_text(FEDERATED, json.dumps(roster.to_json()))
         return roster, session
 
-    @property
-    def _journal(self) -> RecoveryJournal:
-        return RecoveryJournal(self.folder.path / "sums")
-
-    def _start(self, roster: Roster, session: Session) -> tuple[Training, ServerState]:
-        """Build the training over the nodes, and the state before the first round."""
-        experiment, public = self.contract.experiment, self.contract.public
-        clients = roster.clients(promised=experiment.privacy.promises)
-        key, budgets = saved_key(self.folder) or new_key(), roster.epsilon
-        setup = set_up_public(experiment, public, key, roster.digest, len(clients), budgets)
-        summing = None
-        if self.contract.secure is not None:
-            if self.registered is None:
-                raise ConfigError(
-                    "secure sums need every node's identity: start from the server's folder"
-                )
-            summing = SecureSumming(session, self.registered, self._journal)
-        nodes = RemoteBackend(setup.task, experiment, roster, session, summing)
-        training = Training(experiment, setup.task, setup.plan, clients, nodes, roster.newcomers)
-        return training, setup.first_state(len(roster.trains))
+    def _summing(self, session: Session, journal: RecoveryJournal) -> SecureSumming | None:
+        if self.contract.secure is None:
+            return None
+        if self.registered is None:
+            raise ConfigError(
+                "secure sums need every node's identity: start from the server's folder"
+            )
+        return SecureSumming(session, self.registered, journal)
 
 
-class _RoundEvents(Callback):
+class _RoundEvents(rounds.Callback):
     """Adds an event to the log after every round: its costs, once its checkpoint is written."""
 
-    def __init__(self, plan: Plan, state: ServerState, events: EventLog) -> None:
+    def __init__(self, plan: Plan, state: rounds.ServerState, events: EventLog) -> None:
         self.plan, self.state, self.events = plan, state, events
 
-    def on_round_end(self, record: RoundRecord) -> None:
+    def on_round_end(self, record: rounds.RoundRecord) -> None:
         """Log the bytes, the time and the privacy loss so far."""
         state = self.state
         stated = self.plan.statement(state.account, state.round, state.ledger, state.up_bytes)
@@ -341,7 +308,7 @@ def status_of(folder: RunFolder) -> Status:
     log = folder.path / EVENTS
     for line in log.read_text("utf-8").splitlines() if log.exists() else []:
         try:
-            event: Event = json.loads(line)
+            event = json.loads(line)
         except ValueError:
             continue  # a crash cut the last line short
         what, name = event.get("event"), event.get("node")
@@ -358,7 +325,7 @@ def status_of(folder: RunFolder) -> Status:
     return status
 
 
-def _count(status: Status, node: NodeStatus, event: Event) -> None:
+def _count(status: Status, node: NodeStatus, event: Mapping[str, Any]) -> None:
     what = event["event"]
     if what in EVENT_COUNTERS:
         setattr(node, EVENT_COUNTERS[what], getattr(node, EVENT_COUNTERS[what]) + 1)

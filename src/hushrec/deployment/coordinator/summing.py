@@ -24,6 +24,7 @@ from hushrec.aggregation.statistics import Evaluation, LossSum
 from hushrec.deployment.coordinator.session import Session
 from hushrec.errors import ConfigError, FederationError, MessageError, RunError, TooFewError
 from hushrec.federation import sums
+from hushrec.federation.backends import Collected
 from hushrec.federation.contract import NodeRegistry
 from hushrec.federation.requests import EvaluationReply, EvaluationRequest, TrainRequest
 from hushrec.federation.sums import ExpectedSum, NodeSum, StageRequest
@@ -33,6 +34,7 @@ from hushrec.secagg import Stage, SumServer, VectorLayout
 
 LARGEST_TOTAL = 2**62 - 1
 Metrics = Mapping[str, list[str]]
+Names = tuple[str, ...]
 Value = TypeVar("Value")
 
 
@@ -87,19 +89,6 @@ class JournalEntry(Message, kind="journal-entry", most_bytes=2**32):
     """Names of the nodes that are in it."""
 
 
-@dataclass(frozen=True, eq=False)
-class RoundTotal:
-    """The total of the nodes' sums of a round."""
-
-    sum: NodeSum
-    nodes: tuple[str, ...]
-    """Names of the nodes in the total."""
-    noised: bool = False
-    """Whether the nodes added their shares of the noise."""
-    lost: bool = False
-    """Whether the sum cannot be opened any more."""
-
-
 class PlainSumming:
     """The coordinator receives each node's own sum, and adds them up."""
 
@@ -108,10 +97,12 @@ class PlainSumming:
             raise ConfigError("sums are agreed to be secure: nodes answer no other question")
         self.session = session
 
-    def train(self, requests: Mapping[str, TrainRequest], expected: ExpectedSum) -> RoundTotal:
-        """Train on the nodes whose clients take part."""
+    def train(
+        self, requests: Mapping[str, TrainRequest], expected: ExpectedSum
+    ) -> tuple[Collected, Names]:
+        """Train on the nodes whose clients take part; return the total, and the nodes in it."""
         active = {name: request for name, request in requests.items() if len(request.clients)}
-        total, names = empty_sum(expected), []
+        total, names = _empty(expected), []
 
         def read(name: str, answer: bytes) -> NodeSum:
             own = replace(expected, clients=len(active[name].clients))
@@ -126,7 +117,7 @@ class PlainSumming:
                 zeroed_out=total.zeroed_out + found.zeroed_out,
             )
             names.append(name)
-        return RoundTotal(total, tuple(names))
+        return total, tuple(names)
 
     def evaluate(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
         """Evaluate on every node."""
@@ -157,7 +148,9 @@ class SecureSumming:
         self.agreed = agreed
         self.noised = session.contract.experiment.privacy.mode == "distributed"
 
-    def train(self, requests: Mapping[str, TrainRequest], expected: ExpectedSum) -> RoundTotal:
+    def train(
+        self, requests: Mapping[str, TrainRequest], expected: ExpectedSum
+    ) -> tuple[Collected, Names]:
         """Sum a round, once, so that no two sums of it can be compared.
 
         After a restart, a sum that nodes have begun to open is continued. A round that too many
@@ -175,8 +168,11 @@ class SecureSumming:
             found = NodeSum.of(expected, facts, arrays, noised=self.noised)
         except MessageError as error:
             self.session.events.tell("lost", round=expected.round, why=str(error))
-            return RoundTotal(empty_sum(expected), (), lost=True)
-        return RoundTotal(found, kept.survivors, self.noised)
+            return replace(_empty(expected), lost=True), ()
+        total = Collected(
+            found.summed, found.loss, found.up_bytes, 0, found.zeroed_out, self.noised
+        )
+        return total, kept.survivors
 
     def evaluate(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
         """Sum an evaluation."""
@@ -279,10 +275,9 @@ class SecureSumming:
             pass
 
 
-def empty_sum(expected: ExpectedSum) -> NodeSum:
+def _empty(expected: ExpectedSum) -> Collected:
     """Return the sum over no clients."""
-    empty = ExactSum(expected.shape.n_rows)
-    return NodeSum(expected.run, expected.round, empty, LossSum(), 0, 0)
+    return Collected(ExactSum(expected.shape.n_rows), LossSum(), up_bytes=0, down_bytes=0)
 
 
 @contextmanager
@@ -298,7 +293,3 @@ def _enough() -> Iterator[None]:
 
 def _any(of: Mapping[str, Value]) -> Value:
     return next(iter(of.values()))
-
-
-Summing = PlainSumming | SecureSumming
-"""The ways to add up the nodes' sums."""

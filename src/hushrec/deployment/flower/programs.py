@@ -14,6 +14,7 @@ import http.client
 import json
 import os
 import secrets
+import socket
 import ssl
 import subprocess
 import sys
@@ -71,7 +72,6 @@ class RunningServer:
 
     folder: ServerFolder
     superlink: Program
-    environment: Mapping[str, str]
     node_ids: Mapping[str, str]
     """Flower's id of each node, by the node's name."""
     traffic: Traffic
@@ -81,16 +81,6 @@ class RunningServer:
         while True:
             self.superlink.require_alive()
             time.sleep(WATCH_SECONDS)
-
-    def flwr(self, *words: str) -> dict[str, Any]:
-        """Run one of Flower's commands and return its JSON output."""
-        return _flwr(self.environment, *words)
-
-    def connected(self) -> dict[str, bool]:
-        """Return for each node whether it is connected now."""
-        listed = self.flwr("supernode", "list", CONNECTION)["nodes"]
-        online = {each["node-id"] for each in listed if each["status"] == "online"}
-        return {name: number in online for name, number in self.node_ids.items()}
 
 
 @dataclass(frozen=True)
@@ -124,7 +114,7 @@ def begin_run(folder: ServerFolder) -> FlowerRun:
     app.mkdir(exist_ok=True)
     write_text(app / "pyproject.toml", tomli_w.dumps(APP))
     write_text(app / "nothing.py", "app = None\n")
-    started = _flwr({**os.environ, **_environment(work)}, "run", str(app.resolve()), CONNECTION)
+    started = flwr({**os.environ, **_environment(work)}, "run", str(app.resolve()), CONNECTION)
     endpoint = RuntimeEndpoint(address, secret, folder.authority.read_bytes())
     return FlowerRun(int(started["run-id"]), endpoint, node_ids)
 
@@ -132,18 +122,20 @@ def begin_run(folder: ServerFolder) -> FlowerRun:
 @contextmanager
 def server_running(folder: ServerFolder) -> Iterator[RunningServer]:
     """Run the server, with all nodes of its folder registered, until the context is left."""
-    work = folder.path / "run"
+    work, port = folder.path / "run", free_port()
     with _only_one(work), Processes(work, _environment(work)) as processes:
-        port = free_port()
         _new_secret(work)
         superlink = processes.start("superlink", _superlink(folder, port))
         tls = ssl.create_default_context(cafile=folder.authority)
         superlink.wait_until(lambda: _is_healthy(port, tls), START_SECONDS)
-        _write_connection(work, folder, port)
+        authority = str(folder.authority.resolve())
+        connection = {"address": f"127.0.0.1:{port}", "root-certificates": authority}
+        config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+        write_text(work / "flwr" / "config.toml", tomli_w.dumps(config))
         node_ids = _register(folder, processes.environment)
         write_text(work / NODE_IDS, json.dumps(node_ids))
         with reverse_proxy(_proxy(folder, port, tls)) as traffic:
-            yield RunningServer(folder, superlink, processes.environment, node_ids, traffic)
+            yield RunningServer(folder, superlink, node_ids, traffic)
 
 
 @dataclass(frozen=True)
@@ -156,20 +148,9 @@ class RunningNode:
     endpoint: RuntimeEndpoint
 
     @property
-    def was_connected(self) -> bool:
-        """Whether the server has accepted it."""
-        return "SuperNode ID:" in self.supernode.output()
-
-    @property
     def ended(self) -> bool:
         """Whether it gave up; its process may still exist then."""
         return not self.supernode.alive or not _listens(self.port)
-
-    def failure(self) -> str:
-        """Return why it gave up."""
-        output = self.supernode.output()
-        reasons = (reason for message, reason in REASONS.items() if message in output)
-        return next(reasons, f"the end of {self.supernode.log}:\n{self.supernode.tail()}")
 
 
 @contextmanager
@@ -193,8 +174,11 @@ def run_node(
     while True:
         with node_running(folder) as node:
             answer_messages(node.endpoint, answer, _polled(WATCH_SECONDS, lambda: not node.ended))
-            if not node.was_connected:
-                reason = node.failure()
+            output = node.supernode.output()
+            if "SuperNode ID:" not in output:
+                known = (reason for message, reason in REASONS.items() if message in output)
+                log = f"the end of {node.supernode.log}:\n{node.supernode.tail()}"
+                reason = next(known, log)
                 raise RunError(f"{folder.config.server} did not accept this node: {reason}")
         tell(f"lost {folder.config.server}; connecting again")
         time.sleep(WATCH_SECONDS)
@@ -265,20 +249,19 @@ def _secret_in(work: Path) -> Path:
 
 def _new_secret(work: Path) -> bytes:
     """Draw the secret that gives access to tasks, anew at every start."""
-    secret, path = secrets.token_bytes(32), _secret_in(work)
-    write_bytes(path, secret, secret=True)
+    secret = secrets.token_bytes(32)
+    write_bytes(_secret_in(work), secret, secret=True)
     return secret
 
 
 def _environment(work: Path) -> dict[str, str]:
-    home = work / "flwr"
+    # Flower's programs find each other by name.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     no_proxy = [os.environ.get("NO_PROXY", ""), "localhost,127.0.0.1"]
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_HOME": str(home.resolve()),
-        # Flower's programs find each other by name.
+        "FLWR_HOME": str((work / "flwr").resolve()),
         "PATH": path,
         "NO_PROXY": ",".join(filter(None, no_proxy)),
     }
@@ -322,14 +305,11 @@ def _is_healthy(port: int, context: ssl.SSLContext) -> bool:
 
 
 def _listens(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.connect()
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            return True
     except OSError:
         return False
-    finally:
-        connection.close()
-    return True
 
 
 def _proxy(folder: ServerFolder, port: int, upstream: ssl.SSLContext) -> ProxySettings:
@@ -339,26 +319,18 @@ def _proxy(folder: ServerFolder, port: int, upstream: ssl.SSLContext) -> ProxySe
     return ProxySettings(folder.config.listen, folder.config.port, port, outer, upstream)
 
 
-def _write_connection(work: Path, folder: ServerFolder, port: int) -> None:
-    connection = {
-        "address": f"127.0.0.1:{port}",
-        "root-certificates": str(folder.authority.resolve()),
-    }
-    config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-    write_text(work / "flwr" / "config.toml", tomli_w.dumps(config))
-
-
 def _register(folder: ServerFolder, environment: Mapping[str, str]) -> dict[str, str]:
     def register(named: tuple[str, Path]) -> tuple[str, str]:
         name, key = named
         words = ("supernode", "register", str(key.resolve()), CONNECTION, "--name", name)
-        return name, str(_flwr(environment, *words)["node-id"])
+        return name, str(flwr(environment, *words)["node-id"])
 
     with ThreadPoolExecutor(PARALLEL_COMMANDS) as pool:
         return dict(pool.map(register, folder.public_keys.items()))
 
 
-def _flwr(environment: Mapping[str, str], *words: str) -> dict[str, Any]:
+def flwr(environment: Mapping[str, str], *words: str) -> dict[str, Any]:
+    """Run one of Flower's commands and return its JSON output."""
     command = [program("flwr"), *words, "--format", "json"]
     shown = f"'flwr {words[0]} {words[1]}'"
     try:
