@@ -28,12 +28,13 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from hushrec.deployment.flower.processes import Processes, free_port
 from hushrec.deployment.flower.programs import (
     CONNECTION,
+    Processes,
     _environment,
     _supernode,
     flwr,
+    free_port,
     node_running,
     program,
     server_running,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hushrec.deployment.flower import gateway
 from hushrec.deployment.flower.gateway import ProxySettings, forwarded_head, reverse_proxy
-from hushrec.deployment.flower.processes import free_port
+from hushrec.deployment.flower.programs import free_port
 from hushrec.deployment.provisioning import Authority
 from hushrec.errors import RunError
 from hushrec.io.files import write_bytes

@@ -134,7 +134,7 @@ def make_rehearsal(
     folder: Path, data: str, count: int, experiment: ExperimentOptions
 ) -> dict[str, ImportCounts | None]:
     """Make a federation of one data set's users, on a free port of this machine."""
-    from hushrec.deployment.flower.processes import free_port
+    from hushrec.deployment.flower.programs import free_port
 
     name, catalogue, rows = DataOptions(data, "random", None, ()).read()
     contract = experiment.contract(name, catalogue, count)
@@ -278,8 +278,7 @@ def server_command(folder: Path) -> None:
     hushrec federate server films/server
     """
     from hushrec.deployment.flower.gateway import metrics_served
-    from hushrec.deployment.flower.processes import stopped_by_signals
-    from hushrec.deployment.flower.programs import server_running
+    from hushrec.deployment.flower.programs import server_running, stopped_by_signals
 
     opened = ServerFolder.open(folder)
 
@@ -308,8 +307,7 @@ def node_command(folder: Path) -> None:
     \b
     hushrec federate node films/nodes/node-1
     """
-    from hushrec.deployment.flower.processes import stopped_by_signals
-    from hushrec.deployment.flower.programs import run_node
+    from hushrec.deployment.flower.programs import run_node, stopped_by_signals
 
     opened = NodeFolder.open(folder)
     _say(f"{opened.config.name} connects to {opened.config.server}; Ctrl-C stops")
@@ -349,18 +347,15 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summar
     run = runs.FederatedRun.open(
         server.runs, server.contract, policy, server.partition, server.registered, resume=resume
     )
-    flower_run = begin_run(server)
-    run = replace(run, node_ids=flower_run.node_ids)
+    number, endpoint, node_ids = begin_run(server)
+    run = replace(run, node_ids=node_ids)
     if not quiet:
         run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, _say_event))
         _say(f"waiting for {policy.nodes} nodes")
     try:
         with training_display(quiet) as display, polite_stop() as stop:
             summary = run_on_grid(
-                flower_run.endpoint,
-                flower_run.number,
-                TASK_SECONDS,
-                lambda link: run.train(link, (display, stop)),
+                endpoint, number, TASK_SECONDS, lambda link: run.train(link, (display, stop))
             )
     except StoppedError as stopped:
         command = f"hushrec federate run {server.path} --resume"
@@ -461,8 +456,7 @@ def rehearse_command(
     hushrec federate rehearse films --nodes 5 --data ml-100k --method pfedrec --rounds 10
     hushrec federate rehearse --nodes 4 --set privacy.mode=distributed --set privacy.epsilon=8
     """
-    from hushrec.deployment.flower.processes import stopped_by_signals
-    from hushrec.deployment.flower.programs import federation_running
+    from hushrec.deployment.flower.programs import federation_running, stopped_by_signals
 
     with stopped_by_signals(), ExitStack() as stack:
         top = folder or Path(stack.enter_context(TemporaryDirectory(prefix="hushrec-"))) / "demo"

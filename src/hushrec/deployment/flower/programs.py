@@ -1,10 +1,15 @@
-"""Flower's SuperLink and SuperNode as a federation runs them.
+"""Flower's SuperLink and SuperNode as a federation runs them, and the processes that they are.
 
 TLS and node authentication are on, telemetry is off. A server is a SuperLink behind the TLS reverse
 proxy (`gateway`); the SuperLink keeps messages in memory, so that no upload is written to a disk. A
 node is a SuperNode. Neither starts a Flower app: each hands its tasks to the process that knows the
 secret of its folder, which is hushrec's own (`transport`), so no code that a server sends is
 executed. Logs and the secret are in the folder ``run`` beside the keys.
+
+Flower's programs start further processes, some in sessions of their own, which a signal to the
+process group does not reach. Every process started here therefore inherits an environment variable,
+`MARK`, that holds its working folder. Stopping ends all processes with that mark. Starting does so
+too: a supervisor that was killed may have left some behind.
 """
 
 from __future__ import annotations
@@ -13,32 +18,40 @@ import fcntl
 import http.client
 import json
 import os
+import re
 import secrets
+import signal
 import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
+import psutil
 import tomli_w
 
 from hushrec.deployment.flower.gateway import ProxySettings, Traffic, reverse_proxy
-from hushrec.deployment.flower.processes import Processes, Program, free_port
 from hushrec.deployment.flower.transport import RuntimeEndpoint, answer_messages
 from hushrec.deployment.provisioning import NodeFolder, ServerFolder, read_secret
 from hushrec.errors import MissingExtraError, RunError
 from hushrec.io.files import write_bytes, write_text
 from hushrec.runs.folder import is_held
 
-START_SECONDS = 90.0
-COMMAND_SECONDS = 90.0
+MARK = "HUSHREC_WORKS_IN"
+START_SECONDS = COMMAND_SECONDS = 90.0
+END_SECONDS = 10.0
+"""Seconds between a TERM and a KILL."""
+POLL_SECONDS = 0.1
+TAIL_LINES = 15
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 CONNECTION = "hushrec"
 """Name of the server in the configuration of Flower's commands."""
 WATCH_SECONDS = 2.0
@@ -67,6 +80,154 @@ PARALLEL_COMMANDS = 4
 
 
 @dataclass(frozen=True)
+class Program:
+    """A program that was started."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    log_offset: int
+    """Where its output begins in the log, which earlier programs of that name share."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self.process.poll() is None
+
+    def output(self) -> str:
+        """Return its whole output."""
+        with self.log.open("rb") as file:
+            file.seek(self.log_offset)
+            return _COLOURS.sub("", file.read().decode("utf-8", "replace"))
+
+    def tail(self) -> str:
+        """Return the last lines of its output."""
+        return "\n".join(self.output().splitlines()[-TAIL_LINES:])
+
+    def require_alive(self) -> None:
+        """Raise if it ended, with the end of its log."""
+        if not self.alive:
+            raise self._error(f"ended with code {self.process.returncode}")
+
+    def wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Wait until it is ready; raise if it ends or takes too long."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            self.require_alive()
+            if time.monotonic() > deadline:
+                raise self._error(f"was not ready after {seconds:g} seconds")
+            time.sleep(POLL_SECONDS)
+
+    def _error(self, what: str) -> RunError:
+        return RunError(f"{self.name} {what}; the end of {self.log}:\n{self.tail()}")
+
+
+class Processes:
+    """Programs that end together, when the context is left, however it is left."""
+
+    def __init__(self, work: Path, environment: Mapping[str, str]) -> None:
+        """``work`` is a folder of its own, for the logs; ``environment`` is added to ours."""
+        self.work = work.resolve()
+        self.environment = {**os.environ, **environment, MARK: str(self.work)}
+        self.programs: list[Program] = []
+
+    def __enter__(self) -> Self:
+        self.stop()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self, name: str, command: Sequence[str]) -> Program:
+        """Start a program, in its own session so that Ctrl-C reaches this process only."""
+        log = self.work / f"{name}.log"
+        with os.fdopen(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as out:
+            offset = out.tell()
+            process = subprocess.Popen(  # noqa: S603 - a list of words, the program's path first
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
+            )
+        program = Program(name, process, log, offset)
+        self.programs.append(program)
+        return program
+
+    def stop(self) -> None:
+        """Send TERM to all processes, then KILL to those that are left; signals are ignored."""
+        in_main = threading.current_thread() is threading.main_thread()  # others handle no signals
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main else ()
+        with _handling(signals, signal.SIG_IGN):
+            self._signal(signal.SIGTERM)
+            if not self._wait(END_SECONDS):
+                self._signal(signal.SIGKILL)
+                self._wait(END_SECONDS)
+            self.programs.clear()
+
+    def remaining(self) -> set[int]:
+        """Return the ids of all running processes that were started here, descendants included."""
+        marked = {process.pid for process in self._marked()}
+        return marked | {each.process.pid for each in self.programs if each.alive}
+
+    def _marked(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            # Other users' processes, and those that end meanwhile, do not show their environment.
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(MARK) == str(self.work):
+                    yield process
+
+    def _signal(self, number: int) -> None:
+        for program in self.programs:
+            if program.alive:
+                with suppress(ProcessLookupError):
+                    os.killpg(program.process.pid, number)
+        for process in self._marked():
+            with suppress(psutil.Error):
+                process.send_signal(number)
+
+    def _wait(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.remaining():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+
+def free_port() -> int:
+    """Return a free port of the loopback address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """End the context quietly on Ctrl-C, on TERM, and when the terminal is closed."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt), _handling((signal.SIGTERM, signal.SIGHUP), stop):
+        yield
+
+
+@contextmanager
+def _handling(
+    numbers: Sequence[signal.Signals],
+    handler: Callable[[int, object], None] | signal.Handlers,
+) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@dataclass(frozen=True)
 class RunningServer:
     """A SuperLink that runs behind its proxy."""
 
@@ -83,20 +244,10 @@ class RunningServer:
             time.sleep(WATCH_SECONDS)
 
 
-@dataclass(frozen=True)
-class FlowerRun:
-    """A run that was started on the SuperLink."""
-
-    number: int
-    endpoint: RuntimeEndpoint
-    node_ids: Mapping[str, str]
-    """Flower's id of each node, by the node's name."""
-
-
-def begin_run(folder: ServerFolder) -> FlowerRun:
+def begin_run(folder: ServerFolder) -> tuple[int, RuntimeEndpoint, dict[str, str]]:
     """Start a Flower run on the server that runs in this folder.
 
-    Flower wants an app with every run. This one is a name without code: no node reads it.
+    Return the run's number, the endpoint of its task, and Flower's id of each node by its name.
     """
     work = folder.path / "run"
     if not is_held(work / "lock"):
@@ -116,7 +267,7 @@ def begin_run(folder: ServerFolder) -> FlowerRun:
     write_text(app / "nothing.py", "app = None\n")
     started = flwr({**os.environ, **_environment(work)}, "run", str(app.resolve()), CONNECTION)
     endpoint = RuntimeEndpoint(address, secret, folder.authority.read_bytes())
-    return FlowerRun(int(started["run-id"]), endpoint, node_ids)
+    return int(started["run-id"]), endpoint, node_ids
 
 
 @contextmanager
@@ -138,30 +289,18 @@ def server_running(folder: ServerFolder) -> Iterator[RunningServer]:
             yield RunningServer(folder, superlink, node_ids, traffic)
 
 
-@dataclass(frozen=True)
-class RunningNode:
-    """A SuperNode that runs."""
-
-    supernode: Program
-    port: int
-    """Port of the loopback address at which the SuperNode listens until it gives up."""
-    endpoint: RuntimeEndpoint
-
-    @property
-    def ended(self) -> bool:
-        """Whether it gave up; its process may still exist then."""
-        return not self.supernode.alive or not _listens(self.port)
-
-
 @contextmanager
-def node_running(folder: NodeFolder) -> Iterator[RunningNode]:
-    """Run a node until the context is left; it tries to reach the server as long as it takes."""
+def node_running(folder: NodeFolder) -> Iterator[tuple[Program, int, RuntimeEndpoint]]:
+    """Run a node until the context is left; it tries to reach the server as long as it takes.
+
+    Give the SuperNode, the port of the loopback address where it listens, and its endpoint.
+    """
     work = folder.path / "run"
     with _only_one(work), Processes(work, _environment(work)) as processes:
         port, secret = free_port(), _new_secret(work)
         supernode = processes.start("supernode", _supernode(folder, port))
         supernode.wait_until(lambda: _listens(port), START_SECONDS)
-        yield RunningNode(supernode, port, RuntimeEndpoint(f"127.0.0.1:{port}", secret))
+        yield supernode, port, RuntimeEndpoint(f"127.0.0.1:{port}", secret)
 
 
 def run_node(
@@ -172,13 +311,12 @@ def run_node(
     ``answer`` maps a request to a reply. A node that the server never accepted is an error.
     """
     while True:
-        with node_running(folder) as node:
-            answer_messages(node.endpoint, answer, _polled(WATCH_SECONDS, lambda: not node.ended))
-            output = node.supernode.output()
+        with node_running(folder) as (supernode, port, endpoint):
+            answer_messages(endpoint, answer, _goes_on(supernode, port))
+            output = supernode.output()
             if "SuperNode ID:" not in output:
                 known = (reason for message, reason in REASONS.items() if message in output)
-                log = f"the end of {node.supernode.log}:\n{node.supernode.tail()}"
-                reason = next(known, log)
+                reason = next(known, f"the end of {supernode.log}:\n{supernode.tail()}")
                 raise RunError(f"{folder.config.server} did not accept this node: {reason}")
         tell(f"lost {folder.config.server}; connecting again")
         time.sleep(WATCH_SECONDS)
@@ -267,14 +405,17 @@ def _environment(work: Path) -> dict[str, str]:
     }
 
 
-def _polled(seconds: float, condition: Callable[[], bool]) -> Callable[[], bool]:
-    """Return the condition, evaluated at most once in so many seconds; True before the first."""
+def _goes_on(supernode: Program, port: int) -> Callable[[], bool]:
+    """Return a function that says whether a SuperNode has not given up, by its port.
+
+    Its process may still exist when it has. The port is tried once in `WATCH_SECONDS` only.
+    """
     checked, value = time.monotonic(), True
 
     def latest() -> bool:
         nonlocal checked, value
-        if time.monotonic() - checked >= seconds:
-            checked, value = time.monotonic(), condition()
+        if time.monotonic() - checked >= WATCH_SECONDS:
+            checked, value = time.monotonic(), supernode.alive and _listens(port)
         return value
 
     return latest
