@@ -19,6 +19,8 @@ from hushrec.data.views import Ragged
 from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator
 from hushrec.federation.backends import Machine
+from hushrec.kernels.draws import DeviceSamples
+from hushrec.kernels.feature_networks import ProximalDescent, fit_feature_networks
 from hushrec.methods.base import method_class
 from hushrec.methods.fcf import FCF
 from hushrec.private import PrivateStore
@@ -26,12 +28,6 @@ from hushrec.streams import Round, Streams
 from hushrec.testing import MethodContract, clients_of, taste_world
 
 torch = pytest.importorskip("torch", reason="needs the 'neural' extra")
-from hushrec.kernels.feature_networks import (  # noqa: E402
-    FeatureSamples,
-    Inputs,
-    ProximalDescent,
-    fit_feature_networks,
-)
 from hushrec.methods.privrec import (  # noqa: E402
     PrivRec,
     PrivRecCEN,
@@ -327,8 +323,11 @@ def test_a_step_is_that_of_autograd_for_any_sizes(
     losses = fit_feature_networks(
         copies,
         received,
-        Inputs(rows["user"], items, np.array([0, 4])),
-        FeatureSamples(np.array([0, samples]), who, what, labels, 1),
+        rows["user"],
+        items,
+        np.array([0, 4]),
+        who,
+        DeviceSamples(np.array([0, samples]), what, labels, 1),
         samples,
         network.layout,
         ProximalDescent(0.3, 0.4, True, 0.2 if trained else 0.0),

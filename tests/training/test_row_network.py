@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushrec.kernels.draws import Pace
-from hushrec.kernels.row_networks import Frozen, RowSamples, fit_gates
+from hushrec.kernels.row_networks import Frozen, fit_gates
 from hushrec.streams import Round, Streams
 from hushrec.testing import clients_of
 from hushrec.training.samples import Descent, draw_device_samples
@@ -73,7 +73,7 @@ def test_the_gate_over_a_linear_loss_is_the_one_of_the_kernel():
     gates, gate_biases = np.zeros((n, 18), np.float32), np.zeros(n, np.float32)
     samples = draw_device_samples(view, 4, 5, Round(1, STREAMS), purpose="guide")
     fit_gates(
-        RowSamples(samples.indptr, samples.items, samples.labels, samples.epochs),
+        samples,
         Frozen(tables, mean, vectors, biases),
         gates,
         gate_biases,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hushrec.kernels.jit import Array, njit
 
@@ -31,6 +32,24 @@ class Pace(NamedTuple):
     epochs: int
     batch: int
     """Samples per step."""
+
+
+class DeviceSamples(NamedTuple):
+    """The samples of a batch of devices, in training order; device c has those from ``indptr[c]``
+    to ``indptr[c + 1]``."""
+
+    indptr: NDArray[np.int64]
+    items: NDArray[Any]
+    """Item of each sample or, for kernels that train rows, its index among the device's rows."""
+    labels: NDArray[np.float32]
+    epochs: int
+    """Number of epochs, all of the same length."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of samples of each device in one epoch."""
+        lengths: NDArray[np.int64] = np.diff(self.indptr) // self.epochs
+        return lengths
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.inner_product import ANY_ORDER
 from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.layers import (
@@ -22,12 +23,14 @@ from hushrec.kernels.layers import (
     backpropagate,
     cross_entropy_errors,
     inner,
+    matrix,
     pull_towards,
     rectify,
     squared_errors,
     subtract_product,
     zero_inactive,
 )
+from hushrec.kernels.row_networks import Shape, row_network_forward
 
 
 class Side(NamedTuple):
@@ -112,7 +115,7 @@ def fill_feature_table(
         for r in range(begin, end):
             embedding = side.embeddings + table.columns[r] * d
             table.embeddings[r] = theta[embedding : embedding + d]
-        weights = theta[at : at + d * first].reshape((d, first))
+        weights = matrix(theta, at, d, first)
         table.rows[begin:end] = 0
         add_product(table.embeddings[begin:end], weights, table.rows[begin:end])
     table.gradient[:end] = 0
@@ -147,7 +150,7 @@ def step_first_layer(
     begin = 0
     for k in range(n_fields):
         end, at = table.ends[k], side.weights + k * d * first
-        weights = theta[at : at + d * first].reshape((d, first))
+        weights = matrix(theta, at, d, first)
         for r in range(begin, end):
             for i in range(d):
                 table.passed[r, i] = inner(table.gradient[r], weights[i])
@@ -177,32 +180,9 @@ class NetworkLayout(NamedTuple):
     user: Side
     item: Side
     first_bias: int
+    """Offset of the bias of the first layer; the layers above follow, weights before biases."""
     widths: Array
     """Widths of the hidden layers, and 1."""
-    weights: Array
-    """Offset of the weights of each layer after the first."""
-    biases: Array
-
-
-class Inputs(NamedTuple):
-    """Feature rows of users and items; item rows may be trained."""
-
-    users: Array
-    items: Array
-    own_indptr: Array
-    """If item rows are trained: client c owns ``items[own_indptr[c]:own_indptr[c + 1]]``, and its
-    samples index them from 0."""
-
-
-class FeatureSamples(NamedTuple):
-    """Samples in training order; client c owns ``indptr[c]`` to ``indptr[c + 1]``."""
-
-    indptr: Array
-    users: Array
-    items: Array
-    labels: Array
-    epochs: int
-    """Number of epochs, all of the same length."""
 
 
 class ProximalDescent(NamedTuple):
@@ -238,15 +218,21 @@ class FeatureBuffers(NamedTuple):
 def fit_feature_networks(
     theta: Array,
     received: Array,
-    inputs: Inputs,
-    samples: FeatureSamples,
+    users: Array,
+    items: Array,
+    own_indptr: Array,
+    sample_user: Array,
+    samples: DeviceSamples,
     batch: int,
     layout: NetworkLayout,
     descent: ProximalDescent,
 ) -> Array:
-    """Train each row of ``theta`` in place; return the clients' mean losses before each step."""
-    users, items, own_indptr = inputs
-    indptr, sample_user, sample_item, labels, epochs = samples
+    """Train each row of ``theta`` in place; return the clients' mean losses before each step.
+
+    ``users`` and ``items`` are feature rows. If item rows are trained, client c owns
+    ``items[own_indptr[c]:own_indptr[c + 1]]``, and its samples index them from 0.
+    """
+    indptr, sample_item, labels, epochs = samples
     losses = np.zeros(len(theta))
     buffers = new_feature_buffers(
         min(batch, max(1, len(labels))), users.shape[1], items.shape[1], layout
@@ -313,7 +299,7 @@ def step_feature_network(
         theta, items, sample_item, layout.item, layout.d, descent.item_lr > 0, buffers.item
     )
     bias = theta[layout.first_bias : layout.first_bias + first]
-    lowest = buffers.outputs[: n * first].reshape((n, first))
+    lowest = matrix(buffers.outputs, 0, n, first)
     for s in range(n):
         if s == 0 or sample_user[s] != sample_user[s - 1]:  # a client's samples are all of one user
             buffers.base[:] = bias
@@ -322,7 +308,7 @@ def step_feature_network(
         add_features(items, sample_item[s], buffers.item, lowest[s])
     rectify(lowest)
     loss = step_upper_layers(theta, received, labels, layout, lr, pull, descent.linear, buffers)
-    errors = buffers.errors[: n * first].reshape((n, first))
+    errors = matrix(buffers.errors, 0, n, first)
     pull_towards(bias, received[layout.first_bias : layout.first_bias + first], pull)
     for s in range(n):
         add_feature_gradient(items, sample_item[s], errors[s], buffers.item)
@@ -362,37 +348,27 @@ def step_upper_layers(
 
     Returns the mean loss: cross-entropy or, with ``linear``, half the squared error.
     """
-    n, depth, widths = len(labels), len(layout.widths) - 1, layout.widths
-    at = 0
-    for k in range(depth):
-        below = buffers.outputs[at : at + n * widths[k]].reshape((n, widths[k]))
-        at += n * widths[k]
-        out = buffers.outputs[at : at + n * widths[k + 1]].reshape((n, widths[k + 1]))
-        out[:] = theta[layout.biases[k] : layout.biases[k] + widths[k + 1]]
-        size = widths[k] * widths[k + 1]
-        weights = theta[layout.weights[k] : layout.weights[k] + size]
-        add_product(below, weights.reshape((widths[k], widths[k + 1])), out)
-        if k < depth - 1:
-            rectify(out)
+    n, widths = len(labels), layout.widths
+    upper = theta[layout.first_bias + widths[0] :]
+    outputs = row_network_forward(upper, n, Shape(0, widths), buffers.outputs)
+    at, end = n * widths[:-1].sum(), len(theta)
     if linear:
-        loss = squared_errors(buffers.outputs[at : at + n], labels, buffers.errors[at:])
+        loss = squared_errors(outputs, labels, buffers.errors[at:])
     else:
-        loss = cross_entropy_errors(buffers.outputs[at : at + n], labels, buffers.errors[at:])
-    for k in range(depth - 1, -1, -1):
-        error = buffers.errors[at : at + n * widths[k + 1]].reshape((n, widths[k + 1]))
+        loss = cross_entropy_errors(outputs, labels, buffers.errors[at:])
+    for k in range(len(widths) - 2, -1, -1):
+        error = matrix(buffers.errors, at, n, widths[k + 1])
         at -= n * widths[k]
-        below = buffers.outputs[at : at + n * widths[k]].reshape((n, widths[k]))
-        passed = buffers.errors[at : at + n * widths[k]].reshape((n, widths[k]))
-        start, size = layout.weights[k], widths[k] * widths[k + 1]
-        weights = theta[start : start + size].reshape((widths[k], widths[k + 1]))
-        transposed = buffers.transposed[:size].reshape((widths[k + 1], widths[k]))
-        backpropagate(weights, error, transposed, passed)
+        below = matrix(buffers.outputs, at, n, widths[k])
+        passed = matrix(buffers.errors, at, n, widths[k])
+        bias = theta[end - widths[k + 1] : end]
+        start = end - len(bias) - widths[k] * widths[k + 1]
+        weights = matrix(theta, start, widths[k], widths[k + 1])
+        backpropagate(weights, error, buffers.transposed, passed)
         zero_inactive(below, passed)
-        pull_towards(theta[start : start + size], received[start : start + size], pull)
+        pull_towards(theta[start:end], received[start:end], pull)
         subtract_product(below, error, lr, weights)
-        start = layout.biases[k]
-        bias = theta[start : start + widths[k + 1]]
-        pull_towards(bias, received[start : start + widths[k + 1]], pull)
+        end = start
         for s in range(n):
             for j in range(widths[k + 1]):
                 bias[j] -= lr * error[s, j]

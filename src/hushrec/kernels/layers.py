@@ -18,6 +18,12 @@ DECAY_FIRST, DECAY_SECOND = 0.9, 0.999
 """Decays of Adam's moments."""
 
 
+@njit(cache=True, nogil=True, inline="always")
+def matrix(flat: Array, start: int, rows: int, columns: int) -> Array:
+    """Return a part of a flat array as a matrix."""
+    return flat[start : start + rows * columns].reshape((rows, columns))
+
+
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def rectify(values: Array) -> None:
     """Apply ReLU in place."""
@@ -103,8 +109,9 @@ def pull_towards(values: Array, anchors: Array, pull: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def backpropagate(weights: Array, error: Array, transposed: Array, passed: Array) -> None:
-    """Fill ``passed`` with the errors times the transposed weights of a layer."""
+def backpropagate(weights: Array, error: Array, buffer: Array, passed: Array) -> None:
+    """Fill ``passed`` with the errors times a layer's weights, transposed in ``buffer``."""
+    transposed = matrix(buffer, 0, weights.shape[1], weights.shape[0])
     for i in range(weights.shape[0]):
         for j in range(weights.shape[1]):
             transposed[j, i] = weights[i, j]

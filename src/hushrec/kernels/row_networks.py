@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.inner_product import ANY_ORDER, dot, sigmoid
 from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.layers import (
@@ -21,6 +22,7 @@ from hushrec.kernels.layers import (
     backpropagate,
     cross_entropy_errors,
     inner,
+    matrix,
     rectify,
     subtract_product,
     zero_inactive,
@@ -46,17 +48,6 @@ class NetworkRates(NamedTuple):
     """Bound of the norm of the joint gradient of a step; infinite without clipping."""
 
 
-class RowSamples(NamedTuple):
-    """Samples in training order; client c owns ``indptr[c]`` to ``indptr[c + 1]``."""
-
-    indptr: Array
-    row: Array
-    """Index of each sample's item among the client's rows."""
-    labels: Array
-    epochs: int
-    """Number of epochs, all of the same length."""
-
-
 class NetworkBuffers(NamedTuple):
     """Intermediate results of a step."""
 
@@ -77,7 +68,7 @@ def fit_row_networks(
     theta: Array,
     rows: Array,
     rows_indptr: Array,
-    samples: RowSamples,
+    samples: DeviceSamples,
     batch: int,
     shape: Shape,
     rates: NetworkRates,
@@ -139,13 +130,12 @@ def step_row_network(
 ) -> float:
     """Take one step on a batch, in place; return the mean cross-entropy before it."""
     n, width, v = len(labels), shape.widths[0], shape.vector
-    rows = buffers.outputs[: n * width].reshape((n, width))
+    rows, errors = matrix(buffers.outputs, 0, n, width), matrix(buffers.errors, 0, n, width)
     for s in range(n):
         rows[s] = own[row[s]]
-    logits = row_network_forward(theta, n, shape, buffers)
+    logits = row_network_forward(theta, n, shape, buffers.outputs)
     loss = cross_entropy_errors(logits, labels, buffers.errors[n * shape.widths[:-1].sum() :])
     row_network_backward(theta, n, shape, moves_network, moves_rows, buffers)
-    errors = buffers.errors[: n * width].reshape((n, width))
     squares = np.float32(0)
     if moves_network:
         squares += inner(buffers.gradient, buffers.gradient)
@@ -171,31 +161,27 @@ def step_row_network(
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
-def row_network_forward(theta: Array, n: int, shape: Shape, buffers: NetworkBuffers) -> Array:
-    """Run the network on the item rows at the front of the outputs; return the logits."""
+def row_network_forward(theta: Array, n: int, shape: Shape, outputs: Array) -> Array:
+    """Run the network on the n input rows at the front of ``outputs``; return the logits."""
     widths, v, depth = shape.widths, shape.vector, len(shape.widths) - 1
     at, start = 0, v
     for k in range(depth):
-        below = buffers.outputs[at : at + n * widths[k]].reshape((n, widths[k]))
+        below = matrix(outputs, at, n, widths[k])
         at += n * widths[k]
-        out = buffers.outputs[at : at + n * widths[k + 1]].reshape((n, widths[k + 1]))
-        share = start
+        out = matrix(outputs, at, n, widths[k + 1])
         if k == 0:
             start += v * widths[1]
-        size = widths[k] * widths[k + 1]
-        weights = theta[start : start + size].reshape((widths[k], widths[k + 1]))
-        out[0] = theta[start + size : start + size + widths[k + 1]]
+        weights = matrix(theta, start, widths[k], widths[k + 1])
+        start += weights.size + widths[k + 1]
+        out[0] = theta[start - widths[k + 1] : start]
         if k == 0 and v > 0:
-            add_product(
-                theta[:v].reshape((1, v)), theta[share:start].reshape((v, widths[1])), out[:1]
-            )
+            add_product(matrix(theta, 0, 1, v), matrix(theta, v, v, widths[1]), out[:1])
         for s in range(1, n):
             out[s] = out[0]
         add_product(below, weights, out)
         if k < depth - 1:
             rectify(out)
-        start += size + widths[k + 1]
-    return buffers.outputs[at : at + n]
+    return outputs[at : at + n]
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
@@ -208,25 +194,23 @@ def row_network_backward(
         buffers.gradient[:] = 0
     at, end = n * widths[:-1].sum(), len(theta)
     for k in range(depth - 1, -1, -1):
-        size = widths[k] * widths[k + 1]
-        bias, start = end - widths[k + 1], end - widths[k + 1] - size
-        error = buffers.errors[at : at + n * widths[k + 1]].reshape((n, widths[k + 1]))
+        bias = end - widths[k + 1]
+        end = bias - widths[k] * widths[k + 1]
+        error = matrix(buffers.errors, at, n, widths[k + 1])
         at -= n * widths[k]
-        below = buffers.outputs[at : at + n * widths[k]].reshape((n, widths[k]))
+        below = matrix(buffers.outputs, at, n, widths[k])
         if of_network:
-            gradient = buffers.gradient[start : start + size].reshape((widths[k], widths[k + 1]))
+            gradient = matrix(buffers.gradient, end, widths[k], widths[k + 1])
             subtract_product(below, error, np.float32(-1), gradient)
             for s in range(n):
                 for j in range(widths[k + 1]):
                     buffers.gradient[bias + j] += error[s, j]
         if k > 0 or of_rows:
-            weights = theta[start : start + size].reshape((widths[k], widths[k + 1]))
-            transposed = buffers.transposed[:size].reshape((widths[k + 1], widths[k]))
-            passed = buffers.errors[at : at + n * widths[k]].reshape((n, widths[k]))
-            backpropagate(weights, error, transposed, passed)
+            weights = matrix(theta, end, widths[k], widths[k + 1])
+            passed = matrix(buffers.errors, at, n, widths[k])
+            backpropagate(weights, error, buffers.transposed, passed)
             if k > 0:
                 zero_inactive(below, passed)
-        end = start
     if of_network and v > 0:
         # The vector's contribution is a bias of the first layer and has the gradient of the bias.
         first = widths[1]
@@ -307,20 +291,19 @@ def step_neumf(
     """
     users, items, products, theta = model
     n, d = len(labels), len(products)
-    inputs = buffers.outputs[: 2 * n * d].reshape((n, 2 * d))
+    inputs, passed = matrix(buffers.outputs, 0, n, 2 * d), matrix(buffers.errors, 0, n, 2 * d)
     for s in range(n):
         inputs[s, :d] = users[user[s], d:]
         inputs[s, d:] = items[item[s], d:]
         before[0, s] = users[user[s], :d]
         before[1, s] = items[item[s], :d]
-    logits = row_network_forward(theta, n, shape, buffers)
+    logits = row_network_forward(theta, n, shape, buffers.outputs)
     for s in range(n):
         for j in range(d):
             logits[s] += products[j] * before[0, s, j] * before[1, s, j]
     last = n * shape.widths[:-1].sum()
     loss = cross_entropy_errors(logits, labels, buffers.errors[last:])
     row_network_backward(theta, n, shape, True, True, buffers)
-    passed = buffers.errors[: 2 * n * d].reshape((n, 2 * d))
     row_rate, kept = np.float32(rates.rows), np.float32(rates.decay)
     for s in range(n):
         error = n * buffers.errors[last + s]
@@ -364,7 +347,7 @@ def open_gate(weights: Array, bias: Any, row: Array, guidance: Array) -> Any:
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def fit_gates(
-    samples: RowSamples,
+    samples: DeviceSamples,
     frozen: Frozen,
     gate_weights: Array,
     gate_biases: Array,

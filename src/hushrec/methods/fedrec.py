@@ -16,7 +16,6 @@ are rated, so its rankings are weak.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -26,10 +25,11 @@ from pydantic import Field
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import TrainView
+from hushrec.kernels.draws import DeviceSamples
 from hushrec.methods.base import Fitted, Method, MethodConfig, Shared
 from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
-from hushrec.training.samples import DeviceSamples, draw_unshuffled, score_inner_product
+from hushrec.training.samples import draw_device_samples, score_inner_product
 from hushrec.training.tensors import DescentStep, DeviceBatch, Params, Tensor, torch, train_tensors
 
 
@@ -99,16 +99,19 @@ class FedRec(Method):
     ) -> DeviceSamples:
         """Return each device's residual ratings, real and virtual, in training order."""
         c = self.config
-        drawn = draw_unshuffled(view, c.rho, now)
-        owner = np.repeat(np.arange(len(view)), np.diff(drawn.indptr))
-        virtual = drawn.labels == 0
-        residuals = np.zeros(len(drawn.items), np.float32)
-        means = np.repeat(mean_ratings(view), view.positives.lengths)
-        residuals[~virtual] = view.values.values - means
-        if c.fill == "hybrid" and now.number >= c.predict_from:
-            predicted = (vectors[owner[virtual]] * table[drawn.items[virtual]]).sum(1)
-            residuals[virtual] = predicted
-        return replace(drawn, labels=residuals).in_epochs(c.epochs)
+
+        def residuals(drawn: DeviceSamples) -> NDArray[np.float32]:
+            owner = np.repeat(np.arange(len(view)), np.diff(drawn.indptr))
+            virtual = drawn.labels == 0
+            out = np.zeros(len(drawn.items), np.float32)
+            out[~virtual] = view.values.values - np.repeat(
+                mean_ratings(view), view.positives.lengths
+            )
+            if c.fill == "hybrid" and now.number >= c.predict_from:
+                out[virtual] = (vectors[owner[virtual]] * table[drawn.items[virtual]]).sum(1)
+            return out
+
+        return draw_device_samples(view, c.rho, c.epochs, now, relabel=residuals)
 
     def _loss(self, params: Params, rows: Params, batch: DeviceBatch) -> Tensor:
         vector, items = params["vector"][:, None], rows["items"]

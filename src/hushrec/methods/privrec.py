@@ -37,6 +37,7 @@ from pydantic import Field, model_validator
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.data.features import encode
 from hushrec.data.views import TrainView
+from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
 from hushrec.methods.base import Fitted, Method, Shared, Traits
 from hushrec.methods.shared.denoising import COUNTS, count_items
@@ -51,7 +52,7 @@ from hushrec.training.networks import (
     train_feature_networks,
     train_pooled_network,
 )
-from hushrec.training.samples import DeviceSamples, draw_device_samples
+from hushrec.training.samples import draw_device_samples
 from hushrec.training.tensors import Array, Tensor, torch
 
 FEATURE_STACK = 512

@@ -28,6 +28,7 @@ from pydantic import Field
 
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.data.views import TrainView
+from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
 from hushrec.methods.base import Fitted, Method, Shared, Traits
 from hushrec.methods.privrec import FEATURE_STACK, PrivRec, PrivRecConfig
@@ -37,7 +38,6 @@ from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.networks import FeatureNetwork, train_feature_networks
 from hushrec.training.samples import (
-    DeviceSamples,
     apply_mean,
     deltas,
     draw_device_samples,

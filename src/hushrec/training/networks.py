@@ -27,11 +27,11 @@ from hushrec.data.features import encode
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels import feature_networks, ragged, row_networks
-from hushrec.kernels.draws import Pace
+from hushrec.kernels.draws import DeviceSamples, Pace
 from hushrec.kernels.feature_networks import NetworkLayout, ProximalDescent, Side
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
-from hushrec.training.samples import Descent, DeviceSamples, draw_device_samples
+from hushrec.training.samples import Descent, draw_device_samples
 from hushrec.training.silo_network import pack_flat, unpack_flat
 from hushrec.training.tensors import GROUP, Array, Arrays, Params, SampleBatch, Tensor, torch
 
@@ -97,7 +97,7 @@ def train_row_networks(
         theta,
         rows,
         indptr,
-        row_networks.RowSamples(samples.indptr, sample_rows, samples.labels, samples.epochs),
+        samples._replace(items=sample_rows),
         pace.batch,
         row_networks.Shape(n_vector, np.array(widths)),
         row_networks.NetworkRates(descent.own * vector_rate, descent.own, descent.item, clip),
@@ -197,7 +197,6 @@ class FeatureNetwork:
         """Offsets of the parameters, for the kernels."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         start = dict(zip(self.shapes, (int(end) for end in (0, *ends)), strict=False))
-        depth = range(len(self.hidden))
 
         def side(name: str, embeddings: int, fields: tuple[int, ...], numbers: int) -> Side:
             columns = np.cumsum([0, *fields, numbers])
@@ -209,8 +208,6 @@ class FeatureNetwork:
             side("item", sum(self.user_fields) * self.d, self.item_fields, self.item_numbers),
             start["first/bias"],
             np.array([*self.hidden, 1]),
-            np.array([start[f"layer{k}/weight"] for k in depth]),
-            np.array([start[f"layer{k}/bias"] for k in depth]),
         )
 
     def unpack(self, theta: Tensor) -> dict[str, Tensor]:
@@ -292,10 +289,11 @@ def train_feature_networks(
     losses = feature_networks.fit_feature_networks(
         copies,
         theta,
-        feature_networks.Inputs(users, items, indptr),
-        feature_networks.FeatureSamples(
-            samples.indptr, owner, sample_item.astype(np.int64), samples.labels, samples.epochs
-        ),
+        users,
+        items,
+        indptr,
+        owner,
+        samples._replace(items=sample_item.astype(np.int64)),
         batch,
         network.layout,
         descent,
@@ -316,12 +314,10 @@ def train_pooled_network(
     copy = theta[None].copy()
     owner = np.repeat(np.arange(len(samples.lengths)), samples.lengths)[order]
     items = samples.items[order].astype(np.int64)
-    whole = feature_networks.FeatureSamples(
-        np.array([0, len(order)]), owner, items, samples.labels[order], 1
-    )
-    inputs = feature_networks.Inputs(*features, np.zeros(2, np.int64))
+    pooled = DeviceSamples(np.array([0, len(order)]), items, samples.labels[order], 1)
+    no_rows = np.zeros(2, np.int64)
     loss = feature_networks.fit_feature_networks(
-        copy, theta, inputs, whole, batch, network.layout, descent
+        copy, theta, *features, no_rows, owner, pooled, batch, network.layout, descent
     )
     return copy, loss
 

@@ -7,6 +7,7 @@ inner-product model scores an item by the product of its row and a client vector
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError
 from hushrec.io import require_memory
 from hushrec.kernels import draws, inner_product, ragged
-from hushrec.kernels.draws import ClientData, Pace
+from hushrec.kernels.draws import ClientData, DeviceSamples, Pace
 from hushrec.kernels.inner_product import Additive, InnerProductModel, Rates
 from hushrec.streams import Round, Streams
 
@@ -45,50 +46,6 @@ def draw_negatives(view: TrainView, per_positive: int, now: Round) -> Ragged:
 # ---------------------------------------------------------------- devices
 
 
-@dataclass(frozen=True)
-class DeviceSamples:
-    """The samples of a batch of devices in a round, in training order."""
-
-    indptr: NDArray[np.int64]
-    items: NDArray[np.int32]
-    labels: NDArray[np.float32]
-    epochs: int
-    """Number of epochs, all of the same length."""
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Number of samples of each client in one epoch."""
-        lengths: NDArray[np.int64] = np.diff(self.indptr) // self.epochs
-        return lengths
-
-
-@dataclass(frozen=True)
-class Unshuffled:
-    """One epoch of a batch of devices' samples: each positive, followed by its negatives."""
-
-    indptr: NDArray[np.int64]
-    items: NDArray[np.int32]
-    labels: NDArray[np.float32]
-    used: NDArray[np.int64]
-    """Number of draws from each client's stream."""
-    key: NDArray[np.uint64]
-    users: NDArray[np.int32]
-
-    def in_epochs(self, epochs: int) -> DeviceSamples:
-        """Return the samples shuffled for several epochs."""
-        indptr, order = draws.shuffled_epochs(self.key, self.users, self.indptr, self.used, epochs)
-        return DeviceSamples(indptr, self.items[order], self.labels[order], epochs)
-
-
-def draw_unshuffled(
-    view: TrainView, negatives: int, now: Round, purpose: str = PURPOSE
-) -> Unshuffled:
-    """Draw the samples of a round as `inner_product.fit_inner_product` does."""
-    key = now.key(purpose)
-    drawn = draws.list_samples(key, client_data(view), view.n_items, negatives)
-    return Unshuffled(*drawn, key, view.users)
-
-
 def draw_device_samples(
     view: TrainView,
     negatives: int,
@@ -98,18 +55,25 @@ def draw_device_samples(
     purpose: str = PURPOSE,
     positive_above: float | None = None,
     ratings: bool = False,
+    relabel: Callable[[DeviceSamples], NDArray[np.float32]] | None = None,
 ) -> DeviceSamples:
     """Draw and shuffle the samples of a round as `inner_product.fit_inner_product` does.
 
     With ``positive_above``, training rows with values up to it are negatives too. With ``ratings``,
-    labels are the values of training rows, and 0 for drawn items.
+    labels are the values of training rows, and 0 for drawn items. ``relabel`` returns other labels
+    for one epoch before it is shuffled: each positive, followed by its negatives.
     """
-    drawn = draw_unshuffled(view, negatives, now, purpose)
+    key = now.key(purpose)
+    drawn = draws.list_samples(key, client_data(view), view.n_items, negatives)
+    indptr, items, labels, used = drawn
     if ratings:
-        drawn.labels[drawn.labels > 0] = view.values.values
+        labels[labels > 0] = view.values.values
     if positive_above is not None:
-        drawn.labels[drawn.labels > 0] = view.values.values > positive_above
-    return drawn.in_epochs(epochs)
+        labels[labels > 0] = view.values.values > positive_above
+    if relabel is not None:
+        labels = relabel(DeviceSamples(indptr, items, labels, 1))
+    whole, order = draws.shuffled_epochs(key, view.users, indptr, used, epochs)
+    return DeviceSamples(whole, items[order], labels[order], epochs)
 
 
 def halves(samples: DeviceSamples, epochs: int) -> tuple[DeviceSamples, DeviceSamples]:

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from hushrec.aggregation import ClientRows
 from hushrec.errors import MissingExtraError
 from hushrec.kernels import ragged
+from hushrec.kernels.draws import DeviceSamples
 from hushrec.streams import Streams
-from hushrec.training.samples import DeviceSamples
 
 try:
     # Methods import torch from here, for the error below.
