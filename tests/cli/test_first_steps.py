@@ -16,7 +16,7 @@ from rich.table import Table
 from hushrec import load, train
 from hushrec.cli import COMMANDS, main
 from hushrec.cli.terminal import Console
-from hushrec.kernels import experts, mixture, pairs
+from hushrec.kernels import mixture, pairs
 
 HEAVY = "{'numpy', 'numba', 'scipy', 'pydantic', 'torch', 'jinja2'}"
 
@@ -117,7 +117,7 @@ def test_kernels_are_compiled_before_they_are_needed() -> None:
     assert CliRunner().invoke(main, ["doctor", "--compile", "--json"]).exit_code == 0
     kernels = [
         kernel
-        for module in (experts, mixture, pairs)
+        for module in (mixture, pairs)
         for kernel in vars(module).values()
         if isinstance(kernel, Dispatcher)
     ]

@@ -16,7 +16,6 @@ from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
-from hushrec.kernels import experts as kernels
 from hushrec.kernels import mixture
 from hushrec.methods.shared.options import first_trial, next_trial
 from hushrec.methods.statistics import experts
@@ -82,7 +81,7 @@ def test_weights_by_lag(rows, seed):
         ends[-1] = last
         out = np.zeros((len(rows), 3, 12), np.float32)
         past = view.positives
-        kernels.add_by_lag(
+        mixture.add_by_lag(
             out,
             past.indptr,
             past.values,
@@ -102,7 +101,7 @@ def test_groups_that_follow(rows):
     members = rng.random((12, 5)).astype(np.float32) * (rng.random((12, 5)) < 0.6)
     sizes, fade = np.array([2, 3]), np.array([1, 0.5], np.float32)
     past = clients_of(rows, 12).positives
-    indptr, keys, sums = kernels.following_groups(past.indptr, past.values, members, sizes, fade)
+    indptr, keys, sums = mixture.following_groups(past.indptr, past.values, members, sizes, fade)
     for client, row in enumerate(rows):
         found = np.zeros(25)
         found[keys[indptr[client] : indptr[client + 1]]] = sums[
@@ -118,7 +117,7 @@ def test_groups_speak_for_items():
     said = rng.normal(size=(5, 12)).astype(np.float32)
     rows = [[3, 1, 7, 2], [5]]
     past, out = clients_of(rows, 12).positives, np.zeros((2, 4, 12), np.float32)
-    kernels.score_groups(
+    mixture.score_groups(
         past.indptr, past.values, members, np.array([2, 3]), said, np.array([2, 0]), out
     )
     for client, row in enumerate(rows):
@@ -155,7 +154,7 @@ def test_candidates(top, others):
     prior, seen, key = rng.normal(size=40).astype(np.float32), np.array([1, 5, 30]), Streams(0)
     drawn = np.zeros(40)
     for user in range(3000):
-        found, log_weights = kernels.choose_candidates(
+        found, log_weights = mixture.choose_candidates(
             prior, seen, 7, top, others, key.key("x"), user
         )
         assert found[0] == 7

@@ -1,7 +1,14 @@
-"""Kernels that fit and apply a mixture: softmax sums of a linear one, and a small network on top.
+"""Kernels of the mixture of experts: scores by lag, candidates, fitting and applying the mixture.
 
-A client holds *questions*, blocks of candidates of which the first is the answer: a row of scores
-each, then the log weight of what the row stands for. A block's unused rows have log weight `NONE`.
+Every kernel treats each client by itself and in a fixed order, so a client's numbers are the same
+in any batch.
+
+A client has held-out prediction *tasks*, blocks of candidates of which the first is the target: a
+row of scores each, then the log weight of what the row stands for. A block's unused rows have log
+weight `NONE`.
+
+Scores are a slice of a larger array, which compiled loops do not know to be contiguous: they are
+added up in a row of their own, and moved once.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from hushrec.kernels.draws import draw
 from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.layers import add_product, subtract_product
 
@@ -17,6 +25,180 @@ NONE = np.float32(-1e30)
 """Log weight of a row that is no candidate."""
 STEEPNESS = 1.702
 """Of the sigmoid in the hidden layers: with it they are close to GELU."""
+
+
+@njit(cache=True, nogil=True)
+def add_by_lag(
+    out: Array,
+    indptr: Array,
+    items: Array,
+    neighbours: Array,
+    weights: Array,
+    ends: Array,
+    by_place: Array,
+) -> None:
+    """Add the neighbours of each client's last items, by how far back they are.
+
+    ``out[c, b]`` takes the g-th last items with ``ends[b - 1] < g <= ends[b]``, each times
+    ``by_place[g - 1]``, or times 1 past its end; where ``ends[b]`` is 0 the bucket has no end.
+    """
+    n_items = out.shape[2]
+    for c in range(len(indptr) - 1):
+        last, length = indptr[c + 1], indptr[c + 1] - indptr[c]
+        start = 0
+        for bucket in range(len(ends)):
+            end = min(ends[bucket], length) if ends[bucket] else length
+            if end <= start:
+                break
+            mine = np.zeros(n_items, np.float32)
+            for g in range(start + 1, end + 1):
+                item = items[last - g]
+                weight = by_place[g - 1] if g <= len(by_place) else np.float32(1)
+                for k in range(neighbours.shape[1]):
+                    mine[np.uint32(neighbours[item, k])] += weight * weights[item, k]
+            out[c, bucket] += mine
+            start = end
+
+
+@njit(cache=True, nogil=True)
+def log_of_sum(parts: Array, floor: float, out: Array) -> None:
+    """Fill ``out[c, j]`` with log(max(sum of ``parts[c, :, j]``, 0) + ``floor``)."""
+    for c in range(parts.shape[0]):
+        total = np.zeros(parts.shape[2], np.float32)
+        for b in range(parts.shape[1]):
+            total += parts[c, b]
+        for j in range(len(total)):
+            total[j] = np.log(max(total[j], np.float32(0)) + np.float32(floor))
+        out[c] = total
+
+
+@njit(cache=True, nogil=True)
+def score_vectors(vectors: Array, columns: Array, out: Array) -> None:
+    """Add the inner product of a client's vector and an item's column to ``out[c, j]``."""
+    for c in range(len(vectors)):
+        mine = np.zeros(columns.shape[1], np.float32)
+        for a in range(len(columns)):
+            weight, column = vectors[c, a], columns[a]
+            for j in range(len(column)):
+                mine[j] += weight * column[j]
+        out[c] += mine
+
+
+@njit(cache=True, nogil=True)
+def recent_vectors(indptr: Array, items: Array, table: Array, by_place: Array) -> Array:
+    """Return the sum of each client's last items' rows, the g-th last times ``by_place[g - 1]``."""
+    out = np.zeros((len(indptr) - 1, table.shape[1]), np.float32)
+    for c in range(len(indptr) - 1):
+        last = indptr[c + 1]
+        for g in range(1, min(len(by_place), last - indptr[c]) + 1):
+            out[c] += by_place[g - 1] * table[items[last - g]]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def following_groups(
+    indptr: Array, items: Array, members: Array, sizes: Array, by_gap: Array
+) -> tuple[Array, Array, Array]:
+    """Return, ragged by client, which group followed which: keys a·(all groups) + b, ascending.
+
+    ``members[i]`` are an item's shares of the groups of all fields one after the other, ``sizes``
+    the fields' numbers of groups; groups of different fields are not paired.
+    """
+    groups, clients, capacity = members.shape[1], len(indptr) - 1, np.sum(sizes**2)
+    out_indptr = np.zeros(clients + 1, np.int64)
+    keys = np.empty(clients * capacity, np.int64)
+    found = np.empty((clients * capacity, 1), np.float32)
+    sums = np.zeros((groups, groups), np.float32)
+    end = 0
+    for c in range(clients):
+        sums[:] = 0
+        last = indptr[c + 1]
+        for p in range(indptr[c], last):
+            for q in range(p + 1, min(p + len(by_gap) + 1, last)):
+                weight, start = by_gap[q - p - 1], 0
+                for field in range(len(sizes)):
+                    stop = start + sizes[field]
+                    for a in range(start, stop):
+                        share = members[items[p], a]
+                        if share:
+                            for b in range(start, stop):
+                                sums[a, b] += weight * share * members[items[q], b]
+                    start = stop
+        for a in range(groups):
+            for b in range(groups):
+                if sums[a, b]:
+                    keys[end], found[end, 0] = a * groups + b, sums[a, b]
+                    end += 1
+        out_indptr[c + 1] = end
+    return out_indptr, keys[:end].copy(), found[:end].copy()
+
+
+@njit(cache=True, nogil=True)
+def choose_candidates(
+    prior: Array, seen: Array, target: int, top: int, others: int, key: Array, user: int
+) -> tuple[Array, Array]:
+    """Return the target, the best untouched items, some of the rest, and their log weights.
+
+    The rest is cut into as many runs as are drawn, and one item is drawn of each: it stands for
+    its run, so a sum over what is returned estimates the sum over all untouched items.
+    """
+    untouched = np.ones(len(prior), np.bool_)
+    untouched[seen] = False
+    untouched[target] = False
+    rest = np.flatnonzero(untouched)
+    size = min(len(rest), top + others) + 1
+    found, log_weights = np.empty(size, np.int32), np.zeros(size, np.float32)
+    found[0] = target
+    if len(rest) <= top + others:
+        found[1:] = rest
+        return found, log_weights
+    found[1 : top + 1] = rest[best_of(prior[rest], top)]
+    untouched[found[1 : top + 1]] = False
+    rest = np.flatnonzero(untouched)
+    for k in range(others):
+        start, stop = k * len(rest) // others, (k + 1) * len(rest) // others
+        word = draw(key, user, k)
+        found[top + 1 + k] = rest[start + np.int64(word % np.uint64(stop - start))]
+        log_weights[top + 1 + k] = np.log(stop - start)
+    return found, log_weights
+
+
+@njit(cache=True, nogil=True)
+def score_groups(
+    indptr: Array,
+    items: Array,
+    members: Array,
+    sizes: Array,
+    relations: Array,
+    latest: Array,
+    out: Array,
+) -> None:
+    """Fill a score for each field and each number of last items, where 0 is all of them.
+
+    A score is the mean over those items of ``members[i] · relations``, over the groups of its
+    field: ``relations[a, j]`` is the weight of group a for item j.
+    """
+    groups, spans = members.shape[1], len(latest)
+    for c in range(len(indptr) - 1):
+        length = indptr[c + 1] - indptr[c]
+        for span in range(spans):
+            used = min(length, latest[span]) if latest[span] else length
+            past = np.zeros(groups, np.float32)
+            for p in range(indptr[c + 1] - used, indptr[c + 1]):
+                past += members[items[p]]
+            a = 0
+            for field in range(len(sizes)):
+                mine = np.zeros(out.shape[2], np.float32)
+                for _ in range(sizes[field]):
+                    if past[a]:
+                        weight, row = past[a] / np.float32(used), relations[a]
+                        for j in range(len(row)):
+                            mine[j] += weight * row[j]
+                    a += 1
+                out[c, field * spans + span] = mine
+
+
+# ---------------------------------------------------------------- fitting and reranking
 
 
 @njit(cache=True, nogil=True)
@@ -45,9 +227,9 @@ def softmax(logits: Array) -> Any:
 
 @njit(cache=True, nogil=True)
 def score_moments(indptr: Array, rows: Array, block: int) -> tuple[Array, Array]:
-    """Return who has questions, and per such client: candidates, sums of scores, and of squares.
+    """Return who has tasks, and per such client: candidates, sums of scores, and of squares.
 
-    All are in those of a block, so that sums over a million clients stay small.
+    All are divided by the size of a block, so that sums over a million clients stay small.
     """
     width = rows.shape[1] - 1
     has = np.zeros(len(indptr), np.int64)
@@ -71,9 +253,9 @@ def score_moments(indptr: Array, rows: Array, block: int) -> tuple[Array, Array]
 def newton_sums(
     indptr: Array, rows: Array, block: int, weights: Array, scale: Array
 ) -> tuple[Array, Array]:
-    """Return who has questions, and per such client: their number, loss, gradient and Hessian.
+    """Return who has tasks, and per such client: their number, loss, gradient and Hessian.
 
-    The loss is the cross-entropy of the answer under the softmax of the weighed scores; the
+    The loss is the cross-entropy of the target under the softmax of the weighed scores; the
     Hessian is an upper triangle. Scores are divided by ``scale``.
     """
     width = len(weights)
@@ -89,7 +271,7 @@ def newton_sums(
                 for f in range(width):
                     scaled[r, f] = rows[start + r, f] / scale[f]
                     logits[r] += weights[f] * scaled[r, f]
-            answer = logits[0]
+            target = logits[0]
             log_sum = softmax(logits)
             mean = np.zeros(width, np.float32)
             second = np.zeros((width, width), np.float32)
@@ -102,7 +284,7 @@ def newton_sums(
                         for g in range(f, width):
                             second[f, g] += part * scaled[r, g]
             out[n, 0] += 1
-            out[n, 1] += log_sum - answer
+            out[n, 1] += log_sum - target
             end = 2 + width
             for f in range(width):
                 out[n, 2 + f] += mean[f] - scaled[0, f]
@@ -145,7 +327,7 @@ def soften(values: Array, slopes: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def forward(inputs: Array, flat: Array, hidden: Array, slopes: Array, out: Array) -> None:
-    """Add what the network says of each row to ``out``; fill its two layers and their slopes."""
+    """Add the network's output for each row to ``out``; fill its two layers and their slopes."""
     w1, b1, w2, b2, w3, _ = layers_of(flat, inputs.shape[1], hidden.shape[2])
     hidden[0] = b1
     add_product(inputs, w1, hidden[0])
@@ -197,12 +379,12 @@ def network_sums(
     hidden: int,
     best: int,
 ) -> tuple[Array, Array]:
-    """Return who took part, and per such client: questions, loss, and the network's gradient.
+    """Return who took part, and per such client: tasks, loss, and the network's gradient.
 
-    ``weights`` has two rows: what scores weigh in the mixture, and what they weighed when
-    candidates were chosen. Only questions count whose answer would have been chosen, and is among
-    the ``best`` candidates of the mixture: the network will choose among those, and must not learn
-    that an answer is what does not belong there.
+    ``weights`` has two rows: the weights of scores in the mixture, and those with which candidates
+    were chosen. Only tasks count whose target would have been chosen, and is among the ``best``
+    candidates of the mixture: the network reranks only those, and must not learn that a target is
+    an item that does not belong there.
     """
     width = len(center)
     has = np.zeros(len(indptr), np.int64)
@@ -212,7 +394,7 @@ def network_sums(
     inputs = np.empty((best, width), np.float32)
     n = 0
     for c in range(len(indptr) - 1):
-        asked = False
+        took_part = False
         for start in range(indptr[c], indptr[c + 1] if takes_part[c] else indptr[c], block):
             mixed, chosen_by = np.zeros(block, np.float32), np.zeros(block, np.float32)
             bound = np.float32(np.inf)
@@ -228,22 +410,21 @@ def network_sums(
             chosen = best_of(mixed, best)
             if len(chosen) == 0 or chosen[0] != 0 or chosen_by[0] < bound:
                 continue
-            asked = True
-            size = len(chosen)
+            took_part, size = True, len(chosen)
             logits = np.empty(size, np.float32)
             for k in range(size):
                 for f in range(width):
                     inputs[k, f] = (rows[start + chosen[k], f] - center[f]) / scale[f]
                 logits[k] = flat[-1] * mixed[chosen[k]]
             forward(inputs[:size], flat, layers[:, :size], slopes[:, :size], logits)
-            answer = logits[0]
-            out[n, 1] += softmax(logits) - answer
+            target = logits[0]
+            out[n, 1] += softmax(logits) - target
             out[n, 0] += 1
             logits[0] -= 1
             for k in range(size):
                 out[n, -1] += logits[k] * mixed[chosen[k]]
             back(inputs[:size], flat, layers[:, :size], slopes[:, :size], logits, out[n, 2:])
-        n += asked
+        n += took_part
         has[c + 1] = n
     return has, out[:n].copy()
 
@@ -281,7 +462,7 @@ def rerank(
     hidden: int,
     best: int,
 ) -> None:
-    """Let the network speak for each client's best untouched items; all others stay below them."""
+    """Rerank each client's best untouched items by the network; all others stay below them."""
     width = len(center)
     layers = np.empty((2, best, hidden), np.float32)
     slopes = np.empty_like(layers)

@@ -96,6 +96,39 @@ def merge_sums(
     return out_keys, out, fits
 
 
+@njit(cache=True, nogil=True)
+def subtract_by_key(
+    indptr: Array, keys: Array, rows: Array, less_indptr: Array, less_keys: Array, less: Array
+) -> tuple[Array, Array, Array]:
+    """Return, ragged by client, rows minus others of the same key where the result is not 0."""
+    width = rows.shape[1]
+    out_indptr = np.zeros(len(indptr), np.int64)
+    out_keys = np.empty(len(keys) + len(less_keys), np.int64)
+    out = np.zeros((len(out_keys), width), np.float32)
+    end = 0
+    for c in range(len(indptr) - 1):
+        n, n_less = indptr[c + 1] - indptr[c], less_indptr[c + 1] - less_indptr[c]
+        both = np.empty(n + n_less, np.int64)
+        both[:n] = keys[indptr[c] : indptr[c + 1]]
+        both[n:] = less_keys[less_indptr[c] : less_indptr[c + 1]]
+        order = key_order(both)
+        sums = np.zeros(width)
+        for k in range(len(order)):
+            r = order[k]
+            for column in range(width):
+                if r < n:
+                    sums[column] += rows[indptr[c] + r, column]
+                else:
+                    sums[column] -= less[less_indptr[c] + r - n, column]
+            if k + 1 == len(order) or both[order[k + 1]] != both[r]:
+                if np.any(sums != 0):
+                    out_keys[end], out[end] = both[r], sums
+                    end += 1
+                sums[:] = 0
+        out_indptr[c + 1] = end
+    return out_indptr, out_keys[:end].copy(), out[:end].copy()
+
+
 # ---------------------------------------------------------------- what a client counts
 
 
@@ -283,7 +316,6 @@ def add_to_strongest(
         _keep_row(item, ids[:n], found[:n], neighbours[item], weights[item])
 
 
-@njit(cache=True, nogil=True)
 def some_pairs(
     indptr: Array, keys: Array, rows: Array, n_items: int, head: Array, part: int, parts: int
 ) -> tuple[Array, Array, Array]:
@@ -292,23 +324,11 @@ def some_pairs(
     With ``part`` below 0 both items are in the head. Else they are not both, and the first is one
     of each ``parts``. An item's count, (i, i), goes with the pairs that it comes first in.
     """
-    out_indptr = np.zeros(len(indptr), np.int64)
-    kept = np.empty(len(keys), np.int64)
-    end = 0
-    for c in range(len(indptr) - 1):
-        for r in range(indptr[c], indptr[c + 1]):
-            first, second = keys[r] // n_items, keys[r] % n_items
-            if part < 0:
-                wanted = head[first] and head[second]
-            else:
-                wanted = first % parts == part and (
-                    first == second or not (head[first] and head[second])
-                )
-            if wanted:
-                kept[end] = r
-                end += 1
-        out_indptr[c + 1] = end
-    return out_indptr, keys[kept[:end]], rows[kept[:end]]
+    first, second = keys // n_items, keys % n_items
+    wanted = head[first] & head[second]
+    if part >= 0:
+        wanted = (first % parts == part) & ((first == second) | ~wanted)
+    return np.concatenate([[0], np.cumsum(wanted)])[indptr], keys[wanted], rows[wanted]
 
 
 @njit(cache=True, nogil=True)

@@ -132,15 +132,21 @@ def draw_silo_samples(view: TrainView, negatives: int, epochs: int, now: Round) 
     users = np.repeat(np.arange(len(view)) - first_user, np.diff(of_user))
     *touched, rows = ragged.number_by_first_use(of_user[clients], items, view.n_items)
     # A user who has interacted with all items has no negatives.
-    per_epoch = np.where(drawn > 0, 1 + negatives, 1) * view.positives.lengths
-    indptr = np.concatenate([[0], np.cumsum(per_epoch)])[clients]
+    width = np.where(drawn > 0, 1 + negatives, 1)
+    starts = np.concatenate([[0], np.cumsum(width * view.positives.lengths)])
+    indptr = starts[clients]
     key = now.key("silo/order")
     none_used = np.zeros(len(indptr) - 1, np.int64)
-    shuffled = draws.shuffled_epochs(key, view.clients, indptr, none_used, epochs)
-    at = draws.samples_of_epochs(
-        *shuffled, indptr, of_user, view.positives.lengths, clients, per_epoch, negatives, epochs
-    )
-    order = Ragged(shuffled[0], at)
+    order = Ragged(*draws.shuffled_epochs(key, view.clients, indptr, none_used, epochs))
+    # A user's drawn samples are each positive followed by the negatives of all epochs; the samples
+    # of an epoch are each positive followed by the negatives of that epoch.
+    user = np.repeat(np.arange(len(view)), np.diff(starts))[order.values]
+    owner = np.repeat(np.arange(len(indptr) - 1), order.lengths)
+    epoch = (np.arange(len(owner)) - order.indptr[owner]) // np.diff(indptr)[owner]
+    positive, number = np.divmod(order.values - starts[user], width[user])
+    offset = np.where(number == 0, 0, epoch * negatives + number)
+    drawn_width = np.where(drawn > 0, 1 + negatives * epochs, 1)[user]
+    order = Ragged(order.indptr, of_user[user] + positive * drawn_width + offset)
     return SiloSamples(indptr, users, items, labels, order, epochs, Ragged(*touched), rows)
 
 

@@ -115,7 +115,7 @@ def unpack_flat(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
     sizes = [math.prod(shape) for shape in shapes.values()]
     pieces: tuple[Tensor, ...] = torch.split(flat[:, : sum(sizes)], sizes, 1)
     return {
-        name: piece.view(-1, *shape)
+        name: piece.view(len(flat), *shape)
         for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
     }
 

@@ -22,7 +22,6 @@ from hushrec.aggregation import ClientRows, KeyedRows, Total
 from hushrec.config import Count, Share, Width, find, names
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
-from hushrec.kernels import experts as kernels
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Array, MethodConfig, Shared
 from hushrec.methods.baselines import distinct_items, where
@@ -206,7 +205,7 @@ class Counting:
         for expert in experts:
             if self.includes(expert):
                 whole, part = (self._selected(expert.count(v)) for v in (view, earlier))
-                more = kernels.what_is_more(
+                more = pair_kernels.subtract_by_key(
                     whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
                 )
                 rows[joined(HELD_OUT, expert.name)] = part

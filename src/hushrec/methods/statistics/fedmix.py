@@ -47,7 +47,6 @@ from pydantic import Field
 from hushrec.aggregation import ClientRows, KeyedRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView, chunks
-from hushrec.kernels import experts as kernels
 from hushrec.kernels import mixture
 from hushrec.kernels.draws import draw_each
 from hushrec.methods.base import (
@@ -288,7 +287,7 @@ class FedMix(Method, Explains, Tunable):
                 mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
                 for c in range(len(mine)):
                     items, past = mine.positives[c], earlier.positives[c]
-                    chosen, log_weights = kernels.choose_candidates(
+                    chosen, log_weights = mixture.choose_candidates(
                         prior[c],
                         items[:-back],
                         items[-back],

@@ -13,7 +13,7 @@ import numpy as np
 from hushrec.aggregation import KeyedRows
 from hushrec.data.features import category_columns, category_shares
 from hushrec.data.views import TrainView
-from hushrec.kernels import experts as kernels
+from hushrec.kernels import mixture
 from hushrec.methods.base import Scores, Shared
 from hushrec.methods.baselines import distinct_items
 from hushrec.methods.statistics.experts import Expert, Part
@@ -90,7 +90,7 @@ class Categories(Expert):
     def count(self, view: TrainView) -> KeyedRows:
         """Count transitions between categories."""
         past, (members, sizes) = view.positives, category_shares(view)
-        pairs = kernels.following_groups(past.indptr, past.values, members, sizes, fading(WINDOW))
+        pairs = mixture.following_groups(past.indptr, past.values, members, sizes, fading(WINDOW))
         return KeyedRows(*pairs, space=members.shape[1] ** 2)
 
     def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
@@ -109,7 +109,7 @@ class Categories(Expert):
     def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Average over the past items and over an item's categories."""
         past, learnt = view.positives, (model["members"], model["sizes"], model["said"])
-        kernels.score_groups(past.indptr, past.values, *learnt, np.array(LATEST), out)
+        mixture.score_groups(past.indptr, past.values, *learnt, np.array(LATEST), out)
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
         """Return the same scores for bundles."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hushrec.aggregation import KeyedRows
 from hushrec.data.views import TrainView
-from hushrec.kernels import experts as kernels
+from hushrec.kernels import mixture
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Array, Scores, Shared
 from hushrec.methods.baselines import distinct_items
@@ -84,7 +84,7 @@ class Transitions(PairExpert):
     def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Add up the weights from the client's last items, by lag."""
         _add_by_lag(out[:, :-1], view, model, LAGS, fading(int(LAGS[-1])))
-        kernels.log_of_sum(out[:, :-1], FLOOR, out[:, -1])
+        mixture.log_of_sum(out[:, :-1], FLOOR, out[:, -1])
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
@@ -139,11 +139,11 @@ class RecentTransitions(PairExpert):
         """Add up the weights, and look up the counts."""
         end = len(RECENT_LAGS)
         _add_by_lag(out[:, :end], view, model, RECENT_LAGS)
-        kernels.log_of_sum(out[:, :end], RECENT_FLOOR, out[:, end])
+        mixture.log_of_sum(out[:, :end], RECENT_FLOOR, out[:, end])
         counted = out[:, end + 1 :]
         _add_by_lag(counted, view, _counts(model), COUNTED)
         for lag in range(len(COUNTED)):
-            kernels.log_of_sum(counted[:, lag : lag + 1], COUNT_FLOOR, counted[:, lag])
+            mixture.log_of_sum(counted[:, lag : lag + 1], COUNT_FLOOR, counted[:, lag])
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
@@ -179,7 +179,7 @@ def _add_by_lag(
     out: Scores, view: TrainView, table: Shared, lags: Array, by_lag: Scores = EQUALLY
 ) -> None:
     past, columns = view.positives, (table["neighbours"], table["weights"])
-    kernels.add_by_lag(out, past.indptr, past.values, *columns, lags, by_lag)
+    mixture.add_by_lag(out, past.indptr, past.values, *columns, lags, by_lag)
 
 
 def _lags(ends: Array, floor: float, logs: str, table: Shared, recency: float = 0.0) -> Part:
@@ -243,16 +243,16 @@ class Cooccurrence(PairExpert):
         """Add up weights from the history, and solve for the client's vector."""
         past, vectors = view.positives, model["vectors"]
         _add_by_lag(out[:, :3], view, model, ENDS)
-        kernels.log_of_sum(out[:, :3], PAIR_FLOOR, out[:, 3])
+        mixture.log_of_sum(out[:, :3], PAIR_FLOOR, out[:, 3])
         touched = distinct_items(past)
         ridge = OWN_RIDGE * (touched.lengths + UNSEEN * view.n_items)
         everything = UNSEEN * model["products"]
         own = pair_weights.solve_users(vectors, everything, touched.indptr, touched.values, ridge)
         columns = np.ascontiguousarray(vectors.T)
-        kernels.score_vectors(own.astype(np.float32), columns, out[:, 4])
-        kernels.log_of_sum(out[:, 4:5], PAIR_FLOOR, out[:, 5])
-        recent = kernels.recent_vectors(past.indptr, past.values, vectors, fading(RECENT))
-        kernels.score_vectors(recent, columns, out[:, 6])
+        mixture.score_vectors(own.astype(np.float32), columns, out[:, 4])
+        mixture.log_of_sum(out[:, 4:5], PAIR_FLOOR, out[:, 5])
+        recent = mixture.recent_vectors(past.indptr, past.values, vectors, fading(RECENT))
+        mixture.score_vectors(recent, columns, out[:, 6])
 
     def parts(self, model: Shared) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
