@@ -44,6 +44,8 @@ from hushrec.runs.recording import (
 )
 from hushrec.runs.run import Run, Unsaved
 from hushrec.runs.schema import Seeds, Summary
+from hushrec.serving.data import ServingData
+from hushrec.serving.model import Model
 from hushrec.streams import Streams
 
 __all__ = ["Execution", "Run", "TrainOptions", "train", "train_seeds"]
@@ -89,9 +91,9 @@ def train(
 
     Without a method the default one is trained. `TrainOptions` lists the other keyword arguments.
     """
-    interactions = load(data) if isinstance(data, str) else data
-    request, execution = _from_options(interactions, method, options)
-    return train_request(request, interactions, None if out is None else Path(out), execution)
+    loaded = load(data) if isinstance(data, str) else data
+    request, execution = _from_options(loaded, method, options)
+    return train_request(request, loaded, None if out is None else Path(out), execution)
 
 
 def train_seeds(
@@ -102,9 +104,9 @@ def train_seeds(
     **options: Unpack[TrainOptions],
 ) -> Summary:
     """Train once per seed, each in ``out/seed-N``; return and store the mean over the seeds."""
-    interactions = load(data) if isinstance(data, str) else data
-    request, execution = _from_options(interactions, method, options)
-    return train_request_seeds(request, interactions, seeds, Path(out), execution)
+    loaded = load(data) if isinstance(data, str) else data
+    request, execution = _from_options(loaded, method, options)
+    return train_request_seeds(request, loaded, seeds, Path(out), execution)
 
 
 def train_request(
@@ -205,10 +207,17 @@ def train_experiment(
         summary = summarise(training, split, state, data)
         if folder:
             folder.write_results(backend.ranks, summary)
-    run = Run.of(training, split, state, summary, folder)
-    if folder is None:
-        run.unsaved = Unsaved(state, backend, history.records)
-    return run
+    assert backend.selected is not None, "the last round is always evaluated"
+    model = Model(
+        method,
+        state.selected_shared,
+        backend.selected,
+        ServingData.of(split),
+        training.task.streams,
+        experiment.privacy.promises,
+    )
+    unsaved = None if folder else Unsaved(state, backend, history.records)
+    return Run(experiment, split, model, summary, backend.ranks, folder, unsaved)
 
 
 def find_callbacks(callbacks: Sequence[Callback | str]) -> list[Callback]:
@@ -240,11 +249,10 @@ def _from_options(
         if name not in TrainOptions.__annotations__:
             hint = nearest(name, ("out", *TrainOptions.__annotations__))
             raise TypeError(f"train() got an unexpected keyword argument '{name}'{hint}")
-    executed = {field.name for field in fields(Execution)}
-    asked = {k: v for k, v in options.items() if k not in executed and v is not None}
-    how = {k: v for k, v in options.items() if k in executed and v is not None}
-    how["callbacks"] = find_callbacks(options.get("callbacks") or ())
-    return ExperimentRequest(data.name, method, **asked), Execution(**how)  # type: ignore[arg-type]
+    what: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    how = {field.name: what.pop(field.name) for field in fields(Execution) if field.name in what}
+    how["callbacks"] = find_callbacks(how.get("callbacks", ()))
+    return ExperimentRequest(data.name, method, **what), Execution(**how)
 
 
 def _with_seed(first: Experiment, seed: int) -> Experiment:

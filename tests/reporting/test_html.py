@@ -12,11 +12,12 @@ from hushrec.api import Run, train
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.errors import RunError
 from hushrec.evaluation.metrics import per_user, summarise
+from hushrec.privacy.statement import PrivacyStatement
 from hushrec.reporting.html import write_comparison, write_report
 from hushrec.reporting.sections import promise
 from hushrec.reporting.tables import human_size
 from hushrec.runs.comparison import compare_runs
-from hushrec.runs.schema import PUBLISHED_MARK, PrivacyStatement
+from hushrec.runs.schema import PUBLISHED_MARK
 
 N_USERS, N_ITEMS, PER_USER = 48, 70, 9
 NASTY = '<script>alert(1)</script> & "x"'

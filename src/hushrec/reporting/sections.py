@@ -22,23 +22,17 @@ from hushrec.errors import ConfigError
 from hushrec.evaluation.groups import AWAY
 from hushrec.evaluation.metrics import Ranks
 from hushrec.federation.experiment import Experiment
+from hushrec.federation.rounds import RoundLine
 from hushrec.io.files import write_text
 from hushrec.methods.base import Guided
 from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
+from hushrec.privacy.statement import ComposedStatement, PrivacyStatement
 from hushrec.reporting import plots
 from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
 from hushrec.reporting.tables import marked, metric_name, signed
 from hushrec.runs.folder import AUDIT_FILE, RunFolder
-from hushrec.runs.schema import (
-    AdaptationCurve,
-    Audit,
-    ComposedStatement,
-    PrivacyStatement,
-    RoundLine,
-    Skipped,
-    Summary,
-)
+from hushrec.runs.schema import AdaptationCurve, Audit, Skipped, Summary
 
 ADAPTATION = "adaptation.json"
 SHOWN_EFFECTS = 12

@@ -14,8 +14,9 @@ from hushrec.errors import ConfigError, InputError, RunError, nearest
 from hushrec.evaluation.evaluator import PartRanks
 from hushrec.evaluation.groups import bootstrap_interval, holm, paired_test
 from hushrec.evaluation.metrics import Ranks, per_user
+from hushrec.federation.rounds import RoundLine
 from hushrec.runs.folder import RunFolder, read_ranks
-from hushrec.runs.schema import RoundLine, Summary
+from hushrec.runs.schema import Summary
 
 
 @dataclass(frozen=True)
@@ -78,33 +79,28 @@ def compare_runs(
         else _Stored.of(run, candidates, f"{number}: ")
         for number, run in enumerate(given, 1)
     ]
+    baseline, *others = runs
     paired = all(run.ranks for run in runs)
-    for run in runs[1:]:
-        same = run.data == runs[0].data
-        if not same or (paired and not same_question(run.ranks[0], runs[0].ranks[0])):
+    for run in others:
+        same = run.summary.data == baseline.summary.data
+        if not same or (paired and not same_question(run.ranks[0], baseline.ranks[0])):
             raise InputError(
-                f"{run.name} and {runs[0].name} have different held-out items or users; "
+                f"{run.name} and {baseline.name} have different held-out items or users; "
                 "compare needs the same --data and split"
             )
     rows: list[ComparedRun] = []
     for metric in metrics:
-        first = runs[0].measured(metric)
+        first = baseline.measured(metric)
         rows.append(first)
-        for run in runs[1:]:
+        for run in others:
             row = run.measured(metric)
-            if paired:
-                values, baseline = (one.values(metric).mean(axis=0) for one in (run, runs[0]))
-                result = paired_test(values, baseline, method=test)
-                row = replace(
-                    row,
-                    difference=result.difference,
-                    difference_low=result.low,
-                    difference_high=result.high,
-                    p_value=result.p_value,
-                )
-            else:
-                row = replace(row, difference=row.mean - first.mean)
-            rows.append(row)
+            if not paired:
+                rows.append(replace(row, difference=row.mean - first.mean))
+                continue
+            values, expected = (one.values(metric).mean(axis=0) for one in (run, baseline))
+            result = paired_test(values, expected, method=test)
+            row = replace(row, difference=result.difference, p_value=result.p_value)
+            rows.append(replace(row, difference_low=result.low, difference_high=result.high))
     tested = [index for index, row in enumerate(rows) if row.p_value is not None]
     corrected = holm([rows[index].p_value or 0.0 for index in tested])
     for index, p_value in zip(tested, corrected, strict=True):
@@ -128,14 +124,8 @@ class _Stored:
     ranks: list[Ranks]
     costs: dict[str, float]
 
-    @property
-    def data(self) -> str:
-        """Name of the data set."""
-        return self.summary.data
-
     @classmethod
     def of(cls, run: Ranked, candidates: str, number: str) -> _Stored:
-        """Take an open run; one without a folder is named by a number."""
         summary = run.summary
         name = f"{number}{summary.method}" if run.folder is None else str(run.folder.path)
         ranks = [_chosen(run.ranks["test"], candidates, name)]
@@ -173,7 +163,13 @@ class _Stored:
             mean, (low, high) = float(values.mean()), bootstrap_interval(values.mean(axis=0))
             seed_sd = float(values.mean(axis=1).std(ddof=1)) if len(values) > 1 else None
         else:
-            mean = self._reported(metric)
+            reported = _chosen(self.summary.test, self.candidates, self.name)
+            if metric not in reported:
+                raise ConfigError(
+                    f"{self.name} is a run of a federation, whose nodes reported no '{metric}'"
+                    f"{nearest(metric, reported)}"
+                )
+            mean = reported[metric]
         return ComparedRun(
             run=self.name,
             method=self.summary.method,
@@ -186,16 +182,6 @@ class _Stored:
             seed_sd=seed_sd,
             **self.costs,
         )
-
-    def _reported(self, metric: str) -> float:
-        """Return a mean that the nodes of a federation reported."""
-        reported = _chosen(self.summary.test, self.candidates, self.name)
-        if metric not in reported:
-            raise ConfigError(
-                f"{self.name} is a run of a federation, whose nodes reported no '{metric}'"
-                f"{nearest(metric, reported)}"
-            )
-        return reported[metric]
 
 
 Chosen = TypeVar("Chosen")
@@ -213,11 +199,8 @@ def _costs(summary: Summary, lines: Sequence[RoundLine], name: str) -> dict[str,
     """Return what a run had cost when it reached the model that is compared."""
     for line in lines:
         if line.round == summary.selected_round:
-            return {
-                "selected_round": line.round,
-                "up_bytes": line.up_bytes,
-                "down_bytes": line.down_bytes,
-            }
+            sent = {"up_bytes": line.up_bytes, "down_bytes": line.down_bytes}
+            return {"selected_round": line.round, **sent}
     raise RunError(
         f"{name}: metrics.jsonl has no line of the selected round {summary.selected_round}"
     )

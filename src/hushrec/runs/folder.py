@@ -39,6 +39,7 @@ from hushrec.errors import DiskError, InputError, RunError, StoppedError
 from hushrec.evaluation.evaluator import PartRanks
 from hushrec.evaluation.metrics import Ranks
 from hushrec.federation.experiment import Experiment
+from hushrec.federation.rounds import RoundLine
 from hushrec.io import stored
 from hushrec.io.files import (
     LOCK,
@@ -58,7 +59,7 @@ from hushrec.io.files import (
 )
 from hushrec.io.stored import Stored, StoredT
 from hushrec.private import WORKSPACE
-from hushrec.runs.schema import CheckpointHeader, RoundLine, Seeds, Summary
+from hushrec.runs.schema import CheckpointHeader, Seeds, Summary
 
 Arrays = Mapping[str, NDArray[Any]]
 SUMMARY = "summary.json"
@@ -149,9 +150,10 @@ class RunFolder:
     def read_metrics(self, up_to: int | None = None) -> list[RoundLine]:
         """Read metrics.jsonl; a last line cut short by a crash is left out."""
         file = self.path / METRICS
+        texts = stored.read_text(file).split("\n")[:-1] if file.exists() else []
         lines = [
             stored.parse(RoundLine, text, f"{file}, line {number},")
-            for number, text in enumerate(_whole_lines(file), 1)
+            for number, text in enumerate(texts, 1)
         ]
         return [line for line in lines if up_to is None or line.round <= up_to]
 
@@ -212,16 +214,17 @@ class RunFolder:
     def read_checkpoint(self, name: str) -> CheckpointHeader:
         """Read a checkpoint's header after checking every file against its digest."""
         folder = self.path / "checkpoint" / name
+        state = folder / "state.json"
         try:
-            record = stored.read_json(folder / "state.json")
+            record = stored.read_json(state)
         except RunError:
-            raise self._damaged(folder / "state.json") from None
+            raise _damaged(state) from None
         if record.pop("digest", None) != _text_digest(record):
-            raise self._damaged(folder / "state.json")
-        header = stored.parse(CheckpointHeader, json.dumps(record), str(folder / "state.json"))
+            raise _damaged(state)
+        header = stored.parse(CheckpointHeader, json.dumps(record), str(state))
         for file, digest in header.files.items():
             if not (folder / file).is_file() or _digest(folder / file) != digest:
-                raise self._damaged(folder / file)
+                raise _damaged(folder / file)
         if header.settings != self._settings():
             raise RunError(
                 f"{self.path / 'config.toml'} was changed since this run was trained; "
@@ -235,27 +238,29 @@ class RunFolder:
         try:
             return dict(load_file(path))
         except (SafetensorError, OSError):
-            raise self._damaged(path) from None
+            raise _damaged(path) from None
 
     def _settings(self) -> str:
         """Return a digest of config.toml without the number of rounds."""
         config = stored.read_toml(self.path / "config.toml")
         return _text_digest({key: value for key, value in config.items() if key != "rounds"})
 
-    def _damaged(self, file: Path) -> RunError:
-        return RunError(
-            f"{file} is missing or damaged: this checkpoint cannot be used; "
-            "start the run anew with --overwrite"
-        )
+
+def _damaged(file: Path) -> RunError:
+    return RunError(
+        f"{file} is missing or damaged: this checkpoint cannot be used; "
+        "start the run anew with --overwrite"
+    )
 
 
 def ranks_to_arrays(ranks: Mapping[str, PartRanks]) -> dict[str, NDArray[Any]]:
     """Flatten the ranks of all parts and candidate sets for users.npz."""
-    out: dict[str, NDArray[Any]] = {}
-    for part, by_candidates in ranks.items():
-        for candidates, value in by_candidates.items():
-            out |= value.to_arrays(f"{part}/{candidates}/")
-    return out
+    return {
+        name: array
+        for part, by_candidates in ranks.items()
+        for candidates, value in by_candidates.items()
+        for name, array in value.to_arrays(f"{part}/{candidates}/").items()
+    }
 
 
 def read_ranks(folder: RunFolder) -> dict[str, dict[str, Ranks]]:
@@ -277,10 +282,8 @@ def is_held(lock: Path) -> bool:
     try:
         with lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -304,11 +307,6 @@ def is_run(path: Path) -> bool:
     except RunError:
         return False
     return {"data", "method", "protocol", "rounds", "seed"} <= config.keys()
-
-
-def _whole_lines(file: Path) -> list[str]:
-    """Return the lines of a file; a last one that a crash cut short is left out."""
-    return stored.read_text(file).split("\n")[:-1] if file.exists() else []
 
 
 def _digest(path: Path) -> str:

@@ -32,6 +32,7 @@ from hushrec.runs.folder import FINAL, SUMMARY, RunFolder
 from hushrec.runs.schema import (
     PUBLISHED_MARK,
     Baselines,
+    CheckpointHeader,
     Communication,
     SiloFacts,
     Summary,
@@ -101,7 +102,9 @@ def summarise_federation(
 
 def _common(training: Training, state: ServerState) -> dict[str, Any]:
     """Return what is known to every server: settings, rounds, costs, privacy."""
-    experiment, sent = training.experiment, (state.up_bytes, state.down_bytes)
+    experiment, method = training.experiment, training.task.method
+    learns = method.traits.learns and method.phases[-1].repeats
+    chosen = training.selected_by == "validation" and state.round == experiment.rounds
     return {
         "method": experiment.method,
         "data": experiment.data,
@@ -112,24 +115,16 @@ def _common(training: Training, state: ServerState) -> dict[str, Any]:
         "rounds": state.round,
         "selected_round": state.selected_round,
         "selected_by": training.selected_by,
-        "improving": _is_improving(training, state),
+        "improving": learns and chosen and state.selected_round == state.round,
         "seed": experiment.seed,
-        "model": dict(facts_of(training.task.method, state.selected_shared)),
-        "communication": Communication(up_bytes=sent[0], down_bytes=sent[1]),
+        "model": dict(facts_of(method, state.selected_shared)),
+        "communication": Communication(up_bytes=state.up_bytes, down_bytes=state.down_bytes),
         "time": Timing(total_s=state.seconds, per_round_s=state.seconds / max(1, state.round)),
         "peak_rss_bytes": peak_rss_bytes(),
         "privacy": training.plan.statement(
             state.account, state.round, state.ledger, state.up_bytes
         ),
     }
-
-
-def _is_improving(training: Training, state: ServerState) -> bool:
-    """Say whether more rounds would probably help: see `Summary.improving`."""
-    method = training.task.method
-    learns = method.traits.learns and method.phases[-1].repeats
-    chosen = training.selected_by == "validation" and state.round == training.experiment.rounds
-    return learns and chosen and state.selected_round == state.round
 
 
 def mean_summary(summaries: Sequence[Summary]) -> Summary:
@@ -148,9 +143,11 @@ def mean_summary(summaries: Sequence[Summary]) -> Summary:
     def deviation(values: list[float]) -> Any:
         return np.std(values, ddof=1) if len(values) > 1 else 0.0
 
-    def mean(value: Callable[[Summary], float]) -> float:
-        return float(np.mean([value(summary) for summary in summaries]))
+    def means(part: str) -> dict[str, float]:
+        parts = [dict(getattr(summary, part)) for summary in summaries]
+        return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
 
+    sent = {name: round(count) for name, count in means("communication").items()}
     return summaries[0].model_copy(
         update={
             "seed": [summary.seed for summary in summaries],
@@ -161,18 +158,9 @@ def mean_summary(summaries: Sequence[Summary]) -> Summary:
             "test": table("test", np.mean),
             "valid": table("valid", np.mean),
             "test_sd": table("test", deviation),
-            "lists": {
-                name: float(np.mean([summary.lists[name] for summary in summaries]))
-                for name in summaries[0].lists
-            },
-            "communication": Communication(
-                up_bytes=round(mean(lambda s: s.communication.up_bytes)),
-                down_bytes=round(mean(lambda s: s.communication.down_bytes)),
-            ),
-            "time": Timing(
-                total_s=mean(lambda s: s.time.total_s),
-                per_round_s=mean(lambda s: s.time.per_round_s),
-            ),
+            "lists": means("lists"),
+            "communication": Communication(**sent),
+            "time": Timing(**means("time")),
             "peak_rss_bytes": max(summary.peak_rss_bytes for summary in summaries),
             "privacy": _composed_privacy(summaries),
         }
@@ -203,10 +191,7 @@ def data_digest(data: Interactions) -> str:
 LEDGER = "ledger"
 """File of a checkpoint with what each client has spent."""
 CURRENT, SELECTED = "current", "selected"
-NUMBERS = (
-    *("data", "key", "round", "selected_round", "selected_value", "stale_evaluations", "up_bytes"),
-    *("down_bytes", "seconds", "account", "protection"),
-)
+NUMBERS = [name for name in CheckpointHeader.model_fields if name not in ("settings", "files")]
 """Fields of the state that are written into the header of a checkpoint."""
 
 
@@ -237,10 +222,8 @@ class CheckpointCallback(Callback):
 
     def save(self) -> None:
         """Write a checkpoint from which the run can be resumed."""
-        state = self.state
-        files = _files(state, self.backend, (CURRENT, SELECTED))
-        self.folder.save_checkpoint(f"round-{state.round:06d}", _numbers(state), files)
-        self.saved_at, self.saved_round = time.monotonic(), state.round
+        self._save(f"round-{self.state.round:06d}", (CURRENT, SELECTED), self.state.key)
+        self.saved_at, self.saved_round = time.monotonic(), self.state.round
 
     def reopen(self) -> None:
         """Make a complete run one that is resumed: its summary holds no more."""
@@ -252,9 +235,24 @@ class CheckpointCallback(Callback):
         if self.folder.checkpoint_name() == FINAL:  # killed after it had written this
             self.folder.drop_checkpoints(but=FINAL)
             return
-        files = _files(self.state, self.backend, (SELECTED,))
         # The run draws no more noise, so its key is not kept.
-        self.folder.save_checkpoint(FINAL, {**_numbers(self.state), "key": None}, files)
+        self._save(FINAL, (SELECTED,), key=None)
+
+    def _save(self, name: str, roles: Iterable[str], key: str | None) -> None:
+        numbers = {number: getattr(self.state, number) for number in NUMBERS}
+        self.folder.save_checkpoint(name, {**numbers, "key": key}, self._files(roles))
+
+    def _files(self, roles: Iterable[str]) -> Iterator[tuple[str, Arrays]]:
+        state = self.state
+        for role in roles:
+            selected = role == SELECTED
+            if selected and not state.selected_round:
+                continue
+            yield f"{role}-shared", state.selected_shared if selected else state.shared
+            for number, part in enumerate(self.backend.save(selected=selected)):
+                yield f"{role}-private-{number:05d}", part
+        if state.ledger is not None:
+            yield LEDGER, vars(state.ledger)
 
 
 def saved_key(folder: RunFolder) -> str | None:
@@ -331,21 +329,3 @@ def load_model(
     private = [file for file in sorted(files) if file.startswith(f"{role}-private-")]
     parts = (folder.read_tensors(name, file) for file in private)
     return folder.read_tensors(name, f"{role}-shared.safetensors"), parts
-
-
-def _files(
-    state: ServerState, backend: Backend, roles: Iterable[str]
-) -> Iterator[tuple[str, Arrays]]:
-    for role in roles:
-        selected = role == SELECTED
-        if selected and not state.selected_round:
-            continue
-        yield f"{role}-shared", state.selected_shared if selected else state.shared
-        for number, part in enumerate(backend.save(selected=selected)):
-            yield f"{role}-private-{number:05d}", part
-    if state.ledger is not None:
-        yield LEDGER, vars(state.ledger)
-
-
-def _numbers(state: ServerState) -> dict[str, Any]:
-    return {key: getattr(state, key) for key in NUMBERS}

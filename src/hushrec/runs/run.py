@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Unpack
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from hushrec.evaluation.metrics import ListMetric, parse_metric, summarise
 from hushrec.federation.backends import Backend
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine, ServerState
-from hushrec.federation.setup import SimulatedTraining
 from hushrec.io import usable_cores
 from hushrec.io.codec import Rows
 from hushrec.io.files import checked_path
@@ -28,7 +27,7 @@ from hushrec.runs.recording import SELECTED, CheckpointCallback, load_model
 from hushrec.runs.schema import Summary
 from hushrec.serving.bundle import BundleForm, export
 from hushrec.serving.data import ServingData
-from hushrec.serving.model import Model, Recommendation
+from hushrec.serving.model import Model, Recommends
 from hushrec.streams import Streams
 
 
@@ -40,53 +39,18 @@ class Unsaved:
     backend: Backend
     lines: Sequence[RoundLine]
 
-    def write(self, folder: RunFolder) -> None:
-        """Write the rounds and the model."""
-        folder.write_metrics(self.lines)
-        CheckpointCallback(folder, self.backend, self.state).save_final()
 
-
-class Run:
+@dataclass(eq=False)
+class Run(Recommends):
     """A trained model with its results; from `train`, or read back with `Run.open`."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        split: Split,
-        model: Model,
-        summary: Summary,
-        ranks: Mapping[str, PartRanks],
-        folder: RunFolder | None,
-    ) -> None:
-        self.experiment = experiment
-        self.split = split
-        self.model = model
-        self.summary = summary
-        self.ranks = ranks
-        self.folder = folder
-        self.unsaved: Unsaved | None = None
-
-    @classmethod
-    def of(
-        cls,
-        training: SimulatedTraining,
-        split: Split,
-        state: ServerState,
-        summary: Summary,
-        folder: RunFolder | None,
-    ) -> Run:
-        """Return the run that has just been trained."""
-        store, ranks = training.backend.selected, training.backend.ranks
-        assert store is not None, "the last round is always evaluated"
-        model = Model(
-            training.task.method,
-            state.selected_shared,
-            store,
-            ServingData.of(split),
-            training.task.streams,
-            training.experiment.privacy.promises,
-        )
-        return cls(training.experiment, split, model, summary, ranks, folder)
+    experiment: Experiment
+    split: Split
+    model: Model
+    summary: Summary
+    ranks: Mapping[str, PartRanks]
+    folder: RunFolder | None
+    unsaved: Unsaved | None = None
 
     @classmethod
     def open(cls, path: str | Path, data: Interactions | None = None) -> Run:
@@ -106,8 +70,14 @@ class Run:
             )
         experiment = folder.experiment()
         streams = Streams(experiment.seed)
-        given = data or _load_data(experiment)
-        split = make_split(given, experiment.split, streams, experiment.silos)
+        try:
+            data = data or load(experiment.data, items=experiment.items)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}; in Python, give a run of data in memory its data again: "
+                "Run.open(path, data)"
+            ) from None
+        split = make_split(data, experiment.split, streams, experiment.silos)
         state = folder.read_checkpoint(FINAL)
         if state.data != split.digest():
             raise RunError(
@@ -163,7 +133,8 @@ class Run:
         target = checked_path(path)
         with new_run_folder(target, overwrite=overwrite) as fresh:
             folder = RunFolder.create(fresh, self.experiment)
-            self.unsaved.write(folder)
+            folder.write_metrics(self.unsaved.lines)
+            CheckpointCallback(folder, self.unsaved.backend, self.unsaved.state).save_final()
             folder.write_results(self.ranks, self.summary)
         self.folder, self.unsaved = RunFolder(target), None
         return target
@@ -229,49 +200,6 @@ class Run:
         """Write the model for devices: a folder that numpy alone can serve."""
         return export(self.model, path, **form)
 
-    # ------------------------------------------------------------ recommendations
-
-    @overload
-    def recommend(  # type: ignore[overload-overlap]  # a string is one id, not a sequence of ids
-        self,
-        users: str | int,
-        k: int = 10,
-        history: Iterable[str | int] | None = None,
-        features: Mapping[str, str] | None = None,
-        threads: int | None = None,
-    ) -> list[Recommendation]: ...
-    @overload
-    def recommend(
-        self,
-        users: Iterable[str | int] | None = None,
-        k: int = 10,
-        history: None = None,
-        features: None = None,
-        threads: int | None = None,
-    ) -> Rows: ...
-    def recommend(
-        self,
-        users: Any = None,
-        k: int = 10,
-        history: Any = None,
-        features: Any = None,
-        threads: int | None = None,
-    ) -> list[Recommendation] | Rows:
-        """Return the best k items that a user has not touched: `Model.recommend`.
-
-        ``run.recommend("7")`` is a list; ``run.recommend(["7", "8"])``, and ``run.recommend()`` for
-        all users, are tables: ``run.recommend(k=5).to_pandas()``.
-        """
-        answer: list[Recommendation] | Rows = self.model.recommend(
-            users, k, history, features, threads
-        )
-        return answer
-
-
-def _load_data(experiment: Experiment) -> Interactions:
-    try:
-        return load(experiment.data, items=experiment.items)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error}; in Python, give a run of data in memory its data again: Run.open(path, data)"
-        ) from None
+    @property
+    def _recommender(self) -> Model:
+        return self.model

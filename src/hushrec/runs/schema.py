@@ -2,7 +2,7 @@
 
 ============================  ======================================================
 summary.json                  `Summary`
-metrics.jsonl, one line       `RoundLine` (`federation.callbacks`)
+metrics.jsonl, one line       `RoundLine` (`federation.rounds`)
 ``privacy`` in summary.json   `PrivacyStatement` (made by the plan, `privacy.statement`)
 checkpoint/*/state.json       `CheckpointHeader`
 seeds.json                    `Seeds`
@@ -21,23 +21,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from hushrec.federation.rounds import RoundLine
 from hushrec.io.stored import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.privacy.composition import Claim
-from hushrec.privacy.statement import BudgetSummary, ComposedStatement, PrivacyStatement
-
-__all__ = [
-    "AdaptationCurve",
-    "Audit",
-    "BudgetSummary",
-    "CheckpointHeader",
-    "ComposedStatement",
-    "PrivacyStatement",
-    "RoundLine",
-    "Seeds",
-    "Summary",
-    "Trial",
-]
+from hushrec.privacy.statement import PrivacyStatement
 
 PUBLISHED_MARK = "published protocol (leaks the held-out item)"
 
@@ -171,18 +157,17 @@ class Summary(Stored):
             raise ValueError("'seed' and 'runs' do not fit together")
         if self.nodes is None and self.baselines is None:
             raise ValueError("it lacks 'baselines'")
-        wanted = {name: metrics.keys() for name, metrics in self.test.items()}
+        if not self.test.get("full"):
+            raise ValueError("'test' lacks 'full'")
         others = {"valid": self.valid}
         if self.baselines is not None:
             others["baselines.popularity"] = self.baselines.popularity
             others["baselines.chance"] = self.baselines.chance
         if self.test_sd is not None:
             others["test_sd"] = self.test_sd
-        if not wanted.get("full"):
-            raise ValueError("'test' lacks 'full'")
         for name, tables in others.items():
-            for candidates, metrics in wanted.items():
-                if not metrics <= tables.get(candidates, {}).keys():
+            for candidates, metrics in self.test.items():
+                if not metrics.keys() <= tables.get(candidates, {}).keys():
                     raise ValueError(f"'{name}' lacks what 'test' has for '{candidates}'")
         return self
 

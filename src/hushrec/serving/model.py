@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -61,8 +62,67 @@ class Recommendation:
     """Expert with the largest contribution to the score; empty unless the method mixes experts."""
 
 
+class Recommends(ABC):
+    """`recommend`, which a model has, and a run through its model."""
+
+    @property
+    @abstractmethod
+    def _recommender(self) -> Model: ...
+
+    @overload
+    def recommend(  # type: ignore[overload-overlap]  # a string is one id, not a sequence of ids
+        self,
+        users: str | int,
+        k: int = 10,
+        history: Iterable[str | int] | None = None,
+        features: Mapping[str, str] | None = None,
+        threads: int | None = None,
+    ) -> list[Recommendation]: ...
+    @overload
+    def recommend(
+        self,
+        users: Iterable[str | int] | None = None,
+        k: int = 10,
+        history: None = None,
+        features: None = None,
+        threads: int | None = None,
+    ) -> Rows: ...
+    def recommend(
+        self,
+        users: str | int | Iterable[str | int] | None = None,
+        k: int = 10,
+        history: Iterable[str | int] | None = None,
+        features: Mapping[str, str] | None = None,
+        threads: int | None = None,
+    ) -> list[Recommendation] | Rows:
+        """Return the best k items that a user has not touched, for one user or for many.
+
+        One id gives a list. Several ids, or none for all users, give a table with a row for each
+        user and rank: ``run.recommend(k=5).to_pandas()``.
+
+        A user that the model does not know is folded in from ``history``, item ids oldest first:
+        their private parameters are trained on it, the shared parameters stay as they are.
+        ``features`` are the user features of such a user.
+        """
+        model = self._recommender
+        if isinstance(users, str | int | np.integer):
+            return model._list(str(users), k, history, features or {})
+        if history is not None or features:
+            raise ConfigError("history and features belong to one user: give one id")
+        ids = model.data.users.tolist() if users is None else [str(user) for user in users]
+        lists = model._lists(model.indices(ids), k, threads or usable_cores())
+        return Rows.of(
+            ("user", "rank", *(field.name for field in fields(Recommendation))),
+            [
+                (user, rank, *vars(line).values())
+                for user, lines in zip(ids, lists, strict=True)
+                for rank, line in enumerate(lines, 1)
+            ],
+        )
+
+
 @dataclass(frozen=True, eq=False)
-class Model:
+class Model(Recommends):
     """A trained recommender: method, shared and private parameters, users and catalogue."""
 
     method: Method
@@ -216,55 +276,9 @@ class Model:
 
     # ------------------------------------------------------------ recommendations
 
-    @overload
-    def recommend(  # type: ignore[overload-overlap]  # a string is one id, not a sequence of ids
-        self,
-        users: str | int,
-        k: int = 10,
-        history: Iterable[str | int] | None = None,
-        features: Mapping[str, str] | None = None,
-        threads: int | None = None,
-    ) -> list[Recommendation]: ...
-    @overload
-    def recommend(
-        self,
-        users: Iterable[str | int] | None = None,
-        k: int = 10,
-        history: None = None,
-        features: None = None,
-        threads: int | None = None,
-    ) -> Rows: ...
-    def recommend(
-        self,
-        users: str | int | Iterable[str | int] | None = None,
-        k: int = 10,
-        history: Iterable[str | int] | None = None,
-        features: Mapping[str, str] | None = None,
-        threads: int | None = None,
-    ) -> list[Recommendation] | Rows:
-        """Return the best k items that a user has not touched, for one user or for many.
-
-        One id gives a list. Several ids, or none for all users, give a table with a row for each
-        user and rank.
-
-        A user that the model does not know is folded in from ``history``, item ids oldest first:
-        their private parameters are trained on it, the shared parameters stay as they are.
-        ``features`` are the user features of such a user.
-        """
-        if isinstance(users, str | int | np.integer):
-            return self._list(str(users), k, history, features or {})
-        if history is not None or features:
-            raise ConfigError("history and features belong to one user: give one id")
-        ids = self.data.users.tolist() if users is None else [str(user) for user in users]
-        lists = self._lists(self.indices(ids), k, threads or usable_cores())
-        return Rows.of(
-            ("user", "rank", *(field.name for field in fields(Recommendation))),
-            [
-                (user, rank, *vars(line).values())
-                for user, lines in zip(ids, lists, strict=True)
-                for rank, line in enumerate(lines, 1)
-            ],
-        )
+    @property
+    def _recommender(self) -> Model:
+        return self
 
     def _list(
         self, user: str, k: int, history: Iterable[str | int] | None, features: Mapping[str, str]

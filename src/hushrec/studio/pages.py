@@ -21,6 +21,7 @@ from hushrec.analysis.run import one_user, some_users
 from hushrec.api import Run
 from hushrec.errors import ConfigError, HushrecError, RunError
 from hushrec.federation.experiment import Experiment
+from hushrec.federation.rounds import RoundLine
 from hushrec.io.stored import read_text
 from hushrec.reporting import plots, tables
 from hushrec.reporting.html import REPORT, environment, means_plot
@@ -28,7 +29,7 @@ from hushrec.reporting.sections import loss_points, validation_points
 from hushrec.reporting.tables import metric_name, signed
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import NEW, SEEDS, RunFolder, is_run
-from hushrec.runs.schema import PUBLISHED_MARK, RoundLine, Seeds, Summary
+from hushrec.runs.schema import PUBLISHED_MARK, Seeds, Summary
 from hushrec.studio import demos
 
 MAX_DEPTH = 3
