@@ -19,6 +19,7 @@ from hushrec.analysis.run import one_user
 from hushrec.api import Run
 from hushrec.errors import ConfigError, RunError, plain
 from hushrec.federation.experiment import Experiment
+from hushrec.federation.rounds import RoundLine
 from hushrec.io.files import write_text
 from hushrec.methods.base import Method
 from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
@@ -26,7 +27,7 @@ from hushrec.reporting import baselines, plots, sections, tables
 from hushrec.reporting.tables import metric_name
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import RunFolder
-from hushrec.runs.schema import RoundLine, Summary
+from hushrec.runs.schema import Summary
 
 REPORT = "report.html"
 HEADLINE = ("hr@10", "ndcg@10")
