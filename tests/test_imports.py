@@ -33,24 +33,23 @@ def imports(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            if node.level:  # a neighbour in the same folder: see the test of these
-                continue
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
-def test_imports_are_absolute_but_in_the_folder_that_is_copied_to_devices():
-    modules = sources(ROOT)
+def test_imports_are_absolute():
     relative = {
         name
-        for name, tree in modules.items()
+        for name, tree in sources(ROOT).items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.level
     }
-    alone = {name for name in modules if name.startswith("hushrec.serving.recommender")}
-    assert relative <= alone
-    for name in alone:
-        assert not any(target.startswith("hushrec") for target in imports(modules[name]))
+    assert relative == set()
+
+
+def test_the_file_that_is_copied_to_devices_imports_nothing_of_hushrec():
+    tree = sources(ROOT)["hushrec.serving.recommender"]
+    assert not any(target.startswith("hushrec") for target in imports(tree))
 
 
 def package_of(name: str) -> str:

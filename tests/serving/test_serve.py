@@ -140,9 +140,9 @@ def test_everything_touched_leaves_nothing(bundle):
     assert one.recommend() == []
 
 
-def test_the_folder_works_without_hushrec(bundle, tmp_path):
-    """A device has numpy and this one folder."""
-    shutil.copytree(Path(device.__file__).parent, tmp_path / "alone")
+def test_the_file_works_without_hushrec(bundle, tmp_path):
+    """A device has numpy and this one file."""
+    shutil.copy(device.__file__, tmp_path / "alone.py")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from alone import Recommender\n"

@@ -303,7 +303,7 @@ def export_command(
     python -c "from hushrec.serving.recommender import Recommender as R
     print(R.load('bundle', history=['1193', '661']).recommend(5))"
 
-    The folder `hushrec/serving/recommender` imports nothing else of hushrec: copy it to the device.
+    `hushrec/serving/recommender.py` imports nothing else of hushrec: copy it to the device.
     """
     form: BundleForm = {"neighbours": neighbours, "precision": precision, "overwrite": overwrite}
     path = Run.open(folder).export(bundle, **form)

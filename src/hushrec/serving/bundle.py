@@ -22,7 +22,7 @@ from hushrec.methods.base import Method, Shared
 from hushrec.methods.statistics.fedmix import FedMix
 from hushrec.methods.statistics.pair_weights import ItemPairs
 from hushrec.serving.model import Model
-from hushrec.serving.recommender.reading import FORMAT, MANIFEST, MODEL
+from hushrec.serving.recommender import FORMAT, MANIFEST, MODEL
 
 Array = NDArray[Any]
 PAIRS_KEPT, MIXTURE_KEPT = 600, 300
@@ -113,17 +113,16 @@ class _Form:
     tensors: dict[str, Array] = field(default_factory=dict)
 
     def put(self, name: str, array: Array) -> None:
-        """Add an array in the bundle's precision."""
-        dtype = np.float16 if self.halved else np.float32
+        """Add an array in the bundle's precision; a short one, [n], always in single precision."""
+        dtype = np.float16 if self.halved and array.ndim > 1 else np.float32
         self.tensors[name] = np.ascontiguousarray(array, dtype)
 
-    def put_exactly(self, name: str, array: Array) -> None:
-        """Add a short array in single precision."""
-        self.tensors[name] = np.ascontiguousarray(array, np.float32)
-
-    def put_table(self, name: str, neighbours: Array, weights: Array) -> float:
-        """Add item-to-item weights; return the scale that they are divided by."""
-        ids, weights = _largest(neighbours, weights, self.neighbours)
+    def put_table(self, name: str, ids: Array, weights: Array) -> float:
+        """Add the largest item-to-item weights; return the scale that they are divided by."""
+        if self.neighbours is not None and self.neighbours < ids.shape[1]:
+            order = np.argsort(-np.abs(weights), axis=1, kind="stable")
+            best = np.sort(order[:, : self.neighbours], axis=1)
+            ids, weights = (np.take_along_axis(array, best, 1) for array in (ids, weights))
         # Divided by the largest: half precision is finest below 1, and nothing overflows.
         largest = np.float32(max(np.abs(weights).max(initial=0), 1e-30))
         scale = float(largest) if self.halved else 1.0
@@ -134,7 +133,7 @@ class _Form:
 
 
 def _pairs(method: ItemPairs, shared: Shared, form: _Form) -> dict[str, Any]:
-    form.put_exactly("shares", shared["shares"])
+    form.put("shares", shared["shares"])
     # Under noise only items of the head have weights, and only they count in a history.
     known = shared.get("head", np.ones(len(shared["shares"]), np.bool_))
     form.tensors["known"] = known.astype(np.uint8)
@@ -161,20 +160,11 @@ def _mixture(method: FedMix, shared: Shared, form: _Form) -> dict[str, Any]:
                 table = arrays.pop("neighbours"), arrays.pop("weights")
                 entry["scale"] = form.put_table(name, *table)
             for key, array in arrays.items():
-                (form.put_exactly if array.ndim == 1 else form.put)(name + key, array)
+                form.put(name + key, array)
             experts[expert.name].append(entry)
     weights, center, scale, network, hidden, best = method.network(shared)
-    form.put_exactly("mixture/weights", weights / scale[:-1])
+    form.put("mixture/weights", weights / scale[:-1])
     for key, array in (("center", center), ("scale", scale), ("network", network)):
-        form.put_exactly(f"mixture/{key}", array)
+        form.put(f"mixture/{key}", array)
     reranked = best if method.reranks(shared) else 0
     return {"model": "mixture", "experts": experts, "reranked": reranked, "hidden": hidden}
-
-
-def _largest(
-    ids: NDArray[np.int32], weights: NDArray[np.float32], count: int | None
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    if count is None or count >= ids.shape[1]:
-        return ids, np.ascontiguousarray(weights)
-    best = np.sort(np.argsort(-np.abs(weights), axis=1, kind="stable")[:, :count], axis=1)
-    return np.take_along_axis(ids, best, 1), np.take_along_axis(weights, best, 1)

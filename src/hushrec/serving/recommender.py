@@ -1,0 +1,483 @@
+"""Recommend on a device from a bundle and a history, without training and without a network.
+
+This file needs numpy and the standard library only and imports nothing else of hushrec, so it can
+be copied to a device as it is. `hushrec.serving.bundle` writes what it reads.
+
+::
+
+    recommender = Recommender.load("bundle")
+    recommender.touch("1193")
+    recommender.recommend(10)
+
+A bundle is a folder with `manifest.json` and `model.safetensors`. Sizes, types, ranges and the
+digest are checked before anything is used. The model is item-to-item weights, or a mixture of
+experts whose arithmetic is that of `hushrec.methods.statistics.fedmix`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = "hushrec-bundle-4"
+MANIFEST, MODEL = "manifest.json", "model.safetensors"
+MOST_BYTES = 2**30
+"""A larger file is refused: a device has no use for it."""
+LARGEST = 1e30
+"""Of a number: single precision knows hardly more."""
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "U8": np.dtype("u1"),
+    "U16": np.dtype("<u2"),
+    "I32": np.dtype("<i4"),
+}
+Array = NDArray[Any]
+IDS, NUMBERS = ("U16", "I32"), ("F16", "F32")
+"""Types that items and weights may have in a file."""
+STEEPNESS = np.float32(1.702)
+"""Of the sigmoid in the hidden layers of the network."""
+
+Experts = Callable[[Array], list[str]]
+"""Items -> for each, the expert with the largest contribution to its score."""
+
+
+class BundleError(ValueError):
+    """The bundle is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One item of a recommendation list."""
+
+    item: str
+    title: str
+    score: float
+    because: str = ""
+    """Expert with the largest contribution to the score; empty unless the model mixes experts."""
+
+
+class Recommender:
+    """A model and one user's history, oldest first."""
+
+    def __init__(
+        self, manifest: dict[str, Any], tensors: dict[str, Array], history: Iterable[str] = ()
+    ) -> None:
+        self.items, self.titles = _catalogue(manifest)
+        given = _Given(manifest, dict(tensors), len(self.items))
+        kind = _one_of(manifest, "model", ("pairs", "mixture"))
+        self._model: _Pairs | _Mixture = _Pairs(given) if kind == "pairs" else _Mixture(given)
+        if given.tensors:
+            raise BundleError(f"the model has unknown tensors {sorted(given.tensors)}")
+        self._number = {item: number for number, item in enumerate(self.items)}
+        self._history: dict[int, None] = {}
+        for item in history:
+            self.touch(item)
+
+    @classmethod
+    def load(cls, path: str | Path, history: Iterable[str] = ()) -> Recommender:
+        """Read and check a bundle."""
+        folder = Path(path)
+        manifest = _read_manifest(folder / MANIFEST)
+        model = folder / MODEL
+        if not model.is_file() or model.stat().st_size != manifest["model_bytes"]:
+            raise BundleError(f"{model} is missing or not of the size the manifest says")
+        content = model.read_bytes()
+        if hashlib.sha256(content).hexdigest() != manifest["model_sha256"]:
+            raise BundleError(f"{model} is not the file the manifest describes")
+        return cls(manifest, _parse_tensors(content), history)
+
+    @property
+    def history(self) -> list[str]:
+        """Items that the user touched, oldest first, each once."""
+        return [self.items[number] for number in self._history]
+
+    def touch(self, item: str) -> bool:
+        """Add an interaction to the history; False if the item is not in the catalogue."""
+        number = self._number.get(item)
+        if number is None:
+            return False
+        self._history.pop(number, None)
+        self._history[number] = None
+        return True
+
+    def recommend(self, k: int = 10) -> list[Suggestion]:
+        """Return the best k items not touched yet; ties go to the earlier one in the catalogue."""
+        if k < 1:
+            raise ValueError(f"k = {k}: a list has at least 1 item")
+        past = np.array(list(reversed(self._history)), np.int64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores, experts = self._model.score(past)
+        if not np.isfinite(scores).all():
+            raise BundleError("the model has scores that are NaN or infinite")
+        scores[past] = -np.inf
+        best = _largest(scores, min(k, len(scores) - len(past)))
+        best = best[np.argsort(-scores[best], kind="stable")]
+        return [
+            Suggestion(self.items[n], self.titles[n], float(scores[n]), expert)
+            for n, expert in zip(best, experts(best), strict=True)
+        ]
+
+
+# ---------------------------------------------------------------- models
+
+
+class _Pairs:
+    """Item-to-item weights of the latest items, and popularity."""
+
+    def __init__(self, given: _Given) -> None:
+        options = given.manifest
+        self._table = _Table(given, "", options)
+        self._known = given.take("known", ("U8",), given.n_items) > 0
+        popularity = np.float32(_number(options, "popularity"))
+        self._prior = given.take("shares", ("F32",), given.n_items) * popularity
+        self._by_lag = _by_lag(_whole(options, "recent", 1), _number(options, "recency"))
+
+    def score(self, past: Array) -> tuple[Array, Experts]:
+        scores = self._prior.copy()
+        for weight, item in zip(self._by_lag, past[self._known[past]], strict=False):
+            # An item's neighbours are distinct. Unused entries name the item itself, which is in
+            # the history and not recommended.
+            row = self._table.weights[item].astype(np.float32) * self._table.scale
+            scores[self._table.neighbours[item]] += weight * row
+        return scores, lambda items: [""] * len(items)
+
+
+class _Mixture:
+    """Weighted sum of expert scores, and a network of two hidden layers that reranks the best."""
+
+    def __init__(self, given: _Given) -> None:
+        self._names: list[str] = []
+        self._parts: list[_Part] = []
+        owners: list[int] = []
+        for name, parts in _experts(given.manifest):
+            for index, options in enumerate(parts):
+                part = _KINDS[_one_of(options, "kind", _KINDS)](given, f"{name}/{index}/", options)
+                self._parts.append(part)
+                owners += [len(self._names)] * part.size
+            self._names.append(name)
+        width = len(owners) + 1
+        self._owners = np.array(owners)
+        self._weights = given.take("mixture/weights", ("F32",), width - 1)
+        self._center = given.take("mixture/center", ("F32",), width)
+        self._scale = given.take("mixture/scale", ("F32",), width)
+        if not (self._scale > 0).all():
+            raise BundleError("a scale is not above 0")
+        self._best = _whole(given.manifest, "reranked", 0)
+        hidden = _whole(given.manifest, "hidden", 1)
+        shapes = (width, hidden), (hidden,), (hidden, hidden), (hidden,), (hidden,), (1,)
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        flat = given.take("mixture/network", ("F32",), int(ends[-1]))
+        cut = np.split(flat, ends[:-1])
+        self._layers = [layer.reshape(shape) for layer, shape in zip(cut, shapes, strict=True)]
+
+    def score(self, past: Array) -> tuple[Array, Experts]:
+        parts = np.concatenate([part.score(past) for part in self._parts])
+        scores = self._weights @ parts
+        self._rerank(scores, parts, past)
+
+        def experts(items: Array) -> list[str]:
+            """Return the expert that raises each item most above the mean item."""
+            lifts = np.zeros((len(self._names), len(items)))
+            above = parts[:, items] - parts.mean(axis=1, keepdims=True)
+            np.add.at(lifts, self._owners, self._weights[:, None] * above)
+            return [self._names[n] for n in lifts.argmax(axis=0)]
+
+        return scores, experts
+
+    def _rerank(self, scores: Array, parts: Array, past: Array) -> None:
+        """Replace the scores of the best new items by the network's; the others stay below them."""
+        untouched = scores.copy()
+        untouched[past] = -np.inf
+        best = _largest(untouched, min(self._best, len(scores) - len(past)))
+        if len(best) == 0:
+            return
+        length = np.full((1, len(best)), math.log(max(len(past), 1)), np.float32)
+        inputs = (np.concatenate([parts[:, best], length]).T - self._center) / self._scale
+        w1, b1, w2, b2, w3, multiple = self._layers
+        logits = multiple * scores[best] + _soft(_soft(inputs @ w1 + b1) @ w2 + b2) @ w3
+        scores += min(logits.min() - scores[best].min(), np.float32(0))
+        scores[best] = logits
+
+
+# A part has ``size`` scores per item; `score` returns them from a history, latest item first:
+# [scores, items].
+
+
+class _Table:
+    """Item-to-item weights: the neighbours of each item, and their weights divided by ``scale``."""
+
+    def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
+        self.neighbours = given.take(name + "neighbours", IDS, given.n_items, None)
+        self.weights = given.take(name + "weights", NUMBERS, *self.neighbours.shape)
+        self.scale = np.float32(_number(options, "scale"))
+        ids = self.neighbours
+        if ids.size and not (ids.min() >= 0 and ids.max() < given.n_items):
+            raise BundleError("a neighbour is not in the catalogue")
+
+
+class _Lags:
+    """Sums of weights from the latest items, by lag, and their logarithms."""
+
+    def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
+        self._table = _Table(given, name, options)
+        self._ends: list[int | None] = [*_wholes(options, "ends", 0)]
+        if self._ends[-1] == 0:
+            self._ends[-1] = None
+        if any(not (a and (b is None or b > a)) for a, b in pairwise(self._ends)):
+            raise BundleError(f"'ends' = {options['ends']} do not ascend")
+        self._recency, self._floor = _number(options, "recency"), _floor(options)
+        self._of_sum = _one_of(options, "logs", ("sum", "each")) == "sum"
+        self.size = len(self._ends) + self._of_sum
+
+    def score(self, past: Array) -> Array:
+        table, by_lag = self._table, _by_lag(len(past), self._recency) * self._table.scale
+        out = np.zeros((self.size, len(table.neighbours)), np.float32)
+        start: int | None = 0
+        for row, end in zip(out, self._ends, strict=False):
+            items = past[start:end]
+            weights = table.weights[items] * by_lag[start:end, None]
+            row[:] = np.bincount(table.neighbours[items].ravel(), weights.ravel(), len(row))
+            start = end
+        if self._of_sum:
+            out[-1] = _log(out[:-1].sum(axis=0), self._floor)
+            return out
+        return _log(out, self._floor)
+
+
+class _Factors:
+    """Inner products with the user's vector, their logarithm, and products with recent items."""
+
+    size = 3
+
+    def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
+        self._vectors = given.take(name + "vectors", NUMBERS, given.n_items, None).astype("f4")
+        self._unseen, self._ridge = _number(options, "unseen"), _floor(options, "ridge")
+        self._floor, self._recent = _floor(options), _whole(options, "recent", 0)
+        vectors = self._vectors.astype(float)
+        self._everything = self._unseen * (vectors.T @ vectors)
+
+    def score(self, past: Array) -> Array:
+        mine = self._vectors[past].astype(float)
+        ridge = self._ridge * (len(past) + self._unseen * len(self._vectors))
+        matrix = self._everything + mine.T @ mine + ridge * np.eye(mine.shape[1])
+        own = np.linalg.solve(matrix, mine.sum(axis=0))
+        recent = _by_lag(min(self._recent, len(past)), 1.0) @ self._vectors[past[: self._recent]]
+        by_own, by_recent = np.stack([own, recent]).astype(np.float32) @ self._vectors.T
+        return np.stack([by_own, _log(by_own, self._floor), by_recent])
+
+
+class _Shares:
+    """An item's share of all interactions, and its logarithm."""
+
+    size = 2
+
+    def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
+        shares = given.take(name + "shares", ("F32",), given.n_items)
+        most = max(shares.max(), np.float32(1))
+        self._scores = np.stack([shares / most, _log(shares, _floor(options))])
+
+    def score(self, past: Array) -> Array:
+        return self._scores
+
+
+class _Groups:
+    """Mean affinity of the latest items' categories to every item, by field and span."""
+
+    def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
+        self._fields, self._latest = _wholes(options, "sizes", 1), _wholes(options, "latest", 0)
+        self._members = given.take(name + "members", NUMBERS, given.n_items, sum(self._fields))
+        self._affinity = given.take(name + "said", NUMBERS, *self._members.shape[::-1])
+        self.size = len(self._fields) * len(self._latest)
+
+    def score(self, past: Array) -> Array:
+        out, start = np.zeros((self.size, len(self._members)), np.float32), 0
+        spans = [past[: latest or len(past)] for latest in self._latest]
+        sums = [self._members[span].sum(axis=0, dtype=np.float32) for span in spans]
+        means = np.stack([s / max(len(span), 1) for s, span in zip(sums, spans, strict=True)])
+        for field, size in enumerate(self._fields):
+            mine = slice(start, start + size)
+            met = means[:, mine].any(axis=0)
+            rows = slice(field * len(spans), (field + 1) * len(spans))
+            out[rows] = means[:, mine][:, met] @ self._affinity[mine][met].astype(np.float32)
+            start += size
+        return out
+
+
+_Part = _Lags | _Factors | _Shares | _Groups
+_KINDS: dict[str, Callable[[_Given, str, Mapping[str, Any]], _Part]] = {
+    "lags": _Lags,
+    "factors": _Factors,
+    "shares": _Shares,
+    "groups": _Groups,
+}
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def _by_lag(length: int, recency: float) -> Array:
+    return (np.arange(1, length + 1) ** -float(recency)).astype(np.float32)
+
+
+def _log(values: Array, floor: float) -> Array:
+    out: Array = np.log(np.maximum(values, np.float32(0)) + np.float32(floor))
+    return out
+
+
+def _soft(values: Array) -> Array:
+    """Multiply every value by its sigmoid."""
+    out: Array = values / (1 + np.exp(np.clip(-STEEPNESS * values, -80, 80)))
+    return out
+
+
+def _largest(scores: Array, count: int) -> Array:
+    """Return where the largest scores are, ascending; ties to the earlier."""
+    if count == 0:
+        return np.zeros(0, np.int64)
+    bound = np.partition(scores, len(scores) - count)[len(scores) - count]
+    ties = np.flatnonzero(scores == bound)
+    above = np.flatnonzero(scores > bound)
+    return np.sort(np.concatenate([above, ties[: count - len(above)]]))
+
+
+# ---------------------------------------------------------------- reading and checking
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A manifest and the tensors that nothing has taken yet."""
+
+    manifest: dict[str, Any]
+    tensors: dict[str, Array]
+    n_items: int
+
+    def take(self, name: str, kinds: Sequence[str], *shape: int | None) -> Array:
+        """Return a tensor of one of these types and this shape; None is any length."""
+        if name not in self.tensors:
+            raise BundleError(f"the model has no '{name}'")
+        found = self.tensors.pop(name)
+        if found.dtype not in [DTYPES[kind] for kind in kinds]:
+            raise BundleError(f"'{name}' has the type {found.dtype}")
+        fits = [wanted in (None, size) for wanted, size in zip(shape, found.shape, strict=False)]
+        if len(shape) != found.ndim or not all(fits):
+            raise BundleError(f"'{name}' has the shape {found.shape}, not {shape}")
+        if not np.isfinite(found).all():
+            raise BundleError(f"'{name}' has a number that is not finite")
+        return found
+
+
+def _catalogue(manifest: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    for name in ("items", "titles"):
+        texts = manifest.get(name)
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise BundleError(f"'{name}' is not a list of texts")
+    items, titles = manifest["items"], manifest["titles"]
+    if not items or len(set(items)) != len(items) or len(titles) != len(items):
+        raise BundleError("the items are not a catalogue: each once, each with its title")
+    return items, titles
+
+
+def _experts(manifest: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    experts = manifest.get("experts")
+    if not isinstance(experts, dict) or not experts:
+        raise BundleError("'experts' are not named parts")
+    for parts in experts.values():
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            raise BundleError("an expert is not a list of parts")
+    return list(experts.items())
+
+
+def _one_of(options: Mapping[str, Any], name: str, allowed: Iterable[str]) -> str:
+    value = options.get(name)
+    if not isinstance(value, str) or value not in allowed:
+        raise BundleError(f"'{name}' is none of {', '.join(allowed)}")
+    return value
+
+
+def _number(options: Mapping[str, Any], name: str) -> float:
+    """Return a finite number that must not be negative."""
+    value: Any = options.get(name)
+    if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # true for NaN as well
+        raise BundleError(f"'{name}' is not a number from 0 to {LARGEST:g}")
+    return float(value)
+
+
+def _floor(options: Mapping[str, Any], name: str = "floor") -> float:
+    """Return a number that logarithms can be taken of."""
+    value = _number(options, name)
+    if value < 1e-30:
+        raise BundleError(f"'{name}' = {value!r} is not above 0")
+    return value
+
+
+def _whole(options: Mapping[str, Any], name: str, least: int) -> int:
+    value = options.get(name)
+    if type(value) is not int or not least <= value <= 10**6:
+        raise BundleError(f"'{name}' is not a number of items")
+    return value
+
+
+def _wholes(options: Mapping[str, Any], name: str, least: int) -> list[int]:
+    values = options.get(name)
+    if not isinstance(values, list) or not values:
+        raise BundleError(f"'{name}' is not a list of numbers")
+    return [_whole({name: value}, name, least) for value in values]
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Read the manifest, and check what the model file is checked by."""
+    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+        raise BundleError(f"{path} is missing or too large")
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is not JSON: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise BundleError(f"{path} is not a bundle of the format {FORMAT}")
+    size = manifest.get("model_bytes")
+    if type(size) is not int or not 8 <= size <= MOST_BYTES:
+        raise BundleError(f"{path}: 'model_bytes' is not a size")
+    if not isinstance(manifest.get("model_sha256"), str):
+        raise BundleError(f"{path}: 'model_sha256' is not a digest")
+    return manifest
+
+
+def _parse_tensors(content: bytes) -> dict[str, NDArray[Any]]:
+    """Read a safetensors file: the length of a JSON header, the header, the numbers."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    if start > len(content):
+        raise BundleError("the model's header is longer than its file")
+    try:
+        header = json.loads(content[8:start])
+        out, end = {}, start
+        for name, spec in sorted(
+            ((n, s) for n, s in header.items() if n != "__metadata__"),
+            key=lambda pair: pair[1]["data_offsets"],
+        ):
+            dtype, shape = DTYPES[spec["dtype"]], tuple(spec["shape"])
+            first, last = (start + offset for offset in spec["data_offsets"])
+            if first != end or last - first != dtype.itemsize * math.prod(shape):
+                raise BundleError(f"'{name}' does not have the size its header says")
+            if any(type(n) is not int or n < 0 for n in shape) or last > len(content):
+                raise BundleError(f"'{name}' has an impossible shape")
+            out[name] = np.frombuffer(content[first:last], dtype).reshape(shape)
+            end = last
+    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, RecursionError) as error:
+        raise BundleError(f"the model's header cannot be read: {error}") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, BundleError):
+            raise
+        raise BundleError(f"the model's header is malformed: {error!r}") from None
+    if end != len(content):
+        raise BundleError("the model has bytes that belong to nothing")
+    return out
