@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hushrec.kernels.draws import Pace
-from hushrec.kernels.row_networks import Frozen, fit_gates
+from hushrec.kernels.row_networks import fit_gates
 from hushrec.streams import Round, Streams
 from hushrec.testing import clients_of
 from hushrec.training.samples import Descent, draw_device_samples
@@ -74,7 +74,10 @@ def test_the_gate_over_a_linear_loss_is_the_one_of_the_kernel():
     samples = draw_device_samples(view, 4, 5, Round(1, STREAMS), purpose="guide")
     fit_gates(
         samples,
-        Frozen(tables, mean, vectors, biases),
+        tables,
+        mean,
+        vectors,
+        biases,
         gates,
         gate_biases,
         7,

@@ -6,15 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hushrec.kernels.draws import (
-    ClientData,
-    Pace,
-    below,
-    draw,
-    list_outside,
-    list_samples,
-    nth_outside,
-)
+from hushrec.kernels import draws
+from hushrec.kernels.draws import ClientData, Pace, below, draw, nth_outside
 from hushrec.kernels.jit import Array, njit
 
 ANY_ORDER = {"reassoc", "contract", "nsz"}
@@ -76,6 +69,20 @@ def sigmoid(logit: float) -> tuple[float, float]:
     shrunk = np.exp(-abs(logit))
     grown = 1.0 + shrunk
     return (1.0 if logit >= 0 else shrunk) / grown, grown
+
+
+@njit(cache=True, nogil=True, fastmath=ANY_ORDER, inline="always")
+def fill_logits(
+    logit: Array, rows: Array, taken: Array, vector: Array, bias: Any, additive: Any
+) -> None:
+    """Fill the logits of the samples of a batch."""
+    d = len(vector)
+    for s in range(len(taken)):
+        row = rows[taken[s] >> 1]
+        if additive is None:
+            logit[s] = dot(row, vector) + bias
+        else:
+            logit[s] = dot(row[:d], vector) + dot(row[d:], vector) + bias
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
@@ -143,8 +150,7 @@ def fit_inner_product(
     clients, n_items, d = len(users), table.shape[0], table.shape[1]
     zero = table.dtype.type(0)
 
-    capacity = 0
-    longest = 0
+    capacity, longest = 0, 0
     for c in range(clients):
         length = (indptr[c + 1] - indptr[c]) * (1 + negatives)
         longest = max(longest, length)
@@ -166,9 +172,7 @@ def fit_inner_product(
     for c in range(clients):
         user = users[c]
         own_rate, row_rate = rates.own, rates.item
-        start = out_indptr[c]
-        n_rows = 0
-        samples = 0
+        start, n_rows, samples = out_indptr[c], 0, 0
         position = 0  # in this client's stream
 
         outside = excluded[excluded_indptr[c] : excluded_indptr[c + 1]]
@@ -176,7 +180,7 @@ def fit_inner_product(
         # For many draws it is faster to list the pool once than to search for each draw.
         listed = (indptr[c + 1] - indptr[c]) * negatives * 8 > n_items
         if listed:
-            list_outside(outside, n_items, free)
+            draws.list_outside(outside, n_items, free)
         for p in range(indptr[c], indptr[c + 1]):
             for k in range(1 + negatives if pool > 0 else 1):
                 if k == 0:
@@ -191,20 +195,14 @@ def fit_inner_product(
                     n_rows += 1
                     slot_of[item] = slot
                     out_items[start + slot] = item
-                    if own_tables is not None:
-                        out_rows[start + slot, :] = own_tables[c, item, :]
-                    elif additive is not None:
-                        out_rows[start + slot, :d] = table[item, :]
-                        out_rows[start + slot, d:] = (
-                            additive.tables[c, item, :] * additive.scales[c]
-                        )
-                    else:
-                        out_rows[start + slot, :] = table[item, :]
+                    row = out_rows[start + slot]
+                    row[:d] = table[item] if own_tables is None else own_tables[c, item]
+                    if additive is not None:
+                        row[d:] = additive.tables[c, item] * additive.scales[c]
                 sample[samples] = 2 * slot + (k == 0)
                 samples += 1
         rows = out_rows[start : start + n_rows]
-        vector = vectors[c]
-        bias = biases[c]
+        vector, bias = vectors[c], biases[c]
 
         # Loss: log(1 + exp(logit)) - label * logit, with one logarithm for many factors.
         loss, product = 0.0, 1.0
@@ -218,15 +216,11 @@ def fit_inner_product(
                 share = table.dtype.type(1) / table.dtype.type(size)
                 gradient[:] = zero
                 bias_gradient = zero
+                taken = sample[first : first + size]
                 # Short separate loops, which the compiler vectorises.
+                fill_logits(logit, rows, taken, vector, bias, additive)
                 for s in range(size):
-                    row = rows[sample[first + s] >> 1]
-                    if additive is None:
-                        logit[s] = dot(row, vector) + bias
-                    else:
-                        logit[s] = dot(row[:d], vector) + dot(row[d:], vector) + bias
-                for s in range(size):
-                    label = table.dtype.type(sample[first + s] & 1)
+                    label = table.dtype.type(taken[s] & 1)
                     predicted, grown = sigmoid(logit[s])
                     error[s] = (table.dtype.type(predicted) - label) * share
                     bias_gradient += error[s]
@@ -236,22 +230,15 @@ def fit_inner_product(
                         loss += np.log(product)
                         product = 1.0
                 for s in range(size):
-                    row = rows[sample[first + s] >> 1]
+                    row = rows[taken[s] >> 1]
                     for k in range(d):
                         if additive is None:
                             gradient[k] += error[s] * row[k]
                         else:
                             gradient[k] += error[s] * (row[k] + row[d + k])
                 if clip is not None:
-                    shrunk = clip_errors(
-                        clip,
-                        error,
-                        sample[first : first + size],
-                        row_error,
-                        vector,
-                        gradient,
-                        bias_gradient if with_bias else zero,
-                    )
+                    of_bias = bias_gradient if with_bias else zero
+                    shrunk = clip_errors(clip, error, taken, row_error, vector, gradient, of_bias)
                     for k in range(d):
                         gradient[k] *= shrunk
                     bias_gradient *= shrunk
@@ -264,14 +251,9 @@ def fit_inner_product(
                         vector[k] -= own_rate * gradient[k]
                     if with_bias:
                         bias -= own_rate * bias_gradient
+                    fill_logits(logit, rows, taken, vector, bias, additive)
                     for s in range(size):
-                        row = rows[sample[first + s] >> 1]
-                        if additive is None:
-                            logit[s] = dot(row, vector) + bias
-                        else:
-                            logit[s] = dot(row[:d], vector) + dot(row[d:], vector) + bias
-                    for s in range(size):
-                        label = table.dtype.type(sample[first + s] & 1)
+                        label = table.dtype.type(taken[s] & 1)
                         predicted, _ = sigmoid(logit[s])
                         error[s] = (table.dtype.type(predicted) - label) * share
                     if clip is not None:
@@ -279,21 +261,14 @@ def fit_inner_product(
                         bias_gradient = zero
                         for s in range(size):
                             bias_gradient += error[s]
-                            row = rows[sample[first + s] >> 1]
+                            row = rows[taken[s] >> 1]
                             for k in range(d):
                                 gradient[k] += error[s] * row[k]
-                        clip_errors(
-                            clip,
-                            error,
-                            sample[first : first + size],
-                            row_error,
-                            vector,
-                            gradient,
-                            bias_gradient if with_bias else zero,
-                        )
+                        of_bias = bias_gradient if with_bias else zero
+                        clip_errors(clip, error, taken, row_error, vector, gradient, of_bias)
                 if additive is None:
                     for s in range(size):
-                        row = rows[sample[first + s] >> 1]
+                        row = rows[taken[s] >> 1]
                         step = row_rate * error[s]
                         for k in range(d):
                             row[k] -= step * vector[k]
@@ -303,8 +278,8 @@ def fit_inner_product(
                     row_error[:n_rows] = zero
                     row_count[:n_rows] = zero
                     for s in range(size):
-                        row_error[sample[first + s] >> 1] += error[s]
-                        row_count[sample[first + s] >> 1] += share / d
+                        row_error[taken[s] >> 1] += error[s]
+                        row_count[taken[s] >> 1] += share / d
                     for slot in range(n_rows):
                         row = rows[slot]
                         apart = 2 * difference * row_count[slot]
@@ -327,8 +302,7 @@ def fit_inner_product(
         losses[c] = (loss + np.log(product)) / (epochs * samples) if samples else 0.0
         out_indptr[c + 1] = start + n_rows
         for slot in range(n_rows):
-            item = np.int64(out_items[start + slot])
-            slot_of[item] = -1
+            slot_of[out_items[start + slot]] = -1
     end = out_indptr[-1]
     return out_indptr, out_items[:end], out_rows[:end], losses
 
@@ -369,7 +343,7 @@ def fit_pooled(
 ) -> float:
     """Train matrix factorisation for one epoch of SGD on pooled data, in place; return the loss."""
     d = table.shape[1]
-    sampled, items, labels, _ = list_samples(key, data, len(table), negatives)
+    sampled, items, labels, _ = draws.list_samples(key, data, len(table), negatives)
     n = len(items)
     client = np.repeat(np.arange(len(sampled) - 1), np.diff(sampled))
     item = np.where(labels > 0, items, -1 - items)  # below zero marks a negative

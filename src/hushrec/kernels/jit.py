@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 from numpy.typing import NDArray
@@ -26,14 +26,11 @@ def njit(**options: Any) -> Callable[[Kernel], Kernel]:
     """Compile a kernel as `numba.njit` does, with a cache if possible."""
 
     def compiled(kernel: Kernel) -> Kernel:
-        made: Kernel
         if _has_home():
             with suppress(RuntimeError):  # numba found no folder for its cache
-                made = _forgiving(numba.njit(**options)(kernel))
-                return made
+                return cast(Kernel, _forgiving(numba.njit(**options)(kernel)))
         UNCACHED.add(kernel.__module__)
-        made = numba.njit(**{**options, "cache": False})(kernel)
-        return made
+        return cast(Kernel, numba.njit(**{**options, "cache": False})(kernel))
 
     return compiled
 
@@ -49,27 +46,22 @@ def _has_home() -> bool:
     return True
 
 
-def _tell() -> None:
-    global on_compiling
-    told, on_compiling = on_compiling, None
-    if told is not None:
-        told()
-
-
 def _forgiving(kernel: Any) -> Any:
     """Ignore errors of the cache: a kernel that cannot be loaded is compiled."""
     cache = kernel._cache
     load, save = cache.load_overload, cache.save_overload
 
     def load_overload(*about: Any) -> Any:
+        global on_compiling
         loaded = None
         try:
             loaded = load(*about)
         except Exception:  # reading a damaged file of the cache may raise anything
             with suppress(Exception):
                 cache.flush()
-        if loaded is None:
-            _tell()
+        if loaded is None and on_compiling is not None:
+            tell, on_compiling = on_compiling, None
+            tell()
         return loaded
 
     def save_overload(*about: Any) -> None:

@@ -238,14 +238,6 @@ class NeuMFModel(NamedTuple):
     """Flat parameters of the MLP part."""
 
 
-class NeuMFRates(NamedTuple):
-    """Learning rates and weight decay of NeuMF."""
-
-    layers: float
-    rows: float
-    decay: float
-
-
 @njit(cache=True, nogil=True)
 def fit_neumf(
     model: NeuMFModel,
@@ -254,16 +246,16 @@ def fit_neumf(
     labels: Array,
     batch: int,
     widths: Array,
-    rates: NeuMFRates,
+    rates: tuple[float, float, float],
 ) -> float:
     """Train on the samples once, in batches; return the mean loss.
 
-    ``widths`` are 2d, the widths of the hidden layers, and 1.
+    ``widths`` are 2d, the widths of the hidden layers, and 1; ``rates`` those of the layers and of
+    the rows, and the weight decay.
     """
-    products, theta = model.products, model.theta
-    shape, d, total = Shape(0, widths), len(products), 0.0
-    buffers = new_network_buffers(min(batch, max(1, len(labels))), 1, len(theta), shape)
-    before = np.empty((2, min(batch, max(1, len(labels))), d), np.float32)
+    shape, most, total = Shape(0, widths), min(batch, max(1, len(labels))), 0.0
+    buffers = new_network_buffers(most, 1, len(model.theta), shape)
+    before = np.empty((2, most, len(model.products)), np.float32)
     for a in range(0, len(labels), batch):
         b = min(a + batch, len(labels))
         mean = step_neumf(
@@ -280,7 +272,7 @@ def step_neumf(
     item: Array,
     labels: Array,
     shape: Shape,
-    rates: NeuMFRates,
+    rates: tuple[float, float, float],
     buffers: NetworkBuffers,
     before: Array,
 ) -> float:
@@ -304,7 +296,7 @@ def step_neumf(
     last = n * shape.widths[:-1].sum()
     loss = cross_entropy_errors(logits, labels, buffers.errors[last:])
     row_network_backward(theta, n, shape, True, True, buffers)
-    row_rate, kept = np.float32(rates.rows), np.float32(rates.decay)
+    rate, row_rate, kept = np.float32(rates[0]), np.float32(rates[1]), np.float32(rates[2])
     for s in range(n):
         error = n * buffers.errors[last + s]
         for j in range(d):
@@ -314,7 +306,6 @@ def step_neumf(
             items[item[s], j] -= row_rate * (weighted * left + kept * right)
             users[user[s], d + j] -= row_rate * (n * passed[s, j] + kept * inputs[s, j])
             items[item[s], d + j] -= row_rate * (n * passed[s, d + j] + kept * inputs[s, d + j])
-    rate = np.float32(rates.layers)
     for j in range(d):
         summed = np.float32(0)
         for s in range(n):
@@ -325,13 +316,7 @@ def step_neumf(
     return loss
 
 
-class Frozen(NamedTuple):
-    """Frozen parameters: local tables [clients, items, d], global table, vectors and biases."""
-
-    tables: Array
-    guidance: Array
-    vectors: Array
-    biases: Array
+# ---------------------------------------------------------------- FedRKG's gates
 
 
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
@@ -348,7 +333,10 @@ def open_gate(weights: Array, bias: Any, row: Array, guidance: Array) -> Any:
 @njit(cache=True, nogil=True, fastmath=ANY_ORDER)
 def fit_gates(
     samples: DeviceSamples,
-    frozen: Frozen,
+    tables: Array,
+    guidance: Array,
+    vectors: Array,
+    biases: Array,
     gate_weights: Array,
     gate_biases: Array,
     batch: int,
@@ -358,11 +346,10 @@ def fit_gates(
 ) -> None:
     """Train every client's gate on fused rows, in place, with all other parameters frozen.
 
-    SGD on the batch-mean BCE (FedRKG, eq. 7 and 8), with gradients clipped to norm ``clip``. Row
-    indices of the samples are item ids: a client's rows are its whole table.
+    SGD on the batch-mean BCE (FedRKG, eq. 7 and 8), with gradients clipped to norm ``clip``.
+    ``tables`` are the clients' own, [clients, items, d].
     """
     indptr, items, labels, epochs = samples
-    tables, guidance, vectors, biases = frozen
     d, one = tables.shape[2], guidance.dtype.type(1)
     pull = 2 * (one - beta)
     gradient = np.empty(3 * d, guidance.dtype)

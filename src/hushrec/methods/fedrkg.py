@@ -44,7 +44,7 @@ from hushrec.config import Width
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels import inner_product
-from hushrec.kernels.row_networks import Frozen, fit_gates, fused_tables, open_gates
+from hushrec.kernels.row_networks import fit_gates, fused_tables, open_gates
 from hushrec.methods.base import (
     Between,
     Fitted,
@@ -289,7 +289,10 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
             vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
             fit_gates(
                 samples,
-                Frozen(tables, guidance, vectors, biases),
+                tables,
+                guidance,
+                vectors,
+                biases,
                 gates["gate"],
                 gates["gate_bias"],
                 config.batch,

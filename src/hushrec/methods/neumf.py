@@ -22,7 +22,7 @@ from hushrec.aggregation import Total, Update
 from hushrec.config import Width
 from hushrec.data.views import TrainView
 from hushrec.io import require_memory
-from hushrec.kernels.row_networks import NeuMFModel, NeuMFRates, fit_neumf
+from hushrec.kernels.row_networks import NeuMFModel, fit_neumf
 from hushrec.methods.base import Between, Fitted, Method, SearchSpace, Shared, Traits, Tunable
 from hushrec.methods.baselines import CentralMFConfig
 from hushrec.private import PerClient, Private, PrivateFields
@@ -106,7 +106,7 @@ class NeuMF(Method, Tunable):
             samples.labels[order],
             config.batch,
             np.array([2 * config.d, *config.hidden, 1]),
-            NeuMFRates(config.lr, config.row_lr, config.decay),
+            (config.lr, config.row_lr, config.decay),
         )
         ends = np.cumsum([array.size for array in network])[:-1]
         *layers, top, bias = np.split(theta, ends)
