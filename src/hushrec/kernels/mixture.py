@@ -20,6 +20,7 @@ import numpy as np
 from hushrec.kernels.draws import draw
 from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.layers import add_product, subtract_product
+from hushrec.kernels.ragged import best_of
 
 NONE = np.float32(-1e30)
 """Log weight of a row that is no candidate."""
@@ -152,7 +153,7 @@ def choose_candidates(
     if len(rest) <= top + others:
         found[1:] = rest
         return found, log_weights
-    found[1 : top + 1] = rest[best_of(prior[rest], top)]
+    found[1 : top + 1] = rest[best_of(prior[rest], top, -np.inf)]
     untouched[found[1 : top + 1]] = False
     rest = np.flatnonzero(untouched)
     for k in range(others):
@@ -407,7 +408,7 @@ def network_sums(
                     bound = min(bound, chosen_by[r])
                 if rows[start + r, width] == NONE:
                     mixed[r] = NONE
-            chosen = best_of(mixed, best)
+            chosen = best_of(mixed, best, NONE)
             if len(chosen) == 0 or chosen[0] != 0 or chosen_by[0] < bound:
                 continue
             took_part, size = True, len(chosen)
@@ -427,26 +428,6 @@ def network_sums(
         n += took_part
         has[c + 1] = n
     return has, out[:n].copy()
-
-
-@njit(cache=True, nogil=True)
-def best_of(values: Array, count: int) -> Array:
-    """Return where the largest values are, ascending; ties to the earlier, `NONE` never."""
-    if len(values) <= count:
-        return np.flatnonzero(values > NONE)
-    bound = np.partition(values, len(values) - count)[len(values) - count]
-    spare = count - np.sum(values > bound)
-    out = np.empty(count, np.int64)
-    n = 0
-    for k in range(len(values)):
-        taken = values[k] > bound
-        if values[k] == bound and spare > 0:
-            spare -= 1
-            taken = True
-        if taken and values[k] > NONE:
-            out[n] = k
-            n += 1
-    return out[:n]
 
 
 @njit(cache=True, nogil=True)
@@ -470,7 +451,7 @@ def rerank(
     for c in range(len(mixed)):
         open_to = mixed[c].copy()
         open_to[seen[seen_indptr[c] : seen_indptr[c + 1]]] = NONE
-        chosen = best_of(open_to, best)
+        chosen = best_of(open_to, best, NONE)
         size = len(chosen)
         if size == 0:
             continue

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hushrec.kernels.jit import Array, njit
+from hushrec.kernels.ragged import best_of
 
 DIGIT_BITS = 11
 """A pass of the radix sort orders by this many bits: its counters fit the first-level cache."""
@@ -272,26 +273,10 @@ def keep_strongest(
 @njit(cache=True, nogil=True)
 def _keep_row(item: int, ids: Array, found: Array, neighbours: Array, weights: Array) -> None:
     """Write an item's strongest weights by number, then itself with weight 0."""
-    n, width = len(ids), len(neighbours)
-    bound = -1.0
-    spare = 0
-    if n > width:
-        size = np.abs(found)
-        bound = np.partition(size, n - width)[n - width]
-        spare = width - np.sum(size > bound)
-    end = 0
-    for k in np.argsort(ids):
-        if abs(found[k]) == bound:
-            spare -= 1
-            if spare < 0:
-                continue
-        elif abs(found[k]) < bound:
-            continue
-        neighbours[end] = ids[k]
-        weights[end] = found[k]
-        end += 1
-    neighbours[end:] = item
-    weights[end:] = 0
+    order = np.argsort(ids)
+    kept = order[best_of(np.abs(found[order]), len(neighbours), -1.0)]
+    neighbours[: len(kept)], weights[: len(kept)] = ids[kept], found[kept]
+    neighbours[len(kept) :], weights[len(kept) :] = item, 0
 
 
 @njit(cache=True, nogil=True)

@@ -105,8 +105,7 @@ def add_scattered(dense: Array, indptr: Array, ids: Array, rows: Array) -> None:
     """Add each client's rows to its own dense table: ``dense`` is [clients, n_rows, width]."""
     for c in range(len(dense)):
         for entry in range(indptr[c], indptr[c + 1]):
-            for k in range(rows.shape[1]):
-                dense[c, ids[entry], k] += rows[entry, k]
+            dense[c, ids[entry]] += rows[entry]
 
 
 @njit(cache=True, nogil=True)
@@ -335,11 +334,7 @@ def checked_lists(
 
 @njit(cache=True, nogil=True)
 def _top_k_kernel(
-    scores: FloatArray,
-    seen_indptr: LongArray,
-    seen_items: IntArray,
-    items: IntArray,
-    best: FloatArray,
+    scores: Array, seen_indptr: Array, seen_items: Array, items: Array, best: Array
 ) -> int:
     """Fill the last two arrays; return the first row with a non-finite candidate, or -1."""
     rows, n_items = scores.shape
@@ -366,3 +361,23 @@ def _top_k_kernel(
             best[row, rank] = score
             items[row, rank] = item
     return -1
+
+
+@njit(cache=True, nogil=True)
+def best_of(values: Array, count: int, above: Any) -> Array:
+    """Return the ascending indices of the largest values ``above`` a bound; ties to the earlier."""
+    if len(values) <= count:
+        return np.flatnonzero(values > above)
+    bound = np.partition(values, len(values) - count)[len(values) - count]
+    spare = count - np.sum(values > bound)
+    out = np.empty(count, np.int64)
+    n = 0
+    for k in range(len(values)):
+        taken = values[k] > bound
+        if values[k] == bound and spare > 0:
+            spare -= 1
+            taken = True
+        if taken and values[k] > above:
+            out[n] = k
+            n += 1
+    return out[:n]

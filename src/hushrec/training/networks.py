@@ -87,8 +87,8 @@ def train_row_networks(
     rows = np.ascontiguousarray(table[ids] if table.ndim == 2 else table[owner, ids])
     order = ["vector"] if "vector" in params else []
     order += [f"layer{k}/{part}" for k in range(len(params) // 2) for part in ("weight", "bias")]
-    sizes = [math.prod(params[name].shape[1:]) for name in order]
-    flat = [params[name].reshape(len(view), k) for name, k in zip(order, sizes, strict=True)]
+    shapes = {name: params[name].shape[1:] for name in order}
+    flat = [params[name].reshape(len(view), math.prod(shapes[name])) for name in order]
     theta = np.ascontiguousarray(np.concatenate(flat, 1))
     widths = [table.shape[-1], *(params[name].shape[1] for name in order if "bias" in name)]
     n_vector = params["vector"].shape[1] if "vector" in params else 0
@@ -103,11 +103,9 @@ def train_row_networks(
         row_networks.NetworkRates(descent.own * vector_rate, descent.own, descent.item, clip),
         descent.two_steps,
     )
-    parts = np.split(theta, np.cumsum(sizes)[:-1], 1)
-    trained = {
-        name: part.reshape(params[name].shape) for name, part in zip(order, parts, strict=True)
-    }
-    return trained, ClientRows(indptr, ids, rows), losses
+    trained = unpack_flat(torch.from_numpy(theta), shapes)
+    arrays = {name: part.numpy() for name, part in trained.items()}
+    return arrays, ClientRows(indptr, ids, rows), losses
 
 
 def score_row_networks(
@@ -183,29 +181,24 @@ class FeatureNetwork:
         inputs = self.shapes["first/user"][0] + self.shapes["first/item"][0]
         parts = []
         for name, shape in self.shapes.items():
-            if name.endswith("bias"):
-                parts.append(np.zeros(shape))
-                continue
-            drawn = generator.standard_normal(shape)
+            bias = name.endswith("bias")
+            part = np.zeros(shape) if bias else generator.standard_normal(shape)
             if "/" in name:
-                drawn *= math.sqrt(2 / (inputs if name.startswith("first") else shape[0]))
-            parts.append(drawn)
-        return np.concatenate([part.reshape(-1) for part in parts]).astype(np.float32)
+                part *= math.sqrt(2 / (inputs if name.startswith("first") else shape[0]))
+            parts.append(part.ravel())
+        return np.concatenate(parts).astype(np.float32)
 
     @cached_property
     def layout(self) -> NetworkLayout:
         """Offsets of the parameters, for the kernels."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         start = dict(zip(self.shapes, (int(end) for end in (0, *ends)), strict=False))
-
-        def side(name: str, embeddings: int, fields: tuple[int, ...], numbers: int) -> Side:
-            columns = np.cumsum([0, *fields, numbers])
-            return Side(embeddings, start[f"first/{name}"], columns)
-
+        users = np.cumsum([0, *self.user_fields, self.user_numbers])
+        items = np.cumsum([0, *self.item_fields, self.item_numbers])
         return NetworkLayout(
             self.d,
-            side("user", 0, self.user_fields, self.user_numbers),
-            side("item", sum(self.user_fields) * self.d, self.item_fields, self.item_numbers),
+            Side(0, start["first/user"], users),
+            Side(sum(self.user_fields) * self.d, start["first/item"], items),
             start["first/bias"],
             np.array([*self.hidden, 1]),
         )
@@ -410,7 +403,7 @@ class Perceptron:
         out = torch.baddbmm(out, users * items, p["product"])
         if interest is not None:
             out = torch.baddbmm(out, interest, p["interest"])
-        return upper_layers(p, out)
+        return tensors.mlp(p, torch.relu(out))[..., 0]
 
     def score_user(
         self, p: Params, table: Tensor, user: Tensor, interest: Tensor | None = None
@@ -424,7 +417,8 @@ class Perceptron:
             own = own + guides
         # An item row enters by itself and multiplied with the user embedding.
         items = table @ (p["item"][0] + user[:, None] * p["product"][0])
-        scores: NDArray[np.float32] = upper_layers(p, (items + own)[None])[0].numpy()
+        out = torch.relu((items + own)[None])
+        scores: NDArray[np.float32] = tensors.mlp(p, out)[0, :, 0].numpy()
         return scores
 
     def interests(
@@ -443,11 +437,6 @@ class Perceptron:
                 for number, own in enumerate(cut):
                     out[own] = after[number, : own.stop - own.start]
         return out
-
-
-def upper_layers(p: Params, first: Tensor) -> Tensor:
-    """Return the logits of first-layer sums [clients, samples, width]."""
-    return tensors.mlp(p, torch.relu(first))[..., 0]
 
 
 def gru(p: Params, inputs: Tensor, state: Tensor) -> Tensor:

@@ -148,8 +148,16 @@ def _step(
     losses = loss_of(state, looked_up, step)
     gradients = torch.autograd.grad((losses * step.active).sum(), list(moving.values()))
     if descent.clip is not None:
-        named = dict(zip(moving, gradients, strict=True))
-        factor = _clip_factor(named, local, slots, descent.clip)
+        squared = torch.zeros(GROUP)
+        for name, gradient in zip(moving, gradients, strict=True):
+            own = gradient
+            if name in local:
+                # The samples of a row add up: sum |sum g|^2 = sum <g, sum g>, in one shape for all.
+                index = slots[..., None].expand_as(gradient)
+                summed = torch.zeros_like(local[name]).scatter_add_(1, index, gradient)
+                own = summed.gather(1, index)
+            squared += (gradient * own).reshape(GROUP, -1).sum(1)
+        factor = torch.clamp(descent.clip / (squared.sqrt() + 1e-6), max=1)
         gradients = tuple(g * factor.view(-1, *[1] * (g.ndim - 1)) for g in gradients)
     for (name, tensor), gradient in zip(moving.items(), gradients, strict=True):
         if name in state:
@@ -158,21 +166,6 @@ def _step(
             index = slots[..., None].expand_as(gradient)
             local[name].scatter_add_(1, index, -descent.rates[name] * gradient)
     return losses.detach()
-
-
-def _clip_factor(
-    gradients: Mapping[str, Tensor], local: Params, slots: Tensor, limit: float
-) -> Tensor:
-    """Return the factor that scales each client's gradient to a norm of at most ``limit``."""
-    squared = torch.zeros(GROUP)
-    for name, gradient in gradients.items():
-        own = gradient
-        if name in local:
-            # The samples of a row add up: sum |sum g|^2 = sum <g, sum g>, in one shape for all.
-            index = slots[..., None].expand_as(gradient)
-            own = torch.zeros_like(local[name]).scatter_add_(1, index, gradient).gather(1, index)
-        squared += (gradient * own).reshape(GROUP, -1).sum(1)
-    return torch.clamp(limit / (squared.sqrt() + 1e-6), max=1)
 
 
 def groups_by_length(lengths: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
