@@ -151,7 +151,8 @@ def test_no_client_ever_exceeds_its_budget(epsilon, uploads, seed):
     )
     assert len(budgets.levels) <= LEVELS
     assert (budgets.levels[budgets.level] <= epsilon).all(), "rounded down"
-    ledger, generator = Ledger.empty(len(epsilon)), np.random.default_rng(seed)
+    ledger = Ledger(np.zeros(len(epsilon)), np.zeros(len(epsilon), bool))
+    generator = np.random.default_rng(seed)
     made = np.zeros(len(epsilon), int)
     for _ in range(uploads + 5):
         cohort = np.flatnonzero(generator.random(len(epsilon)) < 0.9)

@@ -26,8 +26,7 @@ from hushrec.privacy.accountant import (
     Poisson,
     Pure,
 )
-from hushrec.privacy.composition import Claim, compose
-from hushrec.privacy.statement import PrivacyStatement
+from hushrec.privacy.statement import Claim, PrivacyStatement, compose
 from hushrec.reporting.html import write_report
 from hushrec.runs.recording import data_digest
 from hushrec.runs.schema import Summary

@@ -371,11 +371,8 @@ def canary_tests(plan: Plan, rounds: Sequence[NoisedRound], claimed: float) -> l
 
 def central_trials(plan: Plan, test: CanaryTest, trials: int, streams: Streams) -> Trials:
     """Put canaries into noised sums or leave them out, each with entries of its own."""
-    dense = any(
-        name in noised.shape.dense
-        for noised, names in zip(test.rounds, test.arrays, strict=True)
-        for name in names
-    )
+    layouts = zip(test.rounds, test.arrays, strict=True)
+    dense = any(noised.shape.dense.keys() & set(names) for noised, names in layouts)
     block = BLOCK if test.by_rows or dense else trials
     parts = [
         _sum_trials(plan, test, start, min(block, trials - start), streams)

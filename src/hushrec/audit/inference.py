@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,40 +48,8 @@ NOTHING = "nothing to attack: this method uploads nothing"
 Table = NDArray[np.float64]
 
 
-@dataclass
-class NamedItems:
-    """Results of naming items from one kind of evidence, client by client."""
-
-    seen_by: str
-    precision: list[float] = field(default_factory=list)
-    support: list[float] = field(default_factory=list)
-    support_precision: list[float] = field(default_factory=list)
-
-    def add(self, named: NDArray[np.int64], truth: NDArray[Any], support: NDArray[Any]) -> None:
-        """Add one client."""
-        self.precision.append(len(np.intersect1d(named, truth)) / len(truth))
-        self.support.append(len(support))
-        right = len(np.intersect1d(support, truth))
-        self.support_precision.append(right / max(1, len(support)))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the means, and an interval over clients."""
-        values = np.array(self.precision)
-        return {
-            "seen_by": self.seen_by,
-            "r_precision": float(values.mean()),
-            "interval": list(bootstrap_interval(values)),
-            "support_rows": float(np.mean(self.support)),
-            "support_precision": float(np.mean(self.support_precision)),
-        }
-
-
 def item_inference(
-    run: Run,
-    plan: Plan,
-    users: int,
-    streams: Streams,
-    on_client: Callable[[int, int], None],
+    run: Run, plan: Plan, users: int, streams: Streams, on_client: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Name the items of about ``users`` clients from what a server sees of them."""
     method = run.model.method
@@ -183,11 +151,12 @@ class _Attack:
 
         state = self.plan.protection.state
         protection = task.protection_of(task.download(number, shared, state=state))
-        results = {RAW: NamedItems("the server, in privacy mode none")}
+        seen_by = {RAW: "the server, in privacy mode none"}
         if protection.noising.mechanisms:
             who = "the party that sums, which is trusted, or sums under encryption"
-            results[SENT] = NamedItems(who if self.plan.trust == "aggregator" else "the server")
-        results[SUMMED] = NamedItems("whoever sees the model before and after")
+            seen_by[SENT] = who if self.plan.trust == "aggregator" else "the server"
+        seen_by[SUMMED] = "whoever sees the model before and after"
+        results: dict[str, list[tuple[float, int, float]]] = {name: [] for name in seen_by}
         summed, popular = ExactSum(view.n_items), []
         truths: list[NDArray[Any]] = []
         done, most = 0, BATCH_BYTES // (private.bytes_per_user + protection.client_bytes)
@@ -206,7 +175,8 @@ class _Attack:
                     if name in results:
                         table = by_item(update, index, shared, here)
                         support = np.flatnonzero(np.abs(table).sum(1))
-                        results[name].add(name_items(table, len(truth)), truth, support)
+                        named = name_items(table, len(truth))
+                        results[name].append(_precision(named, support, truth))
                 truths.append(truth)
                 popular.append(np.isin(by_popularity[: len(truth)], truth).mean())
             done += len(part)
@@ -214,18 +184,37 @@ class _Attack:
         total = protection.finish(summed, SecretRound(number, task.secret))[0]
         spaces = {n: rows.space for n, rows in raw.rows.items() if isinstance(rows, KeyedRows)}
         moved = np.linalg.norm(_of_total(total, spaces, shared, view.n_items), axis=1)
-        for truth in truths:
-            named = np.argsort(-moved, kind="stable")[: len(truth)]
-            results[SUMMED].add(named, truth, np.flatnonzero(moved))
+        order, support = np.argsort(-moved, kind="stable"), np.flatnonzero(moved)
+        results[SUMMED] = [_precision(order[: len(truth)], support, truth) for truth in truths]
         sizes = [len(truth) for truth in truths]
         return {
             "replayed": f"round {number}, {description}, seed {self.run.experiment.seed}",
             "clients": len(truths),
             "items_per_client": float(np.mean(sizes)),
-            "evidence": {name: result.as_dict() for name, result in results.items()},
+            "evidence": {name: _evidence(seen_by[name], results[name]) for name in seen_by},
             "chance": float(np.mean([size / view.n_items for size in sizes])),
             "popularity": float(np.mean(popular)),
         }
+
+
+def _precision(
+    named: NDArray[Any], support: NDArray[Any], truth: NDArray[Any]
+) -> tuple[float, int, float]:
+    """Return the R-precision of one client, the size of the support, and its precision."""
+    right, touched = (len(np.intersect1d(items, truth)) for items in (named, support))
+    return right / len(truth), len(support), touched / max(1, len(support))
+
+
+def _evidence(seen_by: str, results: list[tuple[float, int, float]]) -> dict[str, Any]:
+    """Return means over clients, and an interval of the R-precision."""
+    precision, support, support_precision = map(np.array, zip(*results, strict=True))
+    return {
+        "seen_by": seen_by,
+        "r_precision": float(precision.mean()),
+        "interval": list(bootstrap_interval(precision)),
+        "support_rows": float(support.mean()),
+        "support_precision": float(support_precision.mean()),
+    }
 
 
 def attacked_round(run: Run) -> int | None:

@@ -5,23 +5,18 @@ one person's past. It folds that past in as a new user's device would, and compu
 model ranks some items of that person. Items of training tend to rank higher. There are two forms,
 by what the run's split leaves out of training:
 
-* **people** (split.kind = unseen-users): members trained, the others never did. Members were drawn
-  at random, and everybody's past is cut in the same way, so nothing else tells them apart. An item
-  is ranked after folding in the other half of the known past.
+* **people** (split.kind = unseen-users): training users against unseen ones, drawn at random, and
+  everybody's past cut in the same way. An item is ranked after folding in the other half.
 * **pairs** (all other splits): of the same user, the latest training items against the validation
-  items that came next. Test items are not used. Tastes and catalogues drift with time, so
-  popularity among other users, which knows nothing of the pair, is the baseline. In the order of
-  time the training item is also nearer to the rest of the past, which the baseline does not take
-  out: a small AUC above it need not be a leak.
+  items that came next. Popularity among other users is the baseline for the drift with time; in
+  the order of time a small AUC above it need not be a leak (docs/privacy.md).
 
-**When it counts.** The attacker uses the shared model alone, which a claim covers, and no private
-parameters, which it does not. Where chance alone decided what trained, a claim bounds how often a
-guess can be right: members and others are paired at random, and the attacker guesses which one of a
-pair trained, or abstains. That was a fair coin, whatever the other pairs are, and the two outcomes
-differ by one user's data for another's: one step between neighbours under replace-one, two under
-zero-out-one. So right guesses prove an epsilon (`guessing_bound`), and if that exceeds the claim,
-the claim is false. This holds for people, and for pairs that a split in random order chose; in the
-order of time there was no coin.
+A claim covers the shared model alone, and bounds how often a guess can be right where chance alone
+decided what trained: for people, and for pairs that a split in random order chose. Members and
+others are paired at random, and the attacker guesses which one of a pair trained, or abstains. That
+was a fair coin, whatever the other pairs are, and the two outcomes differ by one user's data for
+another's: one step between neighbours under replace-one, two under zero-out-one. So right guesses
+prove an epsilon (`guessing_bound`), and if that exceeds the claim, the claim is false.
 """
 
 from __future__ import annotations
@@ -254,8 +249,7 @@ def _advantage_by_chance(score: Values, member: NDArray[np.bool_], generator: An
 
 def _people(split: Split, users: int, generator: Any) -> Iterator[Case]:
     """Attack each half of a person's known past with the other half as the past."""
-    trains = np.zeros(split.n_users, bool)
-    trains[split.training_users] = True
+    trains = np.isin(np.arange(split.n_users), split.training_users)
     lengths = split.train.positives.lengths
     # An unseen user's training rows are already the first half of its rows.
     known = np.where(trains, (lengths + 1) // 2, lengths)
@@ -274,8 +268,7 @@ def _people(split: Split, users: int, generator: Any) -> Iterator[Case]:
 
 def _pairs(split: Split, users: int, generator: Any) -> Iterator[Case]:
     """Attack the latest training items, and the validation items, with the items before both."""
-    trains = np.zeros(split.n_users, bool)
-    trains[split.training_users] = True
+    trains = np.isin(np.arange(split.n_users), split.training_users)
     count = split.valid.lengths
     usable = np.flatnonzero(trains & (count > 0) & (split.train.positives.lengths > count))
     for user in np.sort(generator.choice(usable, min(users, len(usable)), replace=False)):

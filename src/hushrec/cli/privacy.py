@@ -32,8 +32,7 @@ from hushrec.privacy.accountant import (
     epsilon_of,
     noise_for,
 )
-from hushrec.privacy.composition import compose
-from hushrec.privacy.statement import ComposedStatement
+from hushrec.privacy.statement import ComposedStatement, compose
 from hushrec.reporting.html import write_report
 from hushrec.reporting.plots import line, standalone
 from hushrec.reporting.tables import add_figures, plain_table

@@ -36,6 +36,8 @@ from scipy.optimize import brentq
 from hushrec.errors import ConfigError
 
 Values = NDArray[np.float64]
+History = Sequence[Mapping[str, Any]]
+"""The events of an accountant as JSON values."""
 Neighbours = Literal["zero-out-one", "replace-one"]
 """Neighbouring data sets: one user's data is zeroed out, or replaced by any other."""
 
@@ -217,7 +219,7 @@ def noise_for(
     delta: float,
     rounds: int,
     event_at: Callable[[float], Gaussian],
-    beside: Sequence[Mapping[str, Any]] = (),
+    beside: History = (),
 ) -> float:
     """Return the smallest noise multiplier, within 0.1 %, that keeps ``rounds`` below epsilon.
 

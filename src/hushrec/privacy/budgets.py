@@ -58,11 +58,6 @@ class Ledger:
     """Sum over a user's uploads of 1 / multiplier²."""
     turned_away: NDArray[np.bool_]
 
-    @classmethod
-    def empty(cls, n_users: int) -> Ledger:
-        """Return the ledger before the first round."""
-        return cls(np.zeros(n_users), np.zeros(n_users, bool))
-
 
 @dataclass(frozen=True, eq=False)
 class PersonalBudgets:
@@ -262,8 +257,7 @@ def personal_budgets(
         assert config.budget_feature is not None, "checked"
         return by_feature(view.user_features, config.budget_feature, names, clients)
     if config.budgets == "activity":
-        assert config.epsilon_min is not None, "checked"
-        assert config.epsilon_max is not None, "checked"
+        assert config.epsilon_min and config.epsilon_max, "checked"
         counts = np.diff(view.positives.indptr[view.client_indptr])
         return by_activity(counts, clients, config.epsilon_min, config.epsilon_max)
     return None

@@ -205,11 +205,7 @@ def _stated(config: PrivacyConfig, cohort: CohortConfig, schedule: Schedule, pla
 
 
 def _central(
-    config: PrivacyConfig,
-    cohort: CohortConfig,
-    schedule: Schedule,
-    population: int,
-    plan: Plan,
+    config: PrivacyConfig, cohort: CohortConfig, schedule: Schedule, population: int, plan: Plan
 ) -> Plan:
     sampling, expected = _sampling(cohort, population)
     natural: Neighbours = "replace-one" if cohort.kind == "fixed" else "zero-out-one"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hushrec.aggregation import OWN_WEIGHT, STEPS_PER_UNIT, Steps, Total, Update, UploadShape
 from hushrec.data.views import TrainView
 from hushrec.kernels.ragged import add_powers, scale_to_grid
+from hushrec.privacy.accountant import Values
 from hushrec.privacy.discrete import law
 from hushrec.privacy.protection import Mechanism
 from hushrec.streams import SecretRound
@@ -77,16 +78,14 @@ class RowClip(Mechanism):
         rest, weights = _weights_apart(update)
         bounds, rows = self.bound * weights, {}
         for name, given in rest.rows.items():
-            each_row = np.arange(len(given.rows) + 1)
-            norms = _norms(len(given.rows), [(each_row, given.rows)], self.power)
+            norms = client_norms(Update(len(given.rows), dense={name: given.rows}), self.power)
             factors = _factors(norms, np.repeat(bounds, np.diff(given.indptr)))
             rows[name] = replace(given, rows=scale_to_grid(given.rows, factors))
-        dense = {}
+        dense: dict[str, NDArray[Any]] = {}
         for name, array in rest.dense.items():
             alone = Update(update.clients, dense={name: array})
-            factors = _factors(client_norms(alone, self.power), bounds)
-            dense[name] = _scaled(alone, factors).dense[name]
-        return replace(rest, rows=rows, dense={**dense, **_sent_weights(update, self.bound)})
+            dense |= _scaled(alone, _factors(client_norms(alone, self.power), bounds)).dense
+        return replace(rest, rows=rows, dense=dense | _sent_weights(update, self.bound))
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, RowClip]:
         """Scale the sum of client weights, if any, back."""
@@ -138,11 +137,8 @@ class AdaptiveClip(Mechanism):
         """Remove the bits from the sum and update the bound."""
         dense = dict(_with_weights(total, ROOM * self.bound).dense)
         share = 0.5 + float(dense.pop(BIT)) / total.clients
-        step = self.rate * (share - self.quantile)
-        if self.arithmetic:
-            moved = max(self.bound - step, self.bound / 2)
-        else:
-            moved = self.bound * math.exp(-step)
+        step, bound = self.rate * (share - self.quantile), self.bound
+        moved = max(bound - step, bound / 2) if self.arithmetic else bound * math.exp(-step)
         return replace(total, dense=dense), replace(self, bound=max(moved, self.least))
 
     @property
@@ -176,42 +172,28 @@ class AdaptiveClip(Mechanism):
 Clip = FlatClip | RowClip | AdaptiveClip
 
 
-def client_norms(update: Update, power: Power) -> NDArray[np.float64]:
+def client_norms(update: Update, power: Power) -> Values:
     """Return the norm of each client's whole upload, over all tables and dense arrays."""
-    parts: list[tuple[NDArray[Any], NDArray[Any]]] = [
-        (rows.indptr, rows.rows) for rows in update.rows.values()
-    ]
-    one_each = np.arange(update.clients + 1)
-    parts += [(one_each, _flat(array)) for array in update.dense.values()]
-    return _norms(update.clients, parts, power)
-
-
-def _norms(
-    count: int, parts: list[tuple[NDArray[Any], NDArray[Any]]], power: Power
-) -> NDArray[np.float64]:
-    sums = np.zeros(count)
-    for indptr, rows in parts:
-        add_powers(sums, indptr, rows, power)
+    sums, one_each = np.zeros(update.clients), np.arange(update.clients + 1)
+    for rows in update.rows.values():
+        add_powers(sums, rows.indptr, rows.rows, power)
+    for array in update.dense.values():
+        add_powers(sums, one_each, _flat(array), power)
     return np.sqrt(sums) if power == 2 else sums
 
 
-def _flat_clipped(
-    update: Update, bound: float, power: Power
-) -> tuple[Update, NDArray[np.float64], NDArray[np.float64]]:
+def _flat_clipped(update: Update, bound: float, power: Power) -> tuple[Update, Values, Values]:
     """Return the clipped uploads, their norms before clipping, and each client's bound."""
     rest, weights = _weights_apart(update)
     room = ROOM * bound if OWN_WEIGHT in update.dense else 0.0
     left = bound - room if power == 1 else math.sqrt(bound**2 - room**2)
     norms, bounds = client_norms(rest, power), left * weights
     clipped = _scaled(rest, _factors(norms, bounds))
-    return (
-        replace(clipped, dense={**clipped.dense, **_sent_weights(update, room)}),
-        norms,
-        bounds,
-    )
+    sent = {**clipped.dense, **_sent_weights(update, room)}
+    return replace(clipped, dense=sent), norms, bounds
 
 
-def _weights_apart(update: Update) -> tuple[Update, NDArray[np.float64]]:
+def _weights_apart(update: Update) -> tuple[Update, Values]:
     """Return the upload without client weights, and the weights, or ones."""
     if OWN_WEIGHT not in update.dense:
         return update, np.ones(update.clients)
@@ -236,20 +218,16 @@ def _with_weights(total: Total, room: float) -> Total:
     return replace(total, dense={**total.dense, OWN_WEIGHT: own})
 
 
-def _factors(
-    norms: NDArray[np.float64], bounds: float | NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _factors(norms: Values, bounds: float | Values) -> Values:
     kept = np.broadcast_to(np.asarray(bounds) * ROUNDING, norms.shape)
     return np.divide(kept, np.maximum(norms, kept), where=kept > 0, out=np.zeros(norms.shape))
 
 
-def _scaled(update: Update, factors: NDArray[np.float64]) -> Update:
-    rows = {
-        name: replace(
-            given, rows=scale_to_grid(given.rows, np.repeat(factors, np.diff(given.indptr)))
-        )
-        for name, given in update.rows.items()
-    }
+def _scaled(update: Update, factors: Values) -> Update:
+    rows = {}
+    for name, given in update.rows.items():
+        each = np.repeat(factors, np.diff(given.indptr))
+        rows[name] = replace(given, rows=scale_to_grid(given.rows, each))
     dense = {
         name: scale_to_grid(_flat(array), factors).reshape(array.shape)
         for name, array in update.dense.items()

@@ -167,16 +167,21 @@ def check_privacy(
     if config.mode == "mechanism":
         _check_mechanism(config)
         return
-    if config.mechanism is not None:
-        raise ConfigError("privacy.mechanism needs privacy.mode = mechanism")
+    _need("privacy.mode = mechanism", config, "mechanism")
     _check_clipping(config)
     _check_budgets(config)
     _check_nodes(config)
     if config.on_sums:
         _check_central(config, cohort)
-        _check_distributed(config, cohort)
     else:
         _check_local(config)
+
+
+def _need(what: str, config: PrivacyConfig, *names: str) -> None:
+    """Refuse options that have no effect without another one."""
+    for name in names:
+        if getattr(config, name) is not None:
+            raise ConfigError(f"privacy.{name} needs {what}")
 
 
 def _check_mechanism(config: PrivacyConfig) -> None:
@@ -191,9 +196,7 @@ def _check_mechanism(config: PrivacyConfig) -> None:
 
 def _check_nodes(config: PrivacyConfig) -> None:
     if config.mode != "distributed":
-        for name in ("nodes", "tolerated"):
-            if getattr(config, name) is not None:
-                raise ConfigError(f"privacy.{name} needs privacy.mode = distributed")
+        _need("privacy.mode = distributed", config, "nodes", "tolerated")
     elif config.nodes is None:
         raise ConfigError("distributed noise comes from nodes: say how many with privacy.nodes = N")
     elif config.most_tolerated >= config.nodes - 1:
@@ -205,9 +208,8 @@ def _check_nodes(config: PrivacyConfig) -> None:
 
 def _check_clipping(config: PrivacyConfig) -> None:
     if clipping_of(config) != "adaptive":
-        for name in ("quantile", "clip_rate", "bit_noise", "bit_share", "clip_steps"):
-            if getattr(config, name) is not None:
-                raise ConfigError(f"privacy.{name} needs privacy.clipping = adaptive")
+        names = "quantile", "clip_rate", "bit_noise", "bit_share", "clip_steps"
+        _need("privacy.clipping = adaptive", config, *names)
     if config.clipping in ("flat", "row") and config.clip is None:
         raise ConfigError(f"privacy.clipping = {config.clipping} needs a bound: --clip 1.0")
     if config.bit_noise is not None and config.bit_share is not None:
@@ -219,15 +221,14 @@ def _check_clipping(config: PrivacyConfig) -> None:
 def _check_budgets(config: PrivacyConfig) -> None:
     needed = {"activity": ("epsilon_min", "epsilon_max"), "declared": ("budget_feature",)}
     for kind, names in needed.items():
+        if config.budgets != kind:
+            _need(f"privacy.budgets = {kind}", config, *names)
+            continue
         for name in names:
-            if config.budgets == kind and getattr(config, name) is None:
+            if getattr(config, name) is None:
                 raise ConfigError(f"privacy.budgets = {kind} needs privacy.{name}")
-            if config.budgets != kind and getattr(config, name) is not None:
-                raise ConfigError(f"privacy.{name} needs privacy.budgets = {kind}")
     if config.budgets is None:
-        for name in ("budget_uploads", "sigma"):
-            if getattr(config, name) is not None:
-                raise ConfigError(f"privacy.{name} needs privacy.budgets")
+        _need("privacy.budgets", config, "budget_uploads", "sigma")
         return
     if config.mode != "local-gaussian":
         raise ConfigError(
@@ -277,10 +278,6 @@ def _check_central(config: PrivacyConfig, cohort: CohortConfig) -> None:
             "Poisson cohorts are accounted for under zero-out-one: use privacy.neighbours = "
             "zero-out-one, or cohort.kind = fixed"
         )
-
-
-def _check_distributed(config: PrivacyConfig, cohort: CohortConfig) -> None:
-    """Refuse settings whose guarantee does not hold against the server."""
     if config.mode != "distributed":
         return
     if cohort.kind != "all":

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal, localcontext
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
-from itertools import accumulate, count
+from itertools import accumulate, chain, count
 from typing import Literal
 
 import numpy as np
@@ -77,36 +77,23 @@ class Law:
             # Two words per sample, and about one sample in twenty is rejected.
             more = words.take(max(2 * wanted + wanted // 8 + 32 - len(left), 0))
             left = np.concatenate([left, more])
-            gaussian = self.kind == "gaussian"
-            end = done + wanted
-            done, used, doubt = draw_whole(
-                out, done, end, left, *self._table, self.block_bits, float(self.scale), gaussian
-            )
+            about = *self._table, self.block_bits, float(self.scale), self.kind == "gaussian"
+            done, used, doubt = draw_whole(out, done, done + wanted, left, *about)
             left = left[used:]
             if doubt:
-                out[done], left = self._exactly_from(left, words)
+                ahead = iter(left.tolist())
+                following = chain(ahead, iter(lambda: int(words.take(1)[0]), None))
+                out[done] = self.exactly(partial(next, following))
+                left = np.array(list(ahead), np.uint64)
                 done += 1
         return out
-
-    def _exactly_from(
-        self, left: NDArray[np.uint64], words: Words
-    ) -> tuple[int, NDArray[np.uint64]]:
-        taken = 0
-
-        def following() -> int:
-            nonlocal left, taken
-            if taken == len(left):
-                left = np.concatenate([left, words.take(1)])
-            taken += 1
-            return int(left[taken - 1])
-
-        return self.exactly(following), left[taken:]
 
     def exactly(self, word: Callable[[], int]) -> int:
         """Draw one sample from a source of 64-bit words, without any error."""
         bits = self.block_bits
         while True:
-            block = self._block(_Uniform(word(), 64, word))
+            first = _Uniform(word(), 64, word)
+            block = next(k for k in count() if first.is_below(partial(self._share, k)))
             second = word()
             magnitude = (block << bits) + (second & ((1 << bits) - 1))
             negative = bool(second >> 63)
@@ -121,9 +108,6 @@ class Law:
         if self.kind == "laplace":
             return Fraction(magnitude, self.scale)
         return Fraction(magnitude**2, 2 * self.scale**2)
-
-    def _block(self, uniform: _Uniform) -> int:
-        return next(block for block in count() if uniform.is_below(partial(self._share, block)))
 
     def _share(self, block: int, digits: int) -> tuple[Fraction, Fraction]:
         """Return bounds of the cumulative probability up to this block."""
@@ -179,13 +163,13 @@ class _Uniform:
         digits = 40
         while True:
             low, high = bounds(digits)
-            if Fraction(self.leading + 1, 2**self.bits) <= low:
+            least = Fraction(self.leading, 2**self.bits)
+            most = Fraction(self.leading + 1, 2**self.bits)
+            if most <= low:
                 return True
-            if Fraction(self.leading, 2**self.bits) >= high:
+            if least >= high:
                 return False
-            if Fraction(self.leading, 2**self.bits) > low or (
-                Fraction(self.leading + 1, 2**self.bits) < high
-            ):
+            if least > low or most < high:
                 digits *= 2  # the bounds are too wide to decide
             else:
                 self.leading, self.bits = self.leading * WORD + self.word(), self.bits + 64

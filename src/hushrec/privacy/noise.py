@@ -110,12 +110,9 @@ class CentralGaussian(Mechanism):
             name: drawn.draw(secret.words(f"privacy/sum/{name}"), math.prod(shape)).reshape(shape)
             for name, shape in self.shape.whole.items()
         }
-        dense = {name: added[name] for name in self.shape.dense}
-        return Steps(
-            {name: added[name] for name in self.shape.tables},
-            {name: added[name] for name in self.shape.spaces},
-            {**dense, **self.clip.noise(secret, part).dense},
-        )
+        groups = self.shape.tables, self.shape.spaces, self.shape.dense
+        tables, spaces, dense = ({name: added[name] for name in group} for group in groups)
+        return Steps(tables, spaces, {**dense, **self.clip.noise(secret, part).dense})
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Self]:
         """Add the noise deviation to the sum, and update the clipping bound for the next round."""
@@ -174,7 +171,7 @@ class LocalMechanism(Mechanism):
     def protect(self, update: Update, view: TrainView, secret: SecretRound) -> Update:
         """Make the upload dense, zeros included, and randomise it."""
         check_shape(update, self.shape)
-        dense: dict[str, NDArray[Any]] = {}
+        dense, flat = {}, {}
         for name, shape in self.shape.whole.items():
             out = np.zeros((update.clients, *shape), np.float32)
             if name in update.rows:
@@ -182,12 +179,8 @@ class LocalMechanism(Mechanism):
                 add_scattered(out, sent.indptr, sent.ids, sent.rows)
             else:
                 out += update.dense[name]
-            dense[name] = out
-        views = {
-            name: out.reshape(update.clients, math.prod(out.shape[1:]))
-            for name, out in dense.items()
-        }
-        self.randomise(views, view, secret)
+            dense[name], flat[name] = out, out.reshape(update.clients, math.prod(shape))
+        self.randomise(flat, view, secret)
         return Update(update.clients, dense=dense, zeroed_out=update.zeroed_out)
 
     def sent_shape(self, shape: UploadShape) -> UploadShape:
@@ -201,13 +194,9 @@ class LocalMechanism(Mechanism):
 
     def finish(self, total: Total, secret: SecretRound) -> tuple[Total, Self]:
         """Return dense tables as rows, as the method expects them."""
-        every_row = np.arange(self.shape.n_rows)
-        rows = {
-            name: (every_row, summed)
-            for name, summed in total.dense.items()
-            if name in self.shape.tables
-        }
-        dense = {name: summed for name, summed in total.dense.items() if name not in rows}
+        every_row, dense = np.arange(self.shape.n_rows), dict(total.dense)
+        tables = [name for name in total.dense if name in self.shape.tables]
+        rows = {name: (every_row, dense.pop(name)) for name in tables}
         return Total(total.clients, rows, dense), self
 
 
@@ -234,22 +223,17 @@ class LocalNoise(LocalMechanism):
 
     def past_noise(self, streams: SecretStreams) -> PastNoise | None:
         """Return a function that draws the noise of an earlier round again from its key."""
-        return lambda name, shape, view, number: self.drawn(
-            name, shape, view, SecretRound(number, streams)
-        )
 
-    def drawn(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        view: TrainView,
-        secret: SecretRound,
-    ) -> NDArray[np.float32]:
-        """Return the noise that these clients add to one array of their uploads in a round."""
-        out = np.empty((len(view.clients), *shape), np.float32)
-        for client, steps in self._steps(name, math.prod(shape), view, secret):
-            out[client] = (steps / STEPS_PER_UNIT).reshape(shape)
-        return out
+        def drawn(
+            name: str, shape: tuple[int, ...], view: TrainView, number: int
+        ) -> NDArray[np.float32]:
+            out = np.empty((len(view.clients), *shape), np.float32)
+            secret = SecretRound(number, streams)
+            for client, steps in self._steps(name, math.prod(shape), view, secret):
+                out[client] = (steps / STEPS_PER_UNIT).reshape(shape)
+            return out
+
+        return drawn
 
     def scales(self, view: TrainView) -> NDArray[np.float64]:
         """Return the noise scale of each client."""

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation import UploadShape
-from hushrec.privacy.accountant import Accountant, Event, Everybody, Gaussian, Neighbours, Sampling
+from hushrec.privacy.accountant import (
+    Accountant,
+    Event,
+    Everybody,
+    Gaussian,
+    History,
+    Neighbours,
+    Sampling,
+    Values,
+)
 from hushrec.privacy.budgets import PUBLIC_BUDGETS, Ledger, PersonalBudgets
 from hushrec.privacy.noise import ValidationQueries, round_multiplier
 from hushrec.privacy.protection import Protection
-from hushrec.privacy.statement import NO_GUARANTEE, PrivacyStatement
+from hushrec.privacy.statement import (
+    NO_GUARANTEE,
+    OTHER_RUNS,
+    TRUSTED,
+    PrivacyStatement,
+    Trust,
+    changed,
+)
 
 COARSEST = 1e-6
 """Largest ratio of noised entries, over all rounds, to the squared noise deviation in steps of the
 exact sums; the cost of discrete noise is then negligible (`accountant.discreteness`)."""
-OTHER_RUNS = (
-    "options tuned on the same data, and other runs or seeds on it, of which `hushrec privacy "
-    "compose` states the sum"
-)
 NOT_COVERED = (
     "losses and scores on held-out items that clients report beside their uploads, and metrics, "
     "ranks, cohort sizes and byte counts in the run folder, of which `hushrec release` writes the "
@@ -34,27 +46,6 @@ NOT_COVERED = (
 
 SILO = "client (silo)"
 SILOS_NOT_COVERED = "which users a silo holds: silos are made for the simulation, from the data"
-
-Trust = Literal["nobody", "nodes", "aggregator"]
-TRUSTED: dict[Trust, str] = {
-    "nobody": "nobody but the device is trusted: the server may see every upload",
-    "nodes": (
-        "each node with its own users' uploads, and no party with those of others: nodes add the "
-        "noise, and the server sees what all of them add up to (a run in one process plays the "
-        "nodes)"
-    ),
-    "aggregator": (
-        "the party that sums is trusted with the uploads, or sums them under encryption; "
-        "the guarantee is for whoever sees the models it releases"
-    ),
-}
-
-
-def changed(unit: str, neighbours: str, *, same_budgets: bool) -> str:
-    """Return the difference between neighbouring data sets, for a statement."""
-    how = {"zero-out-one": "zeroed out", "replace-one": "replaced by any other"}[neighbours]
-    kept = " that leaves everybody's budget as it is" if same_budgets else ""
-    return f"with the data of any one {unit} {how}{kept}"
 
 
 def no_guarantee(why: str) -> PrivacyStatement:
@@ -119,7 +110,7 @@ class Plan:
     """Planned number of rounds."""
     silent: frozenset[int] = frozenset()
     """Rounds without uploads, which cost nothing."""
-    deviations: NDArray[np.float64] | None = None
+    deviations: Values | None = None
     """Standard deviation of each client's noise, where they differ."""
     noise_seed: int | None = None
     """Seed of reproducible noise."""
@@ -151,7 +142,9 @@ class Plan:
 
     def first_ledger(self, clients: int) -> Ledger | None:
         """Return the ledger before the first round; None without personal budgets."""
-        return None if self.budgets is None else Ledger.empty(clients)
+        if self.budgets is None:
+            return None
+        return Ledger(np.zeros(clients), np.zeros(clients, bool))
 
     def admit(
         self, cohort: NDArray[np.int64], ledger: Ledger | None, number: int
@@ -161,63 +154,49 @@ class Plan:
             return cohort, ledger
         return self.budgets.admitted(ledger, cohort)
 
-    def charge(
-        self, history: Sequence[Mapping[str, Any]], number: int
-    ) -> Sequence[Mapping[str, Any]]:
+    def charge(self, history: History, number: int) -> History:
         """Return the accountant's history after a round and its validation query, if any."""
-        accountant = Accountant(history)
-        self._record(accountant, [number])
-        return accountant.history()
+        return self._charged(history, [number]).history()
 
-    def _record(self, accountant: Accountant, rounds: Iterable[int]) -> None:
+    def _charged(self, history: History, rounds: Iterable[int]) -> Accountant:
+        accountant, queries = Accountant(history), self.validation_queries
         for number in rounds:
             if self.event is not None and number not in self.silent:
                 accountant.record(self.event_of(number))
-            if self.validation_queries is not None and number in self.validation_queries.rounds:
-                accountant.record(self.validation_queries.event)
+            if queries is not None and number in queries.rounds:
+                accountant.record(queries.event)
+        return accountant
 
     def statement(
-        self,
-        history: Sequence[Mapping[str, Any]],
-        run: int,
-        ledger: Ledger | None = None,
-        up_bytes: int = 0,
+        self, history: History, run: int, ledger: Ledger | None = None, up_bytes: int = 0
     ) -> PrivacyStatement:
         """Return the ``privacy`` entry of summary.json after ``run`` rounds."""
         if self.why_none is not None:
             return no_guarantee(self.why_none)
         if self.budgets is not None:
             assert ledger is not None, "personal budgets need a ledger"
-            return self._personal_statement(self.budgets, ledger, run)
-        accountant = Accountant(history)
-        spent = accountant.epsilon(self.delta)
+            summary = self.budgets.summary(ledger)
+            return self._stated(
+                float(self.budgets.claims().max()),
+                self.delta,
+                run,
+                asked_epsilon=None,
+                spent_epsilon=summary.spent.max,
+                account=[],
+                claimed=self.budgets.largest_account(),
+                budgets=summary,
+            )
         # A run may stop at any round, depending on its models: the claim covers all planned rounds.
-        self._record(accountant, range(run + 1, self.rounds + 1))
-        # Laplace noise, and no uploads, are pure DP.
-        delta = self.delta if isinstance(self.event, Gaussian) else 0.0
+        planned = self._charged(history, range(run + 1, self.rounds + 1))
         return self._stated(
-            accountant.epsilon(self.delta),
-            delta,
+            planned.epsilon(self.delta),
+            # Laplace noise, and no uploads, are pure DP.
+            self.delta if isinstance(self.event, Gaussian) else 0.0,
             run,
             asked_epsilon=self.requested_epsilon,
-            spent_epsilon=spent,
+            spent_epsilon=Accountant(history).epsilon(self.delta),
             account=[dict(entry) for entry in history],
-            claimed=accountant.history(),
-        )
-
-    def _personal_statement(
-        self, budgets: PersonalBudgets, ledger: Ledger, run: int
-    ) -> PrivacyStatement:
-        summary = budgets.summary(ledger)
-        return self._stated(
-            float(budgets.claims().max()),
-            self.delta,
-            run,
-            asked_epsilon=None,
-            spent_epsilon=summary.spent.max,
-            account=[],
-            claimed=budgets.largest_account(),
-            budgets=summary,
+            claimed=planned.history(),
         )
 
     def _stated(self, epsilon: float, delta: float, run: int, **account: Any) -> PrivacyStatement:
@@ -270,11 +249,7 @@ class NoPlan(Plan):
     reveals: frozenset[str] = frozenset()
 
     def statement(
-        self,
-        history: Sequence[Mapping[str, Any]],
-        run: int,
-        ledger: Ledger | None = None,
-        up_bytes: int = 0,
+        self, history: History, run: int, ledger: Ledger | None = None, up_bytes: int = 0
     ) -> PrivacyStatement:
         """Return a statement that nothing is guaranteed."""
         if self.pooled:

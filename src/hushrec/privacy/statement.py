@@ -1,17 +1,51 @@
-"""The privacy statement of a run, as summary.json stores it: what is guaranteed, and to whom."""
+"""The privacy statement of a run, as summary.json stores it, and of several runs together.
+
+`compose` adds up the events of several runs on the same data at one delta. The composition theorems
+apply because the noise of the runs is independent and its scale is fixed by each configuration. The
+result is the smaller of two valid bounds: the epsilon of all events together, and the sum of the
+runs' epsilons, each at an equal part of delta.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from hushrec.errors import ConfigError, RunError
 from hushrec.io.stored import Count, Number, Positive, Stored
+from hushrec.privacy.accountant import KEPT_BACK, Accountant, History
 
 NO_GUARANTEE = "none"
 Bound = Annotated[float, Field(ge=0)]
 """Not NaN; noise too small to be accounted for has an infinite epsilon."""
+Trust = Literal["nobody", "nodes", "aggregator"]
+TRUSTED: dict[Trust, str] = {
+    "nobody": "nobody but the device is trusted: the server may see every upload",
+    "nodes": (
+        "each node with its own users' uploads, and no party with those of others: nodes add the "
+        "noise, and the server sees what all of them add up to (a run in one process plays the "
+        "nodes)"
+    ),
+    "aggregator": (
+        "the party that sums is trusted with the uploads, or sums them under encryption; "
+        "the guarantee is for whoever sees the models it releases"
+    ),
+}
+OTHER_RUNS = (
+    "options tuned on the same data, and other runs or seeds on it, of which `hushrec privacy "
+    "compose` states the sum"
+)
+EVENTS = {"discrete gaussian", "pure"}
+NEIGHBOURS = ("zero-out-one", "replace-one")
+COMPOSED = ("public", "not_covered", "neighbours", "unit", "trust", "same_budgets", "noise_seed")
+"""Fields of a statement that a composed statement is made from."""
+RUNS_NOT_NAMED = "options tuned on the same data, and runs on it that are not among these"
 
 
 class ValueRange(Stored):
@@ -93,3 +127,190 @@ class PrivacyStatement(Stored):
             and self.epsilon is not None
             and math.isfinite(self.epsilon)
         )
+
+
+def changed(unit: str, neighbours: str, *, same_budgets: bool) -> str:
+    """Return the difference between neighbouring data sets, for a statement."""
+    how = {"zero-out-one": "zeroed out", "replace-one": "replaced by any other"}[neighbours]
+    kept = " that leaves everybody's budget as it is" if same_budgets else ""
+    return f"with the data of any one {unit} {how}{kept}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The guarantee of one run, and the accountant's history behind it."""
+
+    run: str
+    method: str
+    data: str
+    digest: str | None
+    """Digest of the data; None if no party of the run has all data."""
+    clients: int
+    epsilon: float
+    privacy: PrivacyStatement
+    account: str
+    """The accountant's history of all planned rounds: a line of JSON per event."""
+
+    @classmethod
+    def of(cls, run: str, selected_by: str, privacy: PrivacyStatement, **about: Any) -> Claim:
+        """Take a run's statement; refuse one without a guarantee, or whose account differs.
+
+        ``about`` are method, data, digest of the data and number of clients.
+        """
+        if not privacy.promises or privacy.epsilon is None:
+            raise RunError(f"{run} has no guarantee to compose: {privacy.statement}")
+        if selected_by == "validation":
+            raise _earlier(run, "its model was selected by validation items without noise")
+        for name in ("delta", "claimed", *COMPOSED):
+            if name not in privacy.model_fields_set:
+                raise _earlier(run, f"its statement lacks '{name}'")
+        if privacy.neighbours not in NEIGHBOURS:
+            raise _earlier(run, f"its neighbour relation is '{privacy.neighbours}'")
+        if privacy.trust not in TRUSTED:
+            raise _earlier(run, f"its trust is '{privacy.trust}'")
+        account = _account(run, privacy.claimed)
+        try:
+            reached = _epsilon(account, privacy.delta)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _earlier(run, f"its account cannot be read ({error!r})") from None
+        if not reached >= privacy.epsilon * (1 - KEPT_BACK):
+            raise RunError(
+                f"{run}: the accountant gives epsilon {reached:.4g} and the statement says "
+                f"{privacy.epsilon:.4g}; summary.json is damaged"
+            )
+        return cls(run, **about, epsilon=privacy.epsilon, privacy=privacy, account=account)
+
+    def __str__(self) -> str:
+        return f"({self.epsilon:.4g}, {self.privacy.delta:.3g})"
+
+
+def compose(claims: Sequence[Claim], delta: float | None = None) -> ComposedStatement:
+    """Return the joint guarantee of runs on the same data, by default at their common delta."""
+    _check_fit(claims)
+    common = _common_delta(claims, delta)
+    # Sorted, so that rounding does not depend on the order of the runs.
+    events = sorted(line for claim in claims for line in claim.account.splitlines())
+    whole = _epsilon("\n".join(events), common)
+    apart = sum(sorted(_epsilon(claim.account, common / len(claims)) for claim in claims))
+    return _stated(claims, min(whole, apart), common)
+
+
+def _stated(claims: Sequence[Claim], epsilon: float, delta: float) -> ComposedStatement:
+    """State that everything that the runs release is (epsilon, delta)-DP."""
+    number, largest = len(claims), max(claims, key=lambda claim: claim.epsilon)
+    statements = [claim.privacy for claim in claims]
+    first = statements[0]
+    simulated = [claim.run for claim in claims if claim.privacy.noise_seed is not None]
+    same_budgets = any(one.same_budgets for one in statements)
+    trusting = any(one.trust == "aggregator" for one in statements)
+    trust: Trust = "aggregator" if trusting else "nobody"
+    public = list(dict.fromkeys(fact for one in statements for fact in one.public))
+    facts = [fact for one in statements for fact in one.not_covered if fact != OTHER_RUNS]
+    not_covered = [*dict.fromkeys(facts), RUNS_NOT_NAMED]
+    seeds = (
+        f"Simulated: the noise of {len(simulated)} of {number} runs comes from "
+        "privacy.noise_seed, and whoever knows it can remove it. "
+        if simulated
+        else ""
+    )
+    same = len({str(claim) for claim in claims}) == 1
+    change = changed(first.unit, first.neighbours, same_budgets=same_budgets)
+    budgets = " Personal budgets count with the largest." if same_budgets else ""
+    return ComposedStatement(
+        guarantee=f"{first.unit}-level (epsilon, delta)-DP",
+        epsilon=epsilon,
+        delta=delta,
+        neighbours=first.neighbours,
+        same_budgets=same_budgets,
+        unit=first.unit,
+        trust=trust,
+        data=claims[0].data,
+        runs=[
+            {"run": claim.run, "method": claim.method, "epsilon": claim.epsilon}
+            | {"delta": claim.privacy.delta, "noise_seed": claim.privacy.noise_seed}
+            for claim in claims
+        ],
+        simulated=simulated,
+        public=public,
+        not_covered=not_covered,
+        statement=(
+            f"{seeds}{first.unit.capitalize()}-level differential privacy of {number} runs on the "
+            f"same data. One of them: {'' if same else 'at most '}{largest}; all {number} "
+            f"together: ({epsilon:.4g}, {delta:.3g}): what they release is as likely, up to a "
+            f"factor e^{epsilon:.4g} and a probability {delta:.3g}, {change}, in all of them at "
+            f"once.{budgets} Trust: {TRUSTED[trust]}. Public: {'; '.join(public)}. "
+            f"Not covered: {'; '.join(not_covered)}."
+        ),
+    )
+
+
+def _check_fit(claims: Sequence[Claim]) -> None:
+    """Refuse runs whose guarantees cannot be composed."""
+    if len(claims) < 2:
+        raise ConfigError(
+            "a single run states its guarantee itself: name another run on the same data"
+        )
+    first = claims[0]
+    for other in claims[1:]:
+        known_by = "data" if None in (first.digest, other.digest) else "digest"
+        if getattr(first, known_by) != getattr(other, known_by):
+            raise RunError(
+                f"{first.run} and {other.run} are on different data ('{first.data}' and "
+                f"'{other.data}'{', which changed' if first.data == other.data else ''}). The "
+                "statement of a run holds for users who are only in its data; for users who are in "
+                "both, add up the epsilons and the deltas"
+            )
+        one, two = first.privacy, other.privacy
+        if one.unit != two.unit:
+            raise RunError(
+                f"{first.run} protects each {one.unit} and {other.run} each {two.unit}: their "
+                "guarantees cannot be composed"
+            )
+        if one.neighbours != two.neighbours:
+            raise RunError(
+                f"{first.run} is accounted for under {one.neighbours} and {other.run} under "
+                f"{two.neighbours}, which cannot be composed: train both with the same "
+                "privacy.neighbours"
+            )
+
+
+def _common_delta(claims: Sequence[Claim], requested: float | None) -> float:
+    own = sorted({claim.privacy.delta for claim in claims} - {0.0})
+    if requested is None:
+        if len(own) > 1:
+            raise ConfigError(
+                f"the runs have deltas from {own[0]:.3g} to {own[-1]:.3g}: choose the delta of the "
+                "joint guarantee with --delta"
+            )
+        return own[0] if own else 0.0
+    if not own:
+        raise ConfigError("none of these runs needs a delta: leave out --delta")
+    least = 1 / max(claim.clients for claim in claims)
+    if not 0 < requested < least:
+        raise ConfigError(
+            f"delta = {requested:g} must lie between 0 and 1 / clients = {least:.3g}: a larger one "
+            "allows publishing all data of one user"
+        )
+    return requested
+
+
+def _account(run: str, history: History) -> str:
+    for entry in history:
+        if entry.get("event") not in EVENTS:
+            raise _earlier(run, f"its history has an event '{entry.get('event')}'")
+        if entry.get("neighbours", NEIGHBOURS[0]) not in NEIGHBOURS:
+            raise _earlier(run, f"its history is under '{entry['neighbours']}'")
+    return "\n".join(json.dumps(entry, sort_keys=True) for entry in history)
+
+
+@lru_cache(maxsize=64)
+def _epsilon(account: str, delta: float) -> float:
+    """Return the epsilon of a history; cached, because seeds of one run have the same history."""
+    history = [json.loads(line) for line in account.splitlines()]
+    if delta == 0:
+        return math.fsum(entry["epsilon"] * entry["count"] for entry in history)
+    return Accountant(history).epsilon(delta)
+
+
+def _earlier(run: str, why: str) -> RunError:
+    return RunError(f"{run} was made by an earlier version, or is damaged: {why}; train it again")

@@ -26,8 +26,7 @@ from hushrec.io.files import remove
 from hushrec.io.stored import Tables
 from hushrec.methods.base import Shared, facts_of
 from hushrec.privacy.budgets import Ledger
-from hushrec.privacy.composition import compose
-from hushrec.privacy.statement import PrivacyStatement
+from hushrec.privacy.statement import PrivacyStatement, compose
 from hushrec.runs.folder import FINAL, SUMMARY, RunFolder
 from hushrec.runs.schema import (
     PUBLISHED_MARK,

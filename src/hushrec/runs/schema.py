@@ -23,8 +23,8 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from hushrec.federation.rounds import RoundLine as RoundLine
 from hushrec.io.stored import Count, Metrics, Number, Positive, Stored, Tables
-from hushrec.privacy.composition import Claim
 from hushrec.privacy.statement import BudgetSummary as BudgetSummary
+from hushrec.privacy.statement import Claim
 from hushrec.privacy.statement import ComposedStatement as ComposedStatement
 from hushrec.privacy.statement import PrivacyStatement as PrivacyStatement
 

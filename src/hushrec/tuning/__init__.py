@@ -36,7 +36,7 @@ from hushrec.streams import Streams
 
 PRESET = "tuned-honest"
 KEPT = 75.0
-"""Percentage of the trials that are let go on; slow learners often win, so only the tail goes."""
+"""Percentage of the trials that go on; slow learners often win, so only the lowest are stopped."""
 STARTUP = 5
 """Random trials before proposals use earlier ones, and before any trial is stopped."""
 WARM_UP = 0.2
@@ -98,19 +98,17 @@ def tune(
     base = base_experiment(replace(request, data=data.name, items=data.items_file))
     space = search_space(base, request)
     search = _open(out, base, space)
-    if any(trial.state == "done" for trial in search.trials):
-        write_preset(search, base, command)  # it may have been stopped just before this
+    write_preset(search, base, command)  # the search may have been stopped just before this
     split = make_split(data, base.split, Streams(base.seed), base.silos)
     while len(search.trials) < trials:
         number = len(search.trials)
         proposal = _Proposal(search.trials, space, base)
-        pruning = _Pruning(proposal)
         on_trial(number)
-        state: Literal["done", "stopped", "diverged"] = "done"
         training, begun = set_up(_with_options(base, proposal.options), split).start(machine)
+        state: Literal["done", "stopped", "diverged"] = "done"
         try:
-            run_rounds(training, begun, (pruning, *callbacks))
-            if pruning.requested:
+            run_rounds(training, begun, (proposal, *callbacks))
+            if proposal.requested:
                 state = "stopped"
         except DivergedError:
             state = "diverged"
@@ -120,21 +118,22 @@ def tune(
             ) from None
         trial = Trial(
             number=number,
-            options=dict(proposal.options),
+            options=proposal.options,
             state=state,
-            value=pruning.value,
-            selected_round=pruning.round,
-            evaluations=pruning.evaluations,
+            value=proposal.value,
+            selected_round=proposal.round,
+            evaluations=proposal.evaluations,
         )
         search.trials.append(trial)
         append_line(out / "trials.jsonl", trial.to_json())
-        if any(trial.state == "done" for trial in search.trials):
-            write_preset(search, base, command)
+        write_preset(search, base, command)
     return search
 
 
-def write_preset(search: Search, base: Experiment, command: str | None) -> Path:
-    """Write the best trial as a preset with a comment that says where it is from."""
+def write_preset(search: Search, base: Experiment, command: str | None) -> None:
+    """Write the best finished trial, if any, as a preset with a comment on its origin."""
+    if all(trial.state != "done" for trial in search.trials):
+        return
     best = search.best
     metric = f"{base.evaluation.select_on} {base.evaluation.select}"
     words = [
@@ -154,16 +153,37 @@ def write_preset(search: Search, base: Experiment, command: str | None) -> Path:
             if getattr(base.evaluation, name) is not None
         },
     }
-    file = search.folder / f"{PRESET}.toml"
-    write_text(file, "".join(f"# {line}\n" for line in words) + tomli_w.dumps(kept))
-    return file
+    comment = "".join(f"# {line}\n" for line in words)
+    write_text(search.folder / f"{PRESET}.toml", comment + tomli_w.dumps(kept))
 
 
-class _Pruning(Callback):
-    """Keeps the evaluations of a trial, and stops it when the pruner gives it up."""
+class _Proposal(Callback):
+    """The next trial, proposed by optuna after the others, and stopped where optuna prunes it."""
 
-    def __init__(self, proposal: _Proposal) -> None:
-        self.proposal = proposal
+    def __init__(self, trials: list[Trial], space: SearchSpace, base: Experiment) -> None:
+        optuna, number = _optuna(), len(trials)
+        # A sampler of its own for every trial: nothing to remember when a search is interrupted.
+        drawn = int(Streams(base.seed).generator("tune", number).integers(2**31))
+        study = optuna.create_study(
+            direction="maximize",
+            sampler=optuna.samplers.TPESampler(seed=drawn, n_startup_trials=STARTUP),
+            pruner=optuna.pruners.PercentilePruner(KEPT, STARTUP, int(WARM_UP * base.rounds)),
+        )
+        distributions = {name: _distribution(where) for name, where in space.items()}
+        states = optuna.trial.TrialState
+        for trial in trials:
+            if trial.value is not None and _is_inside(trial, space):
+                finished = optuna.trial.create_trial(
+                    state=states.COMPLETE if trial.state == "done" else states.PRUNED,
+                    value=trial.value,
+                    params=dict(trial.options),
+                    distributions=distributions,
+                    intermediate_values=dict(trial.evaluations),
+                )
+                study.add_trial(finished)
+        self.trial = study.ask(distributions)
+        proposed = {name: _rounded(value) for name, value in self.trial.params.items()}
+        self.options = proposed if number else {name: base.options[name] for name in space}
         self.evaluations: dict[int, float] = {}
         self.value: float | None = None
         self.round: int | None = None
@@ -173,53 +193,13 @@ class _Pruning(Callback):
         if record.valid is not None:
             self.evaluations[record.round] = record.selected_value
             self.value, self.round = record.selected_value, record.selected_round
-            if self.proposal.is_hopeless(record.round, record.selected_value):
+            self.trial.report(record.selected_value, record.round)
+            if self.trial.should_prune():
                 self.stop()
 
 
-class _Proposal:
-    """What optuna proposes after some trials, and when it would give the new one up."""
-
-    def __init__(self, trials: list[Trial], space: SearchSpace, base: Experiment) -> None:
-        optuna = _optuna()
-        number = len(trials)
-        # A sampler of its own for every trial: nothing to remember when a search is interrupted.
-        drawn = int(Streams(base.seed).generator("tune", number).integers(2**31))
-        self.study = optuna.create_study(
-            direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=drawn, n_startup_trials=STARTUP),
-            pruner=optuna.pruners.PercentilePruner(KEPT, STARTUP, int(WARM_UP * base.rounds)),
-        )
-        distributions = {name: _distribution(where) for name, where in space.items()}
-        for trial in trials:
-            if trial.value is not None and _is_inside(trial, space):
-                self.study.add_trial(_as_optuna(trial, distributions))
-        if number == 0:
-            self.options = {name: base.options[name] for name in space}
-        self.trial = self.study.ask(distributions)
-        if number > 0:
-            self.options = {name: _rounded(v) for name, v in self.trial.params.items()}
-
-    def is_hopeless(self, round_number: int, value: float) -> bool:
-        """Say whether this value at this round is below what the others had there."""
-        self.trial.report(value, round_number)
-        return bool(self.trial.should_prune())
-
-
-def _as_optuna(trial: Trial, distributions: Mapping[str, Any]) -> Any:
-    states = _optuna().trial.TrialState
-    done = trial.state == "done"
-    return _optuna().trial.create_trial(
-        state=states.COMPLETE if done else states.PRUNED,
-        value=trial.value,
-        params=dict(trial.options),
-        distributions=dict(distributions),
-        intermediate_values=dict(trial.evaluations),
-    )
-
-
 def _is_inside(trial: Trial, space: SearchSpace) -> bool:
-    """Say whether a trial is in the space; the first one, what the base says, need not be."""
+    """Return whether a trial is in the space; the first one, of the base's options, may not be."""
 
     def fits(value: Any, where: Between | OneOf) -> bool:
         if isinstance(where, Between):
@@ -247,11 +227,9 @@ def _with_options(base: Experiment, options: Mapping[str, Any]) -> Experiment:
 
 def _open(folder: Path, base: Experiment, space: SearchSpace) -> Search:
     """Begin a search in an empty folder, or go on with the same one."""
-    about = {
-        "experiment": base.model_dump(mode="json", exclude_none=True),
-        "space": {name: asdict(where) for name, where in space.items()},
-    }
-    about = json.loads(json.dumps(about))
+    declared = {name: asdict(where) for name, where in space.items()}
+    experiment = base.model_dump(mode="json", exclude_none=True)
+    about = json.loads(json.dumps({"experiment": experiment, "space": declared}))
     file = folder / "tune.json"
     if not file.exists():
         if not is_free(folder):
