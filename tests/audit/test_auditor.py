@@ -8,7 +8,7 @@ import pytest
 import hushrec
 from conftest import interactions
 from hushrec.aggregation import Steps
-from hushrec.audit.auditor import audit
+from hushrec.audit import audit
 from hushrec.privacy import clipping as clip_module
 from hushrec.privacy import noise as noise_module
 from hushrec.privacy.clipping import BIT, AdaptiveClip

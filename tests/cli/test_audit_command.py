@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from hushrec.api import Run, train
-from hushrec.audit.auditor import audit
+from hushrec.audit import audit
 from hushrec.cli import main
 from hushrec.errors import RunError
 from hushrec.privacy.noise import CentralGaussian

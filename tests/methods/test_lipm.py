@@ -304,7 +304,7 @@ def test_guidance_takes_back_the_clients_own_noise():
     now = Round(5, Streams(0), added.past_noise(secret))
     ours = guided.fit(shared, private, view, now)
     theirs = plain.fit(shared, private, view, now)
-    noise = added.drawn("network", width, view, SecretRound(3, secret))
+    noise = now.past_noise("network", width, view, 3)
     assert noise[1].std() == pytest.approx(2.0, rel=0.2)
     np.testing.assert_allclose(
         ours.update.dense["network"][0],

@@ -55,9 +55,8 @@ def test_a_step_is_taken_with_the_clipped_and_noised_gradient(backbone):
     free = plain.fit({}, store.read(np.arange(4)), view, Round(1, Streams(3)))
     rows = free.private["table"]
     shape = UploadShape(N_ITEMS, {GRADIENT: D}, {})
-    noise = LocalNoise("gaussian", SCALE, shape).drawn(
-        GRADIENT, (N_ITEMS, D), view, SecretRound(1, secret)
-    )
+    drawn = LocalNoise("gaussian", SCALE, shape).past_noise(secret)
+    noise = drawn(GRADIENT, (N_ITEMS, D), view, 1)
     for c in range(4):
         gradient = np.zeros((N_ITEMS, D))
         mine = slice(rows.indptr[c], rows.indptr[c + 1])

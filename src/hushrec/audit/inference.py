@@ -98,15 +98,9 @@ class _Attack:
         shape = task.upload_shape(task.download(number, task.initial))
         if not shape.entries and not shape.spaces:
             return {"skipped": NOTHING}
-        names_items = (
-            bool(shape.tables)
-            or any(size and size[0] == n_items for size in shape.dense.values())
-            or any(
-                _items_of_keys(keys, task.initial, n_items) is not None
-                for keys, _ in shape.spaces.values()
-            )
-        )
-        if not names_items:
+        by_item = any(size and size[0] == n_items for size in shape.dense.values())
+        named = [_items_of_keys(keys, task.initial, n_items) for keys, _ in shape.spaces.values()]
+        if not shape.tables and not by_item and all(items is None for items in named):
             return {"skipped": "no array of its upload has an entry per item or pair of items"}
         shared, private = self._state_before(number)
         phase = f"phase '{task.method.phase_of(number).name}', from the state it starts from"

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hushrec.api import Run
-from hushrec.audit.auditor import Progress, audit
+from hushrec.audit import Progress, audit
 from hushrec.cli import module_of
 from hushrec.cli.options import PATH, SEED, Number, gather, json_option, run_argument
 from hushrec.cli.terminal import Console, print_json, progress, say, text_column

@@ -229,7 +229,9 @@ def _central(
                 part, plan.delta, schedule.validation_rounds, neighbours, population
             )
         beside = () if queries is None else queries.history()
-        multiplier = noise_for(config.epsilon, plan.delta, schedule.compositions, event_at, beside)
+        # Rounds with shares of the budget are one event together.
+        events = 1 if plan.shares else schedule.uploading
+        multiplier = noise_for(config.epsilon, plan.delta, events, event_at, beside)
     event = event_at(multiplier)
     clip: Clip
     if adaptive:

@@ -76,11 +76,6 @@ class Schedule:
         return self.rounds - len(self.silent)
 
     @property
-    def compositions(self) -> int:
-        """Number of compositions of the event; rounds with shares are one event together."""
-        return 1 if self.shares else self.uploading
-
-    @property
     def noised(self) -> int:
         """Largest number of noised entries in a round, including the bit of adaptive clipping."""
         return max(self.entries, self.shape.entries) + 1
