@@ -9,7 +9,7 @@ sampling       neighbours           analysis
 =============  ===================  ==============================================================
 `Poisson`      zero-out-one         privacy loss distributions
 `FixedSize`    replace-one          Rényi DP (Wang, Balle, Kasiviswanathan 2019)
-`Everybody`    either             T Gaussians of multiplier z are one of z / sqrt(T), exactly
+`Everybody`    either               T Gaussians of multiplier z are one of z / sqrt(T), exactly
 =============  ===================  ==============================================================
 
 Zero-out-one: the data of one user is zeroed out, and the number of users is public. Analyses of
@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from hushrec.aggregation import STEPS_PER_UNIT
 from hushrec.errors import ConfigError
 
 Values = NDArray[np.float64]
@@ -155,6 +156,15 @@ class Pure:
 
 
 Event = Gaussian | Pure
+EventAt = Callable[[float], Gaussian]
+"""The event of a noise multiplier."""
+
+
+def discrete_gaussian(apart: float, neighbours: Neighbours, entries: int) -> EventAt:
+    """Return the event of discrete noise on ``entries`` numbers of sensitivity ``apart``."""
+    return lambda multiplier: Gaussian(
+        multiplier, Everybody(), neighbours, Grid(multiplier * apart * STEPS_PER_UNIT, entries)
+    )
 
 
 class Accountant:
@@ -218,7 +228,7 @@ def noise_for(
     epsilon: float,
     delta: float,
     rounds: int,
-    event_at: Callable[[float], Gaussian],
+    event_at: EventAt,
     beside: History = (),
 ) -> float:
     """Return the smallest noise multiplier, within 0.1 %, that keeps ``rounds`` below epsilon.
@@ -249,14 +259,9 @@ def noise_for(
     if isinstance(event_at(short).sampling, Poisson) and _too_wide(short, rounds):
         return enough  # a smaller one may suffice, but its epsilon cannot be computed
     # On logarithmic scales epsilon is nearly linear in the noise.
-    multiplier = math.exp(
-        brentq(
-            lambda z: math.log(max(spent(math.exp(z)), 1e-12) / epsilon),
-            math.log(short),
-            math.log(enough),
-            xtol=5e-4,
-        )
-    )
+    ends = math.log(short), math.log(enough)
+    found = brentq(lambda z: math.log(max(spent(math.exp(z)), 1e-12) / epsilon), *ends, xtol=5e-4)
+    multiplier = math.exp(found)
     while spent(multiplier) > epsilon:
         multiplier *= 1.0005
     return multiplier

@@ -5,7 +5,7 @@ C and adds Gaussian noise of deviation sigma_i on the device. Replacing its data
 by at most 2 C, so one upload has the noise multiplier sigma_i / 2 C, and K uploads compose exactly
 to one of multiplier sigma_i / (2 C sqrt(K)). sigma_i is calibrated to keep K uploads within the
 client's epsilon. Deviation from the paper: its sigma_i = C / epsilon_i gives no (epsilon, delta)
-bound and is not composed over rounds (`PersonalBudgets.as_published`).
+bound and is not composed over rounds (``paper`` of `PersonalBudgets.of`).
 
 The server weights uploads by w_i ~ 1 / sigma_i², which minimises the noise of the weighted mean.
 Weighting is post-processing: it depends on the budgets only, which the server knows, and does not
@@ -17,7 +17,6 @@ More than `LEVELS` different budgets are rounded down to `LEVELS` values, for ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +28,7 @@ from hushrec.aggregation import Total, Update
 from hushrec.data.interactions import Features, Numeric
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError, nearest
-from hushrec.privacy.accountant import Accountant, Gaussian, Values, epsilon_of, noise_for
+from hushrec.privacy.accountant import Accountant, EventAt, Values, epsilon_of, noise_for
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.privacy.noise import LocalNoise
 from hushrec.privacy.statement import BudgetSummary, ValueRange
@@ -73,34 +72,27 @@ class PersonalBudgets:
     uploads: int
     """Number of uploads that a budget allows."""
     delta: float
-    event_at: Callable[[float], Gaussian]
+    event_at: EventAt
     """Privacy cost of one upload as a function of the noise multiplier."""
     keeps: bool = True
     """Whether uploads stay within the budgets; False for the paper's noise."""
 
     @classmethod
     def of(
-        cls,
-        epsilon: Values,
-        delta: float,
-        uploads: int,
-        event_at: Callable[[float], Gaussian],
-        *,
-        as_published: bool = False,
+        cls, epsilon: Values, delta: float, uploads: int, event_at: EventAt, *, paper: bool = False
     ) -> PersonalBudgets:
         """Calibrate the noise of each level to its budget.
 
-        ``as_published``: use the paper's sigma_i = C / epsilon_i, which is a noise multiplier of
+        ``paper``: use the paper's sigma_i = C / epsilon_i, which is a noise multiplier of
         1 / (2 epsilon_i) for the sensitivity 2 C, and report the true cost of ``uploads``.
         """
         levels, level = levels_of(epsilon)
-        if as_published:
+        if paper:
             limit = uploads * (2 * levels) ** 2
         else:
             noises = [noise_for(level_epsilon, delta, 1, event_at) for level_epsilon in levels]
             limit = (np.array(noises) * (1 + MARGIN)) ** -2.0
-        keeps = not as_published
-        return cls(epsilon, level, levels, limit, uploads, delta, event_at, keeps)
+        return cls(epsilon, level, levels, limit, uploads, delta, event_at, keeps=not paper)
 
     @property
     def multiplier(self) -> Values:

@@ -6,7 +6,6 @@ Requests that are invalid for any uploads are refused in `config`, the others he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +26,7 @@ from hushrec.privacy.accountant import (
     Poisson,
     Pure,
     Sampling,
+    discrete_gaussian,
     epsilon_of,
     noise_for,
     sensitivity,
@@ -324,7 +324,7 @@ def _local(config: PrivacyConfig, schedule: Schedule, plan: Plan) -> Plan:
                 scale = apart * schedule.uploading / config.epsilon
             event = Pure(apart / scale)
         else:
-            event_at = _local_gaussian(apart, schedule)
+            event_at = discrete_gaussian(apart, "replace-one", schedule.noised)
             if config.epsilon is not None:
                 scale = apart * noise_for(config.epsilon, plan.delta, schedule.uploading, event_at)
             _check_grid(scale, config.clip or 0.0, schedule)
@@ -334,27 +334,16 @@ def _local(config: PrivacyConfig, schedule: Schedule, plan: Plan) -> Plan:
     description = (
         f"discrete {kind.capitalize()} noise of scale {scale:.4g} on every entry of every upload"
     )
+    why_none = (
+        f"No guarantee: {description}, but uploads are not clipped, so one user's data can "
+        "outweigh any noise. Give a bound with --clip for a guarantee."
+    )
     return replace(
         plan,
         protection=Protection(mechanisms, SUM_COPIES * schedule.shape.nbytes),
         event=event,
         mechanism=f"{clip}; {description}",
-        why_none=None
-        if clip is not None
-        else (
-            f"No guarantee: {description}, but uploads are not clipped, so one user's data can "
-            "outweigh any noise. Give a bound with --clip for a guarantee."
-        ),
-    )
-
-
-def _local_gaussian(apart: float, schedule: Schedule) -> Callable[[float], Gaussian]:
-    """Return the privacy cost of an upload of sensitivity ``apart`` as a function of the noise."""
-    return lambda multiplier: Gaussian(
-        multiplier,
-        Everybody(),
-        "replace-one",
-        Grid(multiplier * apart * STEPS_PER_UNIT, schedule.noised),
+        why_none=why_none if clip is None else None,
     )
 
 
@@ -364,8 +353,9 @@ def _personal(
     clip = _fixed_clip(config)
     apart = sensitivity(clip.whole_bound(schedule.shape), "replace-one")
     uploads = config.budget_uploads or schedule.uploading
-    event_at, published = _local_gaussian(apart, schedule), config.sigma == "paper"
-    budgets = PersonalBudgets.of(own, plan.delta, uploads, event_at, as_published=published)
+    event_at = discrete_gaussian(apart, "replace-one", schedule.noised)
+    paper = config.sigma == "paper"
+    budgets = PersonalBudgets.of(own, plan.delta, uploads, event_at, paper=paper)
     deviations = budgets.deviations(apart)
     _check_grid(float(deviations.min()), config.clip or 0.0, schedule)
     noise = PersonalNoise("gaussian", 1.0, schedule.shape, deviations)

@@ -33,10 +33,10 @@ from hushrec.data.views import TrainView
 from hushrec.kernels.ragged import add_scattered, add_steps
 from hushrec.privacy.accountant import (
     Accountant,
-    Everybody,
     Gaussian,
-    Grid,
     Neighbours,
+    Values,
+    discrete_gaussian,
     noise_for,
     sensitivity,
 )
@@ -235,7 +235,7 @@ class LocalNoise(LocalMechanism):
 
         return drawn
 
-    def scales(self, view: TrainView) -> NDArray[np.float64]:
+    def scales(self, view: TrainView) -> Values:
         """Return the noise scale of each client."""
         return np.full(len(view.clients), self.scale)
 
@@ -270,11 +270,7 @@ class ValidationQueries:
         clients: float,
     ) -> ValidationQueries:
         """Return queries that by themselves stay within epsilon."""
-
-        def event_at(multiplier: float) -> Gaussian:
-            deviation = multiplier * sensitivity(HALF, neighbours) * STEPS_PER_UNIT
-            return Gaussian(multiplier, Everybody(), neighbours, Grid(deviation, 1))
-
+        event_at = discrete_gaussian(sensitivity(HALF, neighbours), neighbours, 1)
         return cls(rounds, event_at(noise_for(epsilon, delta, len(rounds), event_at)), clients)
 
     @property

@@ -94,7 +94,7 @@ def tune(
     on_trial: Callable[[int], None] = lambda number: None,
     callbacks: Sequence[Callback] = (),
 ) -> Search:
-    """Search until the folder holds this many trials; ``on_trial`` gets the number of each."""
+    """Search until the folder holds this many trials; ``on_trial`` announces each by its number."""
     base = base_experiment(replace(request, data=data.name, items=data.items_file))
     space = search_space(base, request)
     search = _open(out, base, space)
