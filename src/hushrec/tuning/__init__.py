@@ -105,11 +105,10 @@ def tune(
         proposal = _Proposal(search.trials, space, base)
         on_trial(number)
         training, begun = set_up(_with_options(base, proposal.options), split).start(machine)
-        state: Literal["done", "stopped", "diverged"] = "done"
+        state: Literal["done", "stopped", "diverged"]
         try:
             run_rounds(training, begun, (proposal, *callbacks))
-            if proposal.requested:
-                state = "stopped"
+            state = "stopped" if proposal.requested else "done"
         except DivergedError:
             state = "diverged"
         except StoppedError:
@@ -147,11 +146,9 @@ def write_preset(search: Search, base: Experiment, command: str | None) -> None:
     kept = {
         "rounds": base.rounds,
         "options": _with_options(base, best.options).options,
-        "evaluation": {
-            name: getattr(base.evaluation, name)
-            for name in ("every", "select", "select_on", "patience")
-            if getattr(base.evaluation, name) is not None
-        },
+        "evaluation": base.evaluation.model_dump(
+            include={"every", "select", "select_on", "patience"}, exclude_none=True
+        ),
     }
     comment = "".join(f"# {line}\n" for line in words)
     write_text(search.folder / f"{PRESET}.toml", comment + tomli_w.dumps(kept))
