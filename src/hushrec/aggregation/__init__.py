@@ -44,11 +44,10 @@ class UploadShape:
             raise ConfigError("a table and a dense array of an upload need different names")
         tables, spaces = {}, {}
         for name, rows in update.rows.items():
-            width = rows.rows.shape[1]
             if isinstance(rows, KeyedRows):
-                spaces[name] = rows.space, width
+                spaces[name] = rows.space, rows.rows.shape[1]
             else:
-                tables[name] = width
+                tables[name] = rows.rows.shape[1]
         dense = {name: array.shape[1:] for name, array in update.dense.items()}
         return cls(n_rows, tables, dense, spaces)
 
@@ -152,7 +151,7 @@ class Update:
         """Bytes of all the clients' messages together."""
         if self.whole is not None:
             return self.clients * self.whole.nbytes
-        sparse = sum(stack.nbytes for stack in self.rows.values())
+        sparse = sum(rows.nbytes for rows in self.rows.values())
         return sparse + sum(array.nbytes for array in self.dense.values())
 
 
@@ -167,16 +166,12 @@ class Steps:
 
     def plus(self, other: Steps) -> Steps:
         """Return the sum of both, which are of the same arrays."""
-        return Steps(
-            *(
-                {name: array + theirs[name] for name, array in mine.items()}
-                for mine, theirs in (
-                    (self.tables, other.tables),
-                    (self.spaces, other.spaces),
-                    (self.dense, other.dense),
-                )
-            )
-        )
+
+        def both(part: str) -> dict[str, NDArray[np.int64]]:
+            theirs = getattr(other, part)
+            return {name: array + theirs[name] for name, array in getattr(self, part).items()}
+
+        return Steps(both("tables"), both("spaces"), both("dense"))
 
 
 @dataclass(frozen=True)
@@ -202,8 +197,8 @@ class _KeyedSum:
     So an entry is merged a number of times that grows with the logarithm of the total only.
     """
 
-    def __init__(self) -> None:
-        self.runs: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    def __init__(self, *runs: tuple[NDArray[np.int64], NDArray[np.int64]]) -> None:
+        self.runs = list(runs)
 
     def add(self, keys: NDArray[Any], rows: NDArray[Any]) -> bool:
         """Fold rows in; False if a number does not fit."""
@@ -212,10 +207,7 @@ class _KeyedSum:
 
     def merge(self, other: _KeyedSum) -> bool:
         """Fold another sum in; False if a number does not fit."""
-        ok = True
-        for run in other.runs:
-            ok &= self._push(*run)
-        return ok
+        return all(self._push(*run) for run in other.runs)
 
     def total(self) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
         """Return the ascending keys, their sums in steps, and whether those fit."""
@@ -272,8 +264,7 @@ class ExactSum:
             name: (table, np.ones(self.n_rows, np.bool_)) for name, table in steps.tables.items()
         }
         for name, rows in steps.spaces.items():
-            noise._keyed[name] = _KeyedSum()
-            noise._keyed[name].runs.append((np.arange(len(rows)), rows))
+            noise._keyed[name] = _KeyedSum((np.arange(len(rows)), rows))
         noise._dense = dict(steps.dense)
         self.merge(noise)
 
@@ -324,8 +315,7 @@ class ExactSum:
                 total[ids], touched[ids] = array, True
                 made._rows[name] = total, touched
             elif part == "rows":
-                made._keyed[name] = _KeyedSum()
-                made._keyed[name].runs.append((arrays[f"ids/{name}"], array))
+                made._keyed[name] = _KeyedSum((arrays[f"ids/{name}"], array))
         return made
 
     def total(self) -> Total:

@@ -9,21 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.errors import MessageError
-from hushrec.io.codec import (
-    HEADER_BYTES,
-    ArrayGroup,
-    ArraySpec,
-    Count,
-    Message,
-    check_arrays,
-)
+from hushrec.io.codec import HEADER_BYTES, ArrayGroup, ArraySpec, Count, Message, check_arrays
 
 STEPS = 2**128
 """Metrics and losses are summed in whole steps of 1 / STEPS: exactly, so in any order."""
 PLACES = 32
-"""Bins of the histogram of places: bin b counts places from 2^b on."""
+"""Bins of the histogram of ranks: bin b counts ranks from 2^b on."""
 LARGEST_LOSS = 2.0**100
-"""A larger loss is no loss any more."""
+"""A larger loss, or one that is NaN, counts as lost."""
 
 
 def exact_sum(values: NDArray[np.float64]) -> int:
@@ -47,13 +40,13 @@ class LossSum:
     steps: int = 0
     clients: int = 0
     lost: int = 0
-    """Clients whose loss is no number, or beyond all sums."""
+    """Clients whose loss is NaN or larger than `LARGEST_LOSS`."""
 
     @classmethod
     def of(cls, losses: NDArray[np.float64]) -> LossSum:
         """Sum up each client's mean loss."""
-        told = losses[np.abs(losses) < LARGEST_LOSS]
-        return cls(exact_sum(told), len(losses), len(losses) - len(told))
+        valid = losses[np.abs(losses) < LARGEST_LOSS]
+        return cls(exact_sum(valid), len(losses), len(losses) - len(valid))
 
     def merge(self, other: LossSum) -> LossSum:
         """Return the sum over both groups of clients."""
@@ -62,20 +55,20 @@ class LossSum:
 
     @property
     def mean(self) -> float | None:
-        """The mean loss; None if no client told one."""
-        told = self.clients - self.lost
-        return self.steps / (STEPS * told) if told else None
+        """The mean loss; None without a valid one."""
+        valid = self.clients - self.lost
+        return self.steps / (STEPS * valid) if valid else None
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What one candidate set gave the users of a node: sums and a histogram, nobody's own."""
+    """Metrics of a node's users for one candidate set: sums and a histogram, no user's own."""
 
     users: int
     sums: Mapping[str, int]
     """Of each metric, in steps."""
     places: NDArray[np.int64]
-    """Users by the place of their best held-out item: bin b from 2^b on."""
+    """Users by the rank of their best held-out item: bin b from 2^b on."""
 
     def merge(self, other: Tally) -> Tally:
         """Return the tally over both groups of users."""
@@ -95,25 +88,21 @@ class Tally:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a node says of a look at its users' held-out items."""
+    """An evaluation of a node's users on their held-out items."""
 
     tallies: Mapping[str, Tally]
     """By candidate set."""
 
     def merge(self, other: Evaluation) -> Evaluation:
-        """Return what both nodes say together."""
-        names = {**self.tallies, **other.tallies}
-        nothing = Tally(0, {}, np.zeros(PLACES, np.int64))
-        return Evaluation(
-            {
-                name: self.tallies.get(name, nothing).merge(other.tallies.get(name, nothing))
-                for name in names
-            }
-        )
+        """Return the evaluation of both nodes' users."""
+        merged = {**self.tallies}
+        for name, tally in other.tallies.items():
+            merged[name] = merged[name].merge(tally) if name in merged else tally
+        return Evaluation(merged)
 
     @property
     def users(self) -> int:
-        """How many users were looked at."""
+        """Number of evaluated users."""
         return max((tally.users for tally in self.tallies.values()), default=0)
 
     def means(self) -> dict[str, dict[str, float]]:
@@ -134,8 +123,8 @@ class Evaluation:
         sent = EvaluationMessage.from_bytes(data)
         if not sent.users.keys() == sent.sums.keys() == names.keys():
             raise MessageError("the evaluation is not of the candidate sets that were asked for")
-        spec = ArraySpec("int64", (PLACES,))
-        check_arrays("evaluation", sent.places, dict.fromkeys(names, spec))
+        specs = dict.fromkeys(names, ArraySpec("int64", (PLACES,)))
+        check_arrays("evaluation", sent.places, specs)
         tallies = {}
         for candidates, metrics in names.items():
             users, sums = sent.users[candidates], sent.sums[candidates]
@@ -152,7 +141,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvaluationMessage(Message, kind="evaluation", most_bytes=4 * HEADER_BYTES):
-    """An `Evaluation` as it travels: counts, sums and histograms of each candidate set."""
+    """An `Evaluation` as it travels: users, sums and histograms of each candidate set."""
 
     users: Mapping[str, Count]
     sums: Mapping[str, Mapping[str, int]]

@@ -15,7 +15,8 @@ from hushrec.errors import ConfigError
 
 def require_memory(size: int, what: str, instead: str) -> None:
     """Raise `ConfigError` if ``size`` bytes are not available; ``instead`` is the advice."""
-    available = _kilobytes("/proc/meminfo", "MemAvailable:") or _physical_memory()
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = _kilobytes("/proc/meminfo", "MemAvailable:") or physical
     if size > available:
         raise ConfigError(
             f"{what} would take {size / 2**30:.1f} GB and {available / 2**30:.1f} GB of memory "
@@ -36,10 +37,6 @@ def peak_rss_bytes() -> int:
 def usable_cores() -> int:
     """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _physical_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _kilobytes(file: str, key: str) -> int | None:

@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
+from importlib import import_module
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_type_hints, overload
 
 import numpy as np
@@ -44,10 +45,9 @@ Name = Annotated[str, Field(max_length=200)]
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """The dtype and the shape that an array of a message must have."""
+    """The dtype, or several with a bar between them, and the shape of an array of a message."""
 
     dtype: str
-    """One, or several with a bar between them."""
     shape: tuple[int | str, ...]
     """A name stands for a size that is the same wherever the name appears in the message, and
     ``*`` for any size."""
@@ -125,9 +125,8 @@ class Message:
         """Decode and validate a message of this class."""
         most = cls.most_bytes if most_bytes is None else most_bytes
         if len(data) > most:
-            raise MessageError(
-                f"the {cls.kind} has {len(data):,} bytes, more than the {most:,} allowed"
-            )
+            sizes = f"{len(data):,} bytes, more than the {most:,} allowed"
+            raise MessageError(f"the {cls.kind} has {sizes}")
         text, kind = _envelope(data, cls.kind)
         if kind != cls.kind:
             raise MessageError(f"the message is no {cls.kind} of this version of hushrec")
@@ -136,9 +135,9 @@ class Message:
             arrays = load(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            field = printable(".".join(map(str, first["loc"][1:])))[:100]
+            where = printable(".".join(map(str, first["loc"][1:])))[:100]
             raise MessageError(
-                f"the {cls.kind}'s header is invalid: '{field}': {first['msg']}"
+                f"the {cls.kind}'s header is invalid: '{where}': {first['msg']}"
             ) from None
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise MessageError(f"the {cls.kind} is damaged: {type(error).__name__}") from None
@@ -193,12 +192,8 @@ _FORMATS: dict[type[Message], _Format] = {}
 
 
 def _format_of(cls: type[Message]) -> _Format:
-    if cls not in _FORMATS:
-        _FORMATS[cls] = _declared_by(cls)
-    return _FORMATS[cls]
-
-
-def _declared_by(cls: type[Message]) -> _Format:
+    if cls in _FORMATS:
+        return _FORMATS[cls]
     hints = get_type_hints(cls, include_extras=True)
     header: dict[str, Any] = {}
     specs: dict[str, ArraySpec] = {}
@@ -214,15 +209,15 @@ def _declared_by(cls: type[Message]) -> _Format:
             groups[name] = mark
         elif isinstance(hint, type) and issubclass(hint, Message):
             nested[name] = hint
-            inner = _format_of(hint).envelope.model_fields["header"].annotation
-            header[name] = (inner, ...)
+            header[name] = (_format_of(hint).envelope.model_fields["header"].annotation, ...)
         else:
             header[name] = (hint, ...)
     strict = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
     model = create_model(f"{cls.__name__}Header", __config__=strict, **header)
     envelope = create_model(cls.__name__, __config__=strict, kind=(str, ...), header=(model, ...))
     own = tuple(name for name in header if name not in nested)
-    return _Format(envelope, own, specs, groups, nested)
+    _FORMATS[cls] = _Format(envelope, own, specs, groups, nested)
+    return _FORMATS[cls]
 
 
 def _split(message: Message) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -256,8 +251,7 @@ def _joined(cls: type[M], header: BaseModel, arrays: Arrays) -> M:
             own[name] = array
     check_arrays(cls.kind, own, declared.specs)
     for name, spec in declared.specs.items():
-        value = own.get(name)
-        values[name] = value.tobytes() if spec is BYTES and value is not None else value
+        values[name] = own[name].tobytes() if spec is BYTES else own.get(name)
     for name, group in declared.groups.items():
         for part, array in parts[name].items() if group.finite else ():
             check_finite(array, part)
@@ -308,27 +302,15 @@ class Rows(Sequence[dict[str, Any]]):
 
     def to_pandas(self) -> Any:
         """Return a pandas data frame."""
-        try:
-            import pandas
-        except ImportError:
-            raise MissingExtraError("to_pandas()", "pandas", own=False) from None
-        return pandas.DataFrame(self.columns)
+        return _imported("pandas", "to_pandas()").DataFrame(self.columns)
 
     def to_polars(self) -> Any:
         """Return a polars data frame."""
-        try:
-            import polars
-        except ImportError:
-            raise MissingExtraError("to_polars()", "polars", own=False) from None
-        return polars.DataFrame(self.columns)
+        return _imported("polars", "to_polars()").DataFrame(self.columns)
 
     def to_arrow(self) -> Any:
         """Return an Arrow table."""
-        try:
-            import pyarrow
-        except ImportError:
-            raise MissingExtraError("to_arrow()", "parquet") from None
-        return pyarrow.table(self.columns)
+        return _imported("pyarrow", "to_arrow()", extra="parquet").table(self.columns)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.to_arrow().__arrow_c_stream__(requested_schema)
@@ -336,12 +318,7 @@ class Rows(Sequence[dict[str, Any]]):
     def __repr__(self) -> str:
         lines = [list(self.columns), *(_formatted(row) for row in self._shown())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = [
-            "  ".join(
-                entry.ljust(width) for entry, width in zip(line, widths, strict=True)
-            ).rstrip()
-            for line in lines
-        ]
+        text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         hidden = len(self) - len(lines) + 1
         if hidden:
             text.insert(1 + SHOWN // 2, f"… {hidden:,} more rows …")
@@ -352,13 +329,19 @@ class Rows(Sequence[dict[str, Any]]):
             return "<tr>" + "".join(f"<{tag}>{escape(one)}</{tag}>" for one in entries) + "</tr>"
 
         body = "".join(row("td", _formatted(entries)) for entries in self._shown())
-        head = row("th", self.columns)
-        return f"<table>{head}{body}</table><p>{len(self):,} rows</p>"
+        return f"<table>{row('th', self.columns)}{body}</table><p>{len(self):,} rows</p>"
 
     def _shown(self) -> list[dict[str, Any]]:
         if len(self) <= SHOWN:
             return list(self)
         return [*self[: SHOWN // 2], *self[len(self) - SHOWN // 2 :]]
+
+
+def _imported(module: str, what: str, extra: str | None = None) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise MissingExtraError(what, extra or module, own=extra is not None) from None
 
 
 def _formatted(row: Mapping[str, Any]) -> list[str]:

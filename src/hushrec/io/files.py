@@ -38,11 +38,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         # safetensors has the operating system's error number in its message only.
-        numbers = {
-            getattr(error, "errno", None),
-            *map(int, re.findall(r"os error (\d+)", str(error))),
-        }
-        if numbers & FULL:
+        numbers = {int(number) for number in re.findall(r"os error (\d+)", str(error))}
+        if {getattr(error, "errno", None), *numbers} & FULL:
             reason = "the disk is full: free some space and try again; existing files are intact"
         else:
             reason = getattr(error, "strerror", None) or str(error)
@@ -81,9 +78,9 @@ def append_line(path: Path, line: str) -> None:
         length = file.tell()
         if length:
             file.seek(-1, os.SEEK_END)
-        content = ("\n" if length and file.read(1) != b"\n" else "") + f"{line}\n"
+        content = (b"\n" if length and file.read(1) != b"\n" else b"") + f"{line}\n".encode()
         try:
-            if file.write(content.encode()) < len(content.encode()):
+            if file.write(content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             file.truncate(length)
