@@ -1,7 +1,4 @@
-"""SumTerms and messages of one secure sum.
-
-`SumTerms` are what all parties know of a sum beforehand, each from its own configuration. An
-`Announcement` holds a node's public keys for the sum, signed with its identity.
+"""Terms and messages of one secure sum.
 
 A message is a frame with sum, stage and sender, and a body whose size is known exactly: it follows
 from the terms and from the sets of nodes in the message, and is checked before the body is read.
@@ -15,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -28,9 +25,9 @@ from hushrec.secagg.vectors import VectorLayout
 MOST_NODES = 2**16 - 1
 
 
-def threshold_of(nodes: int, min_nodes: int, asked: int | None) -> int:
-    """Return how many nodes must stay to the end of a sum."""
-    return max(2 * nodes // 3 + 1, min_nodes) if asked is None else asked
+def threshold_of(nodes: int, min_nodes: int, configured: int | None) -> int:
+    """Return how many nodes must stay to the end: by default above two thirds, and `min_nodes`."""
+    return max(2 * nodes // 3 + 1, min_nodes) if configured is None else configured
 
 
 def colluders_of(nodes: int, threshold: int) -> int:
@@ -54,10 +51,10 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class SumTerms:
-    """SumTerms of one sum: the nodes, the layout of the vector, and the threshold.
+    """What all parties know of one sum beforehand: nodes, layout of the vector, threshold.
 
-    Nodes do not take the terms from the server. Every signature and every key is bound to their
-    digest, so that messages of parties with different terms are invalid.
+    Each party has the terms from its own configuration. Every signature and every key is bound to
+    their digest, so that messages of parties with different terms are invalid.
     """
 
     federation: str
@@ -97,13 +94,8 @@ class SumTerms:
 
     @property
     def threshold(self) -> int:
-        """Nodes that must stay to the end; by default more than two thirds, and `min_nodes`."""
+        """Nodes that must stay to the end of the sum."""
         return threshold_of(len(self.identities), self.min_nodes, self.asked_threshold)
-
-    @property
-    def colluders(self) -> int:
-        """How many nodes may collude with the server without it learning more than sums."""
-        return colluders_of(len(self.identities), self.threshold)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -141,7 +133,7 @@ _ANY_PRIVATE = bytes(range(KEY_BYTES))
 
 @dataclass(frozen=True)
 class Announcement:
-    """A node's public keys for one sum."""
+    """A node's public keys for one sum, signed with its identity."""
 
     cipher_key: bytes
     """For shares that others encrypt for it."""
@@ -154,12 +146,11 @@ class Announcement:
     @classmethod
     def from_bytes(cls, data: bytes) -> Announcement:
         """Decode it; any bytes of this size are an announcement."""
-        one, two, three = (KEY_BYTES * count for count in (1, 2, 3))
-        return cls(data[:one], data[one:two], data[two:three], data[three:])
+        return cls(*struct.unpack(f"{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s", data))
 
     def to_bytes(self) -> bytes:
         """Encode it."""
-        return self._public + self.signature
+        return self.cipher_key + self.mask_key + self.commitment + self.signature
 
     def signed(self, terms: SumTerms, index: int, identity: Identity) -> Announcement:
         """Return it with the signature of a node."""
@@ -177,12 +168,8 @@ class Announcement:
             if keys.agree(_ANY_PRIVATE, key) is None:
                 raise MessageError(f"node '{name}' announced a key that hides nothing")
 
-    @property
-    def _public(self) -> bytes:
-        return self.cipher_key + self.mask_key + self.commitment
-
     def _words(self, terms: SumTerms, index: int) -> bytes:
-        return terms.digest + index_bytes(index) + self._public
+        return terms.digest + index_bytes(index) + replace(self, signature=b"").to_bytes()
 
 
 def check_distinct(terms: SumTerms, announced: Mapping[int, Announcement]) -> None:
@@ -278,20 +265,17 @@ def read_table(terms: SumTerms, body: memoryview, size: int, what: str) -> dict[
     start = _set_bytes(terms)
     if len(body) < start:
         raise MessageError(f"{what} names no nodes")
-    indices = list(_places(int.from_bytes(body[:start], "little")))
+    bits = int.from_bytes(body[:start], "little")
+    indices = [index for index in range(bits.bit_length()) if bits >> index & 1]
     if indices and indices[-1] >= len(terms.names):
         raise MessageError(f"{what} names nodes that are not registered")
     check_size(body, start + size * len(indices), what)
-    at = (start + size * row for row in range(len(indices)))
-    return {index: bytes(body[here : here + size]) for index, here in zip(indices, at, strict=True)}
+    ends = [start + size * row for row in range(1, len(indices) + 1)]
+    return {index: bytes(body[end - size : end]) for index, end in zip(indices, ends, strict=True)}
 
 
 def _set_bytes(terms: SumTerms) -> int:
     return -(-len(terms.names) // 8)
-
-
-def _places(bits: int) -> Iterator[int]:
-    return (index for index in range(bits.bit_length()) if bits >> index & 1)
 
 
 # ------------------------------------------------------------ parts of bodies
@@ -300,11 +284,6 @@ def _places(bits: int) -> Iterator[int]:
 def index_bytes(*indices: int) -> bytes:
     """Return indices of nodes as bytes to sign or to bind."""
     return struct.pack(f"<{len(indices)}H", *indices)
-
-
-def share_bytes(share: int) -> bytes:
-    """Encode a share."""
-    return share.to_bytes(SHARE_BYTES, "little")
 
 
 def check_shares(data: bytes, what: str) -> None:

@@ -24,17 +24,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from hushrec.errors import ConfigError, MessageError
 from hushrec.secagg import keys, messages, vectors
 from hushrec.secagg.keys import KEY_BYTES, PRIME, SHARE_BYTES, SIGNATURE_BYTES, Identity, share
-from hushrec.secagg.messages import (
-    ANNOUNCEMENT_BYTES,
-    SEALED_BYTES,
-    SERVER,
-    Announcement,
-    Stage,
-    SumTerms,
-    check_distinct,
-    index_bytes,
-    share_bytes,
-)
+from hushrec.secagg.messages import SERVER, Announcement, Stage, SumTerms
 from hushrec.secagg.vectors import WORD
 
 
@@ -55,12 +45,9 @@ class OwnSecrets:
         names = ("cipher key", "mask key", "mask seed", "coefficients")
         cipher_key, mask_key, mask_seed, chance = (keys.derive(seed, name) for name in names)
         # Half as long again as a number of the field, so that the remainder is as good as uniform.
-        size, count = 48, threshold - 1
-        stream = vectors.keystream(chance).update(bytes(2 * size * count))
-        numbers = [
-            int.from_bytes(stream[at : at + size], "little") % PRIME
-            for at in range(0, len(stream), size)
-        ]
+        count = threshold - 1
+        stream = io.BytesIO(vectors.keystream(chance).update(bytes(48 * 2 * count)))
+        numbers = [int.from_bytes(stream.read(48), "little") % PRIME for _ in range(2 * count)]
         return cls(cipher_key, mask_key, mask_seed, (numbers[:count], numbers[count:]))
 
     def announcement(self) -> Announcement:
@@ -70,11 +57,11 @@ class OwnSecrets:
 
     def shares(self, index: int) -> bytes:
         """Return a node's shares: of the mask key, then of the mask's seed."""
-        shared = zip((self.mask_key, self.mask_seed), self.coefficients, strict=True)
-        return b"".join(
-            share_bytes(share(int.from_bytes(secret, "little"), coefficients, index + 1))
-            for secret, coefficients in shared
-        )
+        both = b""
+        for secret, own in zip((self.mask_key, self.mask_seed), self.coefficients, strict=True):
+            point = share(int.from_bytes(secret, "little"), own, index + 1)
+            both += point.to_bytes(SHARE_BYTES, "little")
+        return both
 
 
 def commitment(mask_seed: bytes) -> bytes:
@@ -122,6 +109,7 @@ class NodeState:
 
 _STATE = TypeAdapter(NodeState)
 Step = tuple[NodeState, bytes]
+Table = dict[int, bytes]
 
 
 @dataclass(frozen=True)
@@ -133,7 +121,7 @@ class SumNode:
     identity: Identity = field(repr=False)
 
     def __post_init__(self) -> None:
-        self.terms.index(self.name)
+        self.terms.index(self.name)  # refuses a name that is not registered
         if self.terms.identities[self.name] != self.identity.public:
             raise ConfigError(f"node '{self.name}' is registered with another identity")
 
@@ -150,26 +138,26 @@ class SumNode:
             )
         seed = secrets.token_bytes(KEY_BYTES)
         announcement = OwnSecrets.of(seed, self.terms.threshold).announcement()
-        signed = announcement.signed(self.terms, self.index, self.identity)
+        signed = announcement.signed(self.terms, self.index, self.identity).to_bytes()
         state = NodeState(self.terms.number, self.terms.digest, Stage.KEYS, seed)
-        return state, self._write(Stage.KEYS, signed.to_bytes())
+        return state, self._write(Stage.KEYS, signed)
 
     def share(self, state: NodeState, data: bytes) -> Step:
         """Receive all nodes' keys; send each node shares of this node's secrets."""
-        table = self._read_table(state, Stage.KEYS, data, ANNOUNCEMENT_BYTES)
+        table = self._read_table(state, Stage.KEYS, data, messages.ANNOUNCEMENT_BYTES)
         messages.check_enough(self.terms, table, "announced keys")
         announced = {index: Announcement.from_bytes(entry) for index, entry in table.items()}
         for index, announcement in announced.items():
             announcement.check(self.terms, index)
-        check_distinct(self.terms, announced)
+        messages.check_distinct(self.terms, announced)
         mine = OwnSecrets.of(state.seed, self.terms.threshold)
         listed = announced.pop(self.index, None)
         if listed is None or replace(listed, signature=b"") != mine.announcement():
             raise MessageError(f"the server's list lacks the keys of node '{self.name}' itself")
         sealed = {}
         for index, announcement in announced.items():
-            key = self._share_key(mine, self.index, index, announcement.cipher_key)
-            sealed[index] = keys.seal(key, mine.shares(index), self._about(self.index, index))
+            key, about = self._share_key(mine, self.index, index, announcement.cipher_key)
+            sealed[index] = keys.seal(key, mine.shares(index), about)
         transcript = messages.extended(self.terms.digest, messages.write_table(self.terms, table))
         state = replace(state, stage=Stage.SHARES, keys=table, transcript=transcript)
         return state, self._write(Stage.SHARES, messages.write_table(self.terms, sealed))
@@ -178,7 +166,7 @@ class SumNode:
         """Receive this node's shares of the others' secrets; send its masked vector."""
         if vector.dtype != np.int64 or vector.shape != (self.terms.layout.length,):
             raise ConfigError("the vector does not follow the layout: use VectorLayout.pack")
-        sealed = self._read_table(state, Stage.SHARES, data, SEALED_BYTES)
+        sealed = self._read_table(state, Stage.SHARES, data, messages.SEALED_BYTES)
         self._check_known(sealed, state.keys.keys() - {self.index}, "is not one that shares")
         messages.check_enough(self.terms, [*sealed, self.index], "shared their secrets")
         mine = OwnSecrets.of(state.seed, self.terms.threshold)
@@ -186,10 +174,8 @@ class SumNode:
         for index, text in sealed.items():
             announcement = Announcement.from_bytes(state.keys[index])
             shares[index] = self._opened(mine, index, announcement.cipher_key, text)
-            pair = self.index, index
-            laid.append(
-                vectors.pair_mask(self.terms.digest, mine.mask_key, pair, announcement.mask_key)
-            )
+            pair, public = (self.index, index), announcement.mask_key
+            laid.append(vectors.pair_mask(self.terms.digest, mine.mask_key, pair, public))
         laid.append(vectors.own_mask(mine.mask_seed, added=True))
         transcript = messages.extended(state.transcript, messages.write_set(self.terms, shares))
         out = io.BytesIO(self._write(Stage.MASKED))  # it hands its bytes over without a copy
@@ -240,9 +226,7 @@ class SumNode:
     def _write(self, stage: Stage, body: bytes = b"") -> bytes:
         return messages.write(self.terms, stage, self.index, body)
 
-    def _read_table(
-        self, state: NodeState, stage: Stage, data: bytes, size: int
-    ) -> dict[int, bytes]:
+    def _read_table(self, state: NodeState, stage: Stage, data: bytes, size: int) -> Table:
         """Read the server's message of a stage, which must be what this node sent last."""
         what = messages.called(stage, SERVER)
         if state.digest != self.terms.digest:
@@ -262,18 +246,18 @@ class SumNode:
     def _opened(self, mine: OwnSecrets, sender: int, public: bytes, text: bytes) -> bytes:
         """Return the two shares that another node sent to this one."""
         what = f"what node '{self.terms.names[sender]}' shared with node '{self.name}'"
-        key = self._share_key(mine, sender, self.index, public)
-        shares = keys.unseal(key, text, self._about(sender, self.index))
+        key, about = self._share_key(mine, sender, self.index, public)
+        shares = keys.unseal(key, text, about)
         if shares is None:
             raise MessageError(f"{what} was changed on the way, or never meant for it")
         messages.check_shares(shares, what)
         return shares
 
-    def _about(self, sender: int, recipient: int) -> bytes:
-        return self.terms.digest + index_bytes(sender, recipient)
-
-    def _share_key(self, mine: OwnSecrets, sender: int, recipient: int, public: bytes) -> bytes:
-        """Return the key of what one node shares with another; this node is one of the two."""
+    def _share_key(
+        self, mine: OwnSecrets, sender: int, recipient: int, public: bytes
+    ) -> tuple[bytes, bytes]:
+        """Return key and associated data of what one node shares with another, one of them this."""
         shared = keys.agree(mine.cipher_key, public)
         assert shared is not None, "announced keys were checked"
-        return keys.derive(shared, "shares", self._about(sender, recipient))
+        about = self.terms.digest + messages.index_bytes(sender, recipient)
+        return keys.derive(shared, "shares", about), about

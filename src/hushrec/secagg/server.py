@@ -7,7 +7,7 @@ message is left out when the stage is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,15 +17,7 @@ from hushrec.errors import MessageError
 from hushrec.io.codec import Message
 from hushrec.secagg import keys, messages, vectors
 from hushrec.secagg.keys import KEY_BYTES, SHARE_BYTES, SIGNATURE_BYTES, recover, weights_at_zero
-from hushrec.secagg.messages import (
-    ANNOUNCEMENT_BYTES,
-    SEALED_BYTES,
-    SERVER,
-    Announcement,
-    Stage,
-    SumTerms,
-    check_distinct,
-)
+from hushrec.secagg.messages import SERVER, Announcement, Stage, SumTerms
 from hushrec.secagg.node import commitment
 from hushrec.secagg.vectors import WORD
 
@@ -79,14 +71,7 @@ class SumServer:
             late = "sent this already" if index in self._arrived else "was left out before"
             raise MessageError(f"node '{name}' {late}: its message counts for nothing")
         what = f"what node '{name}' sent as its {messages.called(self.stage, index)}"
-        take: dict[Stage, Callable[[int, memoryview, str], _Sent]] = {
-            Stage.KEYS: self._take_keys,
-            Stage.SHARES: self._take_shares,
-            Stage.MASKED: self._take_vector,
-            Stage.CONSISTENCY: self._take_agreement,
-            Stage.REVEALED: self._take_revealed,
-        }
-        self._arrived[index] = take[self.stage](index, body, what)
+        self._arrived[index] = self._accepted(index, body, what)
         self._awaited.remove(index)
 
     def close(self) -> dict[str, bytes]:
@@ -98,12 +83,14 @@ class SumServer:
         bodies = dict.fromkeys(arrived, forwarded)
         if stage == Stage.SHARES:
             self._announced = {index: self._announced[index] for index in arrived}
-            bodies = {index: self._shares_for(index) for index in arrived}
+            for index in arrived:
+                sealed = {who: sent[index] for who, sent in arrived.items() if who != index}
+                bodies[index] = messages.write_table(self.terms, sealed)
         elif stage == Stage.MASKED:
             self._survivors = frozenset(arrived)
         else:
-            table = {index: sent[index] for index, sent in arrived.items()}
-            forwarded = messages.write_table(self.terms, table)
+            own = {index: sent[index] for index, sent in arrived.items()}
+            forwarded = messages.write_table(self.terms, own)
             bodies = dict.fromkeys(arrived, forwarded)
         self._transcript = messages.extended(self._transcript, forwarded)
         self.stage, self._awaited, self._arrived = Stage(stage + 1), set(arrived), {}
@@ -134,7 +121,7 @@ class SumServer:
         def table(field: bytes, size: int = 0) -> dict[int, bytes]:
             return messages.read_table(terms, memoryview(field), size, what)
 
-        announced = table(saved.announced, ANNOUNCEMENT_BYTES)
+        announced = table(saved.announced, messages.ANNOUNCEMENT_BYTES)
         server._announced = {index: Announcement.from_bytes(s) for index, s in announced.items()}
         server._survivors = frozenset(table(saved.survivors))
         server._awaited = set(table(saved.awaited))
@@ -151,15 +138,17 @@ class SumServer:
         laid: list[vectors.Mask] = []
         for owner, announcement in self._announced.items():
             shares = {
-                index + 1: int.from_bytes(sent[owner], "little") for index, sent in revealed.items()
+                at + 1: int.from_bytes(sent[owner], "little") for at, sent in revealed.items()
             }
             secret = recover(shares, weights) % 2 ** (8 * KEY_BYTES)
-            key = secret.to_bytes(KEY_BYTES, "little")
-            kept = owner in self._survivors
+            key, kept = secret.to_bytes(KEY_BYTES, "little"), owner in self._survivors
             if kept and commitment(key) == announcement.commitment:
                 laid.append(vectors.own_mask(key, added=False))
             elif not kept and keys.public_half(key) == announcement.mask_key:
-                laid += self._missing_masks(owner, key)
+                # The pairwise masks of a lost node cancel those of the survivors.
+                for index in self._survivors:
+                    pair, public = (owner, index), self._announced[index].mask_key
+                    laid.append(vectors.pair_mask(self.terms.digest, key, pair, public))
             else:
                 raise MessageError(
                     f"the mask of node '{self.terms.names[owner]}' cannot be lifted: it shared, or "
@@ -169,47 +158,31 @@ class SumServer:
         total = vectors.add_masks(self._masked, self.terms.layout, laid)
         return total.view("<i8").astype(np.int64, copy=False)
 
-    def _missing_masks(self, owner: int, key: bytes) -> list[vectors.Mask]:
-        """Return the pairwise masks of a lost node, which cancel those of the survivors."""
-        pairs = ((owner, index) for index in self._survivors)
-        return [
-            vectors.pair_mask(self.terms.digest, key, pair, self._announced[pair[1]].mask_key)
-            for pair in pairs
-        ]
-
-    def _shares_for(self, recipient: int) -> bytes:
-        others = self._arrived.keys() - {recipient}
-        sealed = {sender: self._arrived[sender][recipient] for sender in others}
-        return messages.write_table(self.terms, sealed)
-
-    def _take_keys(self, index: int, body: memoryview, what: str) -> _Sent:
-        messages.check_size(body, ANNOUNCEMENT_BYTES, what)
-        announcement = Announcement.from_bytes(bytes(body))
-        announcement.check(self.terms, index)
-        check_distinct(self.terms, {**self._announced, index: announcement})
-        self._announced[index] = announcement
-        return {index: bytes(body)}
-
-    def _take_shares(self, index: int, body: memoryview, what: str) -> _Sent:
-        sealed = messages.read_table(self.terms, body, SEALED_BYTES, what)
-        if sealed.keys() != self._announced.keys() - {index}:
-            raise MessageError(f"{what} is not for every node that announced keys")
-        return sealed
-
-    def _take_vector(self, index: int, body: memoryview, what: str) -> _Sent:
-        messages.check_size(body, WORD.itemsize * self.terms.layout.length, what)
-        vectors.add(self._masked, np.frombuffer(body, WORD), self.terms.layout)
-        return {}
-
-    def _take_agreement(self, index: int, body: memoryview, what: str) -> _Sent:
-        messages.check_size(body, SIGNATURE_BYTES, what)
-        public = self.terms.identities[self.terms.names[index]]
-        signed = messages.consistency_bytes(self.terms, index, self._transcript)
-        if not keys.is_signed(public, bytes(body), "agreement", signed):
-            raise MessageError(f"{what} is no signature of it under the list it was sent")
-        return {index: bytes(body)}
-
-    def _take_revealed(self, index: int, body: memoryview, what: str) -> _Sent:
+    def _accepted(self, index: int, body: memoryview, what: str) -> _Sent:
+        """Check a message of this stage; return what is kept of it."""
+        if self.stage == Stage.KEYS:
+            messages.check_size(body, messages.ANNOUNCEMENT_BYTES, what)
+            announcement = Announcement.from_bytes(bytes(body))
+            announcement.check(self.terms, index)
+            messages.check_distinct(self.terms, {**self._announced, index: announcement})
+            self._announced[index] = announcement
+            return {index: bytes(body)}
+        if self.stage == Stage.SHARES:
+            sealed = messages.read_table(self.terms, body, messages.SEALED_BYTES, what)
+            if sealed.keys() != self._announced.keys() - {index}:
+                raise MessageError(f"{what} is not for every node that announced keys")
+            return sealed
+        if self.stage == Stage.MASKED:
+            messages.check_size(body, self._masked.nbytes, what)
+            vectors.add(self._masked, np.frombuffer(body, WORD), self.terms.layout)
+            return {}
+        if self.stage == Stage.CONSISTENCY:
+            messages.check_size(body, SIGNATURE_BYTES, what)
+            public = self.terms.identities[self.terms.names[index]]
+            signed = messages.consistency_bytes(self.terms, index, self._transcript)
+            if not keys.is_signed(public, bytes(body), "agreement", signed):
+                raise MessageError(f"{what} is no signature of it under the list it was sent")
+            return {index: bytes(body)}
         revealed = messages.read_table(self.terms, body, SHARE_BYTES, what)
         if revealed.keys() != self._announced.keys():
             raise MessageError(f"{what} is not of every node that shared its secrets")

@@ -36,6 +36,10 @@ WIDE = 5
 """Words of a wide number: 2^303 with its sign, summed over 2^16 nodes."""
 LONGEST = 2**32
 """Words of the longest vector: far below the 2^35 after which a keystream would repeat."""
+TOO_LARGE = (
+    "'{name}' is too large to be summed over {nodes} nodes: training diverged; "
+    "use a smaller learning rate"
+)
 Words = NDArray[np.uint64]
 
 
@@ -97,13 +101,13 @@ class VectorLayout:
             if array.dtype != np.int64 or array.shape != shape:
                 raise ConfigError(f"'{name}' is {array.dtype}{array.shape}, not int64{shape}")
             if array.size and not -most <= array.min() <= array.max() <= most:
-                raise _too_large(name, nodes)
+                raise DivergedError(TOO_LARGE.format(name=name, nodes=nodes))
             vector[start : start + array.size] = array.ravel()
             start += array.size
         most = (2 ** (64 * WIDE - 1) - 1) // nodes
         for name in self.wide:
             if abs(wide[name]) > most:
-                raise _too_large(name, nodes)
+                raise DivergedError(TOO_LARGE.format(name=name, nodes=nodes))
             number = wide[name].to_bytes(8 * WIDE, "little", signed=True)
             vector[start : start + WIDE] = np.frombuffer(number, WORD).view("<i8")
             start += WIDE
@@ -125,13 +129,6 @@ class VectorLayout:
         return arrays, wide
 
 
-def _too_large(name: str, nodes: int) -> DivergedError:
-    return DivergedError(
-        f"'{name}' is too large to be summed over {nodes} nodes: training diverged; "
-        "use a smaller learning rate"
-    )
-
-
 # ------------------------------------------------------------ masks
 
 STRETCH = 2**15
@@ -151,10 +148,7 @@ def own_mask(mask_seed: bytes, added: bool) -> Mask:
 
 
 def pair_mask(digest: bytes, private: bytes, pair: tuple[int, int], public: bytes) -> Mask:
-    """Return the pairwise mask that the first of two nodes adds, from its private key.
-
-    ``digest`` is that of the sum's terms.
-    """
+    """Return the pairwise mask that the first of two nodes adds; ``digest`` is of the terms."""
     shared = keys.agree(private, public)
     assert shared is not None, "announced keys were checked"
     key = keys.derive(shared, "pair mask", digest, struct.pack("<2H", *sorted(pair)))
@@ -189,7 +183,7 @@ def add_masks(vector: Words, layout: VectorLayout, masks: Iterable[Mask]) -> Wor
 
 
 def add(total: Words, vector: Words, layout: VectorLayout) -> None:
-    """Add a vector to a running total, in index."""
+    """Add a vector to a running total, in place."""
     words = layout.words
     _combine(total[:words], vector[:words], added=True, wide=False)
     _combine(total[words:], vector[words:], added=True, wide=True)
