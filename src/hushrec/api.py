@@ -15,17 +15,9 @@ from hushrec.data.views import Protocol
 from hushrec.errors import ConfigError, nearest
 from hushrec.federation.backends import THIS_MACHINE, Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest
-from hushrec.federation.rounds import (
-    Callback,
-    GroupMetrics,
-    GuidanceMetrics,
-    History,
-    finish,
-    run_rounds,
-)
+from hushrec.federation.rounds import Callback, History, SimulationMetrics, finish, run_rounds
 from hushrec.federation.setup import set_up
 from hushrec.io.files import checked_path
-from hushrec.methods.base import Guided
 from hushrec.runs.folder import (
     SEEDS,
     SUMMARY,
@@ -191,9 +183,7 @@ def train_experiment(
         key = saved_key(folder) if folder and resume else None
         training, state = setup.start(machine, scratch or (folder.path if folder else None), key)
         backend, method, history = training.backend, training.task.method, History()
-        callbacks: list[Callback] = [GroupMetrics(backend)]
-        if isinstance(method, Guided):
-            callbacks.append(GuidanceMetrics(backend, method))
+        callbacks: list[Callback] = [SimulationMetrics(backend, method)]
         if folder is None:
             callbacks.append(history)
         else:

@@ -103,7 +103,7 @@ BELOW = {**update().rows, "pairs": rows([-1], 1, space=16)}
         (sent(rows=BELOW), EXPECTED, "do not exist"),
         (sent(rows={**update().rows, "items": rows([1], 3)}), EXPECTED, "ids of items, 2"),
         (sent(), replace(EXPECTED, norm=0.5), "norm"),
-        (sent(), replace(EXPECTED, clients=2), "1 clients, not of 2"),
+        (sent(clients=2), EXPECTED, "2 clients, not of 1"),
         (sent(loss=(0.1, 0.2)), EXPECTED, "losses"),
     ],
 )

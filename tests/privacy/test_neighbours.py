@@ -108,7 +108,7 @@ def public(world, experiment):
     return (
         split.data.items.tolist(),
         server.clients.tolist(),
-        upload_schedule(server.task.method, server.task, experiment.rounds),
+        upload_schedule(server.task, experiment.rounds),
         plan.protection,
         plan.event,
         plan.delta,

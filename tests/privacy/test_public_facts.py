@@ -76,9 +76,7 @@ def known_before_the_first_round(data, methods):
             data.name, method, settings={"privacy.mode": "central"}
         ).experiment()
         task = make_task(experiment, split, key="the same")
-        facts[f"schedule of {method}"] = upload_schedule(
-            experiment.make_method(), task, min(experiment.rounds, 12)
-        )
+        facts[f"schedule of {method}"] = upload_schedule(task, min(experiment.rounds, 12))
         facts[f"start of {method}"] = {name: a.tobytes() for name, a in task.initial.items()}
     return facts
 

@@ -44,7 +44,7 @@ class Collected:
     up_bytes: int
     down_bytes: int
     zeroed_out: int = 0
-    """Uploads that held a number which is none, and counted as zero."""
+    """Uploads that held NaN or infinite values, and counted as zero."""
     noised: bool = False
     """Whether nodes added their shares of the noise before the sum."""
     lost: bool = False
@@ -61,23 +61,18 @@ class Backend(Protocol):
 
         ``protection`` is the server's side: how it treats uploads as they arrive.
         """
-        ...
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
         """Rank the held-out items of all clients, with their newest or selected parameters."""
-        ...
 
     def keep_selected(self) -> None:
         """Keep the clients' private parameters as those of the selected round."""
-        ...
 
     def save(self, *, selected: bool) -> Iterator[Arrays]:
         """Yield the clients' newest or selected private parameters, in parts, for a checkpoint."""
-        ...
 
     def load(self, parts: Iterable[Arrays], *, selected: bool) -> None:
         """Put back what `save` yielded."""
-        ...
 
 
 class Simulation(Backend, Protocol):
@@ -170,12 +165,10 @@ class InProcess:
         with ThreadPoolExecutor(threads) as pool:
             results = list(pool.map(work, [batches[t::threads] for t in range(threads)]))
         self.store.release()
-        total, loss = ExactSum(self.view.n_items), LossSum()
-        for summed, more, *_ in results:
+        total, loss, up_bytes, zeroed_out = ExactSum(self.view.n_items), LossSum(), 0, 0
+        for summed, more, sent, count in results:
             total.merge(summed)
-            loss = loss.merge(more)
-        up_bytes = sum(sent for _, _, sent, _ in results)
-        zeroed_out = sum(count for *_, count in results)
+            loss, up_bytes, zeroed_out = loss.merge(more), up_bytes + sent, zeroed_out + count
         return Collected(total, loss, up_bytes, download.nbytes(len(cohort)), zeroed_out)
 
     def batches(self, protection: Protection, cohort: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -248,7 +241,7 @@ class Device:
         return upload.to_bytes()
 
     def evaluate(self, message: bytes, part: Part, selected: bool) -> bytes:
-        """Answer what is served with what the own held-out items gave."""
+        """Answer the parameters that score with the evaluation of the own held-out items."""
         serving, store = Download.from_bytes(message).common, self.store
         if selected:
             assert self.selected is not None, "a round was selected"
@@ -267,7 +260,7 @@ class OneByOne:
         experiment: Experiment,
         deviations: NDArray[np.float64] | None = None,
     ) -> None:
-        """``deviations`` are of the noise that each client adds, where they differ."""
+        """``deviations``: standard deviation of each client's noise, where they differ."""
         self.task = task
         agreed = replace(task, protection=task.protection.on_device())
         owner = split.train.users if split.holders is None else split.holders
@@ -276,8 +269,7 @@ class OneByOne:
             own = split.take(np.flatnonzero(owner == client))
             noise = None if deviations is None else deviations[client : client + 1]
             self.devices[client] = Device(agreed, own, experiment, noise)
-        config = experiment.evaluation
-        self.metrics = config.reported
+        self.metrics = experiment.evaluation.reported
 
     def train(
         self, download: Download, protection: Protection, cohort: NDArray[np.int64]
@@ -291,8 +283,8 @@ class OneByOne:
             whole=protection.sends_whole(download.round),
             norm=protection.norm_of(download.round),
         )
-        for place, client in enumerate(cohort.tolist()):
-            message = download.to(np.array([place])).to_bytes()
+        for index, client in enumerate(cohort.tolist()):
+            message = download.to(np.array([index])).to_bytes()
             answer = self.devices[client].take_part(message)
             upload = Upload.from_bytes(answer, expected)
             number = np.array([client], np.int32)
@@ -303,7 +295,7 @@ class OneByOne:
         return Collected(summed, loss, up_bytes, down_bytes, zeroed_out)
 
     def evaluate(self, serving: Shared, part: Part, *, selected: bool = False) -> Evaluation:
-        """Merge what the clients say of their own held-out items."""
+        """Merge the clients' evaluations of their own held-out items."""
         message, merged = Download(0, serving).to_bytes(), Evaluation({})
         for device in self.devices.values():
             answer = device.evaluate(message, part, selected)

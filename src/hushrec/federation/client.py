@@ -24,19 +24,10 @@ from hushrec.aggregation import ClientRows, KeyedRows, Update, UploadShape
 from hushrec.aggregation.statistics import LossSum
 from hushrec.data.views import TrainView
 from hushrec.errors import MessageError
-from hushrec.io.codec import (
-    HEADER_BYTES,
-    LARGEST,
-    Array,
-    ArrayGroup,
-    Arrays,
-    ArraySpec,
-    Count,
-    Message,
-    Whole,
-    check_arrays,
-)
+from hushrec.io import codec
+from hushrec.io.codec import ArraySpec
 from hushrec.methods.base import Method, Shared
+from hushrec.privacy.clipping import client_norms
 from hushrec.privacy.protection import Protection
 from hushrec.private import Private, PrivateStore
 from hushrec.streams import Round, SecretRound, SecretStreams, Streams
@@ -46,19 +37,19 @@ SLACK = 1 + 1e-6
 
 
 @dataclass(frozen=True)
-class Download(Message, kind="download"):
+class Download(codec.Message, kind="download"):
     """What the server sends to clients that take part in a round."""
 
-    round: Count
-    common: ArrayGroup
+    round: codec.Count
+    common: codec.ArrayGroup
     """The same for every client."""
-    own: ArrayGroup = field(default_factory=dict)
+    own: codec.ArrayGroup = field(default_factory=dict)
     """Each client's own, with a leading axis of clients."""
     protection: Mapping[str, float] = field(default_factory=dict)
     """The state of the mechanisms that run on the clients."""
 
     @property
-    def received(self) -> Arrays:
+    def received(self) -> codec.Arrays:
         """What a method trains from."""
         return {**self.common, **self.own}
 
@@ -76,162 +67,111 @@ class Download(Message, kind="download"):
 
 @dataclass(frozen=True)
 class Expected:
-    """What an upload must be to count."""
+    """What the upload of one client must be to count."""
 
     round: int
     shape: UploadShape
-    """Names and shapes that follow from public things."""
+    """Names and shapes that follow from public facts."""
     whole: bool = False
     """Whether every row must be there, as in protected uploads."""
-    clients: int = 1
     norm: float | None = None
     """Largest L2 norm of the method's own arrays, where clipping promises one."""
 
     @property
     def most_bytes(self) -> int:
         """Size above which a message is refused unread."""
-        ids = 8 * (sum(count for count, _ in self.shape.sparse.values()) + self.clients + 1)
-        return min(LARGEST, self.clients * (2 * self.shape.nbytes + ids) + HEADER_BYTES)
+        ids = 8 * (sum(count for count, _ in self.shape.sparse.values()) + 2)
+        return min(codec.LARGEST, 2 * self.shape.nbytes + ids + codec.HEADER_BYTES)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client sends back: its part of the round's sum, and how training went."""
+    """What a batch of clients sends back: its part of the round's sum, and the training loss."""
 
     round: int
     update: Update
     loss: LossSum
 
     def to_bytes(self) -> bytes:
-        """Encode the message; an upload that travels whole is written with every row."""
-        update = self.update if self.update.whole is None else _written_out(self.update)
+        """Encode one client's message; an upload that travels whole is written with every row."""
+        update, loss, whole = self.update, self.loss, self.update.whole
         arrays = {f"dense/{name}": array for name, array in update.dense.items()}
+        if whole is not None:
+            arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
         for name, rows in update.rows.items():
             sent = rows.differences()
-            arrays |= {f"ids/{name}": sent.ids, f"rows/{name}": sent.rows}
-            if update.clients != 1:
-                arrays[f"indptr/{name}"] = sent.indptr
-        loss = self.loss
-        return UploadMessage(
-            self.round,
-            update.clients,
-            loss.steps,
-            loss.clients,
-            loss.lost,
-            update.zeroed_out,
-            arrays,
-        ).to_bytes()
+            if whole is None:
+                arrays |= {f"ids/{name}": sent.ids, f"rows/{name}": sent.rows}
+            else:
+                arrays[f"dense/{name}"] = np.zeros((1, *whole.sparse[name]), np.float32)
+                arrays[f"dense/{name}"][0, sent.ids] = sent.rows
+        counts = update.clients, loss.steps, loss.clients, loss.lost, update.zeroed_out
+        return UploadMessage(self.round, *counts, arrays).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, expected: Expected) -> Upload:
         """Decode an upload on the server; refuse whatever is not as expected."""
-        sent, clients = UploadMessage.from_bytes(data, expected.most_bytes), expected.clients
+        sent = UploadMessage.from_bytes(data, expected.most_bytes)
         if sent.round != expected.round:
             raise MessageError(
                 f"the upload is of round {sent.round}, not of round {expected.round}"
             )
-        if sent.clients != clients:
-            raise MessageError(f"the upload is of {sent.clients} clients, not of {clients}")
-        if not sent.lost <= sent.trained <= clients:
+        if sent.clients != 1:
+            raise MessageError(f"the upload is of {sent.clients} clients, not of 1")
+        if not sent.lost <= sent.trained <= 1:
             raise MessageError("the upload counts more losses than clients")
-        if sent.zeroed_out > clients:
+        if sent.zeroed_out > 1:
             raise MessageError("the upload counts more empty uploads than clients")
         update = replace(_read_update(sent.arrays, expected), zeroed_out=sent.zeroed_out)
         if expected.norm is not None:
-            for norm in _norms(update):
-                if not norm <= expected.norm * SLACK:
-                    raise MessageError(
-                        f"the upload has norm {norm:.6g}, more than the {expected.norm:.6g} agreed"
-                    )
+            own = {n: array for n, array in update.dense.items() if not n.startswith("privacy/")}
+            (norm,) = client_norms(replace(update, dense=own), 2)
+            if not norm <= expected.norm * SLACK:
+                raise MessageError(
+                    f"the upload has norm {norm:.6g}, more than the {expected.norm:.6g} agreed"
+                )
         return cls(sent.round, update, LossSum(sent.loss, sent.trained, sent.lost))
 
 
 @dataclass(frozen=True)
-class UploadMessage(Message, kind="upload"):
+class UploadMessage(codec.Message, kind="upload"):
     """An `Upload` as it travels."""
 
-    round: Count
-    clients: Count
-    loss: Whole
-    trained: Count
-    lost: Count
-    zeroed_out: Count
-    arrays: ArrayGroup
+    round: codec.Count
+    clients: codec.Count
+    loss: codec.Whole
+    trained: codec.Count
+    lost: codec.Count
+    zeroed_out: codec.Count
+    arrays: codec.ArrayGroup
 
 
-# ------------------------------------------------------------ updates as arrays
-
-
-def _written_out(update: Update) -> Update:
-    """Write every row of every table and space of an upload out."""
-    shape = update.whole
-    assert shape is not None
-    dense: dict[str, Array] = {}
-    for name, rows in update.rows.items():
-        table = np.zeros((update.clients, *shape.sparse[name]), np.float32)
-        owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
-        table[owner, rows.ids] = rows.differences().rows
-        dense[name] = table
-    dense |= {name: array.astype(np.float32) for name, array in update.dense.items()}
-    return Update(update.clients, dense=dense, zeroed_out=update.zeroed_out)
-
-
-def _read_update(arrays: Arrays, expected: Expected) -> Update:
-    shape, clients = expected.shape, expected.clients
-    sparse = shape.sparse
-    dense = {name: (clients, *own) for name, own in shape.dense.items()}
-    if expected.whole:
-        dense |= {name: (clients, *size) for name, size in sparse.items()}
-    specs = {f"dense/{n}": ArraySpec("float32|float64", own) for n, own in dense.items()}
-    for name, (_, width) in {} if expected.whole else sparse.items():
-        ids = "int64" if name in shape.spaces else "int32"
-        specs[f"ids/{name}"] = ArraySpec(ids, (f"ids of {name}",))
+def _read_update(arrays: codec.Arrays, expected: Expected) -> Update:
+    shape, whole = expected.shape, expected.whole
+    dense = shape.whole if whole else shape.dense
+    specs = {f"dense/{n}": ArraySpec("float32|float64", (1, *own)) for n, own in dense.items()}
+    for name, (_, width) in {} if whole else shape.sparse.items():
+        dtype = "int64" if name in shape.spaces else "int32"
+        specs[f"ids/{name}"] = ArraySpec(dtype, (f"ids of {name}",))
         specs[f"rows/{name}"] = ArraySpec("float32", (f"ids of {name}", width))
-        if clients != 1:
-            specs[f"indptr/{name}"] = ArraySpec("int64", (clients + 1,))
-    check_arrays("upload", arrays, specs)
-    if expected.whole:
-        rows = {n: _whole_rows(arrays[f"dense/{n}"], n in shape.spaces) for n in sparse}
-    else:
-        rows = {n: _read_rows(arrays, n, count, expected) for n, (count, _) in sparse.items()}
-    return Update(clients, rows, {name: arrays[f"dense/{name}"] for name in shape.dense})
-
-
-def _whole_rows(table: Array, keyed: bool) -> ClientRows:
-    clients, count, width = table.shape
-    ids: NDArray[Any] = np.tile(np.arange(count), clients).astype(np.int64 if keyed else np.int32)
-    indptr = np.arange(clients + 1) * count
-    rows = table.reshape(-1, width)
-    return KeyedRows(indptr, ids, rows, space=count) if keyed else ClientRows(indptr, ids, rows)
-
-
-def _read_rows(arrays: Arrays, name: str, count: int, expected: Expected) -> ClientRows:
-    ids, rows = arrays[f"ids/{name}"], arrays[f"rows/{name}"]
-    keyed = name in expected.shape.spaces
-    if len(ids) and (ids.min() < 0 or ids.max() >= count):
-        raise MessageError(f"'{name}' has rows that do not exist")
-    indptr = arrays.get(f"indptr/{name}", np.array([0, len(ids)]))
-    if indptr[0] != 0 or indptr[-1] != len(ids) or (np.diff(indptr) < 0).any():
-        raise MessageError(f"'{name}' does not say which rows belong to which client")
-    for client in range(expected.clients):
-        mine = ids[indptr[client] : indptr[client + 1]]
-        if len(np.unique(mine)) != len(mine):
+    codec.check_arrays("upload", arrays, specs)
+    tables: dict[str, ClientRows] = {}
+    for name, (count, _) in shape.sparse.items():
+        keyed = name in shape.spaces
+        if whole:
+            ids: NDArray[Any] = np.arange(count, dtype=np.int64 if keyed else np.int32)
+            rows = arrays[f"dense/{name}"][0]
+        else:
+            ids, rows = arrays[f"ids/{name}"], arrays[f"rows/{name}"]
+        if len(ids) and (ids.min() < 0 or ids.max() >= count):
+            raise MessageError(f"'{name}' has rows that do not exist")
+        if len(np.unique(ids)) != len(ids):
             raise MessageError(f"'{name}' has a row twice")
-    return KeyedRows(indptr, ids, rows, space=count) if keyed else ClientRows(indptr, ids, rows)
-
-
-def _norms(update: Update) -> NDArray[np.float64]:
-    """Return the L2 norm of each client's upload, without what a mechanism added."""
-    squares = np.zeros(update.clients)
-    for name, array in update.dense.items():
-        if not name.startswith("privacy/"):
-            flat = array.reshape(update.clients, -1).astype(np.float64)
-            squares += np.einsum("ce,ce->c", flat, flat)
-    for rows in update.rows.values():
-        each = np.einsum("rw,rw->r", rows.rows, rows.rows, dtype=np.float64)
-        owner = np.repeat(np.arange(update.clients), np.diff(rows.indptr))
-        squares += np.bincount(owner, each, minlength=update.clients)
-    return np.sqrt(squares)
+        indptr = np.array([0, len(ids)])
+        tables[name] = (
+            KeyedRows(indptr, ids, rows, space=count) if keyed else ClientRows(indptr, ids, rows)
+        )
+    return Update(1, tables, {name: arrays[f"dense/{name}"] for name in shape.dense})
 
 
 NO_CLIENTS: NDArray[np.int64] = np.zeros(0, np.int64)

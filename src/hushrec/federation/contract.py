@@ -18,12 +18,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from hushrec.data.features import (
-    array_to_strings,
-    features_from_arrays,
-    features_to_arrays,
-    text_to_array,
-)
+from hushrec.data import features
 from hushrec.data.interactions import Categorical, Features, Interactions, StrArray
 from hushrec.data.views import Protocol, Ragged, TrainView
 from hushrec.errors import ConfigError, MessageError
@@ -82,25 +77,24 @@ class Catalogue:
 
     def to_bytes(self) -> bytes:
         """Encode it; equal catalogues are equal bytes."""
-        arrays = {"items": text_to_array(self.items)}
-        if self.titles is not None:
-            arrays["titles"] = text_to_array(self.titles)
+        texts = {"items": self.items, "titles": self.titles}
+        arrays = {name: features.text_to_array(t) for name, t in texts.items() if t is not None}
         owners = {"item": self.item_features, "user": self.user_features, "row": self.context}
-        return CatalogueMessage(arrays | features_to_arrays(owners)).to_bytes()
+        return CatalogueMessage(arrays | features.features_to_arrays(owners)).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Catalogue:
         """Decode it."""
         arrays = CatalogueMessage.from_bytes(data).arrays
         try:
-            features = features_from_arrays(("item", "user", "row"), arrays)
-            titles = array_to_strings(arrays["titles"]) if "titles" in arrays else None
-            items = array_to_strings(arrays["items"])
+            owners = features.features_from_arrays(("item", "user", "row"), arrays)
+            titles = features.array_to_strings(arrays["titles"]) if "titles" in arrays else None
+            items = features.array_to_strings(arrays["items"])
         except (KeyError, TypeError, ValueError) as error:
             raise MessageError(f"the catalogue is damaged: {type(error).__name__}") from None
         if len(items) < 2 or len(np.unique(items)) != len(items):
             raise MessageError("the catalogue needs two items or more, each once")
-        return cls(items, titles, features["item"], features["user"], features["row"])
+        return cls(items, titles, owners["item"], owners["user"], owners["row"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,15 +161,8 @@ class NodeRegistry:
 
     def terms(self, agreed: SecureSums, number: int, layout: VectorLayout, about: str) -> SumTerms:
         """Return the terms of one sum."""
-        return SumTerms(
-            self.federation,
-            number,
-            self.identities,
-            layout,
-            agreed.min_nodes,
-            agreed.threshold,
-            about,
-        )
+        least, threshold = agreed.min_nodes, agreed.threshold
+        return SumTerms(self.federation, number, self.identities, layout, least, threshold, about)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +175,8 @@ class Contract:
     """Conditions of secure sums; None where nodes send their sums in the clear."""
 
     def __post_init__(self) -> None:
-        check_can_be_federated(self.experiment)
-        check_secure(self.experiment, self.secure)
+        _check_can_be_federated(self.experiment)
+        _check_secure(self.experiment, self.secure)
 
     def check_nodes(self, count: int) -> None:
         """Refuse a number of nodes that the contract does not fit."""
@@ -256,16 +243,15 @@ class ContractMessage(Message, kind="contract"):
     catalogue: bytes
 
 
-def check_secure(experiment: Experiment, secure: SecureSums | None) -> None:
+def _check_secure(experiment: Experiment, secure: SecureSums | None) -> None:
     """Refuse experiments whose guarantee needs other conditions of sums."""
     privacy = experiment.privacy
+    if secure is None and privacy.mode == "distributed":
+        raise ConfigError(
+            "a node's share of the noise does not hide its own sum, only all shares together "
+            "hide everybody's: distributed noise needs secure sums, or use privacy.mode = central"
+        )
     if secure is None:
-        if privacy.mode == "distributed":
-            raise ConfigError(
-                "a node's share of the noise does not hide its own sum, only all shares together "
-                "hide everybody's: distributed noise needs secure sums, or use privacy.mode = "
-                "central"
-            )
         return
     if experiment.cohort.kind != "all":
         raise ConfigError(
@@ -276,7 +262,7 @@ def check_secure(experiment: Experiment, secure: SecureSums | None) -> None:
         secure.check(privacy.nodes, privacy)
 
 
-def check_can_be_federated(experiment: Experiment) -> None:
+def _check_can_be_federated(experiment: Experiment) -> None:
     """Refuse experiments that need data of several nodes in one place."""
     method, split = experiment.make_method(), experiment.split
     if method.traits.pooled:

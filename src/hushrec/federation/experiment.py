@@ -123,20 +123,20 @@ class ExperimentRequest:
 
     def experiment(self) -> Experiment:
         """Return defaults, preset and settings as one experiment, later ones winning."""
-        method, preset, given = self.method or DEFAULT_METHOD, self.preset, {}
-        if preset is not None:
-            given = read_preset(method, preset)
+        method = self.method or DEFAULT_METHOD
+        given = read_preset(method, self.preset)
         mode = self.settings.get("privacy.mode") or given.get("privacy", {}).get("mode")
         if self.method is None and mode in ON_SUMS:
             method = DEFAULT_UNDER_NOISE
-            given = {} if preset is None else read_preset(method, preset)
+            given = read_preset(method, self.preset)
         found = _class_for(method, mode)
         values: dict[str, Any] = {"options": {}}
         # Baselines do not converge; their last round is the result.
         every = found.traits.every if found.traits.learns else found.traits.rounds
         if every > 1:
             values["evaluation"] = {"every": every}
-        _merge(values, given)
+        for key, value in given.items():
+            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
         for key, value in self.settings.items():
             section, dot, name = key.partition(".")
             if not dot:
@@ -173,18 +173,17 @@ def _class_for(method: str, privacy_mode: str | None) -> type[Method]:
 def preset_names(method: str) -> list[str]:
     """Return the presets that ship for a method."""
     folder = resources.files("hushrec") / "presets" / method
-    if not folder.is_dir():
-        return []
-    return sorted(
-        f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")
-    )
+    files = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
-def read_preset(method: str, preset: str) -> dict[str, Any]:
+def read_preset(method: str, preset: str | None) -> dict[str, Any]:
     """Read a preset: a small commented TOML file in the shape of an `Experiment`.
 
     A name that ends in ``.toml`` is a file of one's own, for example what `hushrec tune` wrote.
     """
+    if preset is None:
+        return {}
     if preset.endswith(".toml"):
         return _read_toml(Path(preset), "preset")
     known = preset_names(method)
@@ -243,14 +242,6 @@ def parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
     return settings
 
 
-def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for key, value in more.items():
-        if isinstance(value, dict):
-            values[key] = {**values.get(key, {}), **value}
-        else:
-            values[key] = value
-
-
 def _plain(config: BaseModel) -> dict[str, Any]:
     """Return all options as TOML can hold them: None, where it is no default, is "none"."""
     fields = type(config).model_fields
@@ -267,16 +258,20 @@ def _validated(model: type[Model], values: Mapping[str, Any], what: str) -> Mode
         first = error.errors()[0]
         path = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            names = _fields_at(model, first["loc"][:-1])
-            hint = nearest(str(first["loc"][-1]), names)
+            *sections, name = map(str, first["loc"])
+            section: type[BaseModel] = model
+            for each in sections:
+                declared = section.model_fields[each].annotation
+                if isinstance(declared, type) and issubclass(declared, BaseModel):
+                    section = declared
+            hint = nearest(name, section.model_fields)
             raise ConfigError(f"unknown {what}: '{path}'{hint}") from None
         if first["type"] == "value_error":  # a rule of ours says itself what to change
             raise ConfigError(first["msg"].removeprefix("Value error, ")) from None
         given = first.get("input")
         if first["type"] in ("less_than_equal", "less_than"):
             most = first["ctx"].get("le", first["ctx"].get("lt"))
-            smaller = f"use a smaller {first['loc'][-1]}, at most {most:,}"
-            raise ConfigError(f"{what} '{path}' = {given!r}: {smaller}") from None
+            first["msg"] = f"use a smaller {first['loc'][-1]}, at most {most:,}"
         raise ConfigError(f"{what} '{path}' = {given!r}: {first['msg']}") from None
 
 
@@ -298,11 +293,3 @@ def _fits(kind: Any, value: object) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    for part in location:
-        annotation = model.model_fields[str(part)].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            model = annotation
-    return list(model.model_fields)

@@ -5,8 +5,7 @@ The coordinator invites a node, and requests training rounds and evaluations. A 
 `EvaluationReply`, or with a `Refusal`. A node's answers hold sums over its clients and counts, and
 neither name a user nor hold a parameter or an interaction of one.
 
-Every request carries the node's `Assignment`, so that a node which was away needs nothing else. The
-parameters that all nodes receive are encoded once, and every request holds the same bytes.
+Every request carries the node's `Assignment`, so that a node which was away needs nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,43 +24,35 @@ from hushrec.aggregation.statistics import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.errors import MessageError
 from hushrec.federation.client import Download
-from hushrec.io.codec import (
-    HEADER_BYTES,
-    ArrayGroup,
-    Arrays,
-    ArraySpec,
-    Count,
-    Message,
-    Name,
-    printable,
-)
+from hushrec.io import codec
+from hushrec.io.codec import ArraySpec
 
 Numbers = NDArray[np.int64]
-NOBODY: Numbers = np.zeros(0, np.int64)
 MOST_CLIENTS = 2**31 - 1
 """Users and clients are numbered in 32 bits."""
 Population = Annotated[int, Field(ge=0, le=MOST_CLIENTS)]
+ClientNumbers = Annotated[Numbers, ArraySpec("int64", ("clients",))]
 ClientFloats = Annotated[
     NDArray[np.float64] | None, ArraySpec("float64", ("clients",), optional=True)
 ]
 
 
+def _no_numbers() -> Numbers:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True, eq=False)
-class Assignment(Message, kind="assignment"):
+class Assignment(codec.Message, kind="assignment"):
     """The size of a run's population, and the numbers in it of one node's users and clients."""
 
-    run: Name
+    run: codec.Name
     population: Population
     """Number of users of all nodes."""
     training: Population
     """Number of clients of all nodes that cohorts are drawn from."""
-    users: Annotated[Numbers, ArraySpec("int64", ("users",))] = field(
-        default_factory=lambda: NOBODY
-    )
+    users: Annotated[Numbers, ArraySpec("int64", ("users",))] = field(default_factory=_no_numbers)
     """Number in the population of each of the node's users, in the order of its enrolment."""
-    clients: Annotated[Numbers, ArraySpec("int64", ("clients",))] = field(
-        default_factory=lambda: NOBODY
-    )
+    clients: ClientNumbers = field(default_factory=_no_numbers)
     """The same of its clients, which are silos or the users themselves."""
     epsilon: ClientFloats = None
     """Privacy budget of each of its clients, where clients have budgets of their own."""
@@ -77,30 +68,34 @@ class Assignment(Message, kind="assignment"):
         """Refuse numbers outside of the population, numbers given twice, and wrong budgets."""
         if self.training > self.population:
             raise MessageError("the request trains more clients than there are users")
-        _check_numbers(self.users, self.population, "users")
-        _check_numbers(self.clients, self.population, "clients")
+        for what, numbers in (("users", self.users), ("clients", self.clients)):
+            inside = not len(numbers) or 0 <= numbers.min() <= numbers.max() < self.population
+            if not inside or len(np.unique(numbers)) != len(numbers):
+                raise MessageError(
+                    f"the request numbers {what} outside of the population, or one twice"
+                )
         budgets = np.zeros(0) if self.epsilon is None else self.epsilon
         if not ((budgets >= 0) & (budgets <= self.largest_epsilon)).all():
             raise MessageError("the request's budgets do not fit its clients")
 
 
 @dataclass(frozen=True)
-class Invitation(Message, kind="invitation", most_bytes=2 * HEADER_BYTES):
+class Invitation(codec.Message, kind="invitation", most_bytes=2 * codec.HEADER_BYTES):
     """The coordinator asks a node whether it takes part in a run."""
 
-    run: Name
-    settings: Name
+    run: codec.Name
+    settings: codec.Name
     """Digest of the experiment."""
-    catalogue: Name
+    catalogue: codec.Name
     """Digest of the public catalogue."""
 
 
 @dataclass(frozen=True, eq=False)
-class Enrolment(Message, kind="enrolment", most_bytes=2**26):
+class Enrolment(codec.Message, kind="enrolment", most_bytes=2**26):
     """A node takes part: how many users it holds, and what the privacy plan needs of them."""
 
-    run: Name
-    name: Name
+    run: codec.Name
+    name: codec.Name
     users: Population
     idle: Population
     """Users without training interactions."""
@@ -132,17 +127,17 @@ class Enrolment(Message, kind="enrolment", most_bytes=2**26):
 
 
 @dataclass(frozen=True, eq=False)
-class TrainRequest(Message, kind="train"):
+class TrainRequest(codec.Message, kind="train"):
     """The coordinator asks a node to let some of its clients take part in a round."""
 
     assignment: Assignment
-    selected: Count
+    selected: codec.Count
     """The round whose private parameters are kept beside the newest."""
-    clients: Annotated[Numbers, ArraySpec("int64", ("clients",))]
-    """Numbers of the clients, ascending."""
+    clients: ClientNumbers
+    """Ascending."""
     shared: bytes
     """The download without the clients' own arrays, encoded: the same bytes for every node."""
-    own: ArrayGroup = field(default_factory=dict)
+    own: codec.ArrayGroup = field(default_factory=dict)
     """The clients' own arrays of the download."""
 
     @cached_property
@@ -164,24 +159,26 @@ class TrainRequest(Message, kind="train"):
             raise MessageError("the request's common download holds arrays of single clients")
         for name, array in self.own.items():
             if array.ndim == 0 or len(array) != len(self.clients):
-                raise MessageError(f"'{printable(name)}' is not for the clients of the request")
+                raise MessageError(
+                    f"'{codec.printable(name)}' is not for the clients of the request"
+                )
 
 
 @dataclass(frozen=True, eq=False)
-class EvaluationRequest(Message, kind="evaluate"):
+class EvaluationRequest(codec.Message, kind="evaluate"):
     """The coordinator asks a node to rank its users' held-out items."""
 
     assignment: Assignment
-    round: Count
+    round: codec.Count
     part: Part
-    selected: Count
+    selected: codec.Count
     with_selected: bool
     """Whether to use the private parameters of the selected round in place of the newest."""
     shared: bytes
     """The download with the parameters that score, encoded: the same bytes for every node."""
 
     @cached_property
-    def serving(self) -> Arrays:
+    def serving(self) -> codec.Arrays:
         """The parameters that score."""
         return Download.from_bytes(self.shared).common
 
@@ -191,11 +188,11 @@ class EvaluationRequest(Message, kind="evaluate"):
 
 
 @dataclass(frozen=True)
-class EvaluationReply(Message, kind="evaluation-reply", most_bytes=8 * HEADER_BYTES):
+class EvaluationReply(codec.Message, kind="evaluation-reply", most_bytes=8 * codec.HEADER_BYTES):
     """A node's sums of metrics over its users."""
 
-    run: Name
-    round: Count
+    run: codec.Name
+    round: codec.Count
     part: Part
     encoded: bytes
     """The `Evaluation`, encoded."""
@@ -216,7 +213,7 @@ class EvaluationReply(Message, kind="evaluation-reply", most_bytes=8 * HEADER_BY
 
 
 @dataclass(frozen=True)
-class Refusal(Message, kind="refusal", most_bytes=HEADER_BYTES):
+class Refusal(codec.Message, kind="refusal", most_bytes=codec.HEADER_BYTES):
     """A node does not do what was requested."""
 
     why: Annotated[str, Field(max_length=400)]
@@ -224,13 +221,7 @@ class Refusal(Message, kind="refusal", most_bytes=HEADER_BYTES):
 
     def __post_init__(self) -> None:
         # The sentence ends in the coordinator's log, where a terminal would obey control codes.
-        object.__setattr__(self, "why", printable(self.why)[:400])
-
-
-def _check_numbers(numbers: NDArray[Any], population: int, what: str) -> None:
-    inside = not len(numbers) or (numbers.min() >= 0 and numbers.max() < population)
-    if not inside or len(np.unique(numbers)) != len(numbers):
-        raise MessageError(f"the request numbers {what} outside of the population, or one twice")
+        object.__setattr__(self, "why", codec.printable(self.why)[:400])
 
 
 NodeId = str
@@ -249,7 +240,6 @@ class Link(Protocol):
 
     def present(self) -> list[NodeId]:
         """Return the nodes that are connected now."""
-        ...
 
     def ask(
         self, requests: Mapping[NodeId, bytes], seconds: float
@@ -258,8 +248,6 @@ class Link(Protocol):
 
         A node without a reply after so many seconds has failed.
         """
-        ...
 
     def wait(self, seconds: float) -> None:
         """Let time pass."""
-        ...

@@ -1,4 +1,4 @@
-"""Callbacks: hooks into training, for checkpoints, logs, displays and early stopping.
+"""The loop over rounds, and its callbacks: hooks for checkpoints, logs, displays and stopping.
 
 A callback inherits from `Callback` and overrides the hooks that it needs::
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from threadpoolctl import ThreadpoolController
 
-from hushrec.aggregation.statistics import Evaluation, LossSum
+from hushrec.aggregation.statistics import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError, DivergedError, StoppedError
 from hushrec.evaluation.evaluator import EvaluationConfig, PartRanks
@@ -154,20 +154,12 @@ class History(Callback):
         self.records.append(record)
 
 
-class GroupMetrics(Callback):
-    """Adds the validation metrics of groups of users to the record, in a simulation."""
+class SimulationMetrics(Callback):
+    """Adds what only a simulation knows to the record of a round.
 
-    def __init__(self, backend: Simulation) -> None:
-        self.backend = backend
-
-    def on_evaluation(self, evaluation: EvaluationRecord) -> Mapping[str, Any]:
-        """Return the metrics by group, at full ranking."""
-        assert self.backend.evaluator is not None, "it has evaluated"
-        return {"groups": self.backend.evaluator.group_means(self.backend.ranks["valid"])}
-
-
-class GuidanceMetrics(Callback):
-    """Adds what a guidance round did to the clients (FedRKG): its gates, and who moved."""
+    These are validation metrics of groups of users and, of a guidance round (FedRKG), the
+    statistics of the gates and the shares of users whose AUC improved or declined.
+    """
 
     def __init__(self, backend: Simulation, method: Method) -> None:
         self.backend, self.method = backend, method
@@ -175,16 +167,16 @@ class GuidanceMetrics(Callback):
         """The last evaluation: its round and ranks; unknown after a resumption."""
 
     def on_evaluation(self, evaluation: EvaluationRecord) -> Mapping[str, Any]:
-        """Return the statistics of the gates, and the shares of users that moved."""
+        """Return the additional entries."""
         evaluator, ranks, before = self.backend.evaluator, self.backend.ranks["valid"], self.before
         assert evaluator is not None, "it has evaluated"
         self.before = evaluation.round, ranks
-        if not is_marked(self.method, evaluation.round):
-            return {}
-        model = evaluator.model(self.method, evaluation.shared, self.backend.store)
-        entries: dict[str, Any] = {"gates": evaluator.gate_statistics(model)}
-        if before is not None and before[0] == evaluation.round - 1:
-            entries["moved"] = rank_changes(before[1]["full"], ranks["full"])
+        entries: dict[str, Any] = {"groups": evaluator.group_means(ranks)}
+        if is_marked(self.method, evaluation.round):
+            model = evaluator.model(self.method, evaluation.shared, self.backend.store)
+            entries["gates"] = evaluator.gate_statistics(model)
+            if before is not None and before[0] == evaluation.round - 1:
+                entries["moved"] = rank_changes(before[1]["full"], ranks["full"])
         return entries
 
 
@@ -230,10 +222,6 @@ class ServerState:
             self.stale_evaluations += regular
         return better
 
-    def take_last(self) -> None:
-        """Keep this round, whatever its value."""
-        self.selected_round, self.selected_shared = self.round, self.shared
-
 
 @dataclass(frozen=True)
 class Training:
@@ -270,36 +258,15 @@ class Training:
         return shared if self.newcomers else self.task.method.serving(shared)
 
 
-class EarlyStopping(Callback):
-    """Ends training after ``evaluation.patience`` evaluations without improvement."""
-
-    def __init__(self, config: EvaluationConfig, state: ServerState) -> None:
-        self.config, self.state = config, state
-
-    def on_begin(self, experiment: Experiment) -> None:
-        """Train no more where a resumed run had come to its end."""
-        self._check()
-
-    def on_round_end(self, record: RoundRecord) -> None:
-        """Compare the number of evaluations without improvement with the patience."""
-        self._check()
-
-    def _check(self) -> None:
-        if 0 < self.config.effective_patience <= self.state.stale_evaluations:
-            self.stop()
-
-
 def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callback] = ()) -> None:
     """Train to the end or an early stop; the state then holds the selected round."""
     experiment, task, plan = training.experiment, training.task, training.plan
-    backend = training.backend
-    callbacks = (EarlyStopping(experiment.evaluation, state), *callbacks)
     for callback in callbacks:
         callback.requested = None
         callback.on_begin(experiment)
     method, libraries = task.method, ThreadpoolController()
     while state.round < experiment.rounds:
-        if state.round and _is_stopped(training, callbacks):
+        if state.round and _is_stopped(training, state, callbacks):
             break
         began, number = time.perf_counter(), state.round + 1
         phase = method.phase_of(number)
@@ -310,7 +277,7 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
         download = task.download(number, state.shared, cohort, state.protection)
         protection = task.protection_of(download.to(cohort[:0]))
         # 3. Fit, 4. protect, 5. sum: on the clients, whatever the backend.
-        collected = backend.train(download, protection, cohort)
+        collected = training.backend.train(download, protection, cohort)
         # 6. Undo the server's side of the protection and apply the sum.
         if not collected.lost:
             secret = SecretRound(number, task.secret)
@@ -325,7 +292,10 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
             state.up_bytes += collected.up_bytes
             state.down_bytes += collected.down_bytes
         state.round = number
-        loss = collected.loss.mean if training.protects else _mean_loss(collected.loss, number)
+        if collected.loss.lost and not training.protects:
+            raise DivergedError(
+                f"the training loss of round {number} is not a number: use a smaller lr"
+            )
         # 8. Evaluate the validation items and select the round.
         seen = _evaluate(training, state, callbacks) if _is_due(training, number) else {}
         # 9. Tell the callbacks: checkpoints, logs, displays.
@@ -340,7 +310,7 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
         record = RoundRecord(
             round=number,
             clients=len(cohort),
-            loss=loss,
+            loss=collected.loss.mean,
             **{"valid": None, **seen},
             up_bytes=state.up_bytes,
             down_bytes=state.down_bytes,
@@ -367,33 +337,26 @@ def finish(
     serving = training.serving(state.selected_shared)
     parts: tuple[Part, ...] = ("valid", "test")
     results = {part: training.backend.evaluate(serving, part, selected=True) for part in parts}
-    result = TrainingResult(
-        state.round,
-        state.selected_round,
-        results["valid"].means(),
-        results["test"].means(),
-        state.up_bytes,
-        state.down_bytes,
-        state.seconds,
-    )
+    valid, test = (results[part].means() for part in parts)
+    spent = state.up_bytes, state.down_bytes, state.seconds
+    result = TrainingResult(state.round, state.selected_round, valid, test, *spent)
     for callback in callbacks:
         callback.on_end(result)
     return results
 
 
-def _is_stopped(training: Training, callbacks: Sequence[Callback]) -> bool:
-    """Say whether a callback ends the training; refuse that where privacy is guaranteed."""
-    for callback in callbacks:
-        if callback.requested != "stop":
-            continue
-        # The setup has checked that patience follows noised validation queries alone.
-        if training.protects and not isinstance(callback, EarlyStopping):
-            raise ConfigError(
-                f"{type(callback).__name__} stops the run, and no noise covers what that tells of "
-                "people's data: let all rounds run, or use privacy.mode = none"
-            )
+def _is_stopped(training: Training, state: ServerState, callbacks: Sequence[Callback]) -> bool:
+    """Say whether patience or a callback ends the training; refuse a callback under privacy."""
+    # The setup has checked that patience follows noised validation queries alone.
+    if 0 < training.experiment.evaluation.effective_patience <= state.stale_evaluations:
         return True
-    return False
+    stopping = [callback for callback in callbacks if callback.requested == "stop"]
+    if stopping and training.protects:
+        raise ConfigError(
+            f"{type(stopping[0]).__name__} stops the run, and no noise covers what that tells of "
+            "people's data: let all rounds run, or use privacy.mode = none"
+        )
+    return bool(stopping)
 
 
 def _is_due(training: Training, number: int) -> bool:
@@ -422,7 +385,7 @@ def _evaluate(
     elif queries is None:
         better = number == experiment.rounds
         if better:
-            state.take_last()
+            state.selected_round, state.selected_shared = number, state.shared
     elif regular:
         secret = SecretRound(number, training.task.secret)
         tally = evaluation.tallies[config.candidates]
@@ -439,11 +402,3 @@ def _evaluate(
 def selection_value(evaluation: Evaluation, config: EvaluationConfig) -> float:
     """Return the value by which rounds are compared."""
     return evaluation.tallies[config.candidates].mean(config.select)
-
-
-def _mean_loss(loss: LossSum, number: int) -> float | None:
-    if loss.lost:
-        raise DivergedError(
-            f"the training loss of round {number} is not a number: use a smaller lr"
-        )
-    return loss.mean

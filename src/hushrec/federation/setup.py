@@ -76,10 +76,7 @@ class SimulationSetup(Setup):
     """The shared parameters before the first round."""
 
     def start(
-        self,
-        machine: Machine = THIS_MACHINE,
-        scratch: Path | None = None,
-        key: str | None = None,
+        self, machine: Machine = THIS_MACHINE, scratch: Path | None = None, key: str | None = None
     ) -> tuple[SimulatedTraining, ServerState]:
         """Return the training with its backend, and the state before the first round.
 
@@ -96,13 +93,10 @@ class SimulationSetup(Setup):
         store = PrivateStore.create(fields, n_clients, experiment.store, scratch)
         tolerant, threads = experiment.privacy.promises, machine.n_threads
         evaluator = Evaluator(self.split, experiment.evaluation, task.streams, threads, tolerant)
-        make_backend = find("backends", machine.backend)
         view = replace(self.view, noise=plan.deviations)
-        backend = make_backend(task, view, store, evaluator, machine)
-        training = SimulatedTraining(
-            experiment, task, plan, self.clients, backend, self.split.newcomers
-        )
-        return training, self.first_state(n_clients, self.shared)
+        backend = find("backends", machine.backend)(task, view, store, evaluator, machine)
+        parts = experiment, task, plan, self.clients, backend, self.split.newcomers
+        return SimulatedTraining(*parts), self.first_state(n_clients, self.shared)
 
 
 def set_up(experiment: Experiment, split: Split) -> SimulationSetup:
@@ -159,8 +153,7 @@ def make_task(
 ) -> Task:
     """Return the task of a simulation with another protection or key than its run had."""
     public = split.train_view(experiment.protocol).take(NO_CLIENTS)
-    method, data = experiment.make_method(), split.digest()
-    task = _task(experiment, method, public, key or new_key(), data)
+    task = _task(experiment, experiment.make_method(), public, key or new_key(), split.digest())
     return replace(task, protection=protection)
 
 
@@ -194,21 +187,14 @@ def _find_plan(
     experiment: Experiment,
     task: Task,
     population: int,
-    budgets: NDArray[np.float64] | None = None,
+    budgets: NDArray[np.float64] | None,
     undeclared: tuple[str, ...] = (),
 ) -> Plan:
-    """Find the privacy plan from what is public.
-
-    ``undeclared`` names public facts that were taken from people's rows, where that is accepted
-    (`check_declared`).
-    """
+    """Find the privacy plan; ``undeclared`` are facts from people's rows (`check_declared`)."""
     config, method = experiment.privacy, task.method
     if not config.promises:
-        return NoPlan(
-            Protection().after(_layers(experiment, task)),
-            pooled=method.traits.pooled,
-            reveals=method.traits.reveals,
-        )
+        traits, protection = method.traits, Protection().after(_layers(experiment, task))
+        return NoPlan(protection, pooled=traits.pooled, reveals=traits.reveals)
     keeps_private = bool(method.private_fields(task.public, task.initial, task.streams))
     if config.on_sums and experiment.cohort.kind == "fixed" and keeps_private:
         raise ConfigError(
@@ -222,27 +208,20 @@ def _find_plan(
         )
     else:
         schedule = replace(
-            upload_schedule(method, task, experiment.rounds),
+            upload_schedule(task, experiment.rounds),
             validation_rounds=experiment.evaluation.evaluation_rounds(experiment.rounds),
         )
         plan = make_plan(config, experiment.cohort, schedule, population, budgets)
+    public = [*public_facts(task.public, undeclared), f"the number of clients, {population:,}"]
+    if experiment.split.kind == "time":
+        public.append("the dates of the split")
     plan = replace(
         plan,
         protection=plan.protection.after(_layers(experiment, task)),
-        public=_public(experiment, task, population, undeclared),
+        public=tuple(public),
         undeclared=undeclared,
     )
     return plan if task.public.holders is None else replace(plan, unit=SILO)
-
-
-def _public(
-    experiment: Experiment, task: Task, population: int, undeclared: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Name all facts that the guarantee takes as public."""
-    facts = [*public_facts(task.public, undeclared), f"the number of clients, {population:,}"]
-    if experiment.split.kind == "time":
-        facts.append("the dates of the split")
-    return tuple(facts)
 
 
 def _check_validation_queries(experiment: Experiment) -> None:
@@ -277,8 +256,9 @@ def _layers(experiment: Experiment, task: Task) -> list[Mechanism]:
     return [find("mechanisms", name)(shape) for name in experiment.privacy.layers]
 
 
-def upload_schedule(method: Method, task: Task, rounds: int) -> Schedule:
+def upload_schedule(task: Task, rounds: int) -> Schedule:
     """Return the upload shape of every round, which the public view alone decides."""
+    method = task.method
     shapes = {
         number: task.upload_shape(task.download(number, task.initial))
         for number in range(1, rounds + 1)

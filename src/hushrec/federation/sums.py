@@ -6,8 +6,7 @@ refuses any other.
 
 A secure sum adds up vectors of whole numbers (`RoundVector`, `EvaluationVector`), which hold all of
 a node's reply, counts, losses and metrics included. Node and coordinator derive the same layout
-from public data and the request; all rows are written out, so that a vector's form does not depend
-on the node's data.
+from public data and the request; it does not depend on the node's data.
 
 A secure sum runs in stages. The first `StageRequest` carries what is to be summed, a `TrainRequest`
 or an `EvaluationRequest`; every other one carries the nodes' messages of the stage before. A node
@@ -32,19 +31,8 @@ from hushrec.aggregation.statistics import LARGEST_LOSS, PLACES, STEPS, Evaluati
 from hushrec.errors import ConfigError, MessageError
 from hushrec.federation.client import SLACK, Download, Task, take_part
 from hushrec.federation.requests import EvaluationRequest, TrainRequest
-from hushrec.io.codec import (
-    HEADER_BYTES,
-    LARGEST,
-    ArrayGroup,
-    Arrays,
-    ArraySpec,
-    Count,
-    Message,
-    Name,
-    Whole,
-    check_arrays,
-    kind_of,
-)
+from hushrec.io import codec
+from hushrec.io.codec import Arrays, ArraySpec
 from hushrec.privacy.protection import Protection
 from hushrec.secagg import Stage, VectorLayout
 
@@ -71,7 +59,7 @@ class ExpectedSum:
     def most_bytes(self) -> int:
         """Size above which a message is refused unread."""
         ids = sum(count for count, _ in self.shape.sparse.values())
-        return min(LARGEST, 8 * (ids + self.shape.entries) + 2 * HEADER_BYTES)
+        return min(codec.LARGEST, 8 * (ids + self.shape.entries) + 2 * codec.HEADER_BYTES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +76,8 @@ class NodeSum:
 
     def to_bytes(self) -> bytes:
         """Encode the message."""
-        return NodeSumMessage(
-            self.run,
-            self.round,
-            {**self.counts(), "loss": self.loss.steps},
-            self.summed.to_arrays(),
-        ).to_bytes()
+        counts = {**self.counts(), "loss": self.loss.steps}
+        return NodeSumMessage(self.run, self.round, counts, self.summed.to_arrays()).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, expected: ExpectedSum) -> NodeSum:
@@ -110,23 +94,13 @@ class NodeSum:
 
     def counts(self) -> dict[str, int]:
         """Return the counts beside the arrays, by `COUNTS`."""
-        numbers = (
-            self.summed.clients,
-            self.loss.clients,
-            self.loss.lost,
-            self.up_bytes,
-            self.zeroed_out,
-        )
+        clients, loss = self.summed.clients, self.loss
+        numbers = clients, loss.clients, loss.lost, self.up_bytes, self.zeroed_out
         return dict(zip(COUNTS, numbers, strict=True))
 
     @classmethod
     def of(
-        cls,
-        expected: ExpectedSum,
-        facts: Mapping[str, int],
-        arrays: Arrays,
-        *,
-        noised: bool = False,
+        cls, expected: ExpectedSum, facts: Mapping[str, int], arrays: Arrays, noised: bool = False
     ) -> NodeSum:
         """Make a sum of counts and arrays; refuse whatever is not as expected.
 
@@ -149,39 +123,35 @@ class NodeSum:
 
 
 @dataclass(frozen=True, eq=False)
-class NodeSumMessage(Message, kind="sum"):
+class NodeSumMessage(codec.Message, kind="sum"):
     """A `NodeSum` as it travels."""
 
-    run: Name
-    round: Count
-    counts: Mapping[str, Whole]
+    run: codec.Name
+    round: codec.Count
+    counts: Mapping[str, codec.Whole]
     """`COUNTS`, and the loss in whole steps."""
-    arrays: ArrayGroup
+    arrays: codec.ArrayGroup
 
 
 def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool) -> None:
+    """Refuse a sum of another shape, or larger than the bound on each client's upload allows."""
     shape, sparse = expected.shape, expected.shape.sparse
     specs = {f"dense/{name}": ArraySpec("int64", own) for name, own in shape.dense.items()}
     for name, (_, width) in sparse.items():
         specs[f"ids/{name}"] = ArraySpec("int64", (f"ids of {name}",))
         specs[f"rows/{name}"] = ArraySpec("int64", (f"ids of {name}", width))
     some = bool(clients or noised)  # a sum of no clients has no arrays
-    check_arrays("sum", arrays, specs if some else {})
+    codec.check_arrays("sum", arrays, specs if some else {})
     for name, (count, _) in sparse.items() if some else ():
         ids = arrays[f"ids/{name}"]
         if len(ids) and (ids[0] < 0 or ids[-1] >= count or (np.diff(ids) <= 0).any()):
             raise MessageError(f"'{name}' has rows twice, in no order, or that do not exist")
-    _check_size(arrays, clients, expected, noised)
-
-
-def _check_size(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool) -> None:
-    """Refuse a sum larger than the bound on each client's upload allows."""
     square = 0.0
     for name, array in arrays.items():
         part, _, name = name.partition("/")
         if part == "ids":
             continue
-        largest = max(abs(int(array.max(initial=0))), abs(int(array.min(initial=0))))
+        largest = max(int(array.max(initial=0)), -int(array.min(initial=0)))
         if largest > expected.most_steps:
             raise MessageError(f"'{name}' is too large to sum")
         if noised:
@@ -206,26 +176,26 @@ Vector = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RoundVector:
-    """A `NodeSum` as a vector."""
+    """A `NodeSum` as a vector, with all rows of tables and key spaces written out."""
 
     shape: UploadShape
 
     @cached_property
     def layout(self) -> VectorLayout:
         """Names and shapes of the vector's parts."""
-        return _layout({**_arrays(self.shape), "counts": (len(COUNTS),)}, ("loss",))
+        rows = {f"rows/{name}": size for name, size in self.shape.sparse.items()}
+        dense = {f"dense/{name}": size for name, size in self.shape.dense.items()}
+        return _layout({**rows, **dense, "counts": (len(COUNTS),)}, ("loss",))
 
     def pack(self, found: NodeSum, nodes: int) -> Vector:
         """Return the vector of a node; a sum of so many nodes cannot overflow."""
         sparse = found.summed.to_arrays()
-        arrays = {"counts": np.array(list(found.counts().values()), np.int64)}
-        for name, shape in _arrays(self.shape).items():
-            arrays[name] = np.zeros(shape, np.int64)
+        arrays = {name: np.zeros(size, np.int64) for name, size in self.layout.arrays.items()}
+        arrays["counts"] += list(found.counts().values())
+        for name in arrays.keys() & sparse.keys():
             part, _, own = name.partition("/")
-            if part == "dense":
-                arrays[name] += sparse.pop(name, 0)
-            elif name in sparse:
-                arrays[name][sparse.pop(f"ids/{own}")] = sparse.pop(name)
+            rows = sparse.pop(f"ids/{own}") if part == "rows" else ...
+            arrays[name][rows] = sparse.pop(name)
         if sparse:
             raise ConfigError(f"the upload holds what its shape does not: {', '.join(sparse)}")
         return self.layout.pack(arrays, {"loss": found.loss.steps}, nodes)
@@ -234,14 +204,11 @@ class RoundVector:
         """Return the counts and the arrays of a `NodeSum` from a sum of vectors."""
         whole, wide = self.layout.unpack(vector)
         counts = dict(zip(COUNTS, whole.pop("counts").tolist(), strict=True))
-        arrays: dict[str, Vector] = {}
-        for name, array in whole.items():
-            part, _, own = name.partition("/")
-            if part == "dense":
-                arrays[name] = array
-                continue
-            ids = np.flatnonzero(array.any(1))
-            arrays |= {f"ids/{own}": ids, name: array[ids]}
+        arrays = {f"dense/{name}": whole[f"dense/{name}"] for name in self.shape.dense}
+        for name in self.shape.sparse:
+            rows = whole[f"rows/{name}"]
+            ids = np.flatnonzero(rows.any(1))
+            arrays |= {f"ids/{name}": ids, f"rows/{name}": rows[ids]}
         nothing = not counts["clients"] and not any(array.any() for array in arrays.values())
         return {**counts, "loss": wide["loss"]}, {} if nothing else arrays
 
@@ -308,12 +275,6 @@ def about(request: TrainRequest | EvaluationRequest) -> str:
     return f"{whole.run} ({clients}): {what}: {digest}"
 
 
-def _arrays(shape: UploadShape) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a sum in dense form: one entry for every declared key."""
-    rows = {f"rows/{name}": size for name, size in shape.sparse.items()}
-    return {**rows, **{f"dense/{name}": size for name, size in shape.dense.items()}}
-
-
 def _layout(arrays: Mapping[str, tuple[int, ...]], wide: tuple[str, ...]) -> VectorLayout:
     layout = VectorLayout(arrays, wide)
     if layout.length > MOST_WORDS:
@@ -326,10 +287,10 @@ def _layout(arrays: Mapping[str, tuple[int, ...]], wide: tuple[str, ...]) -> Vec
 
 
 @dataclass(frozen=True)
-class StageRequest(Message, kind="stage"):
+class StageRequest(codec.Message, kind="stage"):
     """The coordinator asks a node for its message of a stage."""
 
-    run: Name
+    run: codec.Name
     number: Annotated[int, Field(gt=0, lt=2**63)]
     """Of the sum."""
     stage: Stage
@@ -340,25 +301,24 @@ class StageRequest(Message, kind="stage"):
 
 
 @dataclass(frozen=True)
-class StageReply(Message, kind="stage-reply"):
+class StageReply(codec.Message, kind="stage-reply"):
     """A node's message of a stage."""
 
     message: bytes
 
 
 @dataclass(frozen=True)
-class RoundClosed(Message, kind="round-closed", most_bytes=HEADER_BYTES):
+class RoundClosed(codec.Message, kind="round-closed", most_bytes=codec.HEADER_BYTES):
     """A node has opened a sum of this round, and takes part in no other."""
 
-    round: Count
+    round: codec.Count
 
 
 def request_of(message: bytes) -> TrainRequest | EvaluationRequest:
     """Decode what is to be summed."""
     if not message:
         raise MessageError("the server does not say what is to be summed")
-    if kind_of(message) == TrainRequest.kind:
-        return TrainRequest.from_bytes(message)
-    if kind_of(message) == EvaluationRequest.kind:
-        return EvaluationRequest.from_bytes(message)
+    for request in (TrainRequest, EvaluationRequest):
+        if codec.kind_of(message) == request.kind:
+            return request.from_bytes(message)
     raise MessageError("a round or an evaluation can be summed securely, and nothing else")
