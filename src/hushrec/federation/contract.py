@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hushrec.data import features
 from hushrec.data.interactions import Categorical, Features, Interactions, StrArray
-from hushrec.data.views import Protocol, Ragged, TrainView
+from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError, MessageError
 from hushrec.federation.experiment import Experiment
 from hushrec.io.codec import Arrays, GroupSpec, Message
@@ -59,21 +59,6 @@ class Catalogue:
     def digest(self) -> str:
         """Digest of the whole catalogue."""
         return hashlib.blake2b(self.to_bytes(), digest_size=16).hexdigest()
-
-    def public_view(self, protocol: Protocol, *, silos: bool) -> TrainView:
-        """Return the training view of a batch without clients."""
-        usual = {name: c for name, c in self.context.items() if isinstance(c, Categorical)}
-        return TrainView(
-            users=NO_ROWS.astype(np.int32),
-            n_items=len(self.items),
-            positives=Ragged.empty(0),
-            times=Ragged.empty(0, np.int64),
-            values=Ragged.empty(0, np.float32),
-            never_negative=Ragged.empty(0) if protocol == "published" else None,
-            user_features={**self.user_features, **usual},
-            item_features=self.item_features,
-            holders=NO_ROWS.astype(np.int32) if silos else None,
-        )
 
     def to_bytes(self) -> bytes:
         """Encode it; equal catalogues are equal bytes."""
@@ -117,13 +102,9 @@ class SecureSums(BaseModel):
     colluders: Annotated[int, Field(ge=0)] = 0
     """Nodes that may collude with the server without weakening the guarantee of the others."""
 
-    def threshold_of(self, nodes: int) -> int:
-        """Return the threshold for a number of nodes."""
-        return threshold_of(nodes, self.min_nodes, self.threshold)
-
     def check(self, nodes: int, privacy: PrivacyConfig) -> None:
         """Refuse conditions that do not fit a number of nodes and the noise."""
-        threshold = self.threshold_of(nodes)
+        threshold = threshold_of(nodes, self.min_nodes, self.threshold)
         if not max(self.min_nodes, nodes // 2 + 1) <= threshold <= nodes:
             raise ConfigError(
                 f"secure sums of {nodes} nodes cannot need {threshold} of them: it must be more "
@@ -191,7 +172,19 @@ class Contract:
     @cached_property
     def public(self) -> TrainView:
         """The public view: the catalogue and its features, and no clients."""
-        return self.catalogue.public_view(self.experiment.protocol, silos=self.silos)
+        catalogue = self.catalogue
+        usual = {name: c for name, c in catalogue.context.items() if isinstance(c, Categorical)}
+        return TrainView(
+            users=NO_ROWS.astype(np.int32),
+            n_items=len(catalogue.items),
+            positives=Ragged.empty(0),
+            times=Ragged.empty(0, np.int64),
+            values=Ragged.empty(0, np.float32),
+            never_negative=Ragged.empty(0) if self.experiment.protocol == "published" else None,
+            user_features={**catalogue.user_features, **usual},
+            item_features=catalogue.item_features,
+            holders=NO_ROWS.astype(np.int32) if self.silos else None,
+        )
 
     @cached_property
     def settings_digest(self) -> str:

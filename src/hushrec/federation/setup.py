@@ -171,7 +171,7 @@ def _secret_streams(experiment: Experiment, key: str, data: str) -> SecretStream
 
 def check_supported(experiment: Experiment, method: type[Method], population: int) -> None:
     """Refuse what cannot be guaranteed to so many clients, whatever their data."""
-    config = experiment.privacy
+    config, evaluation = experiment.privacy, experiment.evaluation
     check_privacy(config, experiment.cohort, method, population)
     dates = experiment.split.valid_from, experiment.split.test_from
     if config.promises and experiment.split.kind == "time" and None in dates:
@@ -180,7 +180,26 @@ def check_supported(experiment: Experiment, method: type[Method], population: in
             "covers what it lets into training: give split.valid_from and split.test_from, or "
             "another split.kind"
         )
-    _check_validation_queries(experiment)
+    # Validation queries that select or stop are charged to the privacy budget.
+    if config.selection_share is None:
+        if config.promises and evaluation.patience:
+            raise ConfigError(
+                f"evaluation.patience = {evaluation.patience} would let users' validation items "
+                "end the run, which no noise covers: leave it out, and all rounds are run, or "
+                "charge the validation queries to the budget with privacy.selection_share = 0.1"
+            )
+        return
+    if evaluation.users:
+        raise ConfigError(
+            f"evaluation.users = {evaluation.users}: who is drawn depends on who else has "
+            "validation items, so one user could move a validation query by more than their "
+            "score: leave it out, or leave out privacy.selection_share"
+        )
+    if experiment.silos.kind != "none":
+        raise ConfigError(
+            "a silo would move a validation query by the scores of all its users: leave out "
+            "privacy.selection_share, and the last round is shipped"
+        )
 
 
 def _find_plan(
@@ -222,30 +241,6 @@ def _find_plan(
         undeclared=undeclared,
     )
     return plan if task.public.holders is None else replace(plan, unit=SILO)
-
-
-def _check_validation_queries(experiment: Experiment) -> None:
-    """Refuse validation queries that select or stop, and are not charged to the privacy budget."""
-    config, privacy = experiment.evaluation, experiment.privacy
-    if privacy.selection_share is None:
-        if privacy.promises and config.patience:
-            raise ConfigError(
-                f"evaluation.patience = {config.patience} would let users' validation items end "
-                "the run, which no noise covers: leave it out, and all rounds are run, or charge "
-                "the validation queries to the budget with privacy.selection_share = 0.1"
-            )
-        return
-    if config.users:
-        raise ConfigError(
-            f"evaluation.users = {config.users}: who is drawn depends on who else has validation "
-            "items, so one user could move a validation query by more than their score: leave it "
-            "out, or leave out privacy.selection_share"
-        )
-    if experiment.silos.kind != "none":
-        raise ConfigError(
-            "a silo would move a validation query by the scores of all its users: leave out "
-            "privacy.selection_share, and the last round is shipped"
-        )
 
 
 def _layers(experiment: Experiment, task: Task) -> list[Mechanism]:
