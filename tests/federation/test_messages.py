@@ -11,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from hushrec.aggregation import ClientRows, KeyedRows, Update, UploadShape
-from hushrec.aggregation.statistics import STEPS, Evaluation, LossSum, Tally, exact_sum
+from hushrec.aggregation import (
+    STEPS,
+    ClientRows,
+    Evaluation,
+    KeyedRows,
+    LossSum,
+    Tally,
+    Update,
+    UploadShape,
+    exact_sum,
+)
 from hushrec.errors import MessageError
 from hushrec.federation.client import Download, Expected, Upload
 from hushrec.io.codec import payload

@@ -16,7 +16,7 @@ from hushrec.api import Run, train, train_seeds
 from hushrec.cli import main
 from hushrec.data import load
 from hushrec.errors import ConfigError, RunError
-from hushrec.io.stored import parse
+from hushrec.io.codec import parse
 from hushrec.privacy.accountant import (
     Accountant,
     Everybody,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_shipped import with_other_validation_items
 
-from hushrec.aggregation.statistics import PLACES, Tally, exact_sum
+from hushrec.aggregation import PLACES, Tally, exact_sum
 from hushrec.api import Run, train
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError

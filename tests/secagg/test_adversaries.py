@@ -9,7 +9,7 @@ from hushrec.errors import MessageError, TooFewError
 from hushrec.secagg import Identity, Stage, keys, messages, vectors
 from hushrec.secagg.keys import SHARE_BYTES, recover, weights_at_zero
 from hushrec.secagg.messages import SERVER, Announcement, index_bytes
-from hushrec.secagg.node import OwnSecrets
+from hushrec.secagg.protocol import OwnSecrets
 from hushrec.secagg.vectors import WORD
 from secure_sums import CHANCE, FRAME, body, least_likely, next_sum, play, wrapped_sum
 

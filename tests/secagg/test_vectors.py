@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hushrec.aggregation.statistics import LARGEST_LOSS, LossSum
+from hushrec.aggregation import LARGEST_LOSS, LossSum
 from hushrec.errors import ConfigError, DivergedError
 from hushrec.secagg import Stage, VectorLayout, vectors
 from hushrec.secagg.vectors import WIDE, WORD

@@ -127,7 +127,7 @@ def complain(error: BaseException) -> None:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    from hushrec.io.stored import Stored  # pydantic: --help does not wait for it
+    from hushrec.io.codec import Stored  # pydantic: --help does not wait for it
 
     return value.as_dict() if isinstance(value, Stored) else asdict(value)
 

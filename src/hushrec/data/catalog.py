@@ -24,8 +24,8 @@ from hushrec.data.sources import CATALOG, DataFolder, DataSet, cache_dir
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import OnProgress, no_progress
 from hushrec.errors import ConfigError, DataError, RunError, nearest
+from hushrec.io.codec import read_arrays
 from hushrec.io.files import atomic_file, checked_path, scratch_folder
-from hushrec.io.stored import read_arrays
 
 DownloadProgress = Callable[[int, int | None], None]
 """Called with the bytes so far and the bytes in all, if known."""

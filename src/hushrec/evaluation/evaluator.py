@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from hushrec.aggregation.statistics import Evaluation
+from hushrec.aggregation import Evaluation
 from hushrec.config import Clients, Settings
 from hushrec.data.splitting import Part, Split
 from hushrec.data.views import Ragged, TrainView, chunks

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from hushrec.aggregation.statistics import PLACES, Tally, exact_sum
+from hushrec.aggregation import PLACES, Tally, exact_sum
 from hushrec.config import find
 from hushrec.data.views import Ragged
 from hushrec.errors import ConfigError, DivergedError, InputError, RunError

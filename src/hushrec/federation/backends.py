@@ -20,8 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ExactSum
-from hushrec.aggregation.statistics import Evaluation, LossSum
+from hushrec.aggregation import Evaluation, ExactSum, LossSum
 from hushrec.data.splitting import Part, Split
 from hushrec.data.views import TrainView, balanced_chunks, chunks
 from hushrec.errors import ConfigError

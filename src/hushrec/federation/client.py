@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows, KeyedRows, Update, UploadShape
-from hushrec.aggregation.statistics import LossSum
+from hushrec.aggregation import ClientRows, KeyedRows, LossSum, Update, UploadShape
 from hushrec.data.views import TrainView
 from hushrec.errors import MessageError
 from hushrec.io import codec

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregation.statistics import Evaluation
+from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.errors import MessageError
 from hushrec.federation.client import Download

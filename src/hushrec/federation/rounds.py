@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from threadpoolctl import ThreadpoolController
 
-from hushrec.aggregation.statistics import Evaluation
+from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError, DivergedError, StoppedError
 from hushrec.evaluation.evaluator import EvaluationConfig, PartRanks
@@ -29,7 +29,7 @@ from hushrec.evaluation.groups import rank_changes
 from hushrec.federation.backends import Backend, Simulation
 from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
-from hushrec.io.stored import Count, Metrics, Number, Positive, Stored, Tables
+from hushrec.io.codec import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.methods.base import Method, Shared, is_marked
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.plan import Plan

@@ -26,8 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregation import STEPS_PER_UNIT, ExactSum, UploadShape
-from hushrec.aggregation.statistics import LARGEST_LOSS, PLACES, STEPS, Evaluation, LossSum, Tally
+from hushrec.aggregation import (
+    LARGEST_LOSS,
+    PLACES,
+    STEPS,
+    STEPS_PER_UNIT,
+    Evaluation,
+    ExactSum,
+    LossSum,
+    Tally,
+    UploadShape,
+)
 from hushrec.errors import ConfigError, MessageError
 from hushrec.federation.client import SLACK, Download, Task, take_part
 from hushrec.federation.requests import EvaluationRequest, TrainRequest

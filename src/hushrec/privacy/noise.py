@@ -27,8 +27,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import STEPS_PER_UNIT, Steps, Total, Update, UploadShape
-from hushrec.aggregation.statistics import STEPS, Tally
+from hushrec.aggregation import STEPS, STEPS_PER_UNIT, Steps, Tally, Total, Update, UploadShape
 from hushrec.data.views import TrainView
 from hushrec.kernels.ragged import add_scattered, add_steps
 from hushrec.privacy.accountant import (

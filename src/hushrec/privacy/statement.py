@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hushrec.errors import ConfigError, RunError
-from hushrec.io.stored import Count, Number, Positive, Stored
+from hushrec.io.codec import Count, Number, Positive, Stored
 from hushrec.privacy.accountant import KEPT_BACK, Accountant, History
 
 NO_GUARANTEE = "none"

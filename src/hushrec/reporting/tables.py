@@ -16,7 +16,7 @@ from hushrec.analysis.run import GuidanceEffect
 from hushrec.api import Run
 from hushrec.data.splitting import Part
 from hushrec.evaluation.groups import Spread
-from hushrec.io.stored import Metrics, Tables
+from hushrec.io.codec import Metrics, Tables
 from hushrec.methods.base import Method
 from hushrec.runs.comparison import ComparedRun
 from hushrec.runs.schema import AdaptationCurve, Summary

@@ -40,7 +40,8 @@ from hushrec.evaluation.evaluator import PartRanks
 from hushrec.evaluation.metrics import Ranks
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine
-from hushrec.io import stored
+from hushrec.io import codec
+from hushrec.io.codec import Stored, StoredT
 from hushrec.io.files import (
     LOCK,
     PARTIAL,
@@ -57,7 +58,6 @@ from hushrec.io.files import (
     write_text,
     writing,
 )
-from hushrec.io.stored import Stored, StoredT
 from hushrec.private import WORKSPACE
 from hushrec.runs.schema import CheckpointHeader, Seeds, Summary
 
@@ -120,7 +120,7 @@ class RunFolder:
     def experiment(self) -> Experiment:
         """Read the configuration."""
         file = self.path / "config.toml"
-        return Experiment.from_toml(stored.read_text(file), str(file))
+        return Experiment.from_toml(codec.read_text(file), str(file))
 
     # ------------------------------------------------------------ small files
 
@@ -137,7 +137,7 @@ class RunFolder:
         file = self.path / name
         if not file.exists():
             raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
-        return stored.read_stored(kind, file)
+        return codec.read_stored(kind, file)
 
     def read_summary(self) -> Summary:
         """Read summary.json."""
@@ -150,9 +150,9 @@ class RunFolder:
     def read_metrics(self, up_to: int | None = None) -> list[RoundLine]:
         """Read metrics.jsonl; a last line cut short by a crash is left out."""
         file = self.path / METRICS
-        texts = stored.read_text(file).split("\n")[:-1] if file.exists() else []
+        texts = codec.read_text(file).split("\n")[:-1] if file.exists() else []
         lines = [
-            stored.parse(RoundLine, text, f"{file}, line {number},")
+            codec.parse(RoundLine, text, f"{file}, line {number},")
             for number, text in enumerate(texts, 1)
         ]
         return [line for line in lines if up_to is None or line.round <= up_to]
@@ -181,7 +181,7 @@ class RunFolder:
         file = self.path / name
         if not file.exists():
             raise RunError(f"{file} is missing: train again with --overwrite")
-        return stored.read_arrays(file)
+        return codec.read_arrays(file)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -216,12 +216,12 @@ class RunFolder:
         folder = self.path / "checkpoint" / name
         state = folder / "state.json"
         try:
-            record = stored.read_json(state)
+            record = codec.read_json(state)
         except RunError:
             raise _damaged(state) from None
         if record.pop("digest", None) != _text_digest(record):
             raise _damaged(state)
-        header = stored.parse(CheckpointHeader, json.dumps(record), str(state))
+        header = codec.parse(CheckpointHeader, json.dumps(record), str(state))
         for file, digest in header.files.items():
             if not (folder / file).is_file() or _digest(folder / file) != digest:
                 raise _damaged(folder / file)
@@ -242,7 +242,7 @@ class RunFolder:
 
     def _settings(self) -> str:
         """Return a digest of config.toml without the number of rounds."""
-        config = stored.read_toml(self.path / "config.toml")
+        config = codec.read_toml(self.path / "config.toml")
         return _text_digest({key: value for key, value in config.items() if key != "rounds"})
 
 
@@ -303,7 +303,7 @@ def beside(path: Path, mark: str) -> Path:
 def is_run(path: Path) -> bool:
     """Say whether a folder is a run: other programs have a config.toml too, but not this one."""
     try:
-        config = stored.read_toml(path / "config.toml")
+        config = codec.read_toml(path / "config.toml")
     except RunError:
         return False
     return {"data", "method", "protocol", "rounds", "seed"} <= config.keys()

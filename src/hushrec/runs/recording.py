@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hushrec.aggregation.statistics import Evaluation
+from hushrec.aggregation import Evaluation
 from hushrec.data import Interactions
 from hushrec.data import partition as silos
 from hushrec.data.splitting import Part, Split
@@ -21,9 +21,8 @@ from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import Callback, RoundRecord, ServerState, Training, TrainingResult
 from hushrec.federation.setup import SimulatedTraining
 from hushrec.io import peak_rss_bytes
-from hushrec.io.codec import Arrays
+from hushrec.io.codec import Arrays, Tables
 from hushrec.io.files import remove
-from hushrec.io.stored import Tables
 from hushrec.methods.base import Shared, facts_of
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.statement import PrivacyStatement, compose

@@ -18,9 +18,8 @@ from hushrec.federation.backends import Backend
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine, ServerState
 from hushrec.io import usable_cores
-from hushrec.io.codec import Rows
+from hushrec.io.codec import Rows, Tables
 from hushrec.io.files import checked_path
-from hushrec.io.stored import Tables
 from hushrec.runs.comparison import ComparedRun, compare_runs
 from hushrec.runs.folder import FINAL, RunFolder, new_run_folder, read_ranks
 from hushrec.runs.recording import SELECTED, CheckpointCallback, load_model

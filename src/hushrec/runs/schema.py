@@ -11,7 +11,7 @@ audit.json                    `Audit`
 trials.jsonl, one line        `Trial` (of a search, `hushrec.tuning`)
 ============================  ======================================================
 
-`io.stored.Stored` says how they are checked: strict types, bounded numbers, and an error that names
+`io.codec.Stored` says how they are checked: strict types, bounded numbers, and an error that names
 file and key. A run of a federation has the same files; what only its nodes know is None.
 """
 
@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from hushrec.federation.rounds import RoundLine as RoundLine
-from hushrec.io.stored import Count, Metrics, Number, Positive, Stored, Tables
+from hushrec.io.codec import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.privacy.statement import BudgetSummary as BudgetSummary
 from hushrec.privacy.statement import Claim
 from hushrec.privacy.statement import ComposedStatement as ComposedStatement

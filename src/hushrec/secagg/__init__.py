@@ -8,8 +8,7 @@ whom, and under which assumptions.
 
 from hushrec.secagg.keys import Identity
 from hushrec.secagg.messages import Stage, SumTerms
-from hushrec.secagg.node import NodeState, SumNode
-from hushrec.secagg.server import SumServer
+from hushrec.secagg.protocol import NodeState, SumNode, SumServer
 from hushrec.secagg.vectors import VectorLayout
 
 __all__ = ["Identity", "NodeState", "Stage", "SumNode", "SumServer", "SumTerms", "VectorLayout"]

@@ -4,7 +4,7 @@ A node's whole upload is one vector, counts, losses and metrics included, so tha
 masked. Its layout is public, and the parties compare its digest.
 
 An entry of an array is a word: a whole number modulo 2^64, read with its sign. Sums of losses and
-metrics (`aggregation.statistics`) are whole numbers of some hundred bits. If their words were
+metrics (`hushrec.aggregation`) are whole numbers of some hundred bits. If their words were
 summed separately, the carries would leak more than the sum. So a wide number is five words that add
 up as one number modulo 2^320.
 

@@ -26,9 +26,8 @@ from safetensors.numpy import load, save
 from hushrec.data.views import TrainView, chunks
 from hushrec.errors import ConfigError, InputError, RunError
 from hushrec.io import usable_cores
-from hushrec.io.codec import Array, Arrays, Rows
+from hushrec.io.codec import Array, Arrays, Rows, Stored, read_stored
 from hushrec.io.files import atomic_folder, checked_path
-from hushrec.io.stored import Stored, read_stored
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Explains, Method, Shared, method_class
 from hushrec.private import Private, PrivateStore, StoreConfig

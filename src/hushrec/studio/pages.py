@@ -22,7 +22,7 @@ from hushrec.api import Run
 from hushrec.errors import ConfigError, HushrecError, RunError
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine
-from hushrec.io.stored import read_text
+from hushrec.io.codec import read_text
 from hushrec.reporting import plots, tables
 from hushrec.reporting.html import REPORT, environment, means_plot
 from hushrec.reporting.sections import loss_points, validation_points

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from hushrec.aggregation.statistics import Evaluation
+from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import make_split
 from hushrec.errors import ConfigError, HushrecError
 from hushrec.federation.backends import THIS_MACHINE, Backend, Machine, OneByOne

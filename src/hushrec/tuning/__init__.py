@@ -28,8 +28,8 @@ from hushrec.federation.backends import THIS_MACHINE, Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.federation.rounds import Callback, RoundRecord, run_rounds
 from hushrec.federation.setup import set_up
+from hushrec.io.codec import parse, read_json, read_text
 from hushrec.io.files import append_line, atomic_folder, is_free, write_text
-from hushrec.io.stored import parse, read_json, read_text
 from hushrec.methods.base import Between, OneOf, SearchSpace, Tunable
 from hushrec.runs.schema import Trial
 from hushrec.streams import Streams

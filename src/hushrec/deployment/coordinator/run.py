@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation.statistics import Evaluation
+from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.deployment.coordinator.session import EventLog, Partition, Policy, Roster, Session
 from hushrec.deployment.coordinator.summing import PlainSumming, RecoveryJournal, SecureSumming
@@ -40,8 +40,7 @@ from hushrec.federation.experiment import Experiment
 from hushrec.federation.requests import EvaluationRequest, Link, NodeId, TrainRequest
 from hushrec.federation.setup import set_up_public
 from hushrec.federation.sums import ExpectedSum, round_shape
-from hushrec.io.codec import Arrays
-from hushrec.io.stored import read_json
+from hushrec.io.codec import Arrays, read_json
 from hushrec.methods.base import Shared
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection

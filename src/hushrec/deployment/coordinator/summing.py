@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hushrec.aggregation import ExactSum
-from hushrec.aggregation.statistics import Evaluation, LossSum
+from hushrec.aggregation import Evaluation, ExactSum, LossSum
 from hushrec.deployment.coordinator.session import Session
 from hushrec.errors import ConfigError, FederationError, MessageError, RunError, TooFewError
 from hushrec.federation import sums

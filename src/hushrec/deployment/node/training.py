@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import UploadShape
-from hushrec.aggregation.statistics import Evaluation
+from hushrec.aggregation import Evaluation, UploadShape
 from hushrec.data.splitting import Share, Split, split_share
 from hushrec.data.views import TrainView
 from hushrec.deployment.node.database import NodeDatabase
