@@ -13,11 +13,13 @@ from hushrec.data import Interactions, load
 from hushrec.data.splitting import make_split
 from hushrec.data.views import Protocol
 from hushrec.errors import ConfigError, nearest
+from hushrec.federation import rounds
 from hushrec.federation.backends import THIS_MACHINE, Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest
-from hushrec.federation.rounds import Callback, History, SimulationMetrics, finish, run_rounds
+from hushrec.federation.rounds import Callback
 from hushrec.federation.setup import set_up
 from hushrec.io.files import checked_path
+from hushrec.runs import recording
 from hushrec.runs.folder import (
     SEEDS,
     SUMMARY,
@@ -25,14 +27,6 @@ from hushrec.runs.folder import (
     new_run_folder,
     resumable,
     resumed_run_folder,
-)
-from hushrec.runs.recording import (
-    CheckpointCallback,
-    mean_summary,
-    prolonged,
-    restore,
-    saved_key,
-    summarise,
 )
 from hushrec.runs.run import Run, Unsaved
 from hushrec.runs.schema import Seeds, Summary
@@ -118,7 +112,7 @@ def train_request(
         for key in ("preset", "protocol", "seed", "settings"):
             if getattr(request, key):
                 raise ConfigError(f"resume goes on with the run's own settings: leave out '{key}'")
-        experiment = prolonged(RunFolder.open(resumable(folder)), request.rounds)
+        experiment = recording.prolonged(RunFolder.open(resumable(folder)), request.rounds)
     else:
         experiment = request.experiment()
     with _run_folder(folder, execution) as (here, scratch):
@@ -157,7 +151,7 @@ def train_request_seeds(
             started = replace(execution, resume=(part / "config.toml").exists())
             run = train_experiment(_with_seed(first, seed), data, part, started, scratch)
             summaries.append(run.summary)
-        summary = mean_summary(summaries)
+        summary = recording.mean_summary(summaries)
         folder.write(SUMMARY, summary)
     return summary
 
@@ -180,21 +174,21 @@ def train_experiment(
     if out is not None and folder is None:
         folder = RunFolder.create(out, experiment)
     with folder.locked() if folder else nullcontext():
-        key = saved_key(folder) if folder and resume else None
+        key = recording.saved_key(folder) if folder and resume else None
         training, state = setup.start(machine, scratch or (folder.path if folder else None), key)
-        backend, method, history = training.backend, training.task.method, History()
-        callbacks: list[Callback] = [SimulationMetrics(backend, method)]
+        backend, method, history = training.backend, training.task.method, rounds.History()
+        callbacks: list[Callback] = [rounds.SimulationMetrics(backend, method)]
         if folder is None:
             callbacks.append(history)
         else:
-            saves = CheckpointCallback(folder, backend, state, machine.checkpoint_seconds)
-            if resume and restore(state, backend, folder, experiment.rounds):
+            saves = recording.CheckpointCallback(folder, backend, state, machine.checkpoint_seconds)
+            if resume and recording.restore(state, backend, folder, experiment.rounds):
                 saves.reopen()
             callbacks.append(saves)
         callbacks += execution.callbacks
-        run_rounds(training, state, callbacks)
-        finish(training, state, callbacks)
-        summary = summarise(training, split, state, data)
+        rounds.run_rounds(training, state, callbacks)
+        rounds.finish(training, state, callbacks)
+        summary = recording.summarise(training, split, state, data)
         if folder:
             folder.write_results(backend.ranks, summary)
     assert backend.selected is not None, "the last round is always evaluated"

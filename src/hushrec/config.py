@@ -1,7 +1,7 @@
 """`Settings`: typed options, frozen, unknown keys refused, and no number without a bound.
 
-A number nobody can mean (`lr` = 1e308, a billion rounds) is refused before anything is made, not
-found out by an overflow, a full memory or a program that does not end.
+An absurd number (`lr` = 1e308, a billion rounds) is refused before training, not found out by an
+overflow, a full memory or a program that does not end.
 
 The registry (`names`, `find`) reads entry points: a package declares a name in one of the groups
 ``hushrec.methods``, ``hushrec.experts``, ``hushrec.datasets``, ``hushrec.metrics``,

@@ -116,7 +116,7 @@ def same_question(one: Ranks, other: Ranks) -> bool:
 
 @dataclass(frozen=True)
 class _Stored:
-    """The stored ranks of a run, one set for each seed; none of a federation."""
+    """A run to compare: its ranks, one `Ranks` per seed; a federation keeps them on its nodes."""
 
     name: str
     summary: Summary

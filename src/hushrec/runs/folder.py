@@ -40,24 +40,8 @@ from hushrec.evaluation.evaluator import PartRanks
 from hushrec.evaluation.metrics import Ranks
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine
-from hushrec.io import codec
+from hushrec.io import codec, files
 from hushrec.io.codec import Stored, StoredT
-from hushrec.io.files import (
-    LOCK,
-    PARTIAL,
-    append_line,
-    atomic_file,
-    atomic_folder,
-    checked_path,
-    clear,
-    is_free,
-    missing,
-    remove,
-    remove_empty,
-    sync,
-    write_text,
-    writing,
-)
 from hushrec.private import WORKSPACE
 from hushrec.runs.schema import CheckpointHeader, Seeds, Summary
 
@@ -82,7 +66,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, experiment: Experiment, seeds: Sequence[int] = ()) -> RunFolder:
         """Start a run folder, with several ``seeds`` or the experiment's, where nothing is yet."""
-        with atomic_folder(path) as folder:
+        with files.atomic_folder(path) as folder:
             (folder / "config.toml").write_text(experiment.to_toml(), "utf-8")
             if seeds:
                 (folder / SEEDS).write_text(Seeds(seeds=list(seeds)).to_json(), "utf-8")
@@ -91,7 +75,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """Open an existing run folder."""
-        path = checked_path(path)
+        path = files.checked_path(path)
         undo_replacement(path)
         if not path.is_dir():
             raise RunError(f"{path}: no such run folder")
@@ -102,20 +86,20 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Let one process at a time train in this folder, and clear what a killed one left."""
-        with writing(self.path):
-            lock = (self.path / LOCK).open("w")
+        with files.writing(self.path):
+            lock = (self.path / files.LOCK).open("w")
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunError(f"another process is training in {self.path}") from None
-            for left in (*self.path.glob(f"{WORKSPACE}*"), *self.path.glob(f".*{PARTIAL}")):
-                remove(left)
+            for left in (*self.path.glob(f"{WORKSPACE}*"), *self.path.glob(f".*{files.PARTIAL}")):
+                files.remove(left)
             yield
 
     def is_locked(self) -> bool:
         """Say whether a process trains in this folder now."""
-        return is_held(self.path / LOCK)
+        return is_held(self.path / files.LOCK)
 
     def experiment(self) -> Experiment:
         """Read the configuration."""
@@ -126,7 +110,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file."""
-        write_text(self.path / name, text)
+        files.write_text(self.path / name, text)
 
     def write(self, name: str, value: Stored) -> None:
         """Write a JSON file."""
@@ -145,7 +129,7 @@ class RunFolder:
 
     def append_metrics(self, line: RoundLine) -> None:
         """Add a round to metrics.jsonl."""
-        append_line(self.path / METRICS, line.to_json())
+        files.append_line(self.path / METRICS, line.to_json())
 
     def read_metrics(self, up_to: int | None = None) -> list[RoundLine]:
         """Read metrics.jsonl; a last line cut short by a crash is left out."""
@@ -167,7 +151,7 @@ class RunFolder:
 
     def write_arrays(self, name: str, arrays: Arrays) -> None:
         """Write an npz file."""
-        with atomic_file(self.path / name) as partial, partial.open("wb") as file:
+        with files.atomic_file(self.path / name) as partial, partial.open("wb") as file:
             payload: dict[str, Any] = dict(arrays)
             np.savez_compressed(file, **payload)
 
@@ -186,12 +170,12 @@ class RunFolder:
     # ------------------------------------------------------------ checkpoints
 
     def save_checkpoint(
-        self, name: str, state: Mapping[str, Any], files: Iterable[tuple[str, Arrays]]
+        self, name: str, state: Mapping[str, Any], tensors: Iterable[tuple[str, Arrays]]
     ) -> None:
         """Write a checkpoint that appears whole or not at all, then drop the older ones."""
-        with atomic_folder(self.path / "checkpoint" / name) as folder:
+        with files.atomic_folder(self.path / "checkpoint" / name) as folder:
             digests = {}
-            for file, arrays in files:
+            for file, arrays in tensors:
                 target = folder / f"{file}.safetensors"
                 save_file({key: np.ascontiguousarray(a) for key, a in arrays.items()}, target)
                 digests[target.name] = _digest(target)
@@ -203,7 +187,7 @@ class RunFolder:
 
     def drop_checkpoints(self, *, but: str) -> None:
         """Remove all checkpoints but one, and what a killed process left of others."""
-        clear(self.path / "checkpoint", but=but)
+        files.clear(self.path / "checkpoint", but=but)
 
     def checkpoint_name(self) -> str | None:
         """Return the newest complete checkpoint."""
@@ -290,8 +274,8 @@ def is_held(lock: Path) -> bool:
 def undo_replacement(path: Path) -> None:
     """Undo what a process did that was killed between the two steps of replacing a run."""
     old = beside(path, OLD)
-    if not path.exists() and is_run(old) and not is_held(old / LOCK):
-        with writing(path):
+    if not path.exists() and is_run(old) and not is_held(old / files.LOCK):
+        with files.writing(path):
             old.rename(path)
 
 
@@ -301,7 +285,7 @@ def beside(path: Path, mark: str) -> Path:
 
 
 def is_run(path: Path) -> bool:
-    """Say whether a folder is a run: other programs have a config.toml too, but not this one."""
+    """Say whether a folder is a run: its config.toml has the keys of an experiment."""
     try:
         config = codec.read_toml(path / "config.toml")
     except RunError:
@@ -325,11 +309,11 @@ def new_run_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
     A run that fails leaves an older run as it was, and its own files only after its first round.
     """
     require_free(path, overwrite=overwrite)
-    replaces, made = is_run(path), missing(path)
+    replaces, made = is_run(path), files.missing(path)
     here = beside(path, NEW) if replaces else path
     with RunFolder(path).locked() if replaces else nullcontext():
         if replaces:
-            remove(here)
+            files.remove(here)
         try:
             yield here
         except StoppedError as stopped:
@@ -340,8 +324,8 @@ def new_run_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
             refused = isinstance(error, RunError) and not isinstance(error, DiskError)
             theirs = not replaces and (refused or RunFolder(path).is_locked())
             if not (kept or theirs) and here.exists():
-                clear(here)
-                remove_empty([here] if replaces else made)
+                files.clear(here)
+                files.remove_empty([here] if replaces else made)
             if isinstance(error, DiskError) and (kept or replaces):
                 left = _again(path) if kept else f"the run in {path} is as it was"
                 raise DiskError(f"{error}; {left}") from None
@@ -375,15 +359,15 @@ def resumable(path: Path) -> Path:
             return new
         with RunFolder(path).locked() if path.exists() else nullcontext():
             _replace(path, new)
-    if is_run(path) and old.exists() and not is_held(old / LOCK):
-        remove(old)
+    if is_run(path) and old.exists() and not is_held(old / files.LOCK):
+        files.remove(old)
     return RunFolder.open(path).path
 
 
 def require_free(path: Path, *, overwrite: bool) -> None:
     """Refuse a path where a new run would overwrite other files, or a run without ``overwrite``."""
     undo_replacement(path)
-    if is_free(path):
+    if files.is_free(path):
         return
     if not path.is_dir():
         raise RunError(f"{path} is a file; choose another --out")
@@ -405,13 +389,13 @@ def require_free(path: Path, *, overwrite: bool) -> None:
 
 def _replace(path: Path, new: Path) -> None:
     old = beside(path, OLD)
-    with writing(path):
-        remove(old)
+    with files.writing(path):
+        files.remove(old)
         if path.exists():
             path.rename(old)
         new.rename(path)
-        sync(path.parent)
-    remove(old)
+        files.sync(path.parent)
+    files.remove(old)
 
 
 def _again(path: Path) -> str:

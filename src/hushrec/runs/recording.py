@@ -26,17 +26,9 @@ from hushrec.io.files import remove
 from hushrec.methods.base import Shared, facts_of
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.statement import PrivacyStatement, compose
+from hushrec.runs import schema
 from hushrec.runs.folder import FINAL, SUMMARY, RunFolder
-from hushrec.runs.schema import (
-    PUBLISHED_MARK,
-    Baselines,
-    CheckpointHeader,
-    Communication,
-    SiloFacts,
-    Summary,
-    Timing,
-    UserCounts,
-)
+from hushrec.runs.schema import Summary
 
 
 def summarise(
@@ -56,7 +48,7 @@ def summarise(
         data_digest=data_digest(data),
         test=evaluator.summarise(backend.ranks["test"]),
         valid=evaluator.summarise(backend.ranks["valid"]),
-        baselines=Baselines(
+        baselines=schema.Baselines(
             popularity=evaluator.summarise(popularity),
             chance=evaluator.summarise(chance_ranks(popularity)),
         ),
@@ -64,8 +56,8 @@ def summarise(
             "coverage@10": Coverage(10).value(top, counts),
             "popularity_bias@10": PopularityBias(10).value(top, counts),
         },
-        users=UserCounts(**split.facts(), ranked_users=len(evaluator.users["test"])),
-        silos=None if holders is None else SiloFacts(**silos.facts(split.train, holders)),
+        users=schema.UserCounts(**split.facts(), ranked_users=len(evaluator.users["test"])),
+        silos=None if holders is None else schema.SiloFacts(**silos.facts(split.train, holders)),
         notes=list(split.data.notes),
     )
 
@@ -86,7 +78,7 @@ def summarise_federation(
         nodes=dict(nodes),
         test=results["test"].means(),
         valid=results["valid"].means(),
-        users=UserCounts(
+        users=schema.UserCounts(
             users=users,
             items=training.task.public.n_items,
             training_clients=len(training.clients),
@@ -107,7 +99,7 @@ def _common(training: Training, state: ServerState) -> dict[str, Any]:
         "method": experiment.method,
         "data": experiment.data,
         "protocol": experiment.protocol,
-        "protocol_mark": PUBLISHED_MARK if experiment.protocol == "published" else None,
+        "protocol_mark": schema.PUBLISHED_MARK if experiment.protocol == "published" else None,
         "preset": experiment.preset,
         "options": experiment.options,
         "rounds": state.round,
@@ -116,8 +108,10 @@ def _common(training: Training, state: ServerState) -> dict[str, Any]:
         "improving": learns and chosen and state.selected_round == state.round,
         "seed": experiment.seed,
         "model": dict(facts_of(method, state.selected_shared)),
-        "communication": Communication(up_bytes=state.up_bytes, down_bytes=state.down_bytes),
-        "time": Timing(total_s=state.seconds, per_round_s=state.seconds / max(1, state.round)),
+        "communication": schema.Communication(up_bytes=state.up_bytes, down_bytes=state.down_bytes),
+        "time": schema.Timing(
+            total_s=state.seconds, per_round_s=state.seconds / max(1, state.round)
+        ),
         "peak_rss_bytes": peak_rss_bytes(),
         "privacy": training.plan.statement(
             state.account, state.round, state.ledger, state.up_bytes
@@ -157,8 +151,8 @@ def mean_summary(summaries: Sequence[Summary]) -> Summary:
             "valid": table("valid", np.mean),
             "test_sd": table("test", deviation),
             "lists": means("lists"),
-            "communication": Communication(**sent),
-            "time": Timing(**means("time")),
+            "communication": schema.Communication(**sent),
+            "time": schema.Timing(**means("time")),
             "peak_rss_bytes": max(summary.peak_rss_bytes for summary in summaries),
             "privacy": _composed_privacy(summaries),
         }
@@ -189,7 +183,9 @@ def data_digest(data: Interactions) -> str:
 LEDGER = "ledger"
 """File of a checkpoint with what each client has spent."""
 CURRENT, SELECTED = "current", "selected"
-NUMBERS = [name for name in CheckpointHeader.model_fields if name not in ("settings", "files")]
+NUMBERS = [
+    name for name in schema.CheckpointHeader.model_fields if name not in ("settings", "files")
+]
 """Fields of the state that are written into the header of a checkpoint."""
 
 

@@ -298,10 +298,10 @@ class Model(Recommends):
         """
         history = self.data.history(self.indices([user]))
         try:
-            asked = [self.data.item_index[str(item)] for item in items]
+            numbers = [self.data.item_index[str(item)] for item in items]
         except KeyError as unknown:
             raise ConfigError(f"item {unknown} is not in the catalogue of this model") from None
-        return self.experts(history, np.array([asked], np.int32))[0]
+        return self.experts(history, np.array([numbers], np.int32))[0]
 
     def experts(self, history: TrainView, items: NDArray[np.int32]) -> list[list[str]]:
         """Return the expert with the largest contribution to each score: items [clients, ranks]."""

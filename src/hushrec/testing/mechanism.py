@@ -179,7 +179,7 @@ class MechanismContract:
         assert sums[0] == sums[1], "NaN or infinity changes more than its own upload"
 
     def test_a_stated_guarantee_withstands_an_attack(self) -> None:
-        """Telling two neighbouring uploads apart succeeds no more often than the event allows."""
+        """Two neighbouring uploads are told apart no more often than the stated event allows."""
         target = PrivacyTarget(1.0, 1e-5, 1)
         mechanism = self._made().calibrated(target)
         stated = mechanism.release()
