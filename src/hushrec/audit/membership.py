@@ -97,7 +97,9 @@ def membership(
     count = np.bincount(index)
     score, popular = (np.bincount(index, values) / count for values in (scores, popularity))
     owner, member = who[0], who[1].astype(bool)
-    differences = _paired(score, member, owner, generator, people=people)
+    # Scores are in the order of users: in pairs, a user's own two scores are compared.
+    others = generator.permutation(score[~member]) if people else score[~member]
+    differences = score[member] - others
     by_chance = people or (run.split.config.kind == "ratio" and run.split.config.order == "random")
     claim = _at_small_delta(run.summary.privacy)
     return {
@@ -131,22 +133,6 @@ def _at_small_delta(claim: PrivacyStatement) -> PrivacyStatement:
     return claim.model_copy(update={"epsilon": epsilon, "delta": SMALL_DELTA})
 
 
-def _paired(
-    score: Values,
-    member: NDArray[np.bool_],
-    owner: NDArray[np.int64],
-    generator: Any,
-    *,
-    people: bool,
-) -> Values:
-    """Return how much higher members score than the others they are paired with."""
-    members, others = score[member], score[~member]
-    if people:  # anybody with anybody
-        return np.asarray(members - generator.permutation(others))
-    own = dict(zip(owner[~member].tolist(), others.tolist(), strict=True))
-    return np.array([s - own[user] for user, s in zip(owner[member], members, strict=True)])
-
-
 def guesses(differences: Values, claim: PrivacyStatement) -> dict[str, Any]:
     """Guess the member of each pair by the score, and test the claim by the right guesses.
 
@@ -154,28 +140,27 @@ def guesses(differences: Values, claim: PrivacyStatement) -> dict[str, Any]:
     """
     apart = 1 if claim.neighbours == "replace-one" else 2
     clearest = np.argsort(-np.abs(differences), kind="stable")
-    found = []
+    certain, coins, found = certain_among(len(BOLDNESS)), len(differences), []
     for share in BOLDNESS:
-        made = clearest[: math.ceil(share * len(differences))]
+        made = clearest[: math.ceil(share * coins)]
         made = made[differences[made] != 0]
-        right, coins = int((differences[made] > 0).sum()), len(differences)
+        right = int((differences[made] > 0).sum())
         lower, surely = (
             guessing_bound(right, len(made), coins, claim.delta, confidence, apart)
-            for confidence in (CONFIDENCE, certain_among(len(BOLDNESS)))
+            for confidence in (CONFIDENCE, certain)
         )
-        found.append(
-            {
-                "pairs": coins,
-                "guesses": len(made),
-                "right": right,
-                "claimed_epsilon": claim.epsilon,
-                "delta": claim.delta,
-                "lower_bound": lower,
-                "certain_lower_bound": surely,
-                "contradicted": surely > (claim.epsilon or 0.0),
-            }
-        )
-    return max(found, key=lambda one: one["certain_lower_bound"])
+        found.append((surely, lower, len(made), right))
+    surely, lower, count, right = max(found, key=lambda one: one[0])
+    return {
+        "pairs": coins,
+        "guesses": count,
+        "right": right,
+        "claimed_epsilon": claim.epsilon,
+        "delta": claim.delta,
+        "lower_bound": lower,
+        "certain_lower_bound": surely,
+        "contradicted": surely > (claim.epsilon or 0.0),
+    }
 
 
 def guessing_bound(
@@ -310,10 +295,7 @@ def _scores(
 
 def _height(scores: NDArray[Any], case: Case) -> float:
     """Return the mean of logit(share of candidates below) over the targets; ties count half."""
-    candidates = np.ones(len(scores), bool)
-    candidates[case.known] = False
-    others = np.sort(scores[candidates])
-    mine = scores[case.targets]
+    others, mine = np.sort(np.delete(scores, case.known)), scores[case.targets]
     below = np.searchsorted(others, mine, "left") + np.searchsorted(others, mine, "right")
     share = (below / 2 + 0.5) / (len(others) + 1)
     return float(np.mean(np.log(share / (1 - share))))

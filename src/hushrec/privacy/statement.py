@@ -122,11 +122,8 @@ class PrivacyStatement(Stored):
     @property
     def promises(self) -> bool:
         """Whether there is a guarantee with a finite epsilon."""
-        return (
-            self.guarantee != NO_GUARANTEE
-            and self.epsilon is not None
-            and math.isfinite(self.epsilon)
-        )
+        finite = self.epsilon is not None and math.isfinite(self.epsilon)
+        return finite and self.guarantee != NO_GUARANTEE
 
 
 def changed(unit: str, neighbours: str, *, same_budgets: bool) -> str:
