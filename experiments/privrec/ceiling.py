@@ -23,7 +23,9 @@ def ceiling(data: str, only: tuple[str, ...] | None = None) -> None:
     liked = training.positives.values[training.values.values > 3]
     popularity = np.bincount(liked, minlength=split.data.n_items).astype(np.float64)
     columns = {n: c for n, c in split.train.item_features.items() if only is None or n in only}
-    rows, place = encode(columns, np.arange(split.data.n_items), "item").distinct()
+    described = encode(columns, np.arange(split.data.n_items), "item").rows
+    rows, place = np.unique(described, axis=0, return_inverse=True)
+    place = place.reshape(-1)
     of_description = (np.bincount(place, popularity) / np.bincount(place))[place]
     scores = {"popularity": popularity, "by description": of_description}
     disliked_by = np.bincount(training.positives.values, minlength=len(popularity)) - popularity

@@ -132,9 +132,6 @@ def _load_known(dataset: DataSet, folder: DataFolder) -> Interactions:
     return replace(data, name=dataset.name, items_declared=published, notes=tuple(notes))
 
 
-# ------------------------------------------------------------------------------------ download
-
-
 def fetch(name: str, progress: DownloadProgress | None = None) -> DataFolder:
     """Download a data set into the cache, check it, and return its folder.
 
@@ -149,10 +146,9 @@ def fetch(name: str, progress: DownloadProgress | None = None) -> DataFolder:
     target = cache_dir() / dataset.folder
     _make_folder(cache_dir())
     with scratch_folder(target.with_name(f".{target.name}.fetch")) as scratch:
-        archive = scratch / "archive.zip"
+        archive, fresh = scratch / "archive.zip", DataFolder(scratch)
         _download(dataset, archive, progress)
-        fresh = DataFolder(scratch)
-        _unpack(dataset, archive, fresh.path)
+        _unpack(dataset, archive, scratch)
         if dataset.states(fresh)[dataset.interactions_file] != "ok":
             raise DataError(
                 f"{name}: {dataset.interactions_file} from {dataset.url} has the wrong checksum; "
@@ -162,7 +158,7 @@ def fetch(name: str, progress: DownloadProgress | None = None) -> DataFolder:
         # The interactions last: a folder that has them has everything.
         for file in reversed(_archive_files(dataset)):
             if fresh.get(file):
-                (fresh.path / file).replace(target / file)
+                (scratch / file).replace(target / file)
     return DataFolder(target)
 
 
@@ -232,9 +228,6 @@ def _by_hand(dataset: DataSet) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------- imports
-
-
 _ROWS = {"user": "i", "item": "i", "value": "f", "time": "i", "users": "U", "items": "U"}
 """Arrays of interactions that an import has under their own names, and their kinds of type."""
 _FLAGS = ("has_time", "items_declared")
@@ -277,13 +270,12 @@ def _load_imported(name: str) -> Interactions:
     try:
         arrays = read_arrays(path)
         _require_sound(arrays)
-        rows: dict[str, Any] = {part: arrays[part] for part in _ROWS}
-        flags: dict[str, Any] = {flag: bool(arrays[flag]) for flag in _FLAGS}
+        parts: dict[str, Any] = {part: arrays[part] for part in _ROWS}
+        parts |= {flag: bool(arrays[flag]) for flag in _FLAGS}
         features = features_from_arrays(("user", "item"), arrays)
         return Interactions(
             name=name,
-            **rows,
-            **flags,
+            **parts,
             user_features=features["user"],
             item_features=features["item"],
             titles=arrays.get("titles"),

@@ -50,11 +50,6 @@ class Encoded:
     numbers: int
     """Count of the numeric fields."""
 
-    def distinct(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return the distinct rows, and the index of each row among them."""
-        rows, index = np.unique(self.rows, axis=0, return_inverse=True)
-        return rows, index.reshape(-1)
-
 
 def encode(features: Features, rows: NDArray[Any], owner: str) -> Encoded:
     """Encode these rows of the columns; a row beyond the last one is unknown in every field.

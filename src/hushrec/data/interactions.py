@@ -144,10 +144,9 @@ class Interactions:
     """One line for each harmless thing that was handled while reading."""
 
     def __post_init__(self) -> None:
-        rows = len(self.user)
-        if not (len(self.item) == len(self.value) == len(self.time) == rows):
+        if len({len(self.user), len(self.item), len(self.value), len(self.time)}) > 1:
             raise DataError(f"{self.name}: user, item, value and time differ in length")
-        if rows == 0:
+        if not len(self.user):
             raise DataError(f"{self.name}: no interactions")
 
     @property

@@ -57,7 +57,10 @@ def hold(view: TrainView, config: SilosConfig, streams: Streams) -> NDArray[np.i
     if config.count > len(view):
         raise ConfigError(f"silos.count = {config.count} exceeds the {len(view)} users")
     generator = streams.generator("silos")
-    leading = leading_category(tastes(view))
+    counts = tastes(view).counts
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1e-12)
+    spread = shares.std(0)
+    leading = ((shares - shares.mean(0)) / np.where(spread > 0, spread, np.inf)).argmax(1)
     n_categories = int(leading.max()) + 1
     share = np.bincount(leading, minlength=n_categories) / len(leading)
     alpha = config.alpha or ALPHAS[config.degree]
@@ -80,14 +83,13 @@ def tastes(view: TrainView) -> Tastes:
     """Count every user's training interactions by genre, or by how popular the items are."""
     positives = view.positives
     user = np.repeat(np.arange(len(view)), positives.lengths)
-    column = next((c for c in view.item_features.values() if isinstance(c, MultiCategorical)), None)
-    if column is not None:
-        flags = column.flags[positives.values].astype(np.float64)
-        flags /= np.maximum(flags.sum(1, keepdims=True), 1)
-        counts = np.zeros((len(view), flags.shape[1]))
-        np.add.at(counts, user, flags)
-        name = next(n for n, c in view.item_features.items() if c is column)
-        return Tastes(counts, tuple(str(n) for n in column.names), name)
+    for name, column in view.item_features.items():
+        if isinstance(column, MultiCategorical):
+            flags = column.flags[positives.values].astype(np.float64)
+            flags /= np.maximum(flags.sum(1, keepdims=True), 1)
+            counts = np.zeros((len(view), flags.shape[1]))
+            np.add.at(counts, user, flags)
+            return Tastes(counts, tuple(column.names.tolist()), name)
     # Groups of items with about as many interactions each, the most popular first.
     popularity = np.bincount(positives.values, minlength=view.n_items)
     order = np.argsort(-popularity, kind="stable")
@@ -98,14 +100,6 @@ def tastes(view: TrainView) -> Tastes:
     np.add.at(counts, (user, np.minimum(group, POPULARITY_GROUPS - 1)[positives.values]), 1)
     names = tuple(f"tenth {k + 1}" for k in range(POPULARITY_GROUPS))
     return Tastes(counts, names, "popularity of items")
-
-
-def leading_category(found: Tastes) -> NDArray[np.int64]:
-    """Return the category that is most overrepresented in each user's items."""
-    shares = found.counts / np.maximum(found.counts.sum(1, keepdims=True), 1e-12)
-    spread = shares.std(0)
-    excess = (shares - shares.mean(0)) / np.where(spread > 0, spread, np.inf)
-    return np.asarray(excess.argmax(1))
 
 
 def mixes_of(found: Tastes, holders: NDArray[np.int32]) -> NDArray[np.float64]:

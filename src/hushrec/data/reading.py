@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from hushrec.errors import ConfigError, DataError
 
 Owner = Literal["user", "item"]
 """Whose features they are."""
+YEAR_AT_END = re.compile(r"\((\d{4})(?:[-–]\d{0,4})?\)$")
 MOST_GENRES = 1_000
 """Categories that a column may have in order to be taken without being declared."""
 
@@ -102,7 +104,14 @@ def interactions_of(
         has_time=time is not None,
         notes=tuple(table.notes),
     )
-    return data if public is None else public.declare(data)
+    if public is None:
+        return data
+    return replace(
+        data.with_public_items(public.ids),
+        titles=public.titles,
+        item_features=public.features,
+        notes=(*data.notes, *public.notes),
+    )
 
 
 @dataclass(frozen=True)
@@ -137,15 +146,6 @@ class ItemList:
                 f"{table.at(row, column)}: item '{touched[codes[row]]}' is not in the list of "
                 f"items {self.path}{more}; add it there, or leave its rows out"
             )
-
-    def declare(self, data: Interactions) -> Interactions:
-        """Return the data with this list for its items."""
-        return replace(
-            data.with_public_items(self.ids),
-            titles=self.titles,
-            item_features=self.features,
-            notes=(*data.notes, *self.notes),
-        )
 
 
 def read_items(path: str | Path) -> ItemList:
@@ -183,8 +183,9 @@ def _recognised(table: Table, order: NDArray[Any], titles: StrArray | None) -> d
         # One that is empty describes nothing, one that is different everywhere is an id.
         if 0 < len(set().union(*sets)) <= MOST_GENRES:
             found["genres"] = MultiCategorical.of(sets)
-    in_titles = map(guesses.year_in, [] if titles is None else titles)
-    coded = years(entries.get("year", in_titles))
+    # The year may also end a title, as in "Toy Story (1995)".
+    ends = [YEAR_AT_END.search(title) for title in ([] if titles is None else titles)]
+    coded = years(entries.get("year", [end[1] if end else "" for end in ends]))
     return {**found, "year": coded} if len(coded.names) else found
 
 
@@ -214,14 +215,7 @@ def read_features(
     lines = [line_of.get(str(one)) for one in ids]
     if all(line is None for line in lines):
         raise DataError(f"{path}: no {owner} of the interactions has a line in it")
-    found: dict[str, Column] = {}
-    for words in declared:
-        feature = _Declared.of(words)
-        column = find_column(table, f"{owner} feature", feature.name)
-        entries = list(table.entries(column))
-        ours = ["" if line is None else entries[line] for line in lines]
-        found[feature.name] = feature.read(table, column, entries, ours)
-    return found
+    return {_declared(words)[0]: _read_declared(words, table, owner, lines) for words in declared}
 
 
 @dataclass(frozen=True)
@@ -242,71 +236,59 @@ class FeatureFiles:
             )
         if self.item_features and self.items is None:
             raise ConfigError("item features need the file that they are in: --items FILE")
-        user, item = data.user_features, data.item_features
         if self.users is not None:
             user = read_features(self.users, "user", data.users, self.user_features)
+            data = replace(data, user_features=user)
         if self.items is not None and self.item_features:
             item = read_features(self.items, "item", data.items, self.item_features)
-        return replace(data, user_features=user, item_features=item)
+            data = replace(data, item_features=item)
+        return data
 
 
 NO_FEATURES = FeatureFiles()
 
 
-@dataclass(frozen=True)
-class _Declared:
-    """A feature as it was declared."""
+def _read_declared(words: str, table: Table, owner: Owner, lines: list[int | None]) -> Column:
+    """Read the column that ``words`` declare, of these lines; refuse any entry that cannot be."""
+    name, kind, parts = _declared(words)
+    column = find_column(table, f"{owner} feature", name)
+    entries = list(table.entries(column))
+    for row, entry in enumerate(entries):
+        wrong = ""
+        if kind == "number":
+            if entry and not (is_number(entry) and np.isfinite(float(entry))):
+                wrong = "a number"
+        elif parts and not set(entry.split("|") if kind == "set" else [entry]) <= {"", *parts}:
+            wrong = f"among the categories of '{words}'; declare it there, or leave the entry empty"
+        if wrong:
+            raise DataError(f"{table.at(row, column)}: '{entry}' is not {wrong}")
+    ours = ["" if line is None else entries[line] for line in lines]
+    if kind == "category":
+        return Categorical.of(ours, parts or None)
+    if kind == "set":
+        return MultiCategorical.of((entry.split("|") for entry in ours), parts or None)
+    values = np.array([float(entry) if entry else np.nan for entry in ours], np.float32)
+    if np.isnan(values).all():
+        raise DataError(f"{table.path}, {table.label(column)}: no number in it")
+    return Numeric(values, *map(float, parts))
 
-    words: str
-    name: str
-    kind: str
-    names: tuple[str, ...] | None = None
-    """Its categories, where they were given."""
-    limits: tuple[float, ...] = ()
 
-    @classmethod
-    def of(cls, words: str) -> _Declared:
-        name, _, rest = words.partition(":")
-        kind, _, more = rest.partition(":")
-        parts = more.split(":" if kind == "number" else "|") if more else []
-        if kind in ("", "category", "set"):
-            if "" in parts or len(set(parts)) < len(parts):
-                raise DataError(f"feature '{words}': name each category once, as in A|B|C")
-            return cls(words, name, kind or "category", tuple(parts) if more else None)
-        if kind == "number" and len(parts) in (0, 2) and all(map(is_number, parts)):
-            limits = tuple(float(part) for part in parts)
-            if limits and not limits[0] < limits[1]:
-                raise DataError(f"feature '{words}': the range must ascend")
-            return cls(words, name, kind, limits=limits)
+def _declared(words: str) -> tuple[str, str, list[str]]:
+    """Return a declared feature's name, its kind, and its categories or its range."""
+    name, _, rest = words.partition(":")
+    kind, _, more = rest.partition(":")
+    parts = more.split(":" if kind == "number" else "|") if more else []
+    if kind in ("", "category", "set"):
+        if "" in parts or len(set(parts)) < len(parts):
+            raise DataError(f"feature '{words}': name each category once, as in A|B|C")
+    elif kind != "number" or len(parts) not in (0, 2) or not all(map(is_number, parts)):
         raise DataError(
             f"feature '{words}': write NAME or NAME:category:A|B for a category, NAME:set or "
             "NAME:set:A|B for several separated by |, or NAME:number:LOW:HIGH"
         )
-
-    def read(self, table: Table, column: int, entries: list[str], ours: list[str]) -> Column:
-        """Return the column of our rows; what cannot be is refused wherever in the file it is."""
-        for row, entry in enumerate(entries):
-            self._check(entry, f"{table.at(row, column)}: '{entry}'")
-        if self.kind == "category":
-            return Categorical.of(ours, self.names)
-        if self.kind == "set":
-            return MultiCategorical.of((entry.split("|") for entry in ours), self.names)
-        values = np.array([float(entry) if entry else np.nan for entry in ours], np.float32)
-        if np.isnan(values).all():
-            raise DataError(f"{table.path}, {table.label(column)}: no number in it")
-        return Numeric(values, *self.limits)
-
-    def _check(self, entry: str, where: str) -> None:
-        if self.kind == "number":
-            if entry and not (is_number(entry) and np.isfinite(float(entry))):
-                raise DataError(f"{where} is not a number")
-        elif self.names is not None:
-            categories = set(entry.split("|") if self.kind == "set" else [entry]) - {""}
-            if not categories <= set(self.names):
-                raise DataError(
-                    f"{where} is not among the categories of '{self.words}'; declare it there, or "
-                    "leave the entry empty"
-                )
+    elif parts and not float(parts[0]) < float(parts[1]):
+        raise DataError(f"feature '{words}': the range must ascend")
+    return name, kind or "category", parts
 
 
 def read_history(path: str | Path) -> list[str]:
@@ -332,7 +314,8 @@ def _item_table(path: Path) -> tuple[Table, dict[str, int]]:
     if not content.is_parquet and not text.lstrip().startswith("{"):
         lines = {n: line.strip() for n, line in enumerate(text.split("\n"), 1) if line.strip()}
         numbers, ids = list(lines), list(lines.values())
-        if ids and guesses.is_item_header(ids[0]):
+        # "Movie: The Sequel" is a title, not a typed column name.
+        if ids and guesses.role_of(ids[0].replace(":", "")) == "item":
             numbers, ids = numbers[1:], ids[1:]
         if not ids:
             raise DataError(f"{path}: the file is empty; write one item id per line")

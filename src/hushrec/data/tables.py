@@ -150,9 +150,21 @@ def _delimited_table(
     # Only one-character delimiters know quoting; a plain split is several times faster.
     quoted = '"' in text and len(delimiter) == 1
     lines = (_Quoted if quoted else _Plain)(path, text, delimiter)
-    first, numbers, blank = lines.check(_between(READING, CHECKING, progress))
-    if blank:
-        notes.append(_blank_note(blank))
+    numbers: array[int] = array("q")
+    first: list[str] = []
+    blank = 0
+    for rows, at, skipped in lines.blocks(_between(READING, CHECKING, progress)):
+        first = first or [name.strip() for name in lines.fields(rows[:1])]
+        widths = lines.widths(rows)
+        if set(widths) - {len(first)}:
+            row, width = next((k, w) for k, w in enumerate(widths) if w != len(first))
+            raise DataError(
+                f"{path}, line {at[row]}: {width} field{'s' * (width > 1)} where line 1 has "
+                f"{len(first)}; mend the line, or quote fields that contain the delimiter"
+            )
+        numbers.extend(at)
+        blank += skipped
+    _note_blank(notes, blank)
     known = any(role_of(name) for name in first)
     # Columns that are given by number suggest that the file has no header.
     by_number = any(map(_is_number_of_column, columns.given().values()))
@@ -160,21 +172,22 @@ def _delimited_table(
     if not header:
         notes.append("no header line: columns taken by position")
     skip, width = int(header), len(first)
-    rows = len(numbers) - skip
-    if rows == 0:
+    if len(numbers) == skip:
         raise DataError(f"{path}: only a header line, no rows under it")
 
     def blocks(wanted: Sequence[int]) -> Iterator[Block]:
         first_row = skip
-        for flat in lines.fields(_between(CHECKING, 1, progress)):
-            start, first_row = first_row * width, 0
-            yield [list(map(str.strip, flat[start + k :: width])) for k in wanted]
+        for rows, _, _ in lines.blocks(_between(CHECKING, 1, progress)):
+            if rows:
+                fields = lines.fields(rows[first_row:])
+                first_row = 0
+                yield [list(map(str.strip, fields[k::width])) for k in wanted]
 
     return Table(
         path=path,
         names=first if header else None,
         width=width,
-        rows=rows,
+        rows=len(numbers) - skip,
         blocks=blocks,
         where=lambda row: f"line {numbers[row + skip]}",
         notes=notes,
@@ -182,138 +195,106 @@ def _delimited_table(
     )
 
 
-_Checked = tuple[list[str], Sequence[int], int]
-"""The first row, the line number of each row, the blank lines."""
+def _note_blank(notes: list[str], blank: int) -> None:
+    if blank:
+        notes.append(f"{blank:,} blank line{'s' * (blank > 1)} skipped")
+
+
+_Rows = tuple[list[Any], Sequence[int], int]
+"""Rows that are not blank, the line that each starts on, and how many blank lines were skipped."""
 
 
 @dataclass(frozen=True)
 class _Plain:
-    """Lines of fields between delimiters."""
+    """Rows are lines, with fields between delimiters."""
 
     path: Path
     text: str
     delimiter: str
 
-    def check(self, progress: OnProgress) -> _Checked:
-        """Refuse rows of different width."""
-        numbers: array[int] = array("q")
-        first: list[str] = []
+    def blocks(self, progress: OnProgress) -> Iterator[_Rows]:
+        """Return all rows, some at a time."""
         before = 0
         for lines in line_blocks(self.text, progress):
-            filled = list(map(str.strip, lines))
-            if not first and any(filled):
-                line = next(filter(str.strip, lines))
-                first = [name.strip() for name in line.split(self.delimiter)]
-            counts = [line.count(self.delimiter) + 1 for line in lines]
-            places = range(before + 1, before + 1 + len(lines))
-            if all(filled) and set(counts) == {len(first)}:
-                numbers.extend(places)
-            else:
-                for number, line, count in zip(places, filled, counts, strict=True):
-                    if line and count != len(first):
-                        raise _wrong_width(self.path, number, count, len(first))
-                    if line:
-                        numbers.append(number)
+            numbers: Sequence[int] = range(before + 1, before + 1 + len(lines))
             before += len(lines)
-        return first, numbers, before - len(numbers)
-
-    def fields(self, progress: OnProgress) -> Iterator[list[str]]:
-        """Return the fields of all rows, one after the other, some rows at a time."""
-        for lines in line_blocks(self.text, progress):
+            filled = lines
             if not all(map(str.strip, lines)):
-                lines = [line for line in lines if line.strip()]
-            if lines:
-                yield self.delimiter.join(lines).split(self.delimiter)
+                numbers = [n for n, line in zip(numbers, lines, strict=True) if line.strip()]
+                filled = [line for line in lines if line.strip()]
+            yield filled, numbers, len(lines) - len(filled)
+
+    def widths(self, rows: list[Any]) -> list[int]:
+        """Return the number of fields of each row."""
+        return [line.count(self.delimiter) + 1 for line in rows]
+
+    def fields(self, rows: list[Any]) -> list[str]:
+        """Return the fields of all these rows, one after the other."""
+        return self.delimiter.join(rows).split(self.delimiter) if rows else []
 
 
 class _Quoted(_Plain):
-    """Lines in which a field may be quoted, and then contain anything."""
+    """Rows are lists of fields; a field may be quoted, and then contain anything."""
 
-    def check(self, progress: OnProgress) -> _Checked:
-        """Refuse rows of different width, and quotes that do not end."""
-        numbers: array[int] = array("q")
-        first: list[str] = []
-        blank = 0
-        for row, start in self._rows(progress):
-            if not row:
-                blank += 1
-                continue
-            first = first or [name.strip() for name in row]
-            if len(row) != len(first):
-                raise _wrong_width(self.path, start, len(row), len(first))
-            numbers.append(start)
-        return first, numbers, blank
-
-    def fields(self, progress: OnProgress) -> Iterator[list[str]]:
-        """Return the fields of all rows, one after the other, some rows at a time."""
-        flat: list[str] = []
-        for row, _ in self._rows(progress):
-            flat += row
-            if len(flat) >= BLOCK:
-                yield flat
-                flat = []
-        if flat:
-            yield flat
-
-    def _rows(self, progress: OnProgress) -> Iterator[tuple[list[str], int]]:
-        """Return each row and the line that it starts on; a blank line is an empty row."""
-        lines = chain.from_iterable(line_blocks(self.text, progress))
-        reader = csv.reader(
-            (f"{line}\n" for line in lines),
-            delimiter=self.delimiter,
-            strict=True,
-            skipinitialspace=True,
-        )
-        end = 0
+    def blocks(self, progress: OnProgress) -> Iterator[_Rows]:
+        """Return all rows, some at a time; refuse quotes that do not end."""
+        lines = (f"{line}\n" for line in chain.from_iterable(line_blocks(self.text, progress)))
+        reader = csv.reader(lines, delimiter=self.delimiter, strict=True, skipinitialspace=True)
+        rows: list[list[str]] = []
+        numbers: list[int] = []
+        blank = end = 0
         try:
             for row in reader:
                 start, end = end + 1, reader.line_num
-                yield ([] if len(row) == 1 and not row[0].strip() else row), start
+                if not row or (len(row) == 1 and not row[0].strip()):
+                    blank += 1
+                    continue
+                rows.append(row)
+                numbers.append(start)
+                if len(rows) == ROWS:
+                    yield rows, numbers, blank
+                    rows, numbers, blank = [], [], 0
         except csv.Error as error:
+            yield rows, numbers, blank  # rows before it come first, with their errors
             raise DataError(
                 f"{self.path}, line {end + 1}: a quoted field does not end as it should ({error}); "
                 "write a quote inside quotes twice"
             ) from None
+        yield rows, numbers, blank
 
+    def widths(self, rows: list[Any]) -> list[int]:
+        """Return the number of fields of each row."""
+        return list(map(len, rows))
 
-def _blank_note(blank: int) -> str:
-    return f"{blank:,} blank line{'s' * (blank > 1)} skipped"
-
-
-def _wrong_width(path: Path, line: int, found: int, expected: int) -> DataError:
-    return DataError(
-        f"{path}, line {line}: {found} field{'s' * (found > 1)} where line 1 has {expected}; "
-        "mend the line, or quote fields that contain the delimiter"
-    )
+    def fields(self, rows: list[Any]) -> list[str]:
+        """Return the fields of all these rows, one after the other."""
+        return list(chain.from_iterable(rows))
 
 
 def _json_table(path: Path, text: str, notes: list[str], progress: OnProgress) -> Table:
+    def records(progress: OnProgress) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+        """Return line numbers and records, some at a time."""
+        before = 0
+        for lines in line_blocks(text, progress):
+            numbered = enumerate(lines, before + 1)
+            yield [(n, _record(path, n, line)) for n, line in numbered if line.strip()]
+            before += len(lines)
+
     numbers: array[int] = array("q")
     names: list[str] = []
-    number = 0
-    for lines in line_blocks(text, _between(READING, CHECKING, progress)):
-        for line in lines:
-            number += 1
-            if line.strip():
-                record = _record(path, number, line)
-                names = names or list(record)
-                numbers.append(number)
-    if len(numbers) < number:
-        notes.append(_blank_note(number - len(numbers)))
+    for block in records(_between(READING, CHECKING, progress)):
+        names = names or next((list(record) for _, record in block if record), [])
+        numbers.extend(number for number, _ in block)
+    count = len(numbers)
+    _note_blank(notes, text.rstrip("\n").count("\n") + 1 - count)
 
     def blocks(wanted: Sequence[int]) -> Iterator[Block]:
-        row = 0
-        for lines in line_blocks(text, _between(CHECKING, 1, progress)):
-            found: Block = [[] for _ in wanted]
-            for line in filter(str.strip, lines):
-                record = json.loads(line)
-                for k, entries in zip(wanted, found, strict=True):
-                    entries.append(_json_entry(path, numbers[row], record, names[k]))
-                row += 1
-            yield found
+        for block in records(_between(CHECKING, 1, progress)):
+            rows = [[_json_entry(path, n, entry, names[k]) for k in wanted] for n, entry in block]
+            if rows:
+                yield [list(column) for column in zip(*rows, strict=True)]
 
-    rows = len(numbers)
-    return Table(path, names, len(names), rows, blocks, lambda row: f"line {numbers[row]}", notes)
+    return Table(path, names, len(names), count, blocks, lambda row: f"line {numbers[row]}", notes)
 
 
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:

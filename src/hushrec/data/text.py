@@ -153,29 +153,16 @@ def _read_all(path: Path, stream: io.BufferedIOBase, progress: Callable[[], None
 
 # Normalised names (lower case, only letters and digits), the most telling first.
 _NAMES = {
-    "user": (
-        *("userid", "user", "uid", "username", "reviewerid", "customerid", "memberid"),
-        *("accountid", "customer", "visitorid", "sessionid"),
-    ),
-    "item": (
-        *("itemid", "item", "iid", "movieid", "movie", "artistid", "artist", "asin"),
-        *("parentasin", "productid", "product", "trackid", "track", "songid", "song"),
-        *("bookid", "book", "isbn", "newsid", "articleid", "appid", "app", "gameid", "sku"),
-    ),
-    "value": (
-        *("rating", "value", "weight", "score", "count", "cnt", "stars", "overall"),
-        *("playcount", "plays", "listens", "clicks", "strength"),
-    ),
-    "time": (
-        *("timestamp", "time", "datetime", "date", "ts", "unixreviewtime", "unixtime"),
-        *("createdat", "ratedat", "epoch"),
-    ),
-    "title": ("title", "itemtitle", "itemname", "movietitle", "artistname", "producttitle"),
+    "user": "userid user uid username reviewerid customerid memberid accountid customer visitorid "
+    "sessionid",
+    "item": "itemid item iid movieid movie artistid artist asin parentasin productid product "
+    "trackid track songid song bookid book isbn newsid articleid appid app gameid sku",
+    "value": "rating value weight score count cnt stars overall playcount plays listens clicks "
+    "strength",
+    "time": "timestamp time datetime date ts unixreviewtime unixtime createdat ratedat epoch",
+    "title": "title itemtitle itemname movietitle artistname producttitle",
 }
-_FEATURES = {
-    "genres": ("genres", "genre", "categories", "category", "tags"),
-    "year": ("year", "releaseyear"),
-}
+_FEATURES = {"genres": "genres genre categories category tags", "year": "year releaseyear"}
 """Columns that describe items: sets of categories, and a year."""
 NO_GENRES = "(no genres listed)"
 """What MovieLens writes for films without genres."""
@@ -210,22 +197,14 @@ def features_by_name(names: Iterable[str]) -> dict[str, int]:
     return _most_telling({_normal(name): k for k, name in enumerate(names)}, _FEATURES)
 
 
-def _most_telling(
-    numbers: Mapping[str, int], usual: Mapping[str, tuple[str, ...]]
-) -> dict[str, int]:
-    known = {what: [name for name in names if name in numbers] for what, names in usual.items()}
+def _most_telling(numbers: Mapping[str, int], usual: Mapping[str, str]) -> dict[str, int]:
+    known = {what: [n for n in names.split() if n in numbers] for what, names in usual.items()}
     return {what: numbers[names[0]] for what, names in known.items() if names}
-
-
-def year_in(title: str) -> str:
-    """Return the year that ends a title, as in "Toy Story (1995)"; nothing if there is none."""
-    found = re.search(r"\((\d{4})(?:[-–]\d{0,4})?\)$", title)
-    return found[1] if found else ""
 
 
 def role_of(name: str) -> str | None:
     """Return the role of a column of this name, if the name is known."""
-    return next((role for role, names in _NAMES.items() if _normal(name) in names), None)
+    return next((role for role, usual in _NAMES.items() if _normal(name) in usual.split()), None)
 
 
 def delimiter_of(text: str) -> str | None:
@@ -253,12 +232,6 @@ def delimiter_hint(text: str, asked: str | None) -> str:
         mark = marks.most_common(1)[0][0]
         return f"; {mark!r} looks like the delimiter: {IMPORT} --delimiter {mark!r}"
     return f"; say what separates the fields: {IMPORT} --delimiter MARK"
-
-
-def is_item_header(line: str) -> bool:
-    """Return whether a line is nothing but the usual name of an item column."""
-    # "Movie: The Sequel" is a title, not a typed column name.
-    return _normal(line.replace(":", "")) in _NAMES["item"]
 
 
 def looks_like_a_table(lines: list[str]) -> bool:

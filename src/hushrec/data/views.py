@@ -49,8 +49,8 @@ class Ragged:
 
     def union(self, other: Ragged) -> Ragged:
         """Return, for every row, the ascending distinct values of both."""
-        pairs = self.indptr, self.values, other.indptr, other.values
-        return Ragged(*ragged.sorted_union(*pairs))
+        both = self.indptr, self.values, other.indptr, other.values
+        return Ragged(*ragged.sorted_union(*both))
 
 
 @dataclass(frozen=True)

@@ -65,14 +65,14 @@ class EvaluationConfig(Settings):
         return PATIENCE if self.patience is None else self.patience
 
     @property
-    def candidates(self) -> str:
-        """Name of the candidate set that selects the round."""
-        return "full" if self.select_on == "full" else self.sampled_name
-
-    @property
     def sampled_name(self) -> str:
         """Name of the sampled candidate set."""
         return f"sampled{self.sampled}"
+
+    @property
+    def candidates(self) -> str:
+        """Name of the candidate set that selects the round."""
+        return "full" if self.select_on == "full" else self.sampled_name
 
     @property
     def reported(self) -> dict[str, list[str]]:

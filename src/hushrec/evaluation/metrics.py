@@ -119,10 +119,8 @@ def _rank(
     pairs = np.repeat(np.arange(rows), sizes) * n_items + items
     if len(np.unique(pairs)) < len(pairs):
         raise InputError("a user's targets must differ from each other")
-    ahead, tied = np.zeros(len(items), np.int32), np.zeros(len(items), np.int32)
-    candidates = np.zeros(rows, np.int32)
     lists = (*listed_lists, indptr, items)
-    bad_row = _rank_kernel(scores, *lists, listed_are_seen, ahead, tied, candidates)
+    bad_row, ahead, tied, candidates = _rank_kernel(scores, *lists, listed_are_seen)
     if bad_row >= 0:
         raise DivergedError(f"user {users[bad_row]} has a score that is not a finite number")
     evaluated = sizes > 0
@@ -139,12 +137,11 @@ def _rank_kernel(
     target_indptr: LongArray,
     targets: IntArray,
     listed_are_seen: bool,
-    ahead: IntArray,
-    tied: IntArray,
-    candidates: IntArray,
-) -> int:
-    """Fill the last three arrays; return the first row with a non-finite candidate, or -1."""
+) -> tuple[int, IntArray, IntArray, IntArray]:
+    """Return the first row with a non-finite candidate, or -1; ahead, tied and candidates."""
     rows, n_items = scores.shape
+    ahead, tied = np.zeros(len(targets), np.int32), np.zeros(len(targets), np.int32)
+    candidates = np.zeros(rows, np.int32)
     # What an item is to the current row; the row number itself serves as the mark, so that the
     # marks never need clearing.
     listed = np.full(n_items, -1, np.int64)
@@ -174,7 +171,7 @@ def _rank_kernel(
                 listed[target] = row
         for entry in range(size):
             if not np.isfinite(pool[entry]):
-                return row
+                return row, ahead, tied, candidates
         candidates[row] = size
         for index in range(first, last):
             own = scores[row, targets[index]]
@@ -185,7 +182,7 @@ def _rank_kernel(
                 equal += pool[entry] == own
             ahead[index] = higher
             tied[index] = equal - 1
-    return -1
+    return -1, ahead, tied, candidates
 
 
 @dataclass(frozen=True)
@@ -280,13 +277,10 @@ def expected_gain(ranks: Ranks, gains: Values) -> Values:
 
     ``gains[r]`` is the gain of a target at rank ``r + 1``; later ranks gain nothing.
     """
-    total, last = _cumulative(gains), len(gains)
+    total, last = np.append(0, np.cumsum(gains)), len(gains)  # of the first r ranks
     size = ranks.tied + 1  # a target takes each rank of its tied group with equal probability
     of_group = total[np.minimum(ranks.ahead + size, last)] - total[np.minimum(ranks.ahead, last)]
-    return _summed_over_targets(ranks, of_group / size)
-
-
-# ------------------------------------------------------------------------- metrics of ranks
+    return np.add.reduceat(of_group / size, ranks.indptr[:-1])
 
 
 class HitRate(Metric):
@@ -325,9 +319,8 @@ class NDCG(Metric):
 
     def values(self, ranks: Ranks) -> Values:
         """Divide the expected gain by the gain of the first ranks."""
-        cut = self.cut(ranks)
-        gains = _discounts(cut)
-        ideal = _cumulative(gains)[np.minimum(np.diff(ranks.indptr), cut)]
+        gains = _discounts(self.cut(ranks))
+        ideal: Values = np.cumsum(gains)[np.minimum(np.diff(ranks.indptr), len(gains)) - 1]
         return expected_gain(ranks, gains) / ideal
 
 
@@ -347,13 +340,12 @@ class Precision(Metric):
         return expected_gain(ranks, np.ones(self.cut(ranks))) / self.k
 
 
-class SingleTargetHits(Metric):
+class SingleTargetHits(Recall):
     """``hits@k``: recall where each target is ranked among non-targets only, as in PrivRec."""
 
     def values(self, ranks: Ranks) -> Values:
         """Average over the targets."""
-        alone = _without_other_targets(ranks)
-        return expected_gain(alone, np.ones(self.cut(ranks))) / np.diff(ranks.indptr)
+        return super().values(_without_other_targets(ranks))
 
 
 class SingleTargetNDCG(Metric):
@@ -374,14 +366,11 @@ class AUC(Metric):
         """Count pairs of a target and a non-target; without non-targets the value is 0.5."""
         n_targets = np.diff(ranks.indptr)
         n_others = ranks.candidates - n_targets
-        beaten_by = _summed_over_targets(ranks, ranks.ahead + ranks.tied / 2)
+        beaten_by = np.add.reduceat(ranks.ahead + ranks.tied / 2, ranks.indptr[:-1])
         # Every pair of targets was counted exactly once: by its lower member, or half by each.
         beaten_by -= n_targets * (n_targets - 1) / 2
         share = beaten_by / np.maximum(n_targets * n_others, 1)
         return np.where(n_others > 0, 1 - share, 0.5)
-
-
-# ------------------------------------------------------------------------- metrics of lists
 
 
 class Coverage(ListMetric):
@@ -411,20 +400,8 @@ class PopularityBias(ListMetric):
         return float(percentile[recommended].mean())
 
 
-# ------------------------------------------------------------------------- shared parts
-
-
 def _discounts(cut: int) -> Values:
     return np.asarray(1 / np.log2(np.arange(2, cut + 2)))
-
-
-def _cumulative(gains: Values) -> Values:
-    """Return the gain of the first r ranks together, for r = 0, 1, …"""
-    return np.concatenate([np.zeros(1), np.cumsum(gains)])
-
-
-def _summed_over_targets(ranks: Ranks, values: NDArray[np.generic]) -> Values:
-    return np.add.reduceat(values, ranks.indptr[:-1], dtype=np.float64)
 
 
 def _best_group(ranks: Ranks, k: int) -> tuple[NDArray[np.int_], ...]:

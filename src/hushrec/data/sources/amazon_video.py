@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from hushrec.data.interactions import Interactions
-from hushrec.data.sources import NO_TERMS, DataFolder, DataSet
-
-
-def _read(folder: DataFolder) -> Interactions:
-    return folder.interactions("ratings.dat")
-
+from hushrec.data.sources import NO_TERMS, DataSet
 
 _amazon_video = partial(
     DataSet,
     licence=NO_TERMS,
     citation="J. McAuley et al. 2015. Image-based Recommendations on Styles and Substitutes. "
     "SIGIR.",
-    loader=_read,
+    loader=lambda folder: folder.interactions("ratings.dat"),
 )
 PFEDREC = _amazon_video(
     name="amazon-video/pfedrec",

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from hushrec.data.interactions import Interactions
-from hushrec.data.sources import NO_TERMS, DataFolder, DataSet
-
-
-def _read(folder: DataFolder) -> Interactions:
-    return folder.interactions("ratings.txt").users_with_at_least(10)
-
+from hushrec.data.sources import NO_TERMS, DataSet
 
 FILMTRUST = DataSet(
     name="filmtrust",
@@ -19,6 +13,6 @@ FILMTRUST = DataSet(
     users=1_002,
     items=2_042,
     rows=33_372,
-    loader=_read,
+    loader=lambda folder: folder.interactions("ratings.txt").users_with_at_least(10),
     files={"ratings.txt": "dac8ad6cefc94ec9be782c0de4659d7ca2fa9189991df72353042f5dfeadf1b1"},
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -25,37 +24,23 @@ def _read(folder: DataFolder) -> Interactions:
     if not apps:
         return data
     head = folder.lines("meta.csv", "\t")[0]
-    name, category, price, downloads, language, rating = (
-        head.index(column)
-        for column in ("name", "category", "price", "downloads", "language", "rating")
-    )
-    listed = [apps[item] for item in data.items]
+    listed = {column: [apps[item][k] for item in data.items] for k, column in enumerate(head)}
+    price = {"Free": "free", "unknown": "unknown"}
+    # A missing rating is NaN, which the median replaces: no NaN goes on.
+    rated = (float(e) if e.replace(".", "", 1).isdecimal() else np.nan for e in listed["rating"])
+    stars = np.fromiter(rated, np.float32)
+    filled = np.where(np.isnan(stars), np.nanmedian(stars), stars).astype(np.float32)
     described: dict[str, Column] = {
-        "category": Categorical.of(row[category] for row in listed),
-        "price": Categorical.of(_price_kind(row[price]) for row in listed),
+        "category": Categorical.of(listed["category"]),
+        "price": Categorical.of(price.get(entry, "paid") for entry in listed["price"]),
         # The shop's own figures: classes of installations all over the world, and its stars.
-        "downloads": Categorical.of(row[downloads] for row in listed),
-        "language": Categorical.of(row[language] for row in listed),
-        "rating": _numbers((row[rating] for row in listed), 0.0, 5.0),
+        "downloads": Categorical.of(listed["downloads"]),
+        "language": Categorical.of(listed["language"]),
+        "rating": Numeric(filled, 0.0, 5.0),
     }
-    titles = [
-        str(item) if row[name] in ("", "unknown") else row[name]
-        for item, row in zip(data.items, listed, strict=True)
-    ]
+    named = zip(data.items, listed["name"], strict=True)
+    titles = [str(item) if name in ("", "unknown") else name for item, name in named]
     return replace(data, titles=np.array(titles), item_features=described)
-
-
-def _price_kind(price: str) -> str:
-    return {"Free": "free", "unknown": "unknown"}.get(price, "paid")
-
-
-def _numbers(entries: Iterable[str], low: float, high: float) -> Numeric:
-    """Read numbers; the median replaces missing ones, so that no NaN goes on."""
-    known = np.array(
-        [float(e) if e.replace(".", "", 1).isdecimal() else np.nan for e in entries], np.float32
-    )
-    filled = np.where(np.isnan(known), np.nanmedian(known), known)
-    return Numeric(filled.astype(np.float32), low, high)
 
 
 FRAPPE = DataSet(
