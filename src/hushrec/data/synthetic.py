@@ -11,7 +11,7 @@ from hushrec.data.interactions import Categorical, IntArray, Interactions, Multi
 from hushrec.data.sources import DataSet
 from hushrec.kernels.jit import njit
 
-# A film's title is its place in the world: the noun is the trail it lies on, the adjective its
+# A film's title is its position in the world: the noun is the trail it lies on, the adjective its
 # position there. Whoever reads a list of recommendations sees the structure that made it.
 _NOUNS = (
     *("Lighthouse", "Orchard", "Harbour", "Comet", "Violin", "Garden", "Telegraph", "Mountain"),
@@ -244,7 +244,7 @@ def _distinct_items(
             draw = np.float64(draws[k])
             item = int(n_items * draw * draw * draw)
             at = start
-            # The row so far is sorted: find the place, walk over neighbours that are taken.
+            # The row so far is sorted: find the position, walk over neighbours that are taken.
             while at < k and items[at] < item:
                 at += 1
             while at < k and items[at] == item:

@@ -75,7 +75,7 @@ class Table:
         return f"{self.path}, {self.where(row)}, {self.label(column)}"
 
     def not_a(self, kind: str, row: int, column: int, what: str = "") -> DataError:
-        """Return the error that an entry is not of a kind."""
+        """Return the error "… is not a number", or not of another kind, about one entry."""
         entry = next(islice(self.entries(column), row, None))
         return DataError(f"{self.at(row, column)}: {what}{entry!r} is not {kind}")
 
@@ -369,7 +369,7 @@ def _arrow_texts(where: str, column: arrow.ChunkedArray) -> Iterator[list[str]]:
 
 
 def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) -> dict[str, int]:
-    """Return the column number of every role that the file has."""
+    """Return the column number of each role (user, item, value, time, title) the table has."""
     given = {role: find_column(table, role, at) for role, at in columns.given().items()}
     free = [k for k in range(table.width) if k not in given.values()]
     if table.names is None:

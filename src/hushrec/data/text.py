@@ -203,7 +203,7 @@ def _most_telling(numbers: Mapping[str, int], usual: Mapping[str, str]) -> dict[
 
 
 def role_of(name: str) -> str | None:
-    """Return the role of a column of this name, if the name is known."""
+    """Return the role (user, item, …) of a column of this name, or None."""
     return next((role for role, usual in _NAMES.items() if _normal(name) in usual.split()), None)
 
 
@@ -222,11 +222,11 @@ def delimiter_of(text: str) -> str | None:
     return max(present, key=fit)
 
 
-def delimiter_hint(text: str, asked: str | None) -> str:
+def delimiter_hint(text: str, given: str | None) -> str:
     """Return the hint of an error about a file with one column only."""
     guess = delimiter_of(text)
-    if guess is not None and guess != asked:
-        return f" with delimiter {asked!r}; {guess!r} looks right: {IMPORT} --delimiter {guess!r}"
+    if guess is not None and guess != given:
+        return f" with delimiter {given!r}; {guess!r} looks right: {IMPORT} --delimiter {guess!r}"
     marks = Counter(re.findall(r"[^\w\s.\-\"']", head_of(text)[0]))
     if marks:
         mark = marks.most_common(1)[0][0]

@@ -186,7 +186,7 @@ class CohortConfig(Settings):
         if self.size is not None:
             return np.sort(np.argsort(coins, kind="stable")[: self.size])
         assert self.probability is not None, "checked"
-        # Rounded down: nobody takes part more often than is accounted for.
+        # Rounded down: no client takes part more often than is accounted for.
         limit = int(Fraction(self.probability) * 2**64)
         return np.flatnonzero(coins < np.uint64(limit)) if limit < 2**64 else np.arange(population)
 
