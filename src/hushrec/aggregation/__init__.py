@@ -321,14 +321,9 @@ class ExactSum:
 
     def total(self) -> Total:
         """Return the sum as numbers."""
-        rows = {}
-        for name, (total, touched) in self._rows.items():
-            ids = np.flatnonzero(touched)
-            rows[name] = ids, total[ids] / STEPS_PER_UNIT
-        for name, keyed in self._keyed.items():
-            keys, steps, fits = keyed.total()
-            self._check(fits, name)
-            rows[name] = keys, steps / STEPS_PER_UNIT
+        arrays, rows = self.to_arrays(), {}
+        for name in (*self._rows, *self._keyed):
+            rows[name] = arrays[f"ids/{name}"], arrays[f"rows/{name}"] / STEPS_PER_UNIT
         dense = {name: array / STEPS_PER_UNIT for name, array in self._dense.items()}
         return Total(self.clients, rows, dense)
 
@@ -441,7 +436,7 @@ class Evaluation:
 
     def to_bytes(self) -> bytes:
         """Encode the sums and histograms."""
-        return EvaluationMessage(
+        return _EvaluationMessage(
             {name: tally.users for name, tally in self.tallies.items()},
             {name: dict(tally.sums) for name, tally in self.tallies.items()},
             {name: tally.places for name, tally in self.tallies.items()},
@@ -450,7 +445,7 @@ class Evaluation:
     @classmethod
     def from_bytes(cls, data: bytes, names: Mapping[str, list[str]]) -> Evaluation:
         """Decode them; ``names`` are the metrics of each candidate set."""
-        sent = EvaluationMessage.from_bytes(data)
+        sent = _EvaluationMessage.from_bytes(data)
         if not sent.users.keys() == sent.sums.keys() == names.keys():
             raise MessageError("the evaluation is not of the candidate sets that were asked for")
         specs = dict.fromkeys(names, ArraySpec("int64", (PLACES,)))
@@ -470,9 +465,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class EvaluationMessage(Message, kind="evaluation", most_bytes=4 * HEADER_BYTES):
-    """An `Evaluation` as it travels: users, sums and histograms of each candidate set."""
-
+class _EvaluationMessage(Message, kind="evaluation", most_bytes=4 * HEADER_BYTES):
     users: Mapping[str, Count]
     sums: Mapping[str, Mapping[str, int]]
     places: ArrayGroup

@@ -105,12 +105,12 @@ class Upload:
                 arrays[f"dense/{name}"] = np.zeros((1, *whole.sparse[name]), np.float32)
                 arrays[f"dense/{name}"][0, sent.ids] = sent.rows
         counts = update.clients, loss.steps, loss.clients, loss.lost, update.zeroed_out
-        return UploadMessage(self.round, *counts, arrays).to_bytes()
+        return _UploadMessage(self.round, *counts, arrays).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, expected: Expected) -> Upload:
         """Decode an upload on the server; refuse whatever is not as expected."""
-        sent = UploadMessage.from_bytes(data, expected.most_bytes)
+        sent = _UploadMessage.from_bytes(data, expected.most_bytes)
         if sent.round != expected.round:
             raise MessageError(
                 f"the upload is of round {sent.round}, not of round {expected.round}"
@@ -133,9 +133,7 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class UploadMessage(codec.Message, kind="upload"):
-    """An `Upload` as it travels."""
-
+class _UploadMessage(codec.Message, kind="upload"):
     round: codec.Count
     clients: codec.Count
     loss: codec.Whole

@@ -65,12 +65,12 @@ class Catalogue:
         texts = {"items": self.items, "titles": self.titles}
         arrays = {name: features.text_to_array(t) for name, t in texts.items() if t is not None}
         owners = {"item": self.item_features, "user": self.user_features, "row": self.context}
-        return CatalogueMessage(arrays | features.features_to_arrays(owners)).to_bytes()
+        return _CatalogueMessage(arrays | features.features_to_arrays(owners)).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Catalogue:
         """Decode it."""
-        arrays = CatalogueMessage.from_bytes(data).arrays
+        arrays = _CatalogueMessage.from_bytes(data).arrays
         try:
             owners = features.features_from_arrays(("item", "user", "row"), arrays)
             titles = features.array_to_strings(arrays["titles"]) if "titles" in arrays else None
@@ -83,9 +83,7 @@ class Catalogue:
 
 
 @dataclass(frozen=True, eq=False)
-class CatalogueMessage(Message, kind="catalogue"):
-    """A `Catalogue` as it is stored."""
-
+class _CatalogueMessage(Message, kind="catalogue"):
     arrays: Annotated[Arrays, GroupSpec(finite=False)]
     """Items, titles and columns of features, in which NaN is an unknown value."""
 
@@ -196,12 +194,12 @@ class Contract:
     def to_bytes(self) -> bytes:
         """Encode the contract."""
         experiment, catalogue = self.experiment.to_toml().encode(), self.catalogue.to_bytes()
-        return ContractMessage(self.secure, experiment, catalogue).to_bytes()
+        return _ContractMessage(self.secure, experiment, catalogue).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the contract") -> Contract:
         """Decode it."""
-        sent = ContractMessage.from_bytes(data)
+        sent = _ContractMessage.from_bytes(data)
         try:
             text = sent.experiment.decode()
         except UnicodeDecodeError:
@@ -227,9 +225,7 @@ class Contract:
 
 
 @dataclass(frozen=True, eq=False)
-class ContractMessage(Message, kind="contract"):
-    """A `Contract` as it is stored."""
-
+class _ContractMessage(Message, kind="contract"):
     secure: SecureSums | None
     experiment: bytes
     """TOML."""

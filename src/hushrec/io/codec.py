@@ -182,9 +182,6 @@ def _envelope(data: bytes, kind: str) -> tuple[str, str]:
         raise MessageError(f"the {kind} is damaged: {type(error).__name__}") from None
 
 
-# ------------------------------------------------------------ from declarations to formats
-
-
 @dataclass(frozen=True)
 class _Format:
     """The format that a message class declares."""

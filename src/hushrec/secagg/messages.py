@@ -246,9 +246,6 @@ def check_enough(terms: SumTerms, indices: Iterable[int], what: str) -> None:
         )
 
 
-# ------------------------------------------------------------ sets of nodes, and tables over them
-
-
 def write_set(terms: SumTerms, indices: Iterable[int]) -> bytes:
     """Return a set of nodes as a bitmap."""
     bits = sum(1 << index for index in set(indices))
@@ -276,9 +273,6 @@ def read_table(terms: SumTerms, body: memoryview, size: int, what: str) -> dict[
 
 def _set_bytes(terms: SumTerms) -> int:
     return -(-len(terms.names) // 8)
-
-
-# ------------------------------------------------------------ parts of bodies
 
 
 def index_bytes(*indices: int) -> bytes:

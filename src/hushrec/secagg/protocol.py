@@ -271,7 +271,7 @@ _Sent = Mapping[int, bytes]
 
 
 @dataclass(frozen=True)
-class SavedSum(Message, kind="secure-sum", most_bytes=2**36):
+class _SavedSum(Message, kind="secure-sum", most_bytes=2**36):
     """The server's state before the last stage."""
 
     announced: bytes
@@ -351,7 +351,7 @@ class SumServer:
         """
         assert self.stage == Stage.REVEALED, "an earlier stage is begun anew, with another number"
         announced = {index: each.to_bytes() for index, each in self._announced.items()}
-        return SavedSum(
+        return _SavedSum(
             messages.write_table(self.terms, announced),
             messages.write_set(self.terms, self._survivors),
             messages.write_set(self.terms, self._awaited | self._arrived.keys()),
@@ -361,7 +361,7 @@ class SumServer:
     @classmethod
     def from_bytes(cls, terms: SumTerms, data: bytes) -> SumServer:
         """Decode it; nodes are asked for their last answers again, and give the same."""
-        saved, server, what = SavedSum.from_bytes(data), cls(terms), "a saved secure sum"
+        saved, server, what = _SavedSum.from_bytes(data), cls(terms), "a saved secure sum"
 
         def table(field: bytes, size: int = 0) -> dict[int, bytes]:
             return messages.read_table(terms, memoryview(field), size, what)

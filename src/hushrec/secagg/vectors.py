@@ -129,8 +129,6 @@ class VectorLayout:
         return arrays, wide
 
 
-# ------------------------------------------------------------ masks
-
 STRETCH = 2**15
 """Words that are masked at a time: 256 KiB."""
 Mask = tuple[bytes, bool]
