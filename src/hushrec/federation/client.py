@@ -219,9 +219,9 @@ class Task:
     def protection_of(self, download: Download) -> Protection:
         """Return the protection of this round's uploads."""
         protection = self.protection.with_state(download.protection)
-        if not protection.reshapes:
-            return protection
-        return protection.for_shape(self.upload_shape(download))
+        if protection.reshapes:
+            protection = protection.for_shape(self.upload_shape(download))
+        return protection
 
 
 def take_part(

@@ -250,4 +250,4 @@ class Link(Protocol):
         """
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait so many seconds."""

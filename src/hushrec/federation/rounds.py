@@ -33,7 +33,7 @@ from hushrec.io.codec import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.methods.base import Method, Shared, is_marked
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.plan import Plan
-from hushrec.streams import SecretRound, SecretStreams, Streams
+from hushrec.streams import SecretRound
 
 
 class RoundLine(Stored):
@@ -210,10 +210,7 @@ class ServerState:
     """What each client has spent, where clients have personal budgets."""
 
     def select(self, value: float, *, regular: bool) -> bool:
-        """Keep this round if it is the best so far, and say whether it is.
-
-        Only regular evaluations count for the patience.
-        """
+        """Keep this round if it is the best so far; ``regular`` ones count for the patience."""
         better = value > self.selected_value
         if better:
             self.selected_round, self.selected_value = self.round, value
@@ -248,11 +245,6 @@ class Training:
             return "validation"
         return "last round" if self.plan.validation_queries is None else "noised validation"
 
-    @property
-    def coins(self) -> Streams | SecretStreams:
-        """The streams that draw cohorts; secret ones where privacy is guaranteed."""
-        return self.task.secret if self.protects else self.task.streams
-
     def serving(self, shared: Shared) -> Shared:
         """Return the parameters that score; newcomers are folded in, which takes all of them."""
         return shared if self.newcomers else self.task.method.serving(shared)
@@ -270,8 +262,9 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
             break
         began, number = time.perf_counter(), state.round + 1
         phase = method.phase_of(number)
-        # 1. Who takes part.
-        drawn = experiment.cohort.draw(len(training.clients), training.coins, number)
+        # 1. Who takes part; drawn in secret where privacy is guaranteed.
+        streams = task.secret if training.protects else task.streams
+        drawn = experiment.cohort.draw(len(training.clients), streams, number)
         cohort, state.ledger = plan.admit(training.clients[drawn], state.ledger, number)
         # 2. What they receive.
         download = task.download(number, state.shared, cohort, state.protection)

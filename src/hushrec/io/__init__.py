@@ -40,7 +40,7 @@ def usable_cores() -> int:
 
 
 def _kilobytes(file: str, key: str) -> int | None:
-    """Read a line like ``VmHWM:  1234 kB`` of Linux's process files; None elsewhere."""
+    """Read a line like ``VmHWM:  1234 kB`` of Linux's process files, in bytes; None elsewhere."""
     path = Path(file)
     for line in path.read_text().splitlines() if path.exists() else []:
         if line.startswith(key):

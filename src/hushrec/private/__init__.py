@@ -422,8 +422,7 @@ class PrivateStore:
 
     def _parts(self) -> Iterator[Array]:
         """Yield the written users in parts of about `PART_BYTES`."""
-        step = max(1, PART_BYTES // self.bytes_per_user)
-        users = np.flatnonzero(self.visited)
+        step, users = max(1, PART_BYTES // self.bytes_per_user), np.flatnonzero(self.visited)
         for start in range(0, len(users), step):
             yield users[start : start + step]
 
