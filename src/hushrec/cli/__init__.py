@@ -20,76 +20,46 @@ from hushrec.cli.terminal import announce_compilation, complain, error_guard, sa
 from hushrec.errors import ConfigError, DivergedError, HushrecError, StoppedError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "analyse": (
-        "runs:analyse_command",
-        "Look behind the means of a finished run; nothing is trained again.",
-    ),
+    "analyse": ("runs", "Look behind the means of a finished run; nothing is trained again."),
     "audit": (
-        "privacy:audit_command",
+        "privacy",
         "Attack a finished run: membership, items in uploads, canary users, clipping and noise.",
     ),
-    "compare": (
-        "runs:compare_command",
-        "Compare finished runs user by user, the first as the baseline.",
-    ),
-    "data": (
-        "data:data_commands",
-        "List, describe, fetch and import data sets.",
-    ),
+    "compare": ("runs", "Compare finished runs user by user, the first as the baseline."),
+    "data": ("data", "List, describe, fetch and import data sets."),
     "doctor": (
-        "methods:doctor_command",
+        "methods",
         "Show versions, threads, optional parts, methods, and where data is looked for.",
     ),
-    "evaluate": (
-        "runs:evaluate_command",
-        "Score a finished run again from its checkpoint.",
-    ),
-    "export": (
-        "runs:export_command",
-        "Write a run's model for devices: a folder that numpy alone can serve.",
-    ),
+    "evaluate": ("runs", "Score a finished run again from its checkpoint."),
+    "export": ("runs", "Write a run's model for devices: a folder that numpy alone can serve."),
     "federate": (
-        "federate:federate_commands",
+        "federate",
         "Set up and run a federation: one server, and nodes that keep their users' data.",
     ),
-    "methods": (
-        "methods:methods_command",
-        "List the installed methods, or describe one and its options.",
-    ),
-    "node": (
-        "node:node_commands",
-        "Manage a node of a federation: its data and the state of its runs.",
-    ),
-    "privacy": (
-        "privacy:privacy_commands",
-        "Compute guarantees of differential privacy.",
-    ),
-    "recommend": (
-        "runs:recommend_command",
-        "Recommend items that a user has not touched yet.",
-    ),
+    "methods": ("methods", "List the installed methods, or describe one and its options."),
+    "node": ("node", "Manage a node of a federation: its data and the state of its runs."),
+    "privacy": ("privacy", "Compute guarantees of differential privacy."),
+    "recommend": ("runs", "Recommend items that a user has not touched yet."),
     "release": (
-        "runs:release_command",
+        "runs",
         "Write what a run's guarantee covers, and nothing else, into a new folder.",
     ),
     "report": (
-        "runs:report_command",
+        "runs",
         "Write a run's report.html again, or one page of several runs, and print where it is.",
     ),
     "reproduce": (
-        "experiments.command:reproduce_command",
+        "experiments.command",
         "Reproduce tables and figures of the papers, and of our own studies.",
     ),
     "studio": (
-        "methods:studio_command",
+        "methods",
         "Look at a folder of runs in a browser: progress, comparisons, users, privacy, the leak.",
     ),
-    "train": (
-        "train:train_command",
-        "Train a method, evaluate it, and leave a run folder with a report.",
-    ),
+    "train": ("train", "Train a method, evaluate it, and leave a run folder with a report."),
     "tune": (
-        "train:tune_command",
+        "train",
         "Search for a method's options on the validation items, and write them as a preset.",
     ),
 }
@@ -120,8 +90,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(module_of(module), name)
+        module = module_of(COMMANDS[cmd_name][0])
+        found = getattr(module, f"{cmd_name}_command", None)
+        command: click.Command = found or getattr(module, f"{cmd_name}_commands")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -149,7 +120,9 @@ class _Commands(click.Group):
             sys.exit(3 if isinstance(error, DivergedError) else 2)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(package_name="hushrec")
 def main() -> None:
     """Personalised, private, federated recommendation.

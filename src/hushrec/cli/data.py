@@ -10,12 +10,12 @@ from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
 from hushrec.cli.display import reading_display
 from hushrec.cli.options import PATH, SOURCE, gather, items_option, json_option
-from hushrec.cli.terminal import Console, print_json, progress, say, text_column
+from hushrec.cli.terminal import progress, say, show, text_column
 from hushrec.data.catalog import fetch, import_file, load, names
 from hushrec.data.reading import FeatureFiles
-from hushrec.data.sources import CATALOG, DataSet, cache_dir
+from hushrec.data.sources import CATALOG, cache_dir
 from hushrec.data.tables import Columns
-from hushrec.reporting.tables import add_figures, plain_table
+from hushrec.reporting.tables import facts_table, plain_table
 
 
 @click.group("data")
@@ -39,21 +39,16 @@ def list_command(as_json: bool) -> None:
     hushrec data list
     hushrec data list --json
     """
-    entries = [_entry(CATALOG[name]) if name in CATALOG else _imported(name) for name in names()]
-    if as_json:
-        print_json(entries)
-        return
-    table = plain_table()
-    table.add_column("name", no_wrap=True)
-    add_figures(table, ("users", "items", "rows"))
+    entries, figures = [_entry(name) for name in names()], ("users", "items", "rows")
+    table = plain_table(None, "name", figures=figures)
     table.add_column("where", overflow="fold")
     table.add_column("licence")
     for entry in entries:
-        counts = (f"{entry[count]:,}" for count in ("users", "items", "rows"))
+        counts = (f"{entry[count]:,}" for count in figures)
         # The first clause; `info` has the whole.
         licence = entry["licence"].split(";")[0]
         table.add_row(entry["name"], *counts, entry["where"] or "not here", licence)
-    Console().print(table)
+    show(as_json, entries, table)
 
 
 @data_commands.command("info")
@@ -94,23 +89,13 @@ def fetch_command(name: str, as_json: bool) -> None:
     """
     if name in CATALOG:
         say(f"{CATALOG[name].title}\nTerms: {CATALOG[name].licence}", err=True)
-    columns = (
-        text_column("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    bar = progress(*columns, transient=True, quiet=as_json)
-    with bar:
+    columns = (text_column("{task.description}"), BarColumn(), DownloadColumn())
+    with progress(*columns, TimeRemainingColumn(), transient=True, quiet=as_json) as bar:
         task = bar.add_task(name, total=None)
         folder = fetch(name, lambda done, total: bar.update(task, completed=done, total=total))
-    result = {
-        "name": name,
-        "where": str(folder.path),
-        "licence": CATALOG[name].licence,
-        "files": CATALOG[name].states(folder),
-    }
-    _show(result, as_json)
+    dataset = CATALOG[name]
+    result = {"name": name, "where": str(folder.path), "licence": dataset.licence}
+    _show({**result, "files": dataset.states(folder)}, as_json)
 
 
 @data_commands.command("import")
@@ -130,11 +115,7 @@ def fetch_command(name: str, as_json: bool) -> None:
     "features",
     FeatureFiles,
     click.option("--users", type=PATH, help="File of user features."),
-    click.option(
-        "--items",
-        type=PATH,
-        help="Public list of items, with their features.",
-    ),
+    click.option("--items", type=PATH, help="Public list of items, with their features."),
     click.option(
         "--user-feature", "user_features", multiple=True, metavar="COLUMN", help="Repeatable."
     ),
@@ -145,12 +126,7 @@ def fetch_command(name: str, as_json: bool) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace an older import of that name.")
 @json_option
 def import_command(
-    file: Path,
-    name: str,
-    columns: Columns,
-    features: FeatureFiles,
-    overwrite: bool,
-    as_json: bool,
+    file: Path, name: str, columns: Columns, features: FeatureFiles, overwrite: bool, as_json: bool
 ) -> None:
     """Import a file under a name.
 
@@ -172,43 +148,33 @@ def import_command(
     _show(data.facts(), as_json)
 
 
-def _entry(dataset: DataSet) -> dict[str, Any]:
-    folder = dataset.find() if dataset.files else None
-    return {
-        "name": dataset.name,
-        "users": dataset.users,
-        "items": dataset.items,
-        "rows": dataset.rows,
-        "present": folder is not None or not dataset.files,
-        "where": "built in" if not dataset.files else str(folder.path) if folder else None,
-        "download": dataset.url,
-        "licence": dataset.licence,
-    }
-
-
-def _imported(name: str) -> dict[str, Any]:
-    stored = load(name)
+def _entry(name: str) -> dict[str, Any]:
+    """Describe a published data set, or an imported file."""
+    if name not in CATALOG:
+        stored = load(name)
+        counts = stored.n_users, stored.n_items, len(stored)
+        where: str | None = str(cache_dir() / "imported" / f"{name}.npz")
+        url, licence = None, "yours"
+    else:
+        dataset = CATALOG[name]
+        folder = dataset.find() if dataset.files else None
+        counts = dataset.users, dataset.items, dataset.rows
+        where = "built in" if not dataset.files else str(folder.path) if folder else None
+        url, licence = dataset.url, dataset.licence
     return {
         "name": name,
-        "users": stored.n_users,
-        "items": stored.n_items,
-        "rows": len(stored),
-        "present": True,
-        "where": str(cache_dir() / "imported" / f"{name}.npz"),
-        "download": None,
-        "licence": "yours",
+        **dict(zip(("users", "items", "rows"), counts, strict=True)),
+        "present": where is not None,
+        "where": where,
+        "download": url,
+        "licence": licence,
     }
 
 
 def _show(summary: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(summary)
-        return
-    table = plain_table(show_header=False)
-    for key, value in summary.items():
-        if value not in ({}, [], None):
-            table.add_row(key.replace("_", " "), _text(value))
-    Console().print(table)
+    known = {key: value for key, value in summary.items() if value not in ({}, [], None)}
+    rows = {key.replace("_", " "): _text(value) for key, value in known.items()}
+    show(as_json, summary, facts_table(rows))
 
 
 def _text(value: object) -> str:

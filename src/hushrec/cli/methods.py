@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import webbrowser
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,11 +18,12 @@ from typing import Annotated, Any
 import click
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
+from rich.table import Table
 
 import hushrec
 from hushrec.api import train
 from hushrec.cli.options import PATH, complete_methods, json_option
-from hushrec.cli.terminal import Console, log_fault, print_json, say
+from hushrec.cli.terminal import Console, log_fault, print_json, say, show
 from hushrec.data.sources import cache_dir
 from hushrec.data.synthetic import demo
 from hushrec.errors import ConfigError, MissingExtraError, RunError, nearest
@@ -29,7 +31,7 @@ from hushrec.federation.experiment import SECTIONS, Experiment, preset_names
 from hushrec.io import usable_cores
 from hushrec.methods.base import Method, Tunable, method_class, method_names
 from hushrec.reporting.html import write_report
-from hushrec.reporting.tables import plain_table
+from hushrec.reporting.tables import facts_table, plain_table
 
 SHOWN_LIMIT = 1e9
 """Limits from here on are not shown: they only exclude nonsense."""
@@ -80,21 +82,21 @@ def describe_method(name: str) -> MethodDescription:
         found = method_class(name)
     except MissingExtraError as error:
         return MethodDescription(name, str(error), [], presets, [], [], [], [])
-    about = (found.__doc__ or "").strip().splitlines()[0]
-    noised = [] if found.under_noise is None else keys_of(found.under_noise.Config)
-    options, tuned = keys_of(found.Config), _tuned(found)
-    phases, noised_phases = _phase_lines(found), _phase_lines(found.under_noise)
-    return MethodDescription(name, about, options, presets, tuned, noised, phases, noised_phases)
+    method, noised = found(), found.under_noise
+    return MethodDescription(
+        name,
+        about=(found.__doc__ or "").strip().splitlines()[0],
+        options=keys_of(found.Config),
+        presets=presets,
+        tuned=list(method.search) if isinstance(method, Tunable) else [],
+        noised=[] if noised is None else keys_of(noised.Config),
+        phases=_phases(method),
+        noised_phases=[] if noised is None else _phases(noised()),
+    )
 
 
-def _phase_lines(found: type[Method] | None) -> list[dict[str, Any]]:
-    phases = () if found is None else found().phases
-    return [{"name": p.name, "rounds": p.rounds, "uploads": p.uploads} for p in phases]
-
-
-def _tuned(found: type[Method]) -> list[str]:
-    method = found(found.Config())
-    return list(method.search) if isinstance(method, Tunable) else []
+def _phases(method: Method) -> list[dict[str, Any]]:
+    return [{"name": p.name, "rounds": p.rounds, "uploads": p.uploads} for p in method.phases]
 
 
 def reference() -> str:
@@ -120,11 +122,14 @@ def reference() -> str:
 
 
 def _method_section(found: MethodDescription) -> list[str]:
+    def quoted(names: list[str]) -> str:
+        return ", ".join(f"`{name}`" for name in names)
+
     lines = [f"### `{found.name}`", found.about]
     if found.presets:
-        lines.append(f"Presets: {', '.join(f'`{name}`' for name in found.presets)}.")
+        lines.append(f"Presets: {quoted(found.presets)}.")
     if found.tuned:
-        lines.append(f"`hushrec tune` looks for {', '.join(f'`{name}`' for name in found.tuned)}.")
+        lines.append(f"`hushrec tune` looks for {quoted(found.tuned)}.")
     lines.append(_table(found.options) if found.options else "It has no options.")
     if found.noised:
         lines += ["Under `--privacy central` or `distributed`:", _table(found.noised)]
@@ -228,14 +233,9 @@ def methods_command(name: str | None, markdown: bool, as_json: bool) -> None:
 
 
 def _list(entries: list[MethodDescription]) -> None:
-    table = plain_table()
-    table.add_column("method", no_wrap=True)
-    for column in ("description", "presets"):
-        table.add_column(column, overflow="fold")
-    for entry in entries:
-        table.add_row(entry.name, entry.about, " ".join(entry.presets))
+    rows = [(entry.name, entry.about, " ".join(entry.presets)) for entry in entries]
     console = Console()
-    console.print(table)
+    console.print(_text_table(None, ("method", "description", "presets"), rows))
     console.print("hushrec methods NAME describes a method and its options", style="dim")
 
 
@@ -247,45 +247,33 @@ def _describe(entry: MethodDescription) -> None:
         console.print(f"presets: {', '.join(entry.presets)} (--preset NAME)")
     if entry.tuned:
         console.print(f"searched by hushrec tune: {', '.join(entry.tuned)}")
-    noised = "where noise is added to sums"
+    noised, heads = "where noise is added to sums", ("phase", "rounds", "a client uploads")
     for phases, title in ((entry.phases, None), (entry.noised_phases, noised)):
         if phases:
-            console.print()
-            console.print(_phases(phases, title))
+            rows = [(phase["name"], str(phase["rounds"]), phase["uploads"]) for phase in phases]
+            console.print("", _text_table(title, heads, rows), sep="\n")
     for keys, title in ((entry.options, None), (entry.noised, noised)):
         if keys:
-            console.print()
-            console.print(_options(keys, title))
+            rows = [
+                (f"{key.name}={format_default(key.default)}", key.kind.replace("`", ""), key.about)
+                for key in keys
+            ]
+            table = _text_table(title, ("--set", "values", "description"), rows)
+            console.print("", table, sep="\n")
 
 
-def _phases(phases: list[dict[str, Any]], title: str | None) -> object:
-    table = plain_table(title)
-    table.add_column("phase", no_wrap=True)
-    table.add_column("rounds", justify="right")
-    table.add_column("a client uploads", overflow="fold")
-    for phase in phases:
-        table.add_row(phase["name"], str(phase["rounds"]), phase["uploads"])
+def _text_table(
+    title: str | None, heads: tuple[str, str, str], rows: Sequence[tuple[str, str, str]]
+) -> Table:
+    table = plain_table(title, heads[0])
+    for head in heads[1:]:
+        table.add_column(head, overflow="fold", justify="right" if head == "rounds" else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def _options(keys: list[Key], title: str | None) -> object:
-    table = plain_table(title)
-    table.add_column("--set", no_wrap=True)
-    for column in ("values", "description"):
-        table.add_column(column, overflow="fold")
-    for key in keys:
-        table.add_row(
-            f"{key.name}={format_default(key.default)}", key.kind.replace("`", ""), key.about
-        )
-    return table
-
-
-EXTRAS = {
-    "neural": "torch",
-    "flower": "flwr",
-    "tune": "optuna",
-    "parquet": "pyarrow",
-}
+EXTRAS = {"neural": "torch", "flower": "flwr", "tune": "optuna", "parquet": "pyarrow"}
 
 
 @click.command("doctor")
@@ -316,27 +304,21 @@ def doctor_command(compiles: bool, as_json: bool) -> None:
             for extra, module in EXTRAS.items()
         },
         "methods": method_names(),
-        "data": {
-            "HUSHREC_DATA": os.environ.get("HUSHREC_DATA"),
-            "cache": str(cache_dir()),
-        },
+        "data": {"HUSHREC_DATA": os.environ.get("HUSHREC_DATA"), "cache": str(cache_dir())},
     }
-    if as_json:
-        print_json(found)
-        return
-    table = plain_table(show_header=False)
-    table.add_column("", style="bold", no_wrap=True)
-    table.add_column("", overflow="fold")
-    table.add_row("python", f"{found['python']} on {found['platform']}")
-    table.add_row("versions", "  ".join(f"{k} {v}" for k, v in found["versions"].items()))
-    table.add_row("threads", str(found["threads"]))
-    for extra, version in found["extras"].items():
-        state = version or f"not installed: pip install 'hushrec[{extra}]'"
-        table.add_row(f"extra {extra}", state)
-    table.add_row("methods", "  ".join(found["methods"]))
-    table.add_row("HUSHREC_DATA", found["data"]["HUSHREC_DATA"] or "not set")
-    table.add_row("cache", found["data"]["cache"])
-    Console().print(table)
+    rows = {
+        "python": f"{found['python']} on {found['platform']}",
+        "versions": "  ".join(f"{name} {version}" for name, version in found["versions"].items()),
+        "threads": str(found["threads"]),
+        **{
+            f"extra {extra}": version or f"not installed: pip install 'hushrec[{extra}]'"
+            for extra, version in found["extras"].items()
+        },
+        "methods": "  ".join(found["methods"]),
+        "HUSHREC_DATA": found["data"]["HUSHREC_DATA"] or "not set",
+        "cache": found["data"]["cache"],
+    }
+    show(as_json, found, facts_table(rows))
 
 
 def _compile() -> None:
@@ -351,14 +333,12 @@ def _compile() -> None:
 @click.option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     help="Address to listen on; on another than the loopback one, requests need a token.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8610,
-    show_default=True,
     help="Port to listen on; 0 takes a free one.",
 )
 @click.option("--open", "open_it", is_flag=True, help="Open it in a browser.")

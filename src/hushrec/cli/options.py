@@ -105,12 +105,7 @@ threads_option = click.option(
     help="Threads to use; the result does not depend on it.",
 )
 data_option = click.option(
-    "--data",
-    type=SOURCE,
-    default="demo",
-    show_default=True,
-    metavar="NAME|FILE",
-    shell_complete=complete_data,
+    "--data", type=SOURCE, default="demo", metavar="NAME|FILE", shell_complete=complete_data
 )
 items_option = click.option(
     "--items",
@@ -132,9 +127,7 @@ preset_option = click.option(
     help="A set of options that ships, for example 'paper'.",
     shell_complete=complete_presets,
 )
-part_option = click.option(
-    "--part", type=click.Choice(["valid", "test"]), default="test", show_default=True
-)
+part_option = click.option("--part", type=click.Choice(["valid", "test"]), default="test")
 
 
 def gather(name: str, kind: type[Any], *options: Decorator) -> Decorator:

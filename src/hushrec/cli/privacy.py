@@ -19,61 +19,32 @@ from hushrec.api import Run
 from hushrec.audit import Progress, audit
 from hushrec.cli import module_of
 from hushrec.cli.options import PATH, SEED, Number, gather, json_option, run_argument
-from hushrec.cli.terminal import Console, print_json, progress, say, text_column
+from hushrec.cli.terminal import Console, print_json, progress, say, show, text_column
 from hushrec.errors import ConfigError
 from hushrec.io.files import write_text
-from hushrec.privacy.accountant import (
-    Everybody,
-    FixedSize,
-    Gaussian,
-    Neighbours,
-    Poisson,
-    Sampling,
-    epsilon_of,
-    noise_for,
-)
+from hushrec.privacy import accountant
+from hushrec.privacy.accountant import Gaussian, Neighbours, epsilon_of, noise_for
 from hushrec.privacy.statement import ComposedStatement, compose
 from hushrec.reporting.html import write_report
 from hushrec.reporting.plots import line, standalone
-from hushrec.reporting.tables import add_figures, plain_table
+from hushrec.reporting.tables import add_figures, cells, plain_table
+from hushrec.runs import schema
 from hushrec.runs.folder import RunFolder
-from hushrec.runs.schema import (
-    Audit,
-    AuditedClaim,
-    CanaryResult,
-    Guesses,
-    ItemResult,
-    MembershipResult,
-    Skipped,
-    SoundnessResult,
-    Summary,
-)
+from hushrec.runs.schema import Audit, Skipped, Summary
 
 
 @click.command("audit")
 @run_argument
 @click.option(
-    "--users",
-    type=click.IntRange(10, 1_000_000),
-    default=500,
-    show_default=True,
-    help="Users to attack, at most.",
+    "--users", type=click.IntRange(10, 1_000_000), default=500, help="Users to attack, at most."
 )
 @click.option(
     "--trials",
     type=click.IntRange(1_000, 10_000_000),
     default=10_000,
-    show_default=True,
     help="Canary trials; more of them prove a higher bound.",
 )
-@click.option(
-    "--seed",
-    type=SEED,
-    default=0,
-    show_default=True,
-    metavar="S",
-    help="Of the attacks, not the run.",
-)
+@click.option("--seed", type=SEED, default=0, metavar="S", help="Of the attacks, not the run.")
 @json_option
 def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: bool) -> None:
     """Attack a finished run: membership, items in uploads, canary users, clipping and noise.
@@ -116,52 +87,50 @@ def _tables(found: Audit) -> Iterator[Table]:
         yield _soundness_table(found.soundness)
 
 
-def _membership_table(found: Skipped | MembershipResult) -> Table:
-    table = _new_table("Membership inference on users or items", found.skipped)
-    if isinstance(found, Skipped):
-        return table
-    for name in ("", "model", "95 % interval", "popularity", "chance"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    names = {"auc": "AUC", "advantage": "advantage", "tpr_at_1_fpr": "TPR at 1 % FPR"}
-    for key, name in names.items():
-        cells = (getattr(rates, key) for rates in (found, found.baseline, found.chance))
-        here, popular, chance = ("–" if cell is None else f"{cell:.3f}" for cell in cells)
-        ends = getattr(found.intervals, key)
-        interval = "–" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
-        table.add_row(name, here, interval, popular, chance)
-    table.caption = (
-        f"{found.members:,} members, {found.others:,} others: {found.compared}. "
-        f"Threat: {found.threat}.{_guessed(found.guesses)}"
-    )
+def _reason_table(title: str, reason: str) -> Table:
+    """Say why an attack was not made."""
+    table = plain_table(title, title_style="bold")
+    table.add_column("")
+    table.add_row(reason)
     return table
 
 
-def _guessed(found: Guesses | None) -> str:
-    """Return the lower bound that the guesses prove, if there are any."""
-    if found is None:
-        return ""
-    return (
-        f" {found.right} of {found.guesses} guesses in {found.pairs} pairs are right: "
-        f"epsilon is at least {found.lower_bound:.3f}, and {found.claimed_epsilon:.3f} is "
-        f"claimed at delta {found.delta:.2g}."
-    )
-
-
-def _items_table(found: Skipped | ItemResult) -> Table:
-    table = _new_table("Items inferred from one client's upload", found.skipped)
+def _membership_table(found: Skipped | schema.MembershipResult) -> Table:
+    title = "Membership inference on users or items"
     if isinstance(found, Skipped):
-        return table
-    for name in ("seen", "items named", "95 % interval", "rows", "right by support"):
-        table.add_column(name, justify="left" if name == "seen" else "right", no_wrap=True)
+        return _reason_table(title, found.skipped)
+    figures = ("model", "95 % interval", "popularity", "chance")
+    table = plain_table(title, "", figures=figures, title_style="bold")
+    names = {"auc": "AUC", "advantage": "advantage", "tpr_at_1_fpr": "TPR at 1 % FPR"}
+    for key, name in names.items():
+        rates = cells((getattr(of, key) for of in (found, found.baseline, found.chance)), 3)
+        ends = getattr(found.intervals, key)
+        interval = "–" if ends is None else " to ".join(cells(ends, 3))
+        table.add_row(name, rates[0], interval, *rates[1:])
+    table.caption = (
+        f"{found.members:,} members, {found.others:,} others: {found.compared}. "
+        f"Threat: {found.threat}."
+    )
+    if guesses := found.guesses:
+        table.caption += (
+            f" {guesses.right} of {guesses.guesses} guesses in {guesses.pairs} pairs are right: "
+            f"epsilon is at least {guesses.lower_bound:.3f}, and {guesses.claimed_epsilon:.3f} is "
+            f"claimed at delta {guesses.delta:.2g}."
+        )
+    return table
+
+
+def _items_table(found: Skipped | schema.ItemResult) -> Table:
+    title = "Items inferred from one client's upload"
+    if isinstance(found, Skipped):
+        return _reason_table(title, found.skipped)
+    figures = ("items named", "95 % interval", "rows", "right by support")
+    table = plain_table(title, "seen", figures=figures, title_style="bold")
     for name, value in found.evidence.items():
         low, high = value.interval
-        table.add_row(
-            name,
-            f"{value.r_precision:.1%}",
-            f"{low:.1%} to {high:.1%}",
-            f"{value.support_rows:,.0f}",
-            f"{value.support_precision:.1%}",
-        )
+        named, right = f"{value.r_precision:.1%}", f"{value.support_precision:.1%}"
+        interval, rows = f"{low:.1%} to {high:.1%}", f"{value.support_rows:,.0f}"
+        table.add_row(name, named, interval, rows, right)
     table.add_row("the most popular items", f"{found.popularity:.1%}", style="dim")
     table.add_row("chance", f"{found.chance:.1%}", style="dim")
     table.caption = (
@@ -171,46 +140,37 @@ def _items_table(found: Skipped | ItemResult) -> Table:
     return table
 
 
-def _canary_table(found: list[CanaryResult], claim: AuditedClaim) -> Table:
-    why = None
+def _canary_table(found: list[schema.CanaryResult], claim: schema.AuditedClaim) -> Table:
+    title = "Canaries: lower bounds of epsilon"
     if not found:
-        why = "no guarantee to test" if claim.epsilon is None else "not tested"
-    table = _new_table("Canaries: lower bounds of epsilon", why)
-    if why:
-        return table
-    for name in ("", "claimed", "at least", "if Gaussian", "most provable", "delta"):
-        table.add_column(name, justify="right" if name else "left")
-    for result in found:
-        sharper = result.gaussian_lower_bound
-        table.add_row(
-            f"{result.who}, {result.where}",
-            f"{result.claimed_epsilon:.3f}",
-            f"{result.lower_bound:.3f}",
-            "–" if sharper is None else f"{sharper:.3f}",
-            f"{result.most_provable:.3f}",
-            f"{result.delta:.2g}",
-            style="bold red" if result.contradicted else "",
-        )
-    first = found[0]
+        reason = "no guarantee to test" if claim.epsilon is None else "not tested"
+        return _reason_table(title, reason)
+    figures = ("claimed", "at least", "if Gaussian", "most provable", "delta")
+    table = plain_table(title, "", figures=figures, title_style="bold")
+    for row in found:
+        bounds = (row.claimed_epsilon, row.lower_bound, row.gaussian_lower_bound, row.most_provable)
+        style = "bold red" if row.contradicted else ""
+        shown = [f"{row.who}, {row.where}", *cells(bounds, 3), f"{row.delta:.2g}"]
+        table.add_row(*shown, style=style)
     table.caption = (
-        f"{first.trials:,} trials of {first.rounds} rounds for a canary in each array of an "
+        f"{found[0].trials:,} trials of {found[0].rounds} rounds for a canary in each array of an "
         "upload, Clopper-Pearson at 95 %"
     )
     return table
 
 
-def _soundness_table(found: SoundnessResult) -> Table:
-    table = _new_table("Clipping and noise: tests of the mechanism", None)
-    for name in ("numbers", "arrays", "rounds", "tests", "problems"):
-        table.add_column(name, justify="right")
-    table.add_row(
-        f"{found.numbers:,}",
-        f"{len(found.arrays)}",
-        f"{found.rounds}",
-        f"{found.tests:,}",
-        f"{len(found.problems)}",
-        style="bold red" if found.problems else "",
-    )
+def _soundness_table(found: schema.SoundnessResult) -> Table:
+    counts = {
+        "numbers": found.numbers,
+        "arrays": len(found.arrays),
+        "rounds": found.rounds,
+        "tests": found.tests,
+        "problems": len(found.problems),
+    }
+    title = "Clipping and noise: tests of the mechanism"
+    table = plain_table(title, figures=counts, title_style="bold")
+    style = "bold red" if found.problems else ""
+    table.add_row(*(f"{count:,}" for count in counts.values()), style=style)
     table.caption = (
         "reach of one upload; noise on every number, as much as claimed, of the law claimed, "
         "independent of all other; whole steps"
@@ -218,30 +178,19 @@ def _soundness_table(found: SoundnessResult) -> Table:
     return table
 
 
-def _new_table(title: str, skipped: str | None) -> Table:
-    table = plain_table(title, title_style="bold")
-    if skipped:
-        table.add_column("")
-        table.add_row(skipped)
-    return table
-
-
 @contextmanager
 def _display(quiet: bool) -> Iterator[Progress]:
     """Show a progress bar for each attack on standard error."""
-    if quiet:
-        yield lambda what, done, total: None
-        return
     columns = (text_column("{task.description:10}"), BarColumn(), MofNCompleteColumn())
-    with progress(*columns, TimeRemainingColumn()) as bars:
+    with progress(*columns, TimeRemainingColumn(), quiet=quiet) as bars:
         tasks: dict[str, Any] = {}
 
-        def show(what: str, done: int, total: int) -> None:
+        def update(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
             bars.update(tasks[what], completed=done, total=total)
 
-        yield show
+        yield update
 
 
 CURVE_POINTS = 16
@@ -267,7 +216,7 @@ class Setting:
     neighbours: Neighbours | None
     delta: float
 
-    def drawn(self) -> tuple[Sampling, Neighbours]:
+    def drawn(self) -> tuple[accountant.Sampling, Neighbours]:
         """Return the sampling scheme and the neighbour relation; raise if they do not fit."""
         population, cohort, delta = self.population, self.cohort, self.delta
         if not 0 < delta < 1 / population:
@@ -281,14 +230,14 @@ class Setting:
                     "sampling 'none' means that everybody takes part: leave out --cohort, "
                     "or use --sampling poisson or fixed"
                 )
-            return Everybody(), self.neighbours or "zero-out-one"
+            return accountant.Everybody(), self.neighbours or "zero-out-one"
         if cohort is None:
             raise ConfigError(f"--sampling {self.sampling} needs --cohort")
         if self.sampling == "poisson":
-            return Poisson(cohort / population), self.neighbours or "zero-out-one"
+            return accountant.Poisson(cohort / population), self.neighbours or "zero-out-one"
         if cohort != int(cohort):
             raise ConfigError(f"--cohort {cohort:g}: a fixed-size cohort is a whole number")
-        return FixedSize(int(cohort), population), self.neighbours or "replace-one"
+        return accountant.FixedSize(int(cohort), population), self.neighbours or "replace-one"
 
 
 setting_options = gather(
@@ -302,12 +251,7 @@ setting_options = gather(
         help="Clients a round; expected ones for poisson.",
     ),
     click.option("--rounds", type=click.IntRange(1, 10**9), required=True, metavar="T"),
-    click.option(
-        "--sampling",
-        type=click.Choice(["poisson", "fixed", "none"]),
-        default="poisson",
-        show_default=True,
-    ),
+    click.option("--sampling", type=click.Choice(["poisson", "fixed", "none"]), default="poisson"),
     click.option(
         "--neighbours",
         type=click.Choice(["zero-out-one", "replace-one"]),
@@ -391,13 +335,11 @@ def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, Summary]]:
     """Read the summaries of runs, and of each seed of a run with several; refuse duplicates."""
     found: dict[Path, tuple[Path, Summary]] = {}
     for folder in folders:
-        summary = RunFolder.open(folder).read_summary()
-        seeds = [folder / name for name in summary.runs or []]
-        for run in seeds or [folder]:
-            said = RunFolder.open(run).read_summary() if seeds else summary
+        seeds = RunFolder.open(folder).read_summary().runs or [""]
+        for run in (folder / seed for seed in seeds):
             if run.resolve() in found:
                 raise ConfigError(f"{run} is named twice: it was released once")
-            found[run.resolve()] = run, said
+            found[run.resolve()] = run, RunFolder.open(run).read_summary()
     return list(found.values())
 
 
@@ -430,7 +372,7 @@ def tables_command(as_json: bool) -> None:
 @privacy_commands.command("plot")
 @noise_option
 @setting_options
-@click.option("--out", type=PATH, default=Path("epsilon.svg"), show_default=True)
+@click.option("--out", type=PATH, default=Path("epsilon.svg"))
 @json_option
 def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> None:
     """Draw epsilon against rounds.
@@ -451,11 +393,9 @@ def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> No
     title = f"epsilon at delta {delta:g} against rounds; noise {noise:g}, {event.sampling}"
     drawing = line(points, title, selected=-1, from_zero=True)
     write_text(out, standalone([(title, drawing)]))
-    if as_json:
-        curve = [{"rounds": number, "epsilon": epsilon} for number, epsilon in points]
-        print_json({"out": str(out), "delta": delta, "curve": curve})
-        return
-    say(f"{out}: epsilon {points[-1][1]:.4g} after {rounds} rounds")
+    curve = [{"rounds": number, "epsilon": epsilon} for number, epsilon in points]
+    text = f"{out}: epsilon {points[-1][1]:.4g} after {rounds} rounds"
+    show(as_json, {"out": str(out), "delta": delta, "curve": curve}, text)
 
 
 def _show_epsilon(setting: Setting, event: Gaussian, as_json: bool) -> None:
@@ -468,22 +408,19 @@ def _show_epsilon(setting: Setting, event: Gaussian, as_json: bool) -> None:
         )
     neighbours = event.neighbours
     bound = "the clipping bound" if neighbours == "zero-out-one" else "twice the bound"
-    if as_json:
-        print_json(
-            {
-                "epsilon": epsilon,
-                "delta": setting.delta,
-                "noise_multiplier": event.multiplier,
-                "rounds": setting.rounds,
-                "sampling": str(event.sampling),
-                "neighbours": neighbours,
-                "sensitivity": bound,
-                "unit": "user",
-            }
-        )
-        return
-    say(
+    value = {
+        "epsilon": epsilon,
+        "delta": setting.delta,
+        "noise_multiplier": event.multiplier,
+        "rounds": setting.rounds,
+        "sampling": str(event.sampling),
+        "neighbours": neighbours,
+        "sensitivity": bound,
+        "unit": "user",
+    }
+    text = (
         f"epsilon {epsilon:.4f} at delta {setting.delta:g}: {setting.rounds} rounds, noise "
         f"multiplier {event.multiplier:.4g} (standard deviation over {bound}), {neighbours}, "
         f"sampling {event.sampling}"
     )
+    show(as_json, value, text)

@@ -6,22 +6,17 @@ serve the model, and ``release`` writes what of a run may be published.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hushrec.analysis.run import (
-    adaptation_curve,
-    guidance_effects,
-    metrics_by_group,
-    metrics_by_table,
-)
+from hushrec.analysis import run as analysis
 from hushrec.api import Run
 from hushrec.cli import options
 from hushrec.cli.options import COUNT, PATH, complete_runs, json_option, run_argument
-from hushrec.cli.terminal import Console, print_json, say
+from hushrec.cli.terminal import Console, print_json, say, show
 from hushrec.data.reading import read_history
 from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError
@@ -76,11 +71,9 @@ def evaluate_command(
         _adapt(run, run.evaluator(threads), part, metrics, as_json)
         return
     own, baselines = run.measure(metrics, part, threads)
-    if as_json:
-        print_json({**_heading(run), part: own, "baselines": baselines})
-        return
     measured = {part: own, "baselines": Baselines(**baselines)}
-    Console().print(tables.result_table(run.summary.model_copy(update=measured), metrics, part))
+    table = tables.result_table(run.summary.model_copy(update=measured), metrics, part)
+    show(as_json, {**_heading(run), part: own, "baselines": baselines}, table)
 
 
 def _adapt(
@@ -88,14 +81,11 @@ def _adapt(
 ) -> None:
     """Measure unseen users after so many interactions, keep the curve, and show it."""
     names = list(metrics) or ["hits@10", "hits@20", "ndcg@10"]
-    curve = AdaptationCurve(**adaptation_curve(evaluator, run.model, part, names))
+    curve = AdaptationCurve(**analysis.adaptation_curve(evaluator, run.model, part, names))
     if run.folder is not None:
         run.folder.write(ADAPTATION, curve)
         write_report(run)
-    if as_json:
-        print_json(curve)
-    else:
-        Console().print(tables.adaptation_table(curve))
+    show(as_json, curve, tables.adaptation_table(curve))
 
 
 def _heading(run: Run) -> dict[str, Any]:
@@ -130,9 +120,9 @@ def analyse_command(
     """
     run = Run.open(folder)
     makers: dict[str, Callable[[], Any]] = {
-        "tables": lambda: metrics_by_table(run, part, threads or usable_cores()),
-        "groups": lambda: metrics_by_group(run, part),
-        "guidance": lambda: guidance_effects(run),
+        "tables": lambda: analysis.metrics_by_table(run, part, threads or usable_cores()),
+        "groups": lambda: analysis.metrics_by_group(run, part),
+        "guidance": lambda: analysis.guidance_effects(run),
     }
     found: dict[str, Any] = {}
     refused: list[str] = []
@@ -144,15 +134,14 @@ def analyse_command(
                 if only:
                     raise
                 refused.append(f"{name}: {error}")
-    heading = _heading(run)
+    summary, model = run.summary, facts_of(run.model.method, run.model.shared)
     if as_json:
-        model = facts_of(run.model.method, run.model.shared)
-        print_json({**heading, "part": part, "model": model, **found})
+        print_json({**_heading(run), "part": part, "model": model, **found})
         return
     console = Console()
-    console.print(f"{heading['method']} on {heading['data']}", style="bold")
-    if heading["protocol_mark"]:
-        console.print(heading["protocol_mark"], style="bold red")
+    console.print(f"{summary.method} on {summary.data}", style="bold")
+    if summary.protocol_mark:
+        console.print(summary.protocol_mark, style="bold red")
     if "tables" in found:
         console.print(tables.own_table_table(found["tables"], part))
     if "groups" in found:
@@ -161,26 +150,19 @@ def analyse_command(
         console.print(tables.guidance_table(found["guidance"]))
     elif "guidance" in found:
         refused.append("guidance: no guidance was committed in this run")
-    for line in [*tables.model_lines(facts_of(run.model.method, run.model.shared)), *refused]:
+    for line in [*tables.model_lines(model), *refused]:
         console.print(line, style="dim")
 
 
 @click.command("compare")
 @click.argument("folders", metavar="RUN RUN...", nargs=-1, type=PATH, shell_complete=complete_runs)
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", default=("hr@10", "ndcg@10"))
-@click.option("--candidates", default="full", show_default=True, help="full, or sampled99.")
+@click.option("--candidates", default="full", help="full, or sampled99.")
 @click.option(
-    "--test",
-    "test_name",
-    type=click.Choice(["randomisation", "wilcoxon"]),
-    default="randomisation",
-    show_default=True,
+    "--test", "test_name", type=click.Choice(["randomisation", "wilcoxon"]), default="randomisation"
 )
 @click.option(
-    "--plot",
-    type=PATH,
-    metavar="FILE.svg",
-    help="Draw the runs' validation curves in one picture.",
+    "--plot", type=PATH, metavar="FILE.svg", help="Draw the runs' validation curves in one picture."
 )
 @options.json_option
 def compare_command(
@@ -201,16 +183,13 @@ def compare_command(
     rows = compare_runs(folders, metrics, candidates, test_name)
     if plot is not None:
         write_convergence(folders, plot, metrics, candidates)
-    if as_json:
-        print_json(rows)
-        return
-    Console().print(*tables.comparison_tables(rows), tables.cost_table(rows), sep="\n")
+    show(as_json, rows, *tables.comparison_tables(rows), tables.cost_table(rows))
 
 
 @click.command("recommend")
 @run_argument
 @click.option("--user", required=True, metavar="ID")
-@click.option("-k", "count", type=COUNT, default=10, show_default=True)
+@click.option("-k", "count", type=COUNT, default=10)
 @click.option(
     "--history",
     type=PATH,
@@ -257,11 +236,7 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
     """Print a list."""
     if not found:
         say(f"nothing is left to recommend to '{user}'", err=True)
-    if as_json:
-        print_json({"user": user, "recommendations": found})
-        return
-    table = plain_table()
-    table.add_column("", justify="right")
+    table = plain_table(figures=[""])
     table.add_column("title", overflow="fold")
     table.add_column("item", overflow="fold")
     table.add_column("score", justify="right")
@@ -271,7 +246,7 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
     for rank, line in enumerate(found, 1):
         cells = str(rank), line.title, line.item, f"{line.score:.3f}"
         table.add_row(*cells, *([line.because] if explained else []))
-    Console().print(table)
+    show(as_json, {"user": user, "recommendations": found}, table)
 
 
 @click.command("export")
@@ -283,9 +258,7 @@ def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bo
     help="Weights kept per item and table, the largest ones.  [all in single precision; in half "
     "600, or 300 in each of fedmix' tables]",
 )
-@click.option(
-    "--precision", type=click.Choice(["half", "single"]), default="half", show_default=True
-)
+@click.option("--precision", type=click.Choice(["half", "single"]), default="half")
 @click.option("--overwrite", is_flag=True, help="Replace the bundle in DIR.")
 @json_option
 def export_command(
@@ -307,12 +280,18 @@ def export_command(
     """
     form: BundleForm = {"neighbours": neighbours, "precision": precision, "overwrite": overwrite}
     path = Run.open(folder).export(bundle, **form)
-    sizes = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
-    if as_json:
-        print_json({"bundle": str(path), "bytes": sizes})
-        return
-    text = ", ".join(f"{name} {human_size(size)}" for name, size in sizes.items())
-    say(f"{path}: {text}")
+    sizes = _sizes(path)
+    show(as_json, {"bundle": str(path), "bytes": sizes}, _size_line(path, sizes))
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of every file below a folder."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
+
+
+def _size_line(folder: Path, sizes: Mapping[str, int]) -> str:
+    return f"{folder}: " + ", ".join(f"{name} {human_size(size)}" for name, size in sizes.items())
 
 
 @click.command("release")
@@ -333,17 +312,9 @@ def release_command(folder: Path, target: Path, as_json: bool) -> None:
     """
     run = Run.open(folder)
     path = release(run, target)
-    sizes = {
-        file.relative_to(path).as_posix(): file.stat().st_size
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-    }
-    statement = run.summary.privacy.statement
-    if as_json:
-        print_json({"release": str(path), "bytes": sizes, "statement": statement})
-        return
-    say(f"{path}: " + ", ".join(f"{name} {human_size(n)}" for name, n in sizes.items()))
-    say(statement)
+    sizes, statement = _sizes(path), run.summary.privacy.statement
+    result = {"release": str(path), "bytes": sizes, "statement": statement}
+    show(as_json, result, _size_line(path, sizes), statement)
 
 
 @click.command("report")
@@ -369,20 +340,19 @@ def report_command(
     hushrec report runs/pfedrec --map --user viewer-0001
     hushrec report runs/popularity runs/fedmf runs/pfedrec --out compared.html
     """
-    if len(folders) == 1:
-        if out is not None:
-            raise ConfigError("a run's page is in its folder; --out is for a page of several runs")
-        folder = RunFolder.open(folders[0])
-        if folder.read_summary().nodes is not None:
-            if with_map or user is not None:
-                raise ConfigError(
-                    "--map and --user need users' interactions, which stay on the nodes"
-                )
-            say(write_federated_report(folder))
-            return
+    of_users = with_map or user is not None
+    if len(folders) > 1:
+        if of_users:
+            raise ConfigError("--map and --user are for the page of one run")
+        say(write_comparison(folders, out or Path("compared.html")))
+        return
+    if out is not None:
+        raise ConfigError("a run's page is in its folder; --out is for a page of several runs")
+    folder = RunFolder.open(folders[0])
+    if folder.read_summary().nodes is None:
         run = Run.open(folders[0])
         say(write_report(run, samples=not without_samples, item_map=with_map, user=user))
-        return
-    if with_map or user is not None:
-        raise ConfigError("--map and --user are for the page of one run")
-    say(write_comparison(folders, out or Path("compared.html")))
+    elif of_users:
+        raise ConfigError("--map and --user need users' interactions, which stay on the nodes")
+    else:
+        say(write_federated_report(folder))

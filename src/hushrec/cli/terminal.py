@@ -139,6 +139,18 @@ def print_json(value: object) -> None:
     click.echo(_NOT_FOR_TERMINALS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
+def show(as_json: bool, value: object, *shown: RenderableType) -> None:
+    """Print a result: its value as JSON, or the tables and lines that people read."""
+    if as_json:
+        print_json(value)
+        return
+    for one in shown:
+        if isinstance(one, str):
+            say(one)
+        else:
+            Console().print(one)
+
+
 @contextmanager
 def safe_usage() -> Iterator[None]:
     """Escape control characters in click's own usage errors."""

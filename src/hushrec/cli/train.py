@@ -275,11 +275,9 @@ def _default_out(experiment: Experiment) -> Path:
         shell_complete=complete_presets,
     ),
     click.option("--rounds", type=int, metavar="N", help="Rounds of a trial."),
-    click.option("--seed", type=options.SEED, default=0, show_default=True, metavar="S"),
+    click.option("--seed", type=options.SEED, default=0, metavar="S"),
 )
-@click.option(
-    "--trials", type=click.IntRange(1, 100_000), default=20, show_default=True, metavar="N"
-)
+@click.option("--trials", type=click.IntRange(1, 100_000), default=20, metavar="N")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option.")
 @click.option("--out", type=PATH, metavar="DIR", help="The search's folder.")
 @options.threads_option

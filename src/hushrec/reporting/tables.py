@@ -16,7 +16,7 @@ from hushrec.analysis.run import GuidanceEffect
 from hushrec.api import Run
 from hushrec.data.splitting import Part
 from hushrec.evaluation.groups import Spread
-from hushrec.io.codec import Metrics, Tables
+from hushrec.io.codec import Tables
 from hushrec.methods.base import Method
 from hushrec.runs.comparison import ComparedRun
 from hushrec.runs.schema import AdaptationCurve, Summary
@@ -98,11 +98,9 @@ def options(method: Method, summary: Summary) -> list[tuple[str, Any, str]]:
 def split_words(run: Run) -> str:
     """Say how the rows were divided, and by which order."""
     config, data = run.experiment.split, run.split.data
-    order = (
-        "time, ties by the order of the file"
-        if data.has_time
-        else "the order of the file (no times)"
-    )
+    order = "the order of the file (no times)"
+    if data.has_time:
+        order = "time, ties by the order of the file"
     shares = f"{100 * config.test:g} % test, {100 * config.valid:g} % validation"
     if config.order == "random" and config.kind in ("ratio", "unseen-users"):
         order = "a random order drawn from the seed"
@@ -126,16 +124,40 @@ MEANS_ALONE = (
 )
 
 
-def plain_table(title: str | None = None, **more: Any) -> Table:
-    """Return a table without lines, its words on the left."""
+def plain_table(
+    title: str | None = None, *names: str, figures: Iterable[str] = (), **more: Any
+) -> Table:
+    """Return a table without lines: columns of names on the left, of figures on the right.
+
+    Both stay on their line; columns of text are added by ``add_column``.
+    """
     left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
-    return Table(title=title, box=None, pad_edge=False, **left, **more)
+    table = Table(title=title, box=None, pad_edge=False, **left, **more)
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    add_figures(table, figures)
+    return table
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """Return a table of names and what each of them is."""
+    table = plain_table(show_header=False)
+    table.add_column("", style="bold", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for name, fact in facts.items():
+        table.add_row(name, fact)
+    return table
 
 
 def add_figures(table: Table, names: Iterable[str]) -> None:
     """Add columns of figures, which stay on their line."""
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
+
+
+def cells(values: Iterable[float | None], digits: int = 4) -> list[str]:
+    """Write figures with so many digits behind the point; a dash where there is none."""
+    return ["–" if value is None else f"{value:.{digits}f}" for value in values]
 
 
 def shown_metrics(measured: Iterable[str]) -> list[str]:
@@ -151,34 +173,23 @@ def result_table(summary: Summary, names: Sequence[str] = (), part: Part = "test
     tables: Tables = summary.test if part == "test" else summary.valid
     names = names or shown_metrics(tables["full"])
     title = f"{summary.method} on {summary.data}, {part} items"
-    table = plain_table(title, caption=summary.protocol_mark, caption_style="bold red")
-    table.add_column("candidates", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    add_figures(table, map(str.upper, names))
+    heads = map(str.upper, names)
+    more: dict[str, Any] = {"caption": summary.protocol_mark, "caption_style": "bold red"}
+    table = plain_table(title, "candidates", "", figures=heads, **more)
+    baselines: dict[str, Tables] = dict(summary.baselines or {})
+    mark = " (leaks)" if summary.leaks else ""
     for candidates, values in tables.items():
         sampled = candidates.removeprefix("sampled")
         label = "all items" if candidates == "full" else f"{sampled} sampled"
-        cells = _cells(values, names)
+        shown = cells(map(values.get, names))
         if summary.test_sd:
-            deviations = summary.test_sd[candidates]
-            cells = [
-                f"{cell} ± {deviations[name]:.4f}" for cell, name in zip(cells, names, strict=True)
-            ]
-        mark = " (leaks)" if summary.leaks else ""
-        table.add_row(label, f"{summary.method}{mark}", *cells, style="bold")
-        for name, baseline in _baselines(summary):
-            table.add_row("", name, *_cells(baseline[candidates], names), style="dim")
+            deviations = cells(map(summary.test_sd[candidates].get, names))
+            shown = [f"{mean} ± {sd}" for mean, sd in zip(shown, deviations, strict=True)]
+        table.add_row(label, f"{summary.method}{mark}", *shown, style="bold")
+        for name, baseline in baselines.items():
+            table.add_row("", name, *cells(map(baseline[candidates].get, names)), style="dim")
         table.add_section()
     return table
-
-
-def _cells(values: Metrics, names: Sequence[str]) -> list[str]:
-    return [f"{values[name]:.4f}" if name in values else "–" for name in names]
-
-
-def _baselines(summary: Summary) -> list[tuple[str, Tables]]:
-    known = summary.baselines
-    return [] if known is None else [("popularity", known.popularity), ("chance", known.chance)]
 
 
 def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
@@ -187,9 +198,10 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
     names = short_names(rows)
     for row in rows:
         if row.metric not in tables:
-            table = tables[row.metric] = plain_table()
-            table.add_column(row.metric.upper(), overflow="fold")
-            add_figures(table, ("mean", "difference", "p"))
+            tables[row.metric] = plain_table()
+            tables[row.metric].add_column(row.metric.upper(), overflow="fold")
+            add_figures(tables[row.metric], ("mean", "difference", "p"))
+        table = tables[row.metric]
         spread = "" if row.seed_sd is None else f" ± {row.seed_sd:.4f}"
         difference, p_value = "first", ""
         if row.difference is not None:
@@ -200,14 +212,9 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
         interval = "" if row.low is None else f" [{row.low:.3f}, {row.high:.3f}]"
         method = "" if row.method in names[row.run] else f" ({row.method})"
         mark = " (leaks)" if row.protocol == "published" else ""
-        tables[row.metric].add_row(
-            f"{names[row.run]}{method}{mark}",
-            f"{row.mean:.4f}{spread}{interval}",
-            difference,
-            p_value,
-        )
-    last = list(tables.values())[-1]
-    last.caption = (
+        mean = f"{row.mean:.4f}{spread}{interval}"
+        table.add_row(f"{names[row.run]}{method}{mark}", mean, difference, p_value)
+    table.caption = (
         MEANS_ALONE
         if any(row.low is None for row in rows)
         else "[ ] 95 % intervals over users; p of a paired test against the first run, "
@@ -238,40 +245,35 @@ def short_names(rows: Sequence[ComparedRun]) -> dict[str, str]:
 
 def own_table_table(found: Mapping[str, Mapping[str, Mapping[str, float]]], part: str) -> Table:
     """Show what scoring with the own, the server's and another user's table gives."""
-    table = plain_table(f"whose item table, {part} items")
-    for name in ("candidates", "table"):
-        table.add_column(name, no_wrap=True)
     words = {"own": "own", "global": "global (the server's)", "random": "random (another user's)"}
     names = shown_metrics(found["own"]["full"])
-    add_figures(table, map(str.upper, names))
+    title, heads = f"whose item table, {part} items", map(str.upper, names)
+    table = plain_table(title, "candidates", "table", figures=heads)
     for candidates in found["own"]:
-        for row, whose in enumerate(found):
-            values = found[whose][candidates]
-            cells = [f"{values[name]:.4f}" for name in names]
-            style = "bold" if row == 0 else ""
-            table.add_row(candidates if row == 0 else "", words[whose], *cells, style=style)
+        for whose, values in found.items():
+            label, style = (candidates, "bold") if whose == "own" else ("", "")
+            shown = cells(map(values[candidates].get, names))
+            table.add_row(label, words[whose], *shown, style=style)
         table.add_section()
     return table
 
 
 def groups_table(found: Mapping[str, Spread], part: str) -> Table:
     """Show how groups of users fare."""
-    table = plain_table(f"groups of users, {part} items, all items")
     first = next(iter(found.values()))
-    table.add_column("")
-    add_figures(table, ("mean", *first.groups, "worst 10 %", "sd"))
+    figures = ("mean", *first.groups, "worst 10 %", "sd")
+    table = plain_table(f"groups of users, {part} items, all items", "", figures=figures)
     for metric, said in found.items():
         values = [said.mean, *said.groups.values(), said.worst_tenth, said.sd]
-        table.add_row(metric.upper(), *(f"{value:.4f}" for value in values))
+        table.add_row(metric.upper(), *cells(values))
     return table
 
 
 def guidance_table(effects: Sequence[GuidanceEffect]) -> Table:
     """Show what each guidance round did to each group, and how far the gates are from 1/2."""
-    metric = effects[0].metric.upper()
-    table = plain_table(f"change of valid {metric} by guidance")
-    table.add_column("round", justify="right")
-    add_figures(table, (*effects[0].before, "improved", "declined", "gate", "away"))
+    figures = ("round", *effects[0].before, "improved", "declined", "gate", "away")
+    title = f"change of valid {effects[0].metric.upper()} by guidance"
+    table = plain_table(title, figures=figures)
     for effect in effects:
         changes = [effect.after[name] - before for name, before in effect.before.items()]
         gates, users = effect.gates, effect.moved
@@ -290,9 +292,7 @@ def guidance_table(effects: Sequence[GuidanceEffect]) -> Table:
 def trials_table(search: Search, most: int = 10) -> Table:
     """Show the best trials of a search; the first one is what it started from."""
     select = search.about["experiment"]["evaluation"]["select"]
-    table = plain_table()
-    for name in ("trial", f"valid {select.upper()}", "round"):
-        table.add_column(name, justify="right")
+    table = plain_table(figures=("trial", f"valid {select.upper()}", "round"))
     table.add_column("options", overflow="fold")
     ordered = sorted(search.trials, key=lambda trial: (-(trial.value or 0.0), trial.number))
     for trial in ordered[:most]:
@@ -302,13 +302,9 @@ def trials_table(search: Search, most: int = 10) -> Table:
             f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in trial.options.items()
         )
-        table.add_row(
-            str(trial.number),
-            value,
-            str(trial.selected_round or "–"),
-            options + mark,
-            style="bold" if trial is search.best else "",
-        )
+        style = "bold" if trial is search.best else ""
+        figures = str(trial.number), value, str(trial.selected_round or "–")
+        table.add_row(*figures, options + mark, style=style)
     states = [trial.state for trial in search.trials]
     counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
     table.caption = f"{len(states)} trials ({counts}); test items were not evaluated"
@@ -362,10 +358,9 @@ def facts(summary: Summary) -> list[str]:
 
 def adaptation_table(curve: AdaptationCurve) -> Table:
     """Show what unseen users get after so many interactions of their own."""
-    table = plain_table(f"{curve.users:,} users that training left out, full ranking")
-    for name in curve.points[0]:
-        table.add_column(name, justify="right")
+    title = f"{curve.users:,} users that training left out, full ranking"
+    table = plain_table(title, figures=curve.points[0])
     for point in curve.points:
         interactions, *values = point.values()
-        table.add_row(str(interactions), *(f"{value:.4f}" for value in values))
+        table.add_row(str(interactions), *cells(values))
     return table
