@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import click
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TaskProgressColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TimeRemainingColumn
 
 from hushrec.cli.options import PATH, gather
 from hushrec.cli.terminal import Console, progress, say, text_column
@@ -83,10 +78,9 @@ def _is_stream(path: Path) -> bool:
 def say_default(request: ExperimentRequest, experiment: Experiment, *, quiet: bool = False) -> None:
     """Say on standard error that the default is another method where noise is added to sums."""
     if request.method is None and experiment.method != DEFAULT_METHOD and not quiet:
-        mode = experiment.privacy.mode
         say(
             f"training {experiment.method}: {DEFAULT_METHOD}, the default, needs exact sums, and "
-            f"privacy.mode = {mode} adds noise to them",
+            f"privacy.mode = {experiment.privacy.mode} adds noise to them",
             err=True,
         )
 
@@ -141,19 +135,33 @@ def polite_stop() -> Iterator[SignalStop]:
         restore_handlers()
 
 
+class _Output(Protocol):
+    """Shows a round: the label of the training, its state in words, and the time that is left."""
+
+    def __call__(self, record: RoundRecord, label: str, state: list[str], left: str) -> None: ...
+
+
 class TrainingDisplay(Callback):
     """Shows every round on several outputs: a progress bar, lines on standard error, a log file."""
 
     def __init__(self, outputs: Sequence[_Output], label: str = "training") -> None:
         self.outputs, self.label = outputs, label
         self.began, self.rounds = time.monotonic(), 0
+        self.validation = ""
 
     def on_round_end(self, record: RoundRecord) -> None:
-        """Show the round, and the mean time of a round."""
+        """Show loss, latest validation, phase, and the mean time of a round."""
         self.rounds += 1
         seconds = (time.monotonic() - self.began) / self.rounds
+        if record.valid is not None:
+            measured = record.valid["full"]
+            name = next(iter(shown_metrics(measured)[1:]), "auc")
+            self.validation = f"valid {name} {measured[name]:.4f}"
+        loss = "" if record.loss is None else f"loss {record.loss:.4f}"
+        parts = (loss, self.validation, record.phase, f"{human_duration(seconds)} a round")
+        left = human_duration(seconds * (record.rounds - record.round))
         for show in self.outputs:
-            show(record, self.label, seconds)
+            show(record, self.label, [part for part in parts if part], left)
 
 
 @contextmanager
@@ -162,41 +170,29 @@ def training_display(quiet: bool, talk: Talk = PLAIN) -> Iterator[TrainingDispla
     outputs: list[_Output] = []
     with ExitStack() as stack:
         if talk.log is not None:
-            outputs.append(_Lines(partial(append_line, talk.log), LOGGED_EVERY))
+            outputs.append(_lines(partial(append_line, talk.log), LOGGED_EVERY))
         if not (quiet or talk.quiet):
-            if talk.verbose:
-                outputs.append(_Lines(_say_aside, 0.0))
-            elif Console(stderr=True).is_terminal:
+            if Console(stderr=True).is_terminal and not talk.verbose:
                 outputs.append(stack.enter_context(_bar()))
             else:
-                outputs.append(_Lines(_say_aside, SAID_EVERY))
+                every = 0.0 if talk.verbose else SAID_EVERY
+                outputs.append(_lines(partial(say, err=True), every))
         yield TrainingDisplay(outputs)
 
 
-class _Output(Protocol):
-    """Shows a round, with the label of the training and the mean seconds of a round."""
+def _lines(write: Callable[[str], None], every: float) -> _Output:
+    """Write a line for the first round, for the last, and after so many seconds."""
+    written = -math.inf
 
-    def __call__(self, record: RoundRecord, label: str, seconds: float) -> None: ...
-
-
-class _Lines:
-    """Writes a line for the first round, for the last, and every few seconds."""
-
-    def __init__(self, write: Callable[[str], None], every: float) -> None:
-        self.write, self.every = write, every
-        self.written = -math.inf
-        self.latest = ""
-
-    def __call__(self, record: RoundRecord, label: str, seconds: float) -> None:
-        self.latest = _validation(record) or self.latest
+    def show(record: RoundRecord, label: str, state: list[str], left: str) -> None:
+        nonlocal written
         now = time.monotonic()
-        if record.round < record.rounds and now < self.written + self.every:
-            return
-        self.written = now
-        left = human_duration(seconds * (record.rounds - record.round))
-        parts = _parts(record, self.latest, seconds)
-        text = ", ".join([*parts, f"{left} left"])
-        self.write(plain(f"{label}: round {record.round} of {record.rounds}: {text}"))
+        if record.round >= record.rounds or now >= written + every:
+            written = now
+            text = ", ".join([*state, f"{left} left"])
+            write(plain(f"{label}: round {record.round} of {record.rounds}: {text}"))
+
+    return show
 
 
 @contextmanager
@@ -204,30 +200,9 @@ def _bar() -> Iterator[_Output]:
     columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn())
     with progress(*columns, TimeRemainingColumn(), text_column("{task.fields[state]}")) as bars:
         task = bars.add_task("training", total=None, state="")
-        latest = ""
 
-        def show(record: RoundRecord, label: str, seconds: float) -> None:
-            nonlocal latest
-            latest = _validation(record) or latest
+        def show(record: RoundRecord, label: str, state: list[str], left: str) -> None:
             done: dict[str, Any] = {"completed": record.round, "total": record.rounds}
-            state = "  ".join(_parts(record, latest, seconds))
-            bars.update(task, description=label, state=state, **done)
+            bars.update(task, description=label, state="  ".join(state), **done)
 
         yield show
-
-
-def _parts(record: RoundRecord, validation: str, seconds: float) -> list[str]:
-    loss = "" if record.loss is None else f"loss {record.loss:.4f}"
-    parts = (loss, validation, record.phase, f"{human_duration(seconds)} a round")
-    return [part for part in parts if part]
-
-
-def _validation(record: RoundRecord) -> str:
-    if record.valid is None:
-        return ""
-    name = next(iter(shown_metrics(record.valid["full"])[1:]), "auc")
-    return f"valid {name} {record.valid['full'][name]:.4f}"
-
-
-def _say_aside(line: str) -> None:
-    say(line, err=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -64,12 +63,8 @@ def complete_runs(ctx: click.Context, param: click.Parameter, word: str) -> list
     found: list[str] = []
     level = [Path()]
     for _ in range(MAX_DEPTH):
-        level = [
-            each
-            for folder in level
-            for each in sorted(folder.iterdir())
-            if each.is_dir() and not each.name.startswith(".")
-        ]
+        below = (each for folder in level for each in sorted(folder.iterdir()))
+        level = [each for each in below if each.is_dir() and not each.name.startswith(".")]
         found += [str(each) for each in level if (each / "config.toml").is_file()]
     return _items(found, word) or [CompletionItem(word, type="dir")]
 
@@ -130,24 +125,24 @@ preset_option = click.option(
 part_option = click.option("--part", type=click.Choice(["valid", "test"]), default="test")
 
 
-def gather(name: str, kind: type[Any], *options: Decorator) -> Decorator:
+def gather(name: str, kind: Callable[..., Any], *options: Decorator) -> Decorator:
     """Add options to a command, which receives their values as one argument ``name``.
 
-    ``kind`` is a dataclass, whose fields have the names of the options; fields without an option
-    keep their defaults.
+    ``kind`` makes it of them: a dataclass whose fields have the names of the options, or `dict`.
     """
-    names = [field.name for field in fields(kind)]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)  # keeps the options that the command already has
         def gathered(**given: Any) -> Any:
-            value = kind(**{each: given.pop(each) for each in names if each in given})
+            value = kind(**{each: given.pop(each) for each in own})
             return command(**given, **{name: value})
 
-        decorated: Callable[..., Any] = gathered
+        decorated: Any = gathered
+        known = len(getattr(command, "__click_params__", ()))
         for option in reversed(options):
             decorated = option(decorated)
-        return decorated
+        own = [option.name for option in decorated.__click_params__[known:]]
+        return gathered
 
     return decorate
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -20,37 +20,28 @@ from hushrec.cli.display import (
     training_display,
 )
 from hushrec.cli.options import PATH, SOURCE, complete_presets
-from hushrec.cli.terminal import Console, print_json
+from hushrec.cli.terminal import Console, print_json, show
 from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest, parse_settings, read_config
+from hushrec.privacy.config import PrivacyConfig
 from hushrec.reporting.html import REPORT, write_report
 from hushrec.reporting.tables import facts, result_table, trials_table
 from hushrec.runs.folder import SEEDS, RunFolder, require_free, resumable
 from hushrec.tuning import PRESET, base_experiment, tune
 
-WITH_RESUME = (
-    *("resume", "out", "rounds", "threads", "callbacks", "quiet", "verbose", "log", "as_json"),
-)
+RESUMING = [
+    "resume",
+    "out",
+    "rounds",
+    "threads",
+    "callbacks",
+    "quiet",
+    "verbose",
+    "log",
+    "as_json",
+]
 """Options that go with --resume."""
-
-
-@dataclass(frozen=True)
-class PrivacyOptions:
-    """The options about privacy: keys of the section ``privacy``."""
-
-    mode: str | None
-    epsilon: float | None
-    delta: float | None
-    scale: float | None
-    clip: float | None
-    budgets: str | None
-    epsilon_min: float | None
-    epsilon_max: float | None
-
-    def settings(self) -> dict[str, Any]:
-        """Return the given options as ``--set`` has them."""
-        return {f"privacy.{name}": at for name, at in asdict(self).items() if at is not None}
 
 
 @dataclass(frozen=True)
@@ -89,21 +80,11 @@ class Output:
 @options.threads_option
 @options.gather(
     "privacy",
-    PrivacyOptions,
+    dict,
     click.option(
         "--privacy",
         "mode",
-        type=click.Choice(
-            [
-                "none",
-                "central",
-                "distributed",
-                "local-laplace",
-                "local-gaussian",
-                "local-gradients",
-                "mechanism",
-            ]
-        ),
+        type=click.Choice(get_args(PrivacyConfig.model_fields["mode"].annotation)),
         help="Noise on the sum, from nodes (--set privacy.nodes=N), or on every upload.  [none]",
     ),
     click.option("--epsilon", type=float, metavar="E", help="Guarantee to keep; finds the noise."),
@@ -147,7 +128,7 @@ def train_command(
     request: ExperimentRequest,
     config: Path | None,
     threads: int | None,
-    privacy: PrivacyOptions,
+    privacy: dict[str, Any],
     pairs: tuple[str, ...],
     output: Output,
     callbacks: tuple[str, ...],
@@ -173,19 +154,20 @@ def train_command(
     Sections for --set: split, cohort, evaluation, store, privacy, silos; all else is an option of
     the method. `hushrec methods` lists methods, options and presets.
     """
-    named = find_callbacks(callbacks)
+    named, quiet = find_callbacks(callbacks), as_json or talk.quiet
     if output.resume:
         request, several = _resumed(request, output)
         out = output.out or Path()
     else:
         request, several = _completed(request, config), output.seeds > 1
-        given = parse_settings(pairs) | privacy.settings()
-        request = replace(request, settings={**request.settings, **given})
+        named_keys = {f"privacy.{key}": at for key, at in privacy.items() if at is not None}
+        settings = {**request.settings, **parse_settings(pairs), **named_keys}
+        request = replace(request, settings=settings)
         experiment = request.experiment()  # a typo is reported before data is read
-        say_default(request, experiment, quiet=as_json or talk.quiet)
+        say_default(request, experiment, quiet=quiet)
         out = output.out or _default_out(experiment)
         require_free(out, overwrite=output.overwrite)
-    data = load_aloud(request.data, request.items, quiet=as_json or talk.quiet)
+    data = load_aloud(request.data, request.items, quiet=quiet)
     with training_display(as_json, talk) as display, polite_stop() as stop:
         told = (display, stop, *named)
         execution = Execution(Machine(threads), told, output.overwrite, output.resume)
@@ -240,13 +222,14 @@ def _resumed(request: ExperimentRequest, output: Output) -> tuple[ExperimentRequ
     context = click.get_current_context()
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name not in WITH_RESUME:
+        if given and option.name not in RESUMING:
             raise ConfigError(
                 f"--resume goes on with the run's own settings: leave out {option.opts[0]}"
             )
     folder = RunFolder.open(resumable(output.out))
-    begun, several = folder.experiment(), (folder.path / SEEDS).exists()
-    return replace(request, data=begun.data, items=begun.items), several
+    begun = folder.experiment()
+    request = replace(request, data=begun.data, items=begun.items)
+    return request, (folder.path / SEEDS).exists()
 
 
 def _lacks_its_report(out: Path) -> bool:
@@ -321,13 +304,8 @@ def tune_command(
             on_trial=on_trial,
             callbacks=(display, stop),
         )
-    best = search.best
-    if as_json:
-        print_json({**search.about, "best": best.number, "trials": search.trials})
-        return
-    console = Console()
-    console.print(trials_table(search))
-    console.print(f"preset: {out / PRESET}.toml", soft_wrap=True)
+    found = {**search.about, "best": search.best.number, "trials": search.trials}
+    show(as_json, found, trials_table(search), f"preset: {out / PRESET}.toml")
 
 
 def _command(request: ExperimentRequest, trials: int, pairs: tuple[str, ...]) -> str:
