@@ -139,22 +139,23 @@ def item_map(run: Run) -> dict[str, Any]:
     """
     if not isinstance(run.model.method, ItemTables):
         raise ConfigError(f"{run.model.method.name} has no item vectors to show on a map")
-    user, train = shown_user(run), run.split.train
+    user, train, model = shown_user(run), run.split.train, run.model
     liked = np.unique(train.positives[user])
-    found: dict[str, Any] = {
+    tables = run.model.method.item_tables(model.shared, model.private.read(np.array([user])))
+    maps = {
+        name: {
+            "places": on_grid(tsne(table, seed=run.experiment.seed)).tolist(),
+            "together": liked_nearby(table, liked),
+        }
+        for name, table in tables.items()
+    }
+    return {
         "user": str(run.data.users[user]),
         "liked": liked.tolist(),
         "held_out": np.unique(run.split.test[user]).tolist(),
         "chance": (len(liked) - 1) / (train.n_items - 1),
+        **maps,
     }
-    tables = run.model.method.item_tables(
-        run.model.shared, run.model.private.read(np.array([user]))
-    )
-    for name, table in tables.items():
-        together = liked_nearby(table, liked)
-        positions = on_grid(tsne(table, seed=run.experiment.seed)).tolist()
-        found[name] = {"places": positions, "together": together}
-    return found
 
 
 def shown_user(run: Run) -> int:

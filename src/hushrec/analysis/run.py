@@ -99,7 +99,9 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
     because, influence = _because(model, number, view, scores, best)
     if because is not None:
         past = view.positives[0][because].tolist()
-        own = [replace(a, because=data.title(b)) for a, b in zip(own, past, strict=True)]
+        own = [
+            replace(line, because=data.title(item)) for line, item in zip(own, past, strict=True)
+        ]
     lists = {run.experiment.method: own}
     if isinstance(model.method, OwnTable) and model.method.own_table:
         _, shared, lent = table_scorers(run).values()

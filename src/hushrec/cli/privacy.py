@@ -73,9 +73,9 @@ def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: boo
             console.print(f"- {reason}")
         console.print(f"report: {report}", soft_wrap=True)
     if found.verdict == "contradicted":
-        reasons = found.reasons
-        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-        say(f"hushrec: the claim of {folder} is contradicted: {reasons[0]}{more}", err=True)
+        first, *others = found.reasons
+        more = f" (and {len(others)} more)" if others else ""
+        say(f"hushrec: the claim of {folder} is contradicted: {first}{more}", err=True)
         sys.exit(1)
 
 
@@ -218,10 +218,10 @@ class Setting:
 
     def drawn(self) -> tuple[accountant.Sampling, Neighbours]:
         """Return the sampling scheme and the neighbour relation; raise if they do not fit."""
-        population, cohort, delta = self.population, self.cohort, self.delta
-        if not 0 < delta < 1 / population:
+        population, cohort = self.population, self.cohort
+        if not 0 < self.delta < 1 / population:
             raise ConfigError(
-                f"delta = {delta:g} must lie between 0 and 1 / population = "
+                f"delta = {self.delta:g} must lie between 0 and 1 / population = "
                 f"{1 / population:.3g}: a larger one allows giving a user away entirely"
             )
         if self.sampling == "none":

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console as RichConsole
@@ -71,12 +71,9 @@ class Console(RichConsole):
                 longest = max((len(word) for cell in cells for word in cell.split()), default=1)
                 column.min_width = min(longest, MIN_TEXT_WIDTH)
         needed = Measurement.get(self, self.options.update(max_width=MAX_WIDTH), table).minimum
-        if needed <= self.width:
-            return table
         if not self.is_terminal:  # a file has no width
-            self.width = needed
-            return table
-        return _row_by_row(table)
+            self.width = max(self.width, needed)
+        return table if needed <= self.width else _row_by_row(table)
 
     def render_str(self, text: str, **more: Any) -> Text:
         """Render a string without control characters."""
@@ -166,53 +163,46 @@ def safe_usage() -> Iterator[None]:
 # ------------------------------------------------------------ unexpected errors
 
 
+EXPECTED = (HushrecError, click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError)
+"""Errors that end a command in their own way; click is silent after a broken pipe (`| head`)."""
+
+
 @contextmanager
 def error_guard() -> Iterator[None]:
     """Turn exceptions other than hushrec's and click's into one line and an exit code."""
     try:
         with _terminable():
             yield
-    # click ends the program silently after a broken pipe, as in `| head`.
-    except (
-        HushrecError,
-        click.ClickException,
-        click.Abort,
-        click.exceptions.Exit,
-        BrokenPipeError,
-    ):
+    except EXPECTED:
         raise
     except KeyboardInterrupt:
-        say("hushrec: stopped", err=True)
-        sys.exit(130)
+        _end(130, "stopped")
     except MemoryError as error:
-        say(
-            f"hushrec: this machine does not have enough memory{_in_brackets(error)}: use less "
-            "data, a smaller d, a smaller batch or cohort, fewer --threads, or --set "
-            "store.kind=file",
-            err=True,
+        _end(
+            2,
+            f"this machine does not have enough memory{_in_brackets(error)}: use less data, a "
+            "smaller d, a smaller batch or cohort, fewer --threads, or --set store.kind=file",
         )
-        sys.exit(2)
     except OSError as error:
         file = "" if error.filename is None else f"{error.filename}: "
-        say(f"hushrec: {_one_line(file + (error.strerror or str(error)))}", err=True)
-        sys.exit(2)
+        _end(2, _one_line(file + (error.strerror or str(error))))
     except Exception as error:
-        say(
-            f"hushrec: this is a bug in hushrec: {type(error).__name__}"
-            f"{_in_brackets(error)}. Please report it with the command and {log_fault(error)}.",
-            err=True,
-        )
-        sys.exit(BUG)
+        name = f"{type(error).__name__}{_in_brackets(error)}"
+        report = f"Please report it with the command and {log_fault(error)}."
+        _end(BUG, f"this is a bug in hushrec: {name}. {report}")
+
+
+def _end(code: int, message: str) -> NoReturn:
+    say(f"hushrec: {message}", err=True)
+    sys.exit(code)
 
 
 def announce_compilation() -> None:
     """Print a line when kernels are compiled, if the command has imported any."""
     compiled: Any = sys.modules.get("hushrec.kernels.jit")
-    if compiled is None:
-        return
-    if compiled.UNCACHED:
+    if compiled is not None and compiled.UNCACHED:
         say(NO_CACHE, err=True)
-    else:
+    elif compiled is not None:
         compiled.on_compiling = lambda: say(COMPILING, err=True)
 
 
@@ -222,11 +212,7 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,34 +53,16 @@ class MethodAndBaselines:
     """The method and the baselines, on the same users and the same candidates."""
 
     def __init__(self, run: Run) -> None:
+        ranks = run.ranks["test"]
         self.run = run
-
-    @cached_property
-    def all(self) -> list[RankedMethod]:
-        """The method first; popularity is not a baseline of itself."""
-        method = RankedMethod(self.run.experiment.method, self.run.ranks["test"], is_method=True)
-        chance = chance_ranks(method.ranks)
-        others = [] if self.popularity is None else [self.popularity]
-        return [method, *others, RankedMethod("chance", chance, is_chance=True)]
-
-    @property
-    def method(self) -> RankedMethod:
-        """The trained method."""
-        return self.all[0]
-
-    @cached_property
-    def popularity(self) -> RankedMethod | None:
-        """The same list for everybody; None where that is what the run trained."""
-        if isinstance(self.run.model.method, Popularity):
-            return None
-        ranks = popularity_ranks(self.run.evaluator(usable_cores()), "test")
-        return RankedMethod("popularity", ranks)
-
-    @property
-    def one_target(self) -> bool:
-        """Whether every user has exactly one held-out item."""
-        full = self.method.ranks["full"]
-        return len(full.targets) == len(full.users)
+        self.method = RankedMethod(run.experiment.method, ranks, is_method=True)
+        self.popularity: RankedMethod | None = None
+        if not isinstance(run.model.method, Popularity):  # which is no baseline of itself
+            popular = popularity_ranks(run.evaluator(usable_cores()), "test")
+            self.popularity = RankedMethod("popularity", popular)
+        chance = RankedMethod("chance", chance_ranks(ranks), is_chance=True)
+        self.all = [each for each in (self.method, self.popularity, chance) if each]
+        self.one_target = len(ranks["full"].targets) == len(ranks["full"].users)
 
 
 def headline(compared: MethodAndBaselines, name: str) -> dict[str, Any]:
@@ -116,19 +97,18 @@ def metric_tables(compared: MethodAndBaselines) -> list[dict[str, Any]]:
     tables = []
     for candidates in sorted(compared.method.ranks, key=lambda name: name != "full"):
         means = [summarise(c.ranks[candidates], names) for c in compared.all]
-        tables.append(
-            {
-                "full": candidates == "full",
-                "sampled": config.sampled,
-                "names": [c.name for c in compared.all],
-                "cuts": config.k,
-                "rows": [
-                    (metric_name(kind), [[mean[f"{kind}@{k}"] for k in config.k] for mean in means])
-                    for kind in kinds
-                ],
-                "auc": [mean["auc"] for mean in means],
-            }
-        )
+        table = {
+            "full": candidates == "full",
+            "sampled": config.sampled,
+            "names": [c.name for c in compared.all],
+            "cuts": config.k,
+            "rows": [
+                (metric_name(kind), [[mean[f"{kind}@{k}"] for k in config.k] for mean in means])
+                for kind in kinds
+            ],
+            "auc": [mean["auc"] for mean in means],
+        }
+        tables.append(table)
     return tables
 
 
@@ -203,13 +183,10 @@ def _expected_rank(ranks: Ranks) -> NDArray[np.float64]:
 
 
 def _dot(ranked: RankedMethod, values: NDArray[np.float64]) -> Dot:
-    return Dot(
-        ranked.name,
-        float(values.mean()),
-        None if ranked.is_chance else _interval(values),
-        "expected" if ranked.is_chance else "",
-        strong=ranked.is_method,
-    )
+    mean = float(values.mean())
+    if ranked.is_chance:
+        return Dot(ranked.name, mean, note="expected")
+    return Dot(ranked.name, mean, _interval(values), strong=ranked.is_method)
 
 
 def _interval(values: NDArray[np.float64]) -> tuple[float, float]:

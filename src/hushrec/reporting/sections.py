@@ -31,11 +31,12 @@ from hushrec.reporting import plots
 from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
 from hushrec.reporting.tables import marked, metric_name, signed
-from hushrec.runs.folder import AUDIT_FILE, RunFolder
+from hushrec.runs.folder import AUDIT_FILE, SEEDS, RunFolder
 from hushrec.runs.schema import AdaptationCurve, Audit, Skipped, Summary
 
 ADAPTATION = "adaptation.json"
-SHOWN_EFFECTS = 12
+SHOWN_EFFECTS, SAMPLE_USERS, LAST_SEEN = 12, 6, 5
+RATE_NAMES = {"auc": "AUC", "advantage": "Advantage (TPR − FPR)", "tpr_at_1_fpr": "TPR at 1 % FPR"}
 
 
 def convergence(
@@ -195,17 +196,12 @@ def drawn_map(run: Run) -> dict[str, Any]:
 
 
 def _plot(run: Run, name: str, places: list[list[int]], liked: set[int], held: set[int]) -> Markup:
-    def kind(item: int) -> str:
-        return "item held" if item in held else "item liked" if item in liked else "item"
-
+    dots = []
     # Liked and held-out items are drawn last, on top of the others.
-    order = sorted(range(len(places)), key=lambda item: (item in liked, item in held))
-    dots = [
-        plots.circle(
-            kind(item), places[item][0], places[item][1], 5 if kind(item) == "item" else 10
-        )
-        for item in order
-    ]
+    for item in sorted(range(len(places)), key=lambda item: (item in liked, item in held)):
+        kind = "item held" if item in held else "item liked" if item in liked else "item"
+        x, y = places[item]
+        dots.append(plots.circle(kind, x, y, 5 if kind == "item" else 10))
     label = marked(run.summary, f"Map of {len(places):,} items, {name}")
     return plots.drawing("map", label, dots, viewBox=f"-20 -20 {GRID + 40} {GRID + 40}")
 
@@ -236,20 +232,11 @@ def budgets_plot(summary: Summary) -> Markup | None:
 
 def together(folder: RunFolder) -> ComposedStatement | None:
     """Return the joint guarantee of all seeds, if the run is one of several."""
-    above = RunFolder(folder.path.resolve().parent)
-    if not (above.path / "seeds.json").exists() or not (above.path / "summary.json").exists():
+    path = folder.path.resolve()
+    if not all((path.parent / file).exists() for file in (SEEDS, "summary.json")):
         return None
-    summary = above.read_summary()
-    if folder.path.resolve().name not in (summary.runs or []):
-        return None
-    return summary.privacy.together
-
-
-RATE_NAMES = {
-    "auc": "AUC",
-    "advantage": "Advantage (TPR − FPR)",
-    "tpr_at_1_fpr": "TPR at 1 % FPR",
-}
+    summary = RunFolder(path.parent).read_summary()
+    return summary.privacy.together if path.name in (summary.runs or []) else None
 
 
 def read_audit(folder: RunFolder) -> Audit | None:
@@ -272,15 +259,10 @@ def audit_plot(run: Run, audit: Audit | None) -> Markup | None:
     return plots.dots(rows, marked(run.summary, "Share of a client's items that are named"), 1.0)
 
 
-LAST_SEEN = 5
-SAMPLE_USERS = 6
-
-
 def samples(run: Run) -> list[dict[str, Any]]:
     """Show some users' lists, from the least to the most active."""
     ranks = run.ranks["test"]["full"]
-    trained = run.split.train.positives.lengths[ranks.users]
-    order = np.argsort(trained, kind="stable")
+    order = np.argsort(run.split.train.positives.lengths[ranks.users], kind="stable")
     wanted = np.linspace(0, len(order) - 1, SAMPLE_USERS + 2)[1:-1].round().astype(int)
     return [_sample(run, ranks, int(order[index])) for index in dict.fromkeys(wanted.tolist())]
 

@@ -128,12 +128,10 @@ def studio_server(
         raise RunError(
             f"cannot listen at {host}:{port}: {reason}; choose another --port or --host"
         ) from None
-    token = None if is_loopback(host) else secrets.token_urlsafe(24)
-    address = StudioAddress(host, server.server_address[1], token)
-    try:
+    with server:
+        token = None if is_loopback(host) else secrets.token_urlsafe(24)
+        address = StudioAddress(host, server.server_address[1], token)
         yield server, address
-    finally:
-        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
