@@ -1,6 +1,7 @@
 """Our experts keep the contract that other people's are held to."""
 
-from hushrec.methods.statistics.experts import expert_class, expert_names
+from hushrec.config import names
+from hushrec.methods.statistics.experts import expert_class
 from hushrec.methods.statistics.item_experts import Categories, PopularityExpert
 from hushrec.methods.statistics.pair_experts import Cooccurrence, RecentTransitions, Transitions
 from hushrec.testing import ExpertContract
@@ -33,5 +34,5 @@ class TestCategories(ExpertContract):
 
 def test_every_installed_expert_of_ours_is_here():
     checked = {Transitions, RecentTransitions, Cooccurrence, PopularityExpert, Categories}
-    ours = [expert_class(name) for name in expert_names()]
+    ours = [expert_class(name) for name in names("experts")]
     assert {one for one in ours if one.__module__.startswith("hushrec.")} == checked

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import hushrec
 import reference
 from hushrec.aggregation import KeyedRows
+from hushrec.config import names
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
@@ -24,7 +25,6 @@ from hushrec.methods.statistics.experts import (
     Counting,
     Expert,
     expert_class,
-    expert_names,
     flatten,
     joined,
     unflatten,
@@ -443,7 +443,7 @@ class Constant(Expert):
 
 def test_other_peoples_experts_plug_in(monkeypatch, tmp_path):
     assert {"transitions", "recent-transitions", "cooccurrence", "popularity", "categories"} <= set(
-        expert_names()
+        names("experts")
     )
     find = experts.find
     monkeypatch.setattr(

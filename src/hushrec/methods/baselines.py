@@ -202,9 +202,11 @@ class CentralMF(Method, base.Tunable):
         return Fitted(update, {"vector": vectors}, np.full(len(view), loss))
 
     def apply(self, shared: Shared, total: Total) -> Shared:
-        """Add the change of the table."""
-        change = total.dense.get("items", 0.0)
-        return {"items": (shared["items"] + change).astype(np.float32)}
+        """Add the changes of the parameters."""
+        return {
+            name: (array + total.dense.get(name, 0.0)).astype(np.float32)
+            for name, array in shared.items()
+        }
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by the inner product."""

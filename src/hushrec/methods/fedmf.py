@@ -20,12 +20,7 @@ from hushrec.methods.base import Fitted, Scores, Shared, Traits
 from hushrec.methods.shared.dual import DualSwitchConfig, SharedTable, score_own_rows
 from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
-from hushrec.training.samples import (
-    Descent,
-    first_vector,
-    score_inner_product,
-    train_inner_product,
-)
+from hushrec.training.samples import Descent, first_vector, score_inner_product, train_inner_product
 
 
 class FedMFConfig(DualSwitchConfig):

@@ -29,42 +29,23 @@ of its copy of C with the rows that differ from the shrunk C.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.config import Count, Share
 from hushrec.data.views import TrainView
 from hushrec.kernels import ragged
 from hushrec.kernels.inner_product import Additive
-from hushrec.methods.base import (
-    Between,
-    Fitted,
-    ItemTables,
-    Method,
-    ModelFacts,
-    OneOf,
-    OwnTable,
-    SearchSpace,
-    Shared,
-    Tunable,
-)
+from hushrec.methods import base
+from hushrec.methods.base import Array, Between, Fitted, OneOf, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import SampledConfig
 from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
 from hushrec.streams import Round, Streams
-from hushrec.training.samples import (
-    Descent,
-    apply_mean,
-    first_score_function,
-    initial_table,
-    score_own_tables,
-    train_inner_product,
-    with_rows,
-)
-
-Array = NDArray[Any]
+from hushrec.training import samples as training
 
 ZERO = 1e-4
 """Entries of C below this are counted as near zero."""
@@ -75,26 +56,26 @@ SMALLEST_SCALE = np.float32(1e-3)
 class FedRAPConfig(SampledConfig):
     """Options of FedRAP; defaults are those of the authors' code."""
 
-    epochs: Annotated[int, Field(ge=1)] = 10
+    epochs: Count = 10
     """Epochs per round."""
-    batch: Annotated[int, Field(ge=1)] = 2048
+    batch: Count = 2048
     """Batch size; the loss is a mean over the batch."""
-    lr: Annotated[float, Field(gt=0)] = 0.5
+    lr: PositiveFloat = 0.5
     """Learning rate of the user vector and its bias in the first round."""
-    table_lr: Annotated[float, Field(ge=0)] = 200.0
+    table_lr: NonNegativeFloat = 200.0
     """Learning rate of both item tables in the first round."""
-    personal_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
+    personal_rate: Share = 1.0
     """Learning rate of D as a share of that of C. The paper has 1; less keeps devices close to C,
     which a client's step changes only by its share of the mean."""
     round_decay: Annotated[float, Field(gt=0, le=1)] = 0.97
     """Factor on all rates after each round."""
     batch_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Factor on all rates after each batch; rates start again in each round."""
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    weight_decay: NonNegativeFloat = 1e-4
     """L2 weight decay of vector, bias and both tables."""
-    difference: Annotated[float, Field(ge=0)] = 0.1
+    difference: NonNegativeFloat = 0.1
     """Weight of the difference of D and C (v1); 0 for the ablation without this term."""
-    sparsity: Annotated[float, Field(ge=0)] = 0.1
+    sparsity: NonNegativeFloat = 0.1
     """Weight of the penalty on C (v2); 0 for the ablation without this term."""
     penalty: Literal["l1", "l2"] = "l1"
     """Penalty on C: the mean of |C|, by the server's proximal step, or of C², by the devices'
@@ -103,9 +84,9 @@ class FedRAPConfig(SampledConfig):
     """Whether both weights grow as tanh(round / 10), or are constant (ablation)."""
     bias: bool = True
     """Whether the user vector has a bias, as in the authors' code."""
-    init_std: Annotated[float, Field(gt=0)] = 1.0
+    init_std: PositiveFloat = 1.0
     """Standard deviation of both initial tables."""
-    send_above: Annotated[float, Field(ge=0)] = 0.0
+    send_above: NonNegativeFloat = 0.0
     """Rows of C whose entries all changed by at most this are not uploaded."""
 
     @model_validator(mode="after")
@@ -115,7 +96,7 @@ class FedRAPConfig(SampledConfig):
         return self
 
 
-class FedRAP(Method, Tunable, OwnTable, ItemTables, ModelFacts):
+class FedRAP(base.Method, base.Tunable, base.OwnTable, base.ItemTables, base.ModelFacts):
     """A shared sparse item table plus a private one, with a private user vector."""
 
     name = "fedrap"
@@ -137,13 +118,13 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, ModelFacts):
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the common table."""
         config = self.config
-        return {"common": initial_table(config.d, config.init_std, view.n_items, streams)}
+        return {"common": training.initial_table(config.d, config.init_std, view.n_items, streams)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep D, the user vector and its bias; all devices start from one draw."""
         d, std = self.config.d, self.config.init_std
-        vector, bias = first_score_function(d, streams)
-        personal = initial_table(d, std, view.n_items, streams, "init/personal")
+        vector, bias = training.first_score_function(d, streams)
+        personal = training.initial_table(d, std, view.n_items, streams, "init/personal")
         return {
             "personal": PerClientTable(personal),
             "scale": PerClient(np.ones((), np.float32)),
@@ -166,33 +147,22 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, ModelFacts):
         difference, sparsity = self.weights(now.number)
         by_gradient = config.penalty == "l2"
         own, item = self.rates(now.number)
-        trained, losses = train_inner_product(
+        by_device = difference, sparsity if by_gradient else 0
+        weights = map(np.float32, (*by_device, config.weight_decay, config.personal_rate))
+        trained, losses = training.train_inner_product(
             view,
             now,
             common,
             vectors,
             biases if config.bias else None,
             config.pace,
-            Descent(own, item, two_steps=False, decay=config.batch_decay),
-            Additive(
-                tables,
-                scales,
-                np.float32(difference),
-                np.float32(sparsity if by_gradient else 0),
-                np.float32(config.weight_decay),
-                np.float32(config.personal_rate),
-            ),
+            training.Descent(own, item, two_steps=False, decay=config.batch_decay),
+            Additive(tables, scales, *weights),
         )
         rate_sums, factors, own_factors = self._whole_table(view, now.number)
         thresholds = 0 * rate_sums if by_gradient else sparsity / common.size * rate_sums
-        sent = ragged.changed_rows(
-            trained.indptr,
-            trained.ids,
-            trained.rows[:, : config.d],
-            common,
-            factors,
-            np.float32(config.send_above),
-        )
+        copies, above = trained.rows[:, : config.d], np.float32(config.send_above)
+        sent = ragged.changed_rows(trained.indptr, trained.ids, copies, common, factors, above)
         dense = {"factor": factors, "threshold": thresholds.astype(np.float32)}
         update = Update(len(view), {"common": ClientRows(*sent)}, dense)
         scales *= own_factors
@@ -233,7 +203,7 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, ModelFacts):
         """Average the devices' copies of C, then take the proximal step of the L1 term."""
         kept = np.float32(total.dense["factor"] / total.clients)
         threshold = np.float32(max(0.0, float(total.dense["threshold"] / total.clients)))
-        mean = apply_mean(shared["common"] * kept, total, "common")
+        mean = training.apply_mean(shared["common"] * kept, total, "common")
         return {"common": np.sign(mean) * np.maximum(abs(mean) - threshold, 0)}
 
     def download(self, shared: Shared) -> Shared:
@@ -241,17 +211,17 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, ModelFacts):
         ids = np.flatnonzero(shared["common"].any(axis=1)).astype(np.int32)
         return {"ids": ids, "rows": shared["common"][ids]}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the sum of the new common table and the personal table."""
         tables = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
-        return score_own_tables(tables + shared["common"], vectors, biases)
+        return training.score_own_tables(tables + shared["common"], vectors, biases)
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
         """Set D to 0, so that the score is <u, C_i> + b."""
         return shared, {**private, "scale": np.zeros_like(np.asarray(private["scale"]))}
 
-    def item_tables(self, shared: Shared, private: Private) -> dict[str, NDArray[np.float32]]:
+    def item_tables(self, shared: Shared, private: Private) -> dict[str, Array]:
         """Return C, D and their sum (figure 5)."""
         (personal,) = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
         common = shared["common"]
@@ -269,7 +239,7 @@ class FedRAP(Method, Tunable, OwnTable, ItemTables, ModelFacts):
 
 def _rescaled(tables: Array, changed: ClientRows, scales: Array) -> Array:
     """Write changed rows into the tables, and multiply tables by small scales, which become 1."""
-    tables, small = with_rows(tables, changed), scales < SMALLEST_SCALE
+    tables, small = training.with_rows(tables, changed), scales < SMALLEST_SCALE
     tables[small] *= scales[small, None, None]
     scales[small] = 1
     return tables

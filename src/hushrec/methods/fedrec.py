@@ -16,17 +16,16 @@ are rated, so its rankings are weak.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from hushrec.aggregation import ClientRows, Total, Update
-from hushrec.config import Width
+from hushrec.config import Count, Width
 from hushrec.data.views import TrainView
 from hushrec.kernels.draws import DeviceSamples
-from hushrec.methods.base import Fitted, Method, MethodConfig, Shared
+from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Scores, Shared
 from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import draw_device_samples, score_inner_product
@@ -38,21 +37,21 @@ class FedRecConfig(MethodConfig):
 
     d: Width = 20
     """Width of user vectors and item rows."""
-    lr: Annotated[float, Field(gt=0)] = 0.5
+    lr: PositiveFloat = 0.5
     """Learning rate."""
-    batch: Annotated[int, Field(ge=1)] = 256
+    batch: Count = 256
     """Samples per step."""
-    epochs: Annotated[int, Field(ge=1)] = 1
+    epochs: Count = 1
     """Epochs per round."""
-    rho: Annotated[int, Field(ge=1)] = 1
+    rho: Count = 1
     """Unrated items per rated item."""
     fill: Literal["average", "hybrid"] = "hybrid"
     """Virtual ratings: the user's mean, or predictions from round `predict_from` on."""
-    predict_from: Annotated[int, Field(ge=1)] = 10
+    predict_from: Count = 10
     """First round in which `hybrid` uses predictions."""
-    decay: Annotated[float, Field(ge=0)] = 1e-3
+    decay: NonNegativeFloat = 1e-3
     """Weight of the squared vectors in the loss."""
-    init_std: Annotated[float, Field(gt=0)] = 0.1
+    init_std: PositiveFloat = 0.1
     """Standard deviation of the initial vectors."""
 
 
@@ -94,19 +93,16 @@ class FedRec(Method):
         update = Update(len(view), {"items": ClientRows(rows.indptr, rows.ids, counted)})
         return Fitted(update, {"vector": params["vector"]}, losses)
 
-    def samples(
-        self, table: NDArray[np.float32], vectors: NDArray[np.float32], view: TrainView, now: Round
-    ) -> DeviceSamples:
+    def samples(self, table: Array, vectors: Array, view: TrainView, now: Round) -> DeviceSamples:
         """Return each device's residual ratings, real and virtual, in training order."""
         c = self.config
+        means = np.repeat(mean_ratings(view), view.positives.lengths)
 
-        def residuals(drawn: DeviceSamples) -> NDArray[np.float32]:
+        def residuals(drawn: DeviceSamples) -> Array:
             owner = np.repeat(np.arange(len(view)), np.diff(drawn.indptr))
             virtual = drawn.labels == 0
             out = np.zeros(len(drawn.items), np.float32)
-            out[~virtual] = view.values.values - np.repeat(
-                mean_ratings(view), view.positives.lengths
-            )
+            out[~virtual] = view.values.values - means
             if c.fill == "hybrid" and now.number >= c.predict_from:
                 out[virtual] = (vectors[owner[virtual]] * table[drawn.items[virtual]]).sum(1)
             return out
@@ -115,8 +111,7 @@ class FedRec(Method):
 
     def _loss(self, params: Params, rows: Params, batch: DeviceBatch) -> Tensor:
         vector, items = params["vector"][:, None], rows["items"]
-        predicted = (vector * items).sum(-1)
-        decay = self.config.decay
+        predicted, decay = (vector * items).sum(-1), self.config.decay
         errors = (predicted - batch.labels) ** 2 + decay * (vector**2 + items**2).sum(-1)
         return torch.sum(errors * batch.weights, 1)
 
@@ -128,12 +123,12 @@ class FedRec(Method):
         items[ids] += summed[:, :-1] / np.maximum(1, summed[:, -1:])
         return {"items": items.astype(np.float32)}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Predict the residual ratings; a user's mean does not change the order of its items."""
         return score_inner_product(shared["items"], np.asarray(private["vector"]))
 
 
-def mean_ratings(view: TrainView) -> NDArray[np.float32]:
+def mean_ratings(view: TrainView) -> Array:
     """Return each user's mean rating."""
     sums = np.add.reduceat(np.append(view.values.values, 0), view.values.indptr[:-1])
     lengths = view.values.lengths

@@ -32,50 +32,24 @@ does not discuss, so a guarantee needs ``guidance = "fixed"``.
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hushrec.aggregation import ClientRows, Total, Update, UploadShape
-from hushrec.config import Width
+from hushrec.config import Count, Share, Width
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels import inner_product
 from hushrec.kernels.row_networks import fit_gates, fused_tables, open_gates
-from hushrec.methods.base import (
-    Between,
-    Fitted,
-    Guided,
-    Method,
-    MethodConfig,
-    NoisesGradients,
-    OneOf,
-    OwnTable,
-    SearchSpace,
-    Shared,
-    Traits,
-    Tunable,
-    no_own_table,
-)
-from hushrec.methods.shared.options import SEARCH, InnerProductConfig
+from hushrec.methods import base
+from hushrec.methods.base import Array, Fitted, MethodConfig, Scores, Shared
+from hushrec.methods.shared.options import SEARCH, InnerProductConfig, networks
 from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
 from hushrec.streams import GradientNoise, Round, Streams
-from hushrec.training.samples import (
-    Descent,
-    apply_mean,
-    deltas,
-    draw_device_samples,
-    first_score_function,
-    initial_table,
-    score_own_tables,
-    train_inner_product,
-    with_rows,
-)
-
-Array = NDArray[Any]
+from hushrec.training import samples as training
 
 GRADIENT = "gradient"
 GUIDE_PURPOSE = "guide"
@@ -96,32 +70,32 @@ class FedRKGConfig(InnerProductConfig):
     guidance: Literal["adaptive", "fixed", "replace", "none"] = "adaptive"
     """adaptive: with the gate; fixed: without it ("w/o AG", eq. 3); replace: one global table in
     place of P_u ("w/ GIE"); none: no guidance ("w/ PIE")."""
-    interval: Annotated[int, Field(ge=1)] = 100
+    interval: Count = 100
     """Number of rounds between uploads of the tables (T_int)."""
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.99
+    beta: Share = 0.99
     """Weight of P_u in the fused rows."""
-    gate_lr: Annotated[float, Field(ge=0)] = 1e-4
+    gate_lr: NonNegativeFloat = 1e-4
     """Learning rate of the gate."""
-    gate_epochs: Annotated[int, Field(ge=0)] = 5
+    gate_epochs: NonNegativeInt = 5
     """Epochs of training the gate after each guidance round; 0 keeps the gate at 1/2."""
-    clip: Annotated[float, Field(gt=0)] | None = 1.0
+    clip: PositiveFloat | None = 1.0
     """Bound of the norm of gradients, of recommender and gate; None for no bound."""
     round_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor on the rates of vector and table after each round."""
 
 
-class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
+class FedRKG(base.Method, base.Tunable, base.OwnTable, base.Guided, base.NoisesGradients):
     """Private item tables that are mixed with their mean every ``interval`` rounds."""
 
     name = "fedrkg"
     Config = FedRKGConfig
     config: FedRKGConfig
-    traits = Traits(rounds=1000, reveals=frozenset({"table"}))
-    search: ClassVar[SearchSpace] = {
+    traits = base.Traits(rounds=1000, reveals=frozenset({"table"}))
+    search: ClassVar[base.SearchSpace] = {
         **SEARCH,
-        "interval": OneOf((1, 2, 5, 10)),
-        "beta": Between(0.0, 0.99, log=False),
-        "gate_lr": Between(1e-6, 10.0),
+        "interval": base.OneOf((1, 2, 5, 10)),
+        "beta": base.Between(0.0, 0.99, log=False),
+        "gate_lr": base.Between(1e-6, 10.0),
     }
 
     def __init__(self, config: MethodConfig | None = None) -> None:
@@ -131,7 +105,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
                 f"score_function = mlp is for the pfedrec backbone, not {self.config.backbone}"
             )
         if self.has_network:
-            _networks()  # raises MissingExtraError before a run begins
+            networks()  # raises MissingExtraError before a run begins
 
     @property
     def has_network(self) -> bool:
@@ -150,7 +124,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the initial table of all devices (algorithm 1, line 2)."""
-        table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
+        table = training.initial_table(self.config.d, self.config.init_std, view.n_items, streams)
         return {"guidance": table, "fresh": np.full(1, self.global_only, np.int64)}
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
@@ -158,11 +132,11 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         config, d, first = self.config, self.config.d, {}
         if config.score_function == "linear":
             # All backbones use the initialisation of a linear layer, as the authors' rates do.
-            first["vector"], bias = first_score_function(d, streams)
+            first["vector"], bias = training.first_score_function(d, streams)
             first["bias"] = bias if config.backbone == "pfedrec" else np.zeros_like(bias)
         if self.has_network:
             width, hidden = (2 * d, (32,)) if config.backbone == "fedncf" else (d, (16,))
-            first |= _networks().initial_row_network(width, config.hidden or hidden, streams)
+            first |= networks().initial_row_network(width, config.hidden or hidden, streams)
         recommender = {name: PerClient(array) for name, array in first.items()}
         if self.global_only:
             return recommender
@@ -178,20 +152,16 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         if self.global_only:
             table = shared["guidance"]
             kept, rows, losses = self._trained(table, private, view, now)
-            return Fitted(Update(len(view), rows={"table": deltas(rows, table)}), kept, losses)
+            uploaded = {"table": training.deltas(rows, table)}
+            return Fitted(Update(len(view), rows=uploaded), kept, losses)
         config, tables = self.config, np.asarray(private["table"])
         gates = {name: np.array(private[name]) for name in ("gate", "gate_bias")}
-        guided = "guidance" in shared
-        if guided:
+        guidance = shared.get("guidance")
+        if guidance is not None:
             if config.guidance == "adaptive" and config.gate_epochs:
-                gates = self._trained_gates(gates, tables, shared["guidance"], private, view, now)
-            tables = fused_tables(
-                tables,
-                shared["guidance"],
-                gates["gate"],
-                gates["gate_bias"],
-                np.float32(config.beta),
-            )
+                gates = self._trained_gates(gates, tables, guidance, private, view, now)
+            beta = np.float32(config.beta)
+            tables = fused_tables(tables, guidance, gates["gate"], gates["gate_bias"], beta)
             tables.flags.writeable = False
         kept, rows, losses = self._trained(tables, private, view, now)
         own: Array | ClientRows = rows
@@ -199,8 +169,8 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
             own = self._noised(tables, rows, view, now, now.gradient_noise)
         uploads = config.guidance != "none" and now.number % config.interval == 0
         update = Update(len(view))
-        if isinstance(own, ClientRows) and (guided or uploads):
-            own = with_rows(tables, rows)
+        if isinstance(own, ClientRows) and (guidance is not None or uploads):
+            own = training.with_rows(tables, rows)
         if uploads:
             update = Update(len(view), dense={"table": np.asarray(own)})
         return Fitted(update, {"table": own, **kept, **gates}, losses)
@@ -213,20 +183,20 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         Returns vector, bias and network, the trained rows of the table, and the losses.
         """
         config, two_steps = self.config, self.config.backbone == "pfedrec"
-        descent = Descent(*self._rates(view, now), two_steps=two_steps, clip=config.clip)
+        descent = training.Descent(*self._rates(view, now), two_steps=two_steps, clip=config.clip)
         pace = config.pace
         if now.gradient_noise is not None:
             most = int(view.positives.lengths.max(initial=1)) * (1 + config.negatives)
             pace = pace._replace(batch=max(1, most))
         kept = {name: np.array(private[name]) for name in private if name in ("vector", "bias")}
         if self.has_network:
-            network, rows, losses = _networks().train_row_networks(
+            network, rows, losses = networks().train_row_networks(
                 view, now, tables, _network(private), pace, descent
             )
             return kept | network, rows, losses
-        biases = kept["bias"] if two_steps else None
-        rows, losses = train_inner_product(view, now, tables, kept["vector"], biases, pace, descent)
-        return kept, rows, losses
+        vectors, biases = kept["vector"], kept["bias"] if two_steps else None
+        trained = training.train_inner_product(view, now, tables, vectors, biases, pace, descent)
+        return kept, *trained
 
     def _rates(self, view: TrainView, now: Round) -> tuple[float, float]:
         """Return this round's rates of (own parameters, item rows)."""
@@ -242,8 +212,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         owner = np.repeat(np.arange(len(view)), np.diff(rows.indptr))
         gradient = ClientRows(rows.indptr, rows.ids, (tables[owner, rows.ids] - rows.rows) / rate)
         safe = noise(Update(len(view), rows={GRADIENT: gradient}), view)
-        stepped: Array = tables - rate * safe.dense[GRADIENT]
-        return stepped
+        return np.asarray(tables - rate * safe.dense[GRADIENT])
 
     def gradient_shape(self, view: TrainView) -> UploadShape:
         """Return the shape of P_u's gradient."""
@@ -282,31 +251,22 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
     ) -> dict[str, Array]:
         """Train the gates with all other parameters frozen (eq. 7 and 8)."""
         config = self.config
-        samples = draw_device_samples(
+        samples = training.draw_device_samples(
             view, config.negatives, config.gate_epochs, now, purpose=GUIDE_PURPOSE
         )
         if not self.has_network:
             vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
-            fit_gates(
-                samples,
-                tables,
-                guidance,
-                vectors,
-                biases,
-                gates["gate"],
-                gates["gate_bias"],
-                config.batch,
-                np.float32(config.gate_lr),
-                np.float32(config.beta),
-                np.float32(np.inf if config.clip is None else config.clip),
-            )
+            frozen = (tables, guidance, vectors, biases)
+            clip = np.inf if config.clip is None else config.clip
+            rates = np.float32(config.gate_lr), np.float32(config.beta), np.float32(clip)
+            fit_gates(samples, *frozen, gates["gate"], gates["gate_bias"], config.batch, *rates)
             return gates
         from hushrec.training import tensors
 
         trained, _, _ = tensors.train_tensors(
             {**_network(private), **gates},
             {"items": tables, "guidance": guidance},
-            _networks().gated_loss(_networks().row_loss, config.beta),
+            networks().gated_loss(networks().row_loss, config.beta),
             [tensors.DescentStep(dict.fromkeys(gates, config.gate_lr), config.clip)],
             samples,
             config.batch,
@@ -317,7 +277,7 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Compute the mean of the tables after a guidance round (algorithm 1, line 11)."""
         if self.global_only:
-            mean = apply_mean(shared["guidance"], total, "table")
+            mean = training.apply_mean(shared["guidance"], total, "table")
             return {"guidance": mean, "fresh": shared["fresh"]}
         if "table" not in total.dense:
             return {"guidance": shared["guidance"], "fresh": np.zeros(1, np.int64)}
@@ -332,23 +292,23 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         """Return the global table if there is one; devices otherwise score with their own."""
         return {"guidance": shared["guidance"]} if self.global_only else {}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the private table, or with the global one."""
         table = shared["guidance"] if self.global_only else np.asarray(private["table"])
-        scores: NDArray[np.float32]
+        scores: Scores
         if self.has_network:
-            scores = _networks().score_row_networks(_network(private), table)
+            scores = networks().score_row_networks(_network(private), table)
             return scores
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         if self.global_only:
             scores = inner_product.inner_products(table, vectors, biases)
             return scores
-        return score_own_tables(table, vectors, biases)
+        return training.score_own_tables(table, vectors, biases)
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
         """Replace private tables by the last guidance table."""
         if self.global_only:
-            raise no_own_table(self.name)
+            raise base.no_own_table(self.name)
         guidance, clients = shared["guidance"], len(np.asarray(private["gate"]))
         everywhere = np.broadcast_to(guidance, (clients, *guidance.shape))
         return shared, {**private, "table": everywhere}
@@ -358,24 +318,13 @@ class FedRKG(Method, Tunable, OwnTable, Guided, NoisesGradients):
         guided = self.config.guidance not in ("none", "replace") and round_number > 1
         return guided and (round_number - 1) % self.config.interval == 0
 
-    def gates(self, shared: Shared, private: Private) -> NDArray[np.float32]:
+    def gates(self, shared: Shared, private: Private) -> Scores:
         """Return every client's gate of every item, for the last guidance table (eq. 5)."""
-        return open_gates(
-            np.asarray(private["gate"]),
-            np.asarray(private["gate_bias"]),
-            np.asarray(private["table"]),
-            shared["guidance"],
-        )
+        gate, bias, tables = (np.asarray(private[name]) for name in ("gate", "gate_bias", "table"))
+        return open_gates(gate, bias, tables, shared["guidance"])
 
 
 def _network(private: Private) -> dict[str, Array]:
     """Return the parameters of the MLP: layers, and the vector if the backbone has one."""
     names = [name for name in private if name == "vector" or name.startswith("layer")]
     return {name: np.asarray(private[name]) for name in names}
-
-
-def _networks() -> ModuleType:
-    """Import the training of networks, which needs torch; other backbones do not."""
-    from hushrec.training import networks
-
-    return networks

@@ -37,46 +37,31 @@ within the clipped and noised upload.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from hushrec.aggregation import OWN_WEIGHT, ClientRows, Total, Update
-from hushrec.config import Width
+from hushrec.config import Count, Share, Width
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels.ragged import add_scattered
-from hushrec.methods.base import (
-    Between,
-    Fitted,
-    Method,
-    OneOf,
-    SearchSpace,
-    Shared,
-    Traits,
-    Tunable,
-)
+from hushrec.methods import base
+from hushrec.methods.base import Array, Between, Fitted, OneOf, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import PerceptronConfig
 from hushrec.private import PerClient, PerClientRows, Private, PrivateFields
-from hushrec.streams import PastNoise, Round, Streams
+from hushrec.streams import Round, Streams
+from hushrec.training import silo_network
 from hushrec.training.networks import Perceptron
 from hushrec.training.samples import draw_silo_samples
-from hushrec.training.silo_network import (
-    Optimiser,
-    SiloModel,
-    SiloProblem,
-    rows_of_users,
-    train_silo_networks,
-)
+from hushrec.training.silo_network import Optimiser, SiloModel, SiloProblem, train_silo_networks
 from hushrec.training.tensors import torch
 
 
-def mixed(
-    arrays: NDArray[np.float32], shares: NDArray[np.float32] | None, clients: int
-) -> NDArray[np.float32]:
+def mixed(arrays: Array, shares: Array | None, clients: int) -> Array:
     """Return each silo's mix of averages, or the only average for all silos."""
     if shares is None:
         return np.repeat(arrays[None], clients, 0)
@@ -86,37 +71,22 @@ def mixed(
     return out
 
 
-def mixed_rows(
-    table: NDArray[np.float32],
-    shares: NDArray[np.float32] | None,
-    ids: NDArray[Any],
-    owner: NDArray[np.int64],
-) -> NDArray[np.float32]:
+def mixed_rows(table: Array, shares: Array | None, ids: Array, owner: Array) -> Array:
     """Return rows of the table, each mixed by the shares of its silo."""
     if shares is None:
-        rows: NDArray[np.float32] = table[ids]
-        return rows
+        return np.asarray(table[ids])
     out = np.zeros((len(ids), table.shape[-1]), np.float32)
     for k, average in enumerate(table):
         out += shares[owner, k][:, None] * average[ids]
     return out
 
 
-def shared_out(
-    touched: Ragged,
-    deltas: NDArray[np.float32],
-    network: NDArray[np.float32],
-    shares: NDArray[np.float32],
-) -> Update:
+def shared_out(touched: Ragged, deltas: Array, network: Array, shares: Array) -> Update:
     """Return each silo's delta times its share, for every average."""
-    rows = {
-        f"items{k}": ClientRows(
-            touched.indptr,
-            touched.values,
-            deltas * np.repeat(shares[:, k], touched.lengths)[:, None],
-        )
-        for k in range(shares.shape[1])
-    }
+    rows = {}
+    for k, mine in enumerate(shares.T):
+        weighted = deltas * np.repeat(mine, touched.lengths)[:, None]
+        rows[f"items{k}"] = ClientRows(touched.indptr, touched.values, weighted)
     dense = {"network": shares[:, :, None] * network[:, None], "shares": shares}
     return Update(len(shares), rows, dense)
 
@@ -131,17 +101,17 @@ class LIPMConfig(PerceptronConfig):
     """Whether interests guide the aggregation; without, plain federated averaging."""
     interest: Width = 16
     """Width of the interest."""
-    recent: Annotated[int, Field(ge=1)] = 20
+    recent: Count = 20
     """Number of last training items whose mean embedding is the input of the GRU."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: PositiveFloat = 1.0
     """Temperature of the softmax over interest scores."""
-    weight_bound: Annotated[float, Field(gt=0)] = 1.0
+    weight_bound: PositiveFloat = 1.0
     """Bound of the interest score, so that weights differ by a factor of at most exp(2 bound)."""
-    gate_steps: Annotated[int, Field(ge=0)] = 10
+    gate_steps: NonNegativeInt = 10
     """Number of steps on the gate per round."""
-    tune_rate: Annotated[float, Field(gt=0)] = 0.05
+    tune_rate: PositiveFloat = 0.05
     """Learning rate of the fine-tuning after the download (lambda)."""
-    tune_steps: Annotated[int, Field(ge=0)] = 10
+    tune_steps: NonNegativeInt = 10
     """Number of fine-tuning steps."""
     tuned_baseline: bool = False
     """Without ``lipm``: whether clients fine-tune after the download, for a baseline with the same
@@ -149,11 +119,11 @@ class LIPMConfig(PerceptronConfig):
     meets_items: bool = False
     """Whether the interest is added to the user's embedding, which is multiplied with the item's,
     and not a separate input of the MLP."""
-    matching: Annotated[float, Field(ge=0)] = 0.0
+    matching: NonNegativeFloat = 0.0
     """Weight of the matching of interests and items in the loss."""
     averages: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of averages on the server, of which each silo has its own mix."""
-    guidance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    guidance: Share = 0.0
     """Share of its last noise that a client subtracts from its next upload (gamma of DPPS)."""
 
     @model_validator(mode="after")
@@ -165,13 +135,13 @@ class LIPMConfig(PerceptronConfig):
         return self
 
 
-class LIPM(Method, Tunable):
+class LIPM(base.Method, base.Tunable):
     """An MLP recommender of silos, aggregated with weights from local interests."""
 
     name = "lipm"
     Config = LIPMConfig
     config: LIPMConfig
-    traits = Traits(rounds=50, silos=True)
+    traits = base.Traits(rounds=50, silos=True)
 
     @property
     def search(self) -> SearchSpace:
@@ -205,12 +175,7 @@ class LIPM(Method, Tunable):
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, the network and the query."""
-        c = self.config
-        table = streams.generator("init/items").standard_normal((view.n_items, c.d))
-        shared = {
-            "items": (c.init_std * table).astype(np.float32),
-            "network": self.perceptron.initial(streams),
-        }
+        c, shared = self.config, initial_model(self.config, self.perceptron, view, streams)
         if c.lipm:
             shape = (c.interest,) if c.averages == 1 else (c.averages, c.interest)
             query = streams.generator("init/query").standard_normal(shape)
@@ -228,8 +193,7 @@ class LIPM(Method, Tunable):
         if c.lipm:
             fields["interests"] = PerClientRows(n_users, c.interest)
         if self.tunes:
-            size = shared["network"].shape[-1]
-            fields["tuned"] = PerClient(np.zeros(size, np.float32))
+            fields["tuned"] = PerClient(np.zeros(shared["network"].shape[-1], np.float32))
         if c.guidance:
             fields["last_round"] = PerClient(np.zeros((), np.int32))
         return fields
@@ -242,11 +206,11 @@ class LIPM(Method, Tunable):
         received = mixed(shared["network"], shares, len(view.clients))
         owner = np.repeat(np.arange(len(view.clients)), samples.touched.lengths)
         rows_before = mixed_rows(table, shares, samples.touched.values, owner)
-        start = SiloModel(received, _rows(private, "users", view), rows_before)
-        fixed: dict[str, NDArray[Any]] = {}
+        start = SiloModel(received, user_rows(private, "users", view), rows_before)
+        fixed: dict[str, Array] = {}
         if c.lipm:
             fixed["behaviour"] = recent_behaviour(table, view, c.recent, shares)
-            fixed["interest"] = _rows(private, "interests", view)
+            fixed["interest"] = user_rows(private, "interests", view)
         perceptron, indptr = self.perceptron, view.client_indptr
         problem = SiloProblem(
             perceptron.shapes, perceptron.loss, samples, c.batch, fixed, indptr, c.decay
@@ -258,7 +222,7 @@ class LIPM(Method, Tunable):
         trained, _, losses = train_silo_networks(problem, start, Optimiser(c.lr))
         kept["users"] = ClientRows(indptr, view.users, trained.users)
         network, deltas = trained.network, trained.items - start.items
-        dense: dict[str, NDArray[Any]] = {"network": network - received}
+        dense: dict[str, Array] = {"network": network - received}
         if c.lipm:
             interests = perceptron.interests(network, fixed, indptr)
             kept["interests"] = ClientRows(indptr, view.users, interests)
@@ -270,9 +234,9 @@ class LIPM(Method, Tunable):
             gate = 2 / (1 + np.exp(-(mean[:, :, None] * gates).sum(1)))
             deltas = deltas * np.repeat(gate, samples.touched.lengths, 0)
             if c.averages > 1:
-                moved = network - received
                 own = self._own_shares(shared["query"], mean)
-                return Fitted(shared_out(samples.touched, deltas, moved, own), kept, losses)
+                update = shared_out(samples.touched, deltas, network - received, own)
+                return Fitted(update, kept, losses)
             scores = self.interest_scores(shared["query"], mean)
             weights = np.exp(scores - np.float32(c.weight_bound))
             deltas = deltas * np.repeat(weights, samples.touched.lengths)[:, None]
@@ -282,11 +246,10 @@ class LIPM(Method, Tunable):
         update = Update(len(view.clients), {"items": rows}, dense)
         if c.guidance:
             kept["last_round"] = np.full(len(view.clients), now.number, np.int32)
-            last = np.asarray(private["last_round"])
-            update = self._guided(update, last, view, now.past_noise, table.shape)
+            update = self._guided(update, np.asarray(private["last_round"]), view, now)
         return Fitted(update, kept, losses)
 
-    def _tuned(self, problem: SiloProblem, start: SiloModel) -> NDArray[np.float32]:
+    def _tuned(self, problem: SiloProblem, start: SiloModel) -> Array:
         """Take some SGD steps on the received network, except on the gate."""
         optimiser = Optimiser(self.config.tune_rate, adam=False)
         head = set(problem.shapes) - {"gate"}
@@ -295,57 +258,41 @@ class LIPM(Method, Tunable):
         )
         return done.model.network
 
-    def _with_gate(
-        self, problem: SiloProblem, start: SiloModel, interests: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def _with_gate(self, problem: SiloProblem, start: SiloModel, interests: Array) -> Array:
         """Take some steps on the gate only, with the loss of the gated deltas.
 
         The items of ``start`` are received rows concatenated with their deltas; ``interests`` are
         those of each user's silo.
         """
-        gated = replace(
-            problem,
-            loss=self.perceptron.gated_loss,
-            fixed={**problem.fixed, "client": interests},
-            decay=0.0,
-        )
+        fixed = {**problem.fixed, "client": interests}
+        gated = replace(problem, loss=self.perceptron.gated_loss, fixed=fixed, decay=0.0)
         optimiser, steps = Optimiser(self.config.lr), self.config.gate_steps
         done = train_silo_networks(
             gated, start, optimiser, moves=NETWORK, only={"gate"}, steps=steps
         )
         return done.model.network
 
-    def _guided(
-        self,
-        update: Update,
-        last_round: NDArray[np.int32],
-        view: TrainView,
-        past_noise: PastNoise | None,
-        table: tuple[int, ...],
-    ) -> Update:
+    def _guided(self, update: Update, last_round: Array, view: TrainView, now: Round) -> Update:
         """Subtract a share of each client's last noise (section 3.2, gradient - gamma * noise).
 
         The correction applies to the round's delta, not to each gradient, which Adam would rescale.
         Clipping follows, so the privacy accounting does not change.
         """
-        if past_noise is None:
+        if now.past_noise is None:
             return update
-        n_items, width = table
-        rows, dense = np.zeros((update.clients, n_items, width), np.float32), dict(update.dense)
-        given = update.rows["items"]
+        n_items, given, gamma = view.n_items, update.rows["items"], np.float32(self.config.guidance)
+        rows = np.zeros((update.clients, n_items, self.config.d), np.float32)
         add_scattered(rows, given.indptr, given.ids, given.rows)
+        network = update.dense["network"].copy()
         for number in np.unique(last_round[last_round > 0]).tolist():
             who = np.flatnonzero(last_round == number)
             mine = view.take_clients(who)
-            gamma = np.float32(self.config.guidance)
-            rows[who] -= gamma * past_noise("items", (n_items, width), mine, number)
-            network = dense["network"].copy()
-            network[who] -= gamma * past_noise("network", network.shape[1:], mine, number)
-            dense["network"] = network
+            rows[who] -= gamma * now.past_noise("items", rows.shape[1:], mine, number)
+            network[who] -= gamma * now.past_noise("network", network.shape[1:], mine, number)
         ids = np.tile(np.arange(n_items, dtype=np.int32), update.clients)
         indptr = np.arange(update.clients + 1) * n_items
-        whole = ClientRows(indptr, ids, rows.reshape(-1, width))
-        return Update(update.clients, {"items": whole}, dense)
+        whole = ClientRows(indptr, ids, rows.reshape(-1, self.config.d))
+        return Update(update.clients, {"items": whole}, {**update.dense, "network": network})
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Add the weighted mean of the deltas."""
@@ -375,87 +322,96 @@ class LIPM(Method, Tunable):
             network[k] += total.dense["network"][k] / weight
         return {**shared, "items": items.astype(np.float32), "network": network.astype(np.float32)}
 
-    def _shares(
-        self, shared: Shared, private: Private, view: TrainView
-    ) -> NDArray[np.float32] | None:
+    def _shares(self, shared: Shared, private: Private, view: TrainView) -> Array | None:
         """Return each silo's shares from its last interests; None for one average."""
         if self.config.averages == 1:
             return None
-        mean = client_means(_rows(private, "interests", view), view)
+        mean = client_means(user_rows(private, "interests", view), view)
         return self._own_shares(shared["query"], mean)
 
-    def _own_shares(
-        self, queries: NDArray[np.float32], interests: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def _own_shares(self, queries: Array, interests: Array) -> Array:
         """Return the shares s(u), [silos, averages]."""
         scores = (interests[:, None] * queries).sum(-1) / np.float32(self.config.temperature)
         powers = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
-        shares: NDArray[np.float32] = powers / powers.sum(1, keepdims=True)
-        return shares
+        return np.asarray(powers / powers.sum(1, keepdims=True))
 
-    def interest_scores(
-        self, query: NDArray[np.float32], interests: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def interest_scores(self, query: Array, interests: Array) -> Array:
         """Return the bounded interest scores g(u_i)."""
-        c = self.config
-        scores = (interests * query).sum(1) / np.float32(c.temperature)
-        bounded: NDArray[np.float32] = np.clip(scores, -c.weight_bound, c.weight_bound)
-        return bounded
+        scores = (interests * query).sum(1) / np.float32(self.config.temperature)
+        bound = self.config.weight_bound
+        return np.asarray(np.clip(scores, -bound, bound))
 
     def serving(self, shared: Shared) -> Shared:
         """Return the item table, the network and, with several averages, the query."""
         names = ("items", "network") if self.config.averages == 1 else ("items", "network", "query")
         return {name: shared[name] for name in names}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the newest network plus the client's last change by fine-tuning."""
-        c = self.config
-        scores = np.zeros((len(history), history.n_items), np.float32)
-        users, indptr = _rows(private, "users", history), history.client_indptr
         shares = self._shares(shared, private, history)
-        network = mixed(shared["network"], shares, len(indptr) - 1)
-        perceptron, interests = self.perceptron, None
+        network = mixed(shared["network"], shares, len(history.clients))
         if self.tunes:
             network = network + np.asarray(private["tuned"])
-        if c.lipm:
-            interests = _rows(private, "interests", history)
-        for client in range(len(indptr) - 1):
+        interests = user_rows(private, "interests", history) if self.config.lipm else None
+
+        def table_of(client: int) -> Array:
             own = None if shares is None else shares[client : client + 1]
-            table = torch.from_numpy(mixed(shared["items"], own, 1)[0])
-            p = perceptron.unpack(network[client : client + 1])
-            for k in range(indptr[client], indptr[client + 1]):
-                interest = None if interests is None else torch.from_numpy(interests[k])
-                user = torch.from_numpy(users[k])
-                scores[k] = perceptron.score_user(p, table, user, interest)
-        return scores
+            return np.asarray(mixed(shared["items"], own, 1)[0])
+
+        users = user_rows(private, "users", history)
+        return score_silos(self.perceptron, network, table_of, users, history, interests)
+
+
+def initial_model(
+    config: PerceptronConfig, perceptron: Perceptron, view: TrainView, streams: Streams
+) -> dict[str, Array]:
+    """Draw the item table and the network."""
+    table = streams.generator("init/items").standard_normal((view.n_items, config.d))
+    items = (config.init_std * table).astype(np.float32)
+    return {"items": items, "network": perceptron.initial(streams)}
+
+
+def score_silos(
+    perceptron: Perceptron,
+    networks: Array,
+    table_of: Callable[[int], Array],
+    users: Array,
+    history: TrainView,
+    interests: Array | None = None,
+) -> Scores:
+    """Score all items for every user, with its silo's network and item table."""
+    scores = np.zeros((len(history), history.n_items), np.float32)
+    for client, (start, end) in enumerate(pairwise(history.client_indptr)):
+        table = torch.from_numpy(table_of(client))
+        params = perceptron.unpack(networks[client : client + 1])
+        for k in range(start, end):
+            interest = None if interests is None else torch.from_numpy(interests[k])
+            scores[k] = perceptron.score_user(params, table, torch.from_numpy(users[k]), interest)
+    return scores
 
 
 def recent_behaviour(
-    table: NDArray[np.float32],
-    view: TrainView,
-    recent: int,
-    shares: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    table: Array, view: TrainView, recent: int, shares: Array | None = None
+) -> Array:
     """Return the mean embedding of each user's last training items."""
-    positives = view.positives
     client = np.repeat(np.arange(len(view.clients)), np.diff(view.client_indptr))
     out = np.zeros((len(view), table.shape[-1]), np.float32)
     for k in range(len(view)):
-        last = positives[k][-recent:]
+        last = view.positives[k][-recent:]
         if len(last):
             owner = np.full(len(last), client[k])
             out[k] = mixed_rows(table, shares, last, owner).mean(0)
     return out
 
 
-def client_means(rows: NDArray[np.float32], view: TrainView) -> NDArray[np.float32]:
+def client_means(rows: Array, view: TrainView) -> Array:
     """Return the mean over each client's users."""
-    indptr = view.client_indptr
-    means = [rows[a:b].mean(0) for a, b in pairwise(indptr)]
-    return np.array(means, np.float32).reshape(len(indptr) - 1, rows.shape[1])
+    means = [rows[start:end].mean(0) for start, end in pairwise(view.client_indptr)]
+    return np.array(means, np.float32).reshape(len(view.clients), rows.shape[1])
 
 
-def _rows(private: Private, name: str, view: TrainView) -> NDArray[np.float32]:
+def user_rows(private: Private, name: str, view: TrainView) -> Array:
+    """Return each user's row of a private field; zeros before its first training."""
     kept = private[name]
     assert isinstance(kept, ClientRows)
-    return rows_of_users(kept, view)
+    return silo_network.rows_of_users(kept, view)

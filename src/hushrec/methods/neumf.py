@@ -12,26 +12,23 @@ sum of the gradients of their samples, because a row is in few batches, and the 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
-from hushrec.aggregation import Total, Update
-from hushrec.config import Width
+from hushrec.aggregation import Update
+from hushrec.config import Count, Width
 from hushrec.data.views import TrainView
 from hushrec.io import require_memory
 from hushrec.kernels.row_networks import NeuMFModel, fit_neumf
-from hushrec.methods.base import Between, Fitted, Method, SearchSpace, Shared, Traits, Tunable
-from hushrec.methods.baselines import CentralMFConfig
+from hushrec.methods.base import Between, Fitted, Scores, SearchSpace, Shared
+from hushrec.methods.baselines import CentralMF, CentralMFConfig
 from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.samples import draw_device_samples, first_vector
 from hushrec.training.tensors import Tensor, torch
-
-Array = NDArray[Any]
 
 
 class NeuMFConfig(CentralMFConfig):
@@ -44,21 +41,20 @@ class NeuMFConfig(CentralMFConfig):
     """Whether there is a GMF branch; without it the method is NCF."""
     hidden: Annotated[tuple[Width, ...], Field(min_length=1)] = (32, 16, 8)
     """Widths of the hidden layers of the MLP branch, after its 2d inputs."""
-    lr: Annotated[float, Field(gt=0)] = 0.1
+    lr: PositiveFloat = 0.1
     """Learning rate of the layers."""
-    row_lr: Annotated[float, Field(gt=0)] = 0.05
+    row_lr: PositiveFloat = 0.05
     """Learning rate of vectors and rows, per sample."""
-    batch: Annotated[int, Field(ge=1)] = 256
+    batch: Count = 256
     """Samples per step."""
 
 
-class NeuMF(Method, Tunable):
+class NeuMF(CentralMF):
     """Neural matrix factorisation on pooled data."""
 
     name = "neumf"
     Config = NeuMFConfig
     config: NeuMFConfig
-    traits = Traits(pooled=True)
     search: ClassVar[SearchSpace] = {
         "lr": Between(0.01, 1.0),
         "row_lr": Between(0.005, 0.2),
@@ -99,15 +95,11 @@ class NeuMF(Method, Tunable):
         below = list(tensors.mlp_shapes([2 * config.d, *config.hidden]))
         network = [shared[n] for n in below] + [final[config.d :], shared["final/bias"]]
         theta = np.concatenate([array.ravel() for array in network])
-        loss = fit_neumf(
-            NeuMFModel(users, items, products, theta),
-            clients[order],
-            samples.items[order],
-            samples.labels[order],
-            config.batch,
-            np.array([2 * config.d, *config.hidden, 1]),
-            (config.lr, config.row_lr, config.decay),
-        )
+        shuffled = clients[order], samples.items[order], samples.labels[order]
+        widths = np.array([2 * config.d, *config.hidden, 1])
+        rates = (config.lr, config.row_lr, config.decay)
+        model = NeuMFModel(users, items, products, theta)
+        loss = fit_neumf(model, *shuffled, config.batch, widths, rates)
         ends = np.cumsum([array.size for array in network])[:-1]
         *layers, top, bias = np.split(theta, ends)
         trained = {
@@ -119,14 +111,7 @@ class NeuMF(Method, Tunable):
         change = {n: (a.reshape(shared[n].shape) - shared[n])[None] for n, a in trained.items()}
         return Fitted(Update(1, dense=change), {"vector": users}, np.full(len(view), loss))
 
-    def apply(self, shared: Shared, total: Total) -> Shared:
-        """Add the changes of the parameters."""
-        return {
-            name: (array + total.dense.get(name, 0.0)).astype(np.float32)
-            for name, array in shared.items()
-        }
-
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score all items, user by user."""
         vectors = torch.from_numpy(np.array(private["vector"]))
         layers = {name: torch.from_numpy(array) for name, array in shared.items()}

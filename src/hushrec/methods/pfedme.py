@@ -19,41 +19,35 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.config import Count
 from hushrec.data.views import TrainView
-from hushrec.methods.base import Fitted, Method, Shared, Traits
+from hushrec.methods.base import Array, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.lipm import initial_model, score_silos, user_rows
 from hushrec.methods.shared.options import PerceptronConfig
 from hushrec.private import PerClient, PerClientRows, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training.networks import Perceptron
 from hushrec.training.samples import draw_silo_samples
-from hushrec.training.silo_network import (
-    Optimiser,
-    SiloModel,
-    SiloProblem,
-    rows_of_users,
-    train_silo_networks,
-)
-from hushrec.training.tensors import torch
+from hushrec.training.silo_network import Optimiser, SiloModel, SiloProblem, train_silo_networks
 
 
 class PFedMeConfig(PerceptronConfig):
     """Options of pFedMe."""
 
-    epochs: Annotated[int, Field(ge=1)] = 2
+    epochs: Count = 2
     """Epochs per round."""
-    decay: Annotated[float, Field(ge=0)] = 3e-3
+    decay: NonNegativeFloat = 3e-3
     """Weight of the squared norm of embeddings in the loss."""
-    steps: Annotated[int, Field(ge=1)] = 3
+    steps: Count = 3
     """Number of steps of theta on every batch (K)."""
-    pull: Annotated[float, Field(gt=0)] = 0.01
+    pull: PositiveFloat = 0.01
     """Weight of the squared distance between theta and w (lambda)."""
     follow: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the distance by which w follows theta after a batch (eta lambda)."""
-    server_rate: Annotated[float, Field(gt=0)] = 1.0
+    server_rate: PositiveFloat = 1.0
     """Share of the distance by which the server moves w towards the mean (beta)."""
 
 
@@ -72,9 +66,7 @@ class PFedMe(Method):
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table and the network."""
-        table = streams.generator("init/items").standard_normal((view.n_items, self.config.d))
-        items = (self.config.init_std * table).astype(np.float32)
-        return {"items": items, "network": self.perceptron.initial(streams)}
+        return initial_model(self.config, self.perceptron, view, streams)
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep user embeddings, and the client's own network and touched item rows."""
@@ -89,16 +81,11 @@ class PFedMe(Method):
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train theta, which w follows (algorithm 1)."""
-        c = self.config
-        perceptron, indptr, kept = self.perceptron, view.client_indptr, private["users"]
-        assert isinstance(kept, ClientRows)
+        c, perceptron, indptr = self.config, self.perceptron, view.client_indptr
         samples = draw_silo_samples(view, c.negatives, c.epochs, now)
-        touched = samples.touched
-        start = SiloModel(
-            np.repeat(shared["network"][None], len(view.clients), 0),
-            rows_of_users(kept, view),
-            shared["items"][touched.values],
-        )
+        touched, users = samples.touched, user_rows(private, "users", view)
+        networks = np.repeat(shared["network"][None], len(view.clients), 0)
+        start = SiloModel(networks, users, shared["items"][touched.values])
         trained, anchors, losses = train_silo_networks(
             SiloProblem(perceptron.shapes, perceptron.loss, samples, c.batch, {}, indptr, c.decay),
             start,
@@ -129,19 +116,15 @@ class PFedMe(Method):
         """Return the item table; the network is private."""
         return {"items": shared["items"]}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the client's own model."""
-        scores = np.zeros((len(history), history.n_items), np.float32)
-        kept, rows, indptr = private["users"], private["rows"], history.client_indptr
-        assert isinstance(kept, ClientRows)
+        rows, networks = private["rows"], np.asarray(private["network"])
         assert isinstance(rows, ClientRows)
-        users, flats = rows_of_users(kept, history), np.asarray(private["network"])
-        for client in range(len(indptr) - 1):
-            own = slice(rows.indptr[client], rows.indptr[client + 1])
-            table = shared["items"].copy()
+
+        def table_of(client: int) -> Array:
+            own, table = slice(*rows.indptr[client : client + 2]), shared["items"].copy()
             table[rows.ids[own]] = rows.rows[own]
-            p = self.perceptron.unpack(flats[client : client + 1])
-            for k in range(indptr[client], indptr[client + 1]):
-                user = torch.from_numpy(users[k])
-                scores[k] = self.perceptron.score_user(p, torch.from_numpy(table), user)
-        return scores
+            return table
+
+        users = user_rows(private, "users", history)
+        return score_silos(self.perceptron, networks, table_of, users, history)

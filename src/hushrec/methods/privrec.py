@@ -28,34 +28,28 @@ equally many samples of every user, drawn with replacement.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
 from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.config import Count
 from hushrec.data.features import encode
 from hushrec.data.views import TrainView
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
-from hushrec.methods.base import Fitted, Method, Shared, Traits
+from hushrec.methods.base import Array, Fitted, Method, Scores, Shared, Traits
 from hushrec.methods.shared.denoising import COUNTS, count_items
 from hushrec.methods.shared.options import FeatureNetworkConfig
 from hushrec.private import Private
 from hushrec.streams import Round, Streams
-from hushrec.training import tensors
-from hushrec.training.networks import (
-    FeatureNetwork,
-    feature_network_of,
-    proximal,
-    train_feature_networks,
-    train_pooled_network,
-)
+from hushrec.training import networks, tensors
 from hushrec.training.samples import draw_device_samples
-from hushrec.training.tensors import Array, Tensor, torch
+from hushrec.training.tensors import Tensor, torch
 
-FEATURE_STACK = 512
+BATCH_INTERACTIONS = 512
 """Interactions in a batch of clients; small, because few clients with long training are shared by
 the threads."""
 
@@ -63,7 +57,7 @@ the threads."""
 class PrivRecConfig(FeatureNetworkConfig):
     """Options of PrivRec."""
 
-    mu: Annotated[float, Field(ge=0)] = 0.01
+    mu: NonNegativeFloat = 0.01
     """Weight of the proximal term."""
     proximal: Literal["squared", "norm"] = "squared"
     """Squared distance from the received parameters, or the distance, as the paper prints it."""
@@ -88,7 +82,7 @@ class PrivRec(Method):
     name = "privrec"
     Config = PrivRecConfig
     config: PrivRecConfig
-    traits = Traits(rounds=300, batch_interactions=FEATURE_STACK)
+    traits = Traits(rounds=300, batch_interactions=BATCH_INTERACTIONS)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw all parameters."""
@@ -98,11 +92,10 @@ class PrivRec(Method):
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train each client's copy; upload the differences."""
         config = self.config
-        samples = self.samples(view, config.epochs, now)
-        trained, losses = self._trained(shared, view, samples, config.lr)
+        trained, losses = self._trained(shared, view, config.epochs, config.lr, now)
         return Fitted(self.upload(trained - shared["theta"], view), {}, losses)
 
-    def upload(self, moved: NDArray[np.float32], view: TrainView) -> Update:
+    def upload(self, moved: Array, view: TrainView) -> Update:
         """Return the uploads: differences of the copies and, with ``shares``, item counts."""
         counts = count_items(view).rows if self.config.shares else {}
         return Update(len(view), rows=counts, dense={"theta": moved})
@@ -124,43 +117,37 @@ class PrivRec(Method):
 
     def adapt(self, shared: Shared, private: Private, view: TrainView, streams: Streams) -> Private:
         """Fine-tune each device's copy on its history."""
-        config = self.config
-        if not config.adapt_epochs:
+        epochs, rate = self.config.adapt_epochs, self.config.adapt_rate
+        if not epochs:
             return {}
-        samples = self.samples(view, config.adapt_epochs, Round(0, streams))
-        return {"theta": self._trained(shared, view, samples, config.adapt_rate)[0]}
+        return {"theta": self._trained(shared, view, epochs, rate, Round(0, streams))[0]}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score all items with each device's copy, each distinct feature row once."""
-        thetas = private.get("theta")
-        if thetas is None:
-            thetas = np.broadcast_to(shared["theta"], (len(history), len(shared["theta"])))
-        network = self.network(history)
+        network, thetas = self.network(history), thetas_of(shared, private, len(history))
         user_rows, item_rows = self.inputs(shared, history)
         users = torch.from_numpy(user_rows)
         distinct, inverse = np.unique(item_rows, axis=0, return_inverse=True)
-        inverse = inverse.reshape(-1)
         items = torch.from_numpy(distinct).expand(tensors.GROUP, *distinct.shape)
         scores = np.empty((len(history), history.n_items), np.float32)
         with torch.no_grad():
             for clients, real in tensors.groups_in_order(len(history)):
-                params = network.unpack(torch.from_numpy(np.asarray(thetas)[clients]))
+                params = network.unpack(torch.from_numpy(thetas[clients]))
                 logits = network.logits(params, users[clients][:, None], items)
-                scores[clients[:real]] = logits.numpy()[:real, inverse]
+                scores[clients[:real]] = logits.numpy()[:real, inverse.reshape(-1)]
         return scores
 
     def _trained(
-        self, shared: Shared, view: TrainView, samples: DeviceSamples, lr: float
+        self, shared: Shared, view: TrainView, epochs: int, lr: float, now: Round
     ) -> tuple[Array, NDArray[np.float64]]:
-        """Return each client's copy of theta after its samples, and its mean loss."""
-        config = self.config
-        copies, _, losses = train_feature_networks(
+        """Return each client's copy of theta after some epochs, and its mean loss."""
+        copies, _, losses = networks.train_feature_networks(
             self.network(view),
-            self.descent(lr, config.mu),
+            self.descent(lr, self.config.mu),
             shared["theta"],
             self.inputs(shared, view),
-            samples,
-            config.batch,
+            self.samples(view, epochs, now),
+            self.config.batch,
         )
         return copies, losses
 
@@ -171,18 +158,19 @@ class PrivRec(Method):
 
     def inputs(self, shared: Shared, view: TrainView) -> tuple[Array, Array]:
         """Return the features of the clients and of all items, including shares."""
-        users, items = features(view)
+        users = encode(view.user_features, np.arange(len(view)), "user").rows
+        items = encode(view.item_features, np.arange(view.n_items), "item").rows
         if not self.config.shares:
             return users, items
         counts = np.maximum(shared["counts"], 0)  # noisy counts may be negative
         popular = np.log1p(counts / max(float(counts.mean()), 1e-12)).astype(np.float32)
         return users, np.concatenate([items, popular[:, None]], 1)
 
-    def network(self, view: TrainView) -> FeatureNetwork:
+    def network(self, view: TrainView) -> networks.FeatureNetwork:
         """Return the network for the features of a view."""
-        network = feature_network_of(view, self.config.d, self.config.hidden, self.name)
-        more = int(self.config.shares)
-        return replace(network, item_numbers=network.item_numbers + more) if more else network
+        config = self.config
+        network = networks.feature_network_of(view, config.d, config.hidden, self.name)
+        return replace(network, item_numbers=network.item_numbers + config.shares)
 
     def samples(self, view: TrainView, epochs: int, now: Round) -> DeviceSamples:
         """Draw the clients' samples of a round: training rows and negatives."""
@@ -204,24 +192,23 @@ class PrivRec(Method):
                 missed = (((logits - batch.labels) ** 2 / 2) * batch.weights).sum(1)
             else:
                 missed = tensors.mean_bce(logits, batch)
-            return missed + proximal(state["theta"], received, mu, kind) if mu else missed
+            return missed + networks.proximal(state["theta"], received, mu, kind) if mu else missed
 
         return loss
 
 
-def features(view: TrainView) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the feature rows of the clients and of all items."""
-    users = encode(view.user_features, np.arange(len(view)), "user")
-    items = encode(view.item_features, np.arange(view.n_items), "item")
-    return users.rows, items.rows
+def thetas_of(shared: Shared, private: Private, clients: int) -> Array:
+    """Return each device's adapted copy of theta, or theta itself where devices do not adapt."""
+    theta = shared["theta"]
+    return np.asarray(private.get("theta", np.broadcast_to(theta, (clients, len(theta)))))
 
 
 class PrivRecCENConfig(PrivRecConfig):
     """Options of PrivRec, and of training on pooled data."""
 
-    pooled_batch: Annotated[int, Field(ge=1)] = 256
+    pooled_batch: Count = 256
     """Batch size of pooled samples."""
-    pooled_lr: Annotated[float, Field(gt=0)] = 0.1
+    pooled_lr: PositiveFloat = 0.1
     """Learning rate on pooled samples."""
     tasks: bool = False
     """Whether an epoch has equally many samples of every user, not every sample once."""
@@ -233,7 +220,7 @@ class PrivRecCEN(PrivRec):
     name = "privrec-cen"
     Config = PrivRecCENConfig
     config: PrivRecCENConfig
-    traits = Traits(rounds=20, pooled=True, batch_interactions=FEATURE_STACK)
+    traits = Traits(rounds=20, pooled=True, batch_interactions=BATCH_INTERACTIONS)
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train for one epoch on pooled samples in random order."""
@@ -242,7 +229,7 @@ class PrivRecCEN(PrivRec):
         order = generator.permutation(len(samples.items))
         if self.config.tasks:
             order = generator.permutation(_balanced(samples, generator))
-        theta, loss = train_pooled_network(
+        theta, loss = networks.train_pooled_network(
             self.network(view),
             self.descent(self.config.pooled_lr, 0.0),
             shared["theta"],

@@ -20,41 +20,35 @@ server adds ``server_rate`` times the mean difference.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from hushrec.aggregation import ClientRows, Total, Update
+from hushrec.config import Count
 from hushrec.data.views import TrainView
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
-from hushrec.methods.base import Fitted, Method, Shared, Traits
-from hushrec.methods.privrec import FEATURE_STACK, PrivRec, PrivRecConfig
+from hushrec.methods.base import Array, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.privrec import BATCH_INTERACTIONS, PrivRec, PrivRecConfig, thetas_of
 from hushrec.methods.shared.options import FeatureNetworkConfig
 from hushrec.private import Private
 from hushrec.streams import Round, Streams
+from hushrec.training import samples as training
 from hushrec.training import tensors
 from hushrec.training.networks import FeatureNetwork, train_feature_networks
-from hushrec.training.samples import (
-    apply_mean,
-    deltas,
-    draw_device_samples,
-    halves,
-    initial_table,
-)
 from hushrec.training.tensors import Tensor, torch
 
 
 class NNSelfConfig(PrivRecConfig):
     """Options of NN-SELF: those of PrivRec, without a proximal term by default."""
 
-    epochs: Annotated[int, Field(ge=1)] = 1
+    epochs: Count = 1
     """Epochs over the support set; the autograd graph of every step is kept in memory."""
-    mu: Annotated[float, Field(ge=0)] = 0.0
+    mu: NonNegativeFloat = 0.0
     """Weight of PrivRec's proximal term."""
-    server_rate: Annotated[float, Field(gt=0)] = 0.5
+    server_rate: PositiveFloat = 0.5
     """Learning rate of the server's step along the mean gradient (alpha2)."""
 
 
@@ -69,10 +63,9 @@ class NNSelf(PrivRec):
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload the negative meta-gradient of each client, whose mean `apply` adds (eq. 5)."""
         config = self.config
-        support, query = halves(self.samples(view, 1, now), config.epochs)
-        received = torch.from_numpy(shared["theta"])
-        loss = self._loss(shared, view)
-        gradients, losses = meta_gradients(received, loss, support, query, config.lr, config.batch)
+        halves = training.halves(self.samples(view, 1, now), config.epochs)
+        received, loss = torch.from_numpy(shared["theta"]), self._loss(shared, view)
+        gradients, losses = meta_gradients(received, loss, *halves, config.lr, config.batch)
         return Fitted(self.upload(-gradients, view), {}, losses)
 
 
@@ -83,7 +76,7 @@ def meta_gradients(
     query: DeviceSamples,
     lr: float,
     batch: int,
-) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+) -> tuple[Array, NDArray[np.float64]]:
     """Return each client's gradient of the query loss after its support steps, and that loss.
 
     The gradient of the query loss at the final parameters is computed batch by batch, so that all
@@ -117,11 +110,11 @@ def meta_gradients(
 class FOFLSelfConfig(FeatureNetworkConfig):
     """Options of FOFL-SELF."""
 
-    item_lr: Annotated[float, Field(gt=0)] = 0.5
+    item_lr: PositiveFloat = 0.5
     """Learning rate of item rows; larger, because a row is in few samples of a batch."""
-    init_std: Annotated[float, Field(gt=0)] = 0.1
+    init_std: PositiveFloat = 0.1
     """Standard deviation of the initial item rows."""
-    item_server_rate: Annotated[float, Field(gt=0)] = 1.0
+    item_server_rate: PositiveFloat = 1.0
     """``server_rate`` of item rows; only a few clients of a cohort touch a row."""
 
 
@@ -131,11 +124,11 @@ class FOFLSelf(Method):
     name = "fofl-self"
     Config = FOFLSelfConfig
     config: FOFLSelfConfig
-    traits = Traits(rounds=300, batch_interactions=FEATURE_STACK)
+    traits = Traits(rounds=300, batch_interactions=BATCH_INTERACTIONS)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table, the initial user vector and the network."""
-        table = initial_table(self.config.d, self.config.init_std, view.n_items, streams)
+        table = training.initial_table(self.config.d, self.config.init_std, view.n_items, streams)
         return {"items": table, "theta": self._network().initial(streams)}
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
@@ -143,12 +136,8 @@ class FOFLSelf(Method):
         config = self.config
         samples = self._samples(view, config.epochs, now)
         theta, rows, losses = self._trained(shared, samples, config.lr, config.item_lr)
-        update = Update(
-            len(view),
-            rows={"items": deltas(rows, shared["items"])},
-            dense={"theta": theta - shared["theta"]},
-        )
-        return Fitted(update, {}, losses)
+        changed = {"items": training.deltas(rows, shared["items"])}
+        return Fitted(Update(len(view), changed, {"theta": theta - shared["theta"]}), {}, losses)
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Add the mean difference, times the server rates."""
@@ -156,7 +145,7 @@ class FOFLSelf(Method):
         step = config.server_rate * total.dense["theta"] / total.clients
         slower = replace(total, clients=total.clients / config.item_server_rate)
         return {
-            "items": apply_mean(shared["items"], slower, "items"),
+            "items": training.apply_mean(shared["items"], slower, "items"),
             "theta": (shared["theta"] + step).astype(np.float32),
         }
 
@@ -170,21 +159,19 @@ class FOFLSelf(Method):
         theta, rows, _ = self._trained(shared, samples, config.adapt_rate, item_lr)
         return {"theta": theta, "items": rows}
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score all items with each device's copy."""
         network, table = self._network(), shared["items"]
-        thetas, own = private.get("theta"), private.get("items")
-        if thetas is None:
-            thetas = np.broadcast_to(shared["theta"], (len(history), len(shared["theta"])))
+        thetas, own = thetas_of(shared, private, len(history)), private.get("items")
         scores = np.empty((len(history), history.n_items), np.float32)
         with torch.no_grad():
             for clients, real in tensors.groups_in_order(len(history)):
                 items = np.broadcast_to(table, (tensors.GROUP, *table.shape)).copy()
                 if isinstance(own, ClientRows):
                     for number, client in enumerate(clients):
-                        mine = slice(own.indptr[client], own.indptr[client + 1])
+                        mine = slice(*own.indptr[client : client + 2])
                         items[number, own.ids[mine]] = own.rows[mine]
-                params = network.unpack(torch.from_numpy(np.asarray(thetas)[clients]))
+                params = network.unpack(torch.from_numpy(thetas[clients]))
                 itself = torch.ones(tensors.GROUP, 1, 1)
                 logits = network.logits(params, itself, torch.from_numpy(items))
                 scores[clients[:real]] = logits.numpy()[:real]
@@ -195,12 +182,12 @@ class FOFLSelf(Method):
         return FeatureNetwork((1,), 0, (), self.config.d, self.config.d, self.config.hidden)
 
     def _samples(self, view: TrainView, epochs: int, now: Round) -> DeviceSamples:
-        above = self.config.positive_above
-        return draw_device_samples(view, self.config.negatives, epochs, now, positive_above=above)
+        config, draw = self.config, training.draw_device_samples
+        return draw(view, config.negatives, epochs, now, positive_above=config.positive_above)
 
     def _trained(
         self, shared: Shared, samples: DeviceSamples, lr: float, item_lr: float
-    ) -> tuple[NDArray[np.float32], ClientRows, NDArray[np.float64]]:
+    ) -> tuple[Array, ClientRows, NDArray[np.float64]]:
         """Return each client's copy of the network and of its rows, and its mean loss."""
         itself = np.ones((len(samples.lengths), 1), np.float32)
         return train_feature_networks(

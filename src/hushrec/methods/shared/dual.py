@@ -112,7 +112,7 @@ class SharedTable(base.Method, base.Tunable, base.OwnTable, base.ItemTables):
         empty = ClientRows(np.zeros_like(own.indptr), own.ids[:0], own.rows[:0])
         return {**shared, "received": shared["items"]}, {**private, "rows": empty}
 
-    def item_tables(self, shared: Shared, private: Private) -> dict[str, Scores]:
+    def item_tables(self, shared: Shared, private: Private) -> dict[str, Array]:
         """Return the own table of a single client, if it has one, otherwise the shared one."""
         if not self.dual:
             return {"shared": shared["items"]}

@@ -1,62 +1,51 @@
 """Options that several methods share, and optimisers of the server on sums over clients.
 
-`Adam` has decoupled weight decay; its state is part of the shared parameters. Newton's method is
-damped where a step would not go down: the server holds the best weights so far with their gradient
-and Hessian, and asks clients about a trial, weights a step further. If the trial is better it is
-taken and the damping falls tenfold, otherwise the damping rises tenfold (Levenberg 1944, Marquardt
-1963). One trial takes one round.
+Adam has decoupled weight decay; its state is part of the shared parameters. Newton's method is
+damped: the server holds the best weights so far with their gradient and Hessian, and clients
+evaluate a trial, weights a step further. If the trial has a lower loss it is accepted and the
+damping falls tenfold, otherwise the damping rises tenfold (Levenberg 1944, Marquardt 1963). One
+trial takes one round.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from hushrec.config import Count, Width
 from hushrec.kernels.draws import Pace
-from hushrec.methods.base import Between, MethodConfig, SearchSpace, Shared
+from hushrec.methods.base import Array, Between, MethodConfig, SearchSpace, Shared
 
 FIRST, SECOND, SMALL = 0.9, 0.99, 1e-8
-
-
-@dataclass(frozen=True)
-class Adam:
-    """One step of Adam on ``network``, from the mean gradient."""
-
-    rate: float
-    decay: float
-
-    @staticmethod
-    def start(network: NDArray[np.float32]) -> Shared:
-        """Return the state before the first step."""
-        zeros = np.zeros(len(network))
-        return {"steps": np.array([0]), "first": zeros, "second": zeros.copy()}
-
-    def step(
-        self, network: NDArray[np.float32], state: Shared, gradient: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float32], Shared]:
-        """Return the network and the state after a step."""
-        steps = state["steps"] + 1
-        first = FIRST * state["first"] + (1 - FIRST) * gradient
-        second = SECOND * state["second"] + (1 - SECOND) * gradient**2
-        step = first / (1 - FIRST**steps) / (np.sqrt(second / (1 - SECOND**steps)) + SMALL)
-        moved = network * (1 - self.rate * self.decay) - self.rate * step
-        return moved.astype(np.float32), {"steps": steps, "first": first, "second": second}
-
-
-Vector = NDArray[np.float64]
+"""Adam's decay of both moments, and what keeps its division finite."""
 STATE = ("weights", "trial", "loss", "gradient", "hessian", "damping")
 WORST = 1e30
-"""The loss before anything was asked."""
+"""The loss before the first trial."""
 
 
-def first_trial(weights: Vector) -> Shared:
-    """Return the state that asks about these weights."""
+def first_moments(network: Array) -> Shared:
+    """Return the state of Adam before its first step."""
+    zeros = np.zeros(len(network))
+    return {"steps": np.array([0]), "first": zeros, "second": zeros.copy()}
+
+
+def adam_step(
+    network: Array, state: Shared, gradient: Array, rate: float, decay: float
+) -> tuple[Array, Shared]:
+    """Return the network and the state of Adam after a step along the mean gradient."""
+    steps = state["steps"] + 1
+    first = FIRST * state["first"] + (1 - FIRST) * gradient
+    second = SECOND * state["second"] + (1 - SECOND) * gradient**2
+    step = first / (1 - FIRST**steps) / (np.sqrt(second / (1 - SECOND**steps)) + SMALL)
+    moved = network * (1 - rate * decay) - rate * step
+    return moved.astype(np.float32), {"steps": steps, "first": first, "second": second}
+
+
+def first_trial(weights: Array) -> Shared:
+    """Return the state of Newton's method that tries these weights first."""
     size = len(weights)
     return {
         "weights": weights.copy(),
@@ -68,19 +57,20 @@ def first_trial(weights: Vector) -> Shared:
     }
 
 
-def next_trial(state: Shared, answers: Vector, penalty: float) -> Shared:
-    """Take the clients' sums: questions, loss, gradient, and upper triangle of the Hessian."""
-    size = len(state["weights"])
-    questions = max(answers[0], 1.0)
-    trial = state["trial"]
-    loss = answers[1] / questions + penalty * (trial @ trial) / 2
+def next_trial(state: Shared, sums: Array, penalty: float) -> Shared:
+    """Return the state after a trial, from the clients' sums at its weights.
+
+    The sums are: number of prediction tasks, loss, gradient, upper triangle of the Hessian.
+    """
+    size, tasks, trial = len(state["weights"]), max(sums[0], 1.0), state["trial"]
+    loss = sums[1] / tasks + penalty * (trial @ trial) / 2
     new = {name: state[name] for name in STATE}
     if loss < state["loss"][0]:
         hessian = np.zeros((size, size))
-        hessian[np.triu_indices(size)] = answers[2 + size :] / questions
+        hessian[np.triu_indices(size)] = sums[2 + size :] / tasks
         hessian += np.triu(hessian, 1).T + penalty * np.eye(size)
         new |= {"weights": trial, "loss": np.array([loss]), "hessian": hessian}
-        new["gradient"] = answers[2 : 2 + size] / questions + penalty * trial
+        new["gradient"] = sums[2 : 2 + size] / tasks + penalty * trial
         new["damping"] = state["damping"] / 10
     else:
         new["damping"] = state["damping"] * 10

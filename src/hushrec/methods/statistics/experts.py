@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
 from hushrec.aggregation import ClientRows, KeyedRows, Total
-from hushrec.config import Count, Share, Width, find, names
+from hushrec.config import Count, Share, Width, find
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels import pairs as pair_kernels
@@ -139,11 +139,6 @@ class Expert(ABC):
     def parts(self, model: Shared) -> tuple[Part, ...] | None:
         """Return all scores, in order, as parts that a bundle can hold; None if it cannot."""
         return None
-
-
-def expert_names() -> list[str]:
-    """Return the names of all installed experts."""
-    return names("experts")
 
 
 @cache

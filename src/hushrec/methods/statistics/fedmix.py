@@ -18,13 +18,13 @@ The phases, and what a client uploads in each:
 1. *Count.* Each expert's sums over the history without the held-out items, and what those add. The
    server learns from the former the experts that weights are fitted with, and from both together
    the experts that are served. With ``count_rounds`` > 1, large catalogues are counted in several
-   rounds (`experts.base.Counting`).
+   rounds (`experts.Counting`).
 2. *Score candidates.* A client receives the experts learnt without held-out items. Each held-out
    item is a prediction task: the client keeps the scores of that item, of the ``top_candidates``
    untouched items with the highest scores by the starting weights, and of ``random_candidates``
    drawn from the rest, which stand for all of it. It uploads moments of the scores, for scaling.
 3. *Fit weights*, ``newton_rounds`` rounds: loss, gradient and Hessian at the weights that it is
-   sent; the server takes damped Newton steps (`shared.optimisers`).
+   sent; the server takes damped Newton steps (`shared.options`).
 4. *Fit network*, ``network_rounds`` rounds, a client in one of ``turns`` of them: its gradient of
    the network; the server takes a step of Adam (FedAdam: Reddi et al. 2021, with one local step).
 
@@ -42,38 +42,18 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hushrec.aggregation import ClientRows, KeyedRows, Total, Update
-from hushrec.config import Width
+from hushrec.config import Count, Width
 from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.kernels import mixture
 from hushrec.kernels.draws import draw_each
-from hushrec.methods.base import (
-    Between,
-    Explains,
-    Fitted,
-    Method,
-    MethodConfig,
-    OneOf,
-    Phase,
-    SearchSpace,
-    Shared,
-    Traits,
-    Tunable,
-)
-from hushrec.methods.shared.options import Adam, first_trial, next_trial
-from hushrec.methods.statistics.experts import (
-    HEAD,
-    HELD_OUT,
-    Counting,
-    Expert,
-    ExpertsConfig,
-    expert_class,
-    flatten,
-    shortened,
-    unflatten,
-)
+from hushrec.methods import base
+from hushrec.methods.base import Between, Fitted, OneOf, Phase, Scores, SearchSpace, Shared
+from hushrec.methods.shared.options import adam_step, first_moments, first_trial, next_trial
+from hushrec.methods.statistics import experts
+from hushrec.methods.statistics.experts import HEAD, HELD_OUT, Expert, flatten, unflatten
 from hushrec.private import PerClientRows, Private, PrivateFields
 from hushrec.streams import Round, Streams
 
@@ -83,7 +63,7 @@ SCORES_AT_ONCE = 2**20
 ONE = np.zeros(0, np.int64)
 
 
-class FedMixConfig(ExpertsConfig):
+class FedMixConfig(experts.ExpertsConfig):
     """Options of FedMix."""
 
     experts: Annotated[tuple[str, ...], Field(min_length=1)] = (
@@ -94,63 +74,60 @@ class FedMixConfig(ExpertsConfig):
         "categories",
     )
     """Experts in the ensemble, by the names of `hushrec.experts`; inapplicable ones are skipped."""
-    count_rounds: Annotated[int, Field(ge=1)] = 1
+    count_rounds: Count = 1
     """Rounds of counting. With more than one, the first counts items, the second pairs of the
     ``dense_items`` most popular ones, the others the remaining pairs, which takes less memory."""
     fit_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of the clients, drawn once, that fit weights and network: a few thousand suffice."""
-    held_out: Annotated[int, Field(ge=1)] = 2
+    held_out: Count = 2
     """How many of its last training items a client holds out to fit weights and network."""
-    gap: Annotated[int, Field(ge=0)] = 0
+    gap: NonNegativeInt = 0
     """Number of items between the history of a prediction task and its held-out item. 0 predicts
     the next item; use more where targets come much later (``split.kind=time``)."""
-    top_candidates: Annotated[int, Field(ge=1)] = 200
+    top_candidates: Count = 200
     """Candidates of a task with the highest scores by the starting weights."""
-    random_candidates: Annotated[int, Field(ge=1)] = 56
+    random_candidates: Count = 56
     """Candidates drawn from all other items, weighted to stand for them."""
-    penalty: Annotated[float, Field(gt=0)] = 1e-4
+    penalty: PositiveFloat = 1e-4
     """Weight of the squared weights in the loss."""
-    newton_rounds: Annotated[int, Field(ge=0)] = 6
+    newton_rounds: NonNegativeInt = 6
     """Rounds that fit the weights."""
-    network_rounds: Annotated[int, Field(ge=0)] = 40
+    network_rounds: NonNegativeInt = 40
     """Rounds that fit the network."""
     hidden: Width = 20
     """Width of the network's two hidden layers."""
     reranked: Annotated[int, Field(ge=2)] = 120
     """Number of candidates that the network reranks."""
-    turns: Annotated[int, Field(ge=1)] = 4
+    turns: Count = 4
     """A client takes part in one of so many rounds of the network."""
-    lr: Annotated[float, Field(gt=0)] = 0.02
+    lr: PositiveFloat = 0.02
     """Learning rate of the network's Adam."""
-    decay: Annotated[float, Field(ge=0)] = 0.01
+    decay: NonNegativeFloat = 0.01
     """Weight decay of Adam."""
 
 
-class FedMix(Method, Explains, Tunable):
+class FedMix(base.Method, base.Explains, base.Tunable):
     """A log-linear ensemble of experts, and a small network; under noise on sums use fednext."""
 
     name = "fedmix"
-    Config: ClassVar[type[MethodConfig]] = FedMixConfig
+    Config: ClassVar[type[base.MethodConfig]] = FedMixConfig
     config: FedMixConfig
-    traits = Traits(every=8, exact_sums=True, batch_interactions=2**14)
+    traits = base.Traits(every=8, exact_sums=True, batch_interactions=2**14)
 
-    @property
-    def search(self) -> SearchSpace:
-        """Regularisation of experts and weights, and the network's size and learning rate."""
-        return {
-            "ridge": Between(10.0, 1000.0),
-            "cooccurrence_ridge": Between(30.0, 3000.0),
-            "held_out": OneOf((1, 2, 3)),
-            "penalty": Between(1e-6, 1e-2),
-            "hidden": OneOf((10, 20, 40)),
-            "lr": Between(0.005, 0.1),
-            "decay": Between(1e-3, 0.1),
-        }
+    search: ClassVar[SearchSpace] = {
+        "ridge": Between(10.0, 1000.0),
+        "cooccurrence_ridge": Between(30.0, 3000.0),
+        "held_out": OneOf((1, 2, 3)),
+        "penalty": Between(1e-6, 1e-2),
+        "hidden": OneOf((10, 20, 40)),
+        "lr": Between(0.005, 0.1),
+        "decay": Between(1e-3, 0.1),
+    }
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Count, score candidates, fit weights, fit the network."""
-        config, weights = self.config, "loss, gradient and Hessian of the weights"
+        config = self.config
         counts = [("count", 1, "sums of every expert, without the held-out items and with them")]
         if config.count_rounds > 1:
             counts = [
@@ -158,32 +135,17 @@ class FedMix(Method, Explains, Tunable):
                 ("count pairs of popular items", 1, "sums over pairs of popular items"),
                 ("count other pairs", config.count_rounds - 2, "sums over some other pairs"),
             ]
+        candidates = ("score candidates", 1, "moments of the scores of its candidates")
+        sends = "loss, gradient and Hessian of the weights"
+        weights = ("fit weights", config.newton_rounds, sends)
+        sends = "gradient of the network, in one of `turns` rounds"
+        network = ("fit network", config.network_rounds, sends)
+        trial, all_weights = ("trial", "scale"), ("weights", "start", "center", "scale", "network")
         planned = (
             *(Phase(*each, self._fit_counts, self._learn_experts, _head) for each in counts),
-            Phase(
-                "score candidates",
-                1,
-                "moments of the scores of its candidates",
-                self._fit_candidates,
-                self._learn_scales,
-                self._download_held_out,
-            ),
-            Phase(
-                "fit weights",
-                config.newton_rounds,
-                weights,
-                self._fit_weights,
-                self._learn_weights,
-                _named("trial", "scale"),
-            ),
-            Phase(
-                "fit network",
-                config.network_rounds,
-                "gradient of the network, in one of `turns` rounds",
-                self._fit_network,
-                self._learn_network,
-                _named("weights", "start", "center", "scale", "network"),
-            ),
+            Phase(*candidates, self._fit_candidates, self._learn_scales, self._download_held_out),
+            Phase(*weights, self._fit_weights, self._learn_weights, _named(*trial)),
+            Phase(*network, self._fit_network, self._learn_network, _named(*all_weights)),
         )
         # Devices score from their history alone: there is nothing to fold in.
         return tuple(replace(phase, personal=False) for phase in planned if phase.rounds)
@@ -192,15 +154,15 @@ class FedMix(Method, Explains, Tunable):
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from experts without counts, and from a network with zero output weights."""
-        experts = self._applicable(view)
-        models = {expert.name: expert.init(view) for expert in experts}
+        applicable = self._applicable(view)
+        models = {expert.name: expert.init(view) for expert in applicable}
         shared: dict[str, Any] = {**models, HELD_OUT: models}
         if self.config.count_rounds > 1:
             shared[HEAD] = np.zeros(view.n_items, np.bool_)
         start = np.array(
             [
                 expert.start.get(score, 0.0)
-                for expert in experts
+                for expert in applicable
                 for score in expert.scores(models[expert.name])
             ]
         )
@@ -213,7 +175,7 @@ class FedMix(Method, Explains, Tunable):
         rest = np.zeros(hidden)
         parts = (first.ravel(), rest, second.ravel(), rest, rest, np.ones(1))
         network = np.concatenate(parts).astype(np.float32)
-        return flatten({**shared, "network": network, "adam": Adam.start(network)})
+        return flatten({**shared, "network": network, "adam": first_moments(network)})
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the scores of the candidates of each held-out item."""
@@ -246,27 +208,27 @@ class FedMix(Method, Explains, Tunable):
         return Fitted(Update(len(view), rows=rows), {CANDIDATES: kept})
 
     def _fit_weights(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        asked, block = _rows(private), self._block(view.n_items)
+        tasks, block = _rows(private), self._block(view.n_items)
         weights, scale = shared["trial"].astype(np.float32), shared["scale"]
-        sums = mixture.newton_sums(asked.indptr, asked.rows, block, weights, scale)
-        return self._fitted({"newton": _one_row(*sums)}, asked, now)
+        sums = mixture.newton_sums(tasks.indptr, tasks.rows, block, weights, scale)
+        return self._fitted({"newton": _one_row(*sums)}, tasks, now)
 
     def _fit_network(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        asked, block = _rows(private), self._block(view.n_items)
+        tasks, block = _rows(private), self._block(view.n_items)
         mine = draw_each(now.streams.key("turns"), view.users, np.zeros(len(view), np.int64))
         turn = (mine + np.uint64(now.number - 1)) % np.uint64(self.config.turns) == 0
         weights, *network = self.network(shared)
         both = np.stack([weights, (shared["start"] * shared["scale"][:-1]).astype(np.float32)])
-        sums = mixture.network_sums(asked.indptr, asked.rows, block, turn, both, *network)
-        return self._fitted({"network": _one_row(*sums)}, asked, now)
+        sums = mixture.network_sums(tasks.indptr, tasks.rows, block, turn, both, *network)
+        return self._fitted({"network": _one_row(*sums)}, tasks, now)
 
-    def _fitted(self, rows: dict[str, KeyedRows], asked: ClientRows, now: Round) -> Fitted:
+    def _fitted(self, rows: dict[str, KeyedRows], tasks: ClientRows, now: Round) -> Fitted:
         """Keep the scores of the candidates until the last round, which drops them."""
-        clients = len(asked.indptr) - 1
+        clients = len(tasks.indptr) - 1
         if now.number >= self.planned_rounds:
             nothing = np.zeros(clients + 1, np.int64)
-            asked = ClientRows(nothing, asked.ids[:0], asked.rows[:0])
-        return Fitted(Update(clients, rows=rows), {CANDIDATES: asked})
+            tasks = ClientRows(nothing, tasks.ids[:0], tasks.rows[:0])
+        return Fitted(Update(clients, rows=rows), {CANDIDATES: tasks})
 
     def _score_candidates(self, shared: Shared, view: TrainView, now: Round) -> ClientRows:
         """Score the candidates of every held-out item with the experts learnt without it."""
@@ -275,31 +237,25 @@ class FedMix(Method, Explains, Tunable):
         rows = np.zeros((held.sum() * block, width + 1), np.float32)
         rows[:, width] = mixture.NONE
         indptr = np.concatenate([[0], np.cumsum(held) * block])
+        sizes = self.config.top_candidates, self.config.random_candidates
         for back in range(1, int(held.max(initial=0)) + 1):
-            asked = np.flatnonzero(held >= back)
-            key = now.streams.key("candidates", back)
-            for some, buffer in self._parts(asked, width - 1, view.n_items):
+            clients, key = np.flatnonzero(held >= back), now.streams.key("candidates", back)
+            for some, buffer in self._parts(clients, width - 1, view.n_items):
                 mine = view.take(some)
                 before = mine.positives.lengths - back
-                earlier = shortened(mine, back + np.minimum(self.config.gap, before - 1))
+                earlier = experts.shortened(mine, back + np.minimum(self.config.gap, before - 1))
                 scores = self._scores(self.active(shared, held_out=True), earlier, buffer)
                 prior = np.zeros((len(mine), view.n_items), np.float32)
                 mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
                 for c in range(len(mine)):
-                    items, past = mine.positives[c], earlier.positives[c]
+                    items, user = mine.positives[c], int(mine.users[c])
                     chosen, log_weights = mixture.choose_candidates(
-                        prior[c],
-                        items[:-back],
-                        items[-back],
-                        self.config.top_candidates,
-                        self.config.random_candidates,
-                        key,
-                        int(mine.users[c]),
+                        prior[c], items[:-back], items[-back], *sizes, key, user
                     )
                     start = indptr[some[c]] + (back - 1) * block
                     here = rows[start : start + len(chosen)]
                     here[:, : width - 1] = scores[c][:, chosen].T
-                    here[:, width - 1] = np.log(len(past))
+                    here[:, width - 1] = np.log(len(earlier.positives[c]))
                     here[:, width] = log_weights
         ids = np.concatenate([np.arange(n * block) for n in held] or [ONE]).astype(np.int32)
         return ClientRows(indptr, ids, rows)
@@ -340,38 +296,27 @@ class FedMix(Method, Explains, Tunable):
             return shared
         tasks, _, *gradient = total.rows["network"][1][0]
         left = (self.planned_rounds + 1 - number) / self.config.network_rounds
-        adam = Adam(self.config.lr * min(1.0, 2 * left), self.config.decay)
-        mean = np.array(gradient) / max(tasks, 1.0)
-        network, state = adam.step(shared["network"], unflatten(shared)["adam"], mean)
+        rate, decay = self.config.lr * min(1.0, 2 * left), self.config.decay
+        mean, state = np.array(gradient) / max(tasks, 1.0), unflatten(shared)["adam"]
+        network, state = adam_step(shared["network"], state, mean, rate, decay)
         return {**shared, **flatten({"network": network, "adam": state})}
 
     # ------------------------------------------------------------ scoring
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> NDArray[np.float32]:
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Add up the weighted scores, and rerank the best candidates with the network."""
         out = np.zeros((len(history), history.n_items), np.float32)
-        weights, center, scale, network, hidden, best = self.network(shared)
+        weights, *network = self.network(shared)
         everybody = np.arange(len(history))
         for some, buffer in self._parts(everybody, len(weights), history.n_items):
             mine = history.take(some)
             scores = self._scores(self.active(shared), mine, buffer)
             mixed = np.zeros((len(mine), history.n_items), np.float32)
-            mixture.weigh(scores, weights / scale[:-1], mixed)
+            mixture.weigh(scores, weights / shared["scale"][:-1], mixed)
             if self.reranks(shared):
-                lengths = np.log(np.maximum(mine.positives.lengths, 1)).astype(np.float32)
                 past = mine.positives
-                mixture.rerank(
-                    mixed,
-                    scores,
-                    lengths,
-                    past.indptr,
-                    past.values,
-                    center,
-                    scale,
-                    network,
-                    hidden,
-                    best,
-                )
+                lengths = np.log(np.maximum(past.lengths, 1)).astype(np.float32)
+                mixture.rerank(mixed, scores, lengths, past.indptr, past.values, *network)
             out[some] = mixed
         return out
 
@@ -389,16 +334,15 @@ class FedMix(Method, Explains, Tunable):
             active, end = self.active(shared), 0
             lifts = np.zeros((len(active), items.shape[1]))
             for n, (expert, model) in enumerate(active):
-                size = len(expert.scores(model))
-                lifts[n] = lifted[end : end + size, items[client]].sum(axis=0)
-                end += size
+                start, end = end, end + len(expert.scores(model))
+                lifts[n] = lifted[start:end, items[client]].sum(axis=0)
             out.append([active[n][0].name for n in lifts.argmax(axis=0)])
         return out
 
     # ------------------------------------------------------------ what several of these use
 
     def _experts(self) -> list[Expert]:
-        return [expert_class(name)(self.config) for name in self.config.experts]
+        return [experts.expert_class(name)(self.config) for name in self.config.experts]
 
     def _applicable(self, view: TrainView) -> list[Expert]:
         return [expert for expert in self._experts() if expert.is_applicable(view)]
@@ -410,20 +354,18 @@ class FedMix(Method, Explains, Tunable):
         """
         tree = unflatten(shared)
         models = tree.get(HELD_OUT, {}) if held_out else tree
-        return [
-            (expert, models[expert.name]) for expert in self._experts() if expert.name in models
-        ]
+        present = [expert for expert in self._experts() if expert.name in models]
+        return [(expert, models[expert.name]) for expert in present]
 
     def _scores(
-        self, active: list[tuple[Expert, Shared]], view: TrainView, buffer: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+        self, active: list[tuple[Expert, Shared]], view: TrainView, buffer: Scores
+    ) -> Scores:
         """Return the scores of experts, written to a buffer: [clients, scores, items]."""
-        sizes = [len(expert.scores(model)) for expert, model in active]
         out, end = buffer[: len(view)], 0
         out[:] = 0
-        for (expert, model), size in zip(active, sizes, strict=True):
-            expert.score(model, view, out[:, end : end + size])
-            end += size
+        for expert, model in active:
+            start, end = end, end + len(expert.scores(model))
+            expert.score(model, view, out[:, start:end])
         return out
 
     def reranks(self, shared: Shared) -> bool:
@@ -448,10 +390,9 @@ class FedMix(Method, Explains, Tunable):
         drawn = draw_each(streams.key("asked"), view.users, np.zeros(len(view), np.int64))
         return np.where(drawn < self.config.fit_fraction * 2.0**64, held, 0)
 
-    def _counting(self, shared: Shared, number: int) -> Counting:
-        """Return the counting of a round."""
+    def _counting(self, shared: Shared, number: int) -> experts.Counting:
         head = shared.get(HEAD, np.zeros(0, np.bool_))
-        return Counting(number - 1, self.config.count_rounds, head)
+        return experts.Counting(number - 1, self.config.count_rounds, head)
 
     def _block(self, n_items: int) -> int:
         """Return the largest number of candidates of a task, the held-out item included."""
@@ -459,7 +400,7 @@ class FedMix(Method, Explains, Tunable):
 
     def _parts(
         self, clients: NDArray[np.int64], width: int, n_items: int
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    ) -> Iterator[tuple[NDArray[np.int64], Scores]]:
         """Yield batches of clients and a buffer for their scores, which is reused: memory that was
         never touched is slow."""
         count = max(1, SCORES_AT_ONCE // (width * n_items))

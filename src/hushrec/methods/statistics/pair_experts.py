@@ -176,7 +176,7 @@ def _regressed(model: Shared, head: Head, power: float, gram: float, ridge: floa
 
 
 def _add_by_lag(
-    out: Scores, view: TrainView, table: Shared, lags: Array, by_lag: Scores = EQUALLY
+    out: Scores, view: TrainView, table: Shared, lags: Array, by_lag: Array = EQUALLY
 ) -> None:
     past, columns = view.positives, (table["neighbours"], table["weights"])
     mixture.add_by_lag(out, past.indptr, past.values, *columns, lags, by_lag)
