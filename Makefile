@@ -21,6 +21,7 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
+	@$(BIN)/hushrec doctor --compile
 	@touch $@ $(VENV)/.base
 
 run: $(VENV)/.base  ## install, train on the embedded data, evaluate, write and show the report

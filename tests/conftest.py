@@ -108,3 +108,9 @@ def studio(runs_folder):
     """The address of a studio over these runs, without the slash at its end."""
     with answering(runs_folder) as place:
         yield place.url.rstrip("/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the modules with slow tests first, so that no worker waits for one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
