@@ -1,9 +1,14 @@
 """Our experts keep the contract that other people's are held to."""
 
 from hushrec.config import names
+from hushrec.methods.statistics.embedded_experts import (
+    Categories,
+    Cooccurrence,
+    PopularityExpert,
+    RecentTransitions,
+    Transitions,
+)
 from hushrec.methods.statistics.experts import expert_class
-from hushrec.methods.statistics.item_experts import Categories, PopularityExpert
-from hushrec.methods.statistics.pair_experts import Cooccurrence, RecentTransitions, Transitions
 from hushrec.testing import ExpertContract
 
 

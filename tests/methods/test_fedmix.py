@@ -20,6 +20,7 @@ from hushrec.federation.experiment import ExperimentRequest
 from hushrec.kernels import mixture
 from hushrec.methods.shared.options import first_trial, next_trial
 from hushrec.methods.statistics import experts
+from hushrec.methods.statistics.embedded_experts import leading_vectors
 from hushrec.methods.statistics.experts import (
     HELD_OUT,
     Counting,
@@ -30,7 +31,6 @@ from hushrec.methods.statistics.experts import (
     unflatten,
 )
 from hushrec.methods.statistics.fedmix import CANDIDATES, FedMix
-from hushrec.methods.statistics.pair_experts import leading_vectors
 from hushrec.private import PrivateStore
 from hushrec.serving.bundle import export
 from hushrec.serving.data import ServingData

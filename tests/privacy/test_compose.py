@@ -109,6 +109,15 @@ def test_laplace_noise_adds_up_and_needs_no_delta(tiny):
         compose(claims(runs), 1e-6)
 
 
+def test_whoever_one_of_the_runs_trusts_is_trusted(tiny):
+    """Runs whose nodes add the noise do not become runs that trust the device alone."""
+    runs = [train(tiny, "popularity", settings=LAPLACE).summary.as_dict() for _ in range(2)]
+    alone, nodes = claims(runs)
+    nodes = replace(nodes, privacy=nodes.privacy.model_copy(update={"trust": "nodes"}))
+    assert compose([alone, nodes]).trust == "nodes"
+    assert "each node with its own users' uploads" in compose([nodes, alone]).statement
+
+
 EVENTS = st.one_of(
     st.builds(Pure, st.floats(0.0, 2.0)),
     st.builds(

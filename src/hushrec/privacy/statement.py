@@ -199,8 +199,7 @@ def _stated(claims: Sequence[Claim], epsilon: float, delta: float) -> ComposedSt
     first = statements[0]
     simulated = [claim.run for claim in claims if claim.privacy.noise_seed is not None]
     same_budgets = any(one.same_budgets for one in statements)
-    trusting = any(one.trust == "aggregator" for one in statements)
-    trust: Trust = "aggregator" if trusting else "nobody"
+    trust = next(one for one in reversed(TRUSTED) if one in {each.trust for each in statements})
     public = list(dict.fromkeys(fact for one in statements for fact in one.public))
     facts = [fact for one in statements for fact in one.not_covered if fact != OTHER_RUNS]
     not_covered = [*dict.fromkeys(facts), RUNS_NOT_NAMED]
