@@ -6,23 +6,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
+from experiments.drawings import (
+    TRENDS_HEIGHT,
+    Trend,
+    standalone_forest,
+    standalone_trends,
+    trends,
+)
 from experiments.plan import Cell, Exhibit
 from experiments.results import SIGNIFICANT, Record, Results
 from experiments.states import differences, figures
-from hushrec.reporting.plots import (
-    TRENDS_HEIGHT,
-    Curve,
-    Dot,
-    Trend,
-    curves,
-    curves_height,
-    drawing_file,
-    standalone_forest,
-    standalone_trends,
-    tag,
-    text,
-    trends,
-)
+from hushrec.reporting.plots import Curve, Dot, curves, curves_height, drawing_file, tag, text
 from hushrec.reporting.plots import standalone as stacked_lines
 
 MAP_SIZE = 320

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from experiments.drawings import Trend, standalone_forest, standalone_trends, trends
 
-from hushrec.reporting.plots import Dot, Trend, standalone_forest, standalone_trends, trends
+from hushrec.reporting.plots import Dot
 
 FOLDER = Path(__file__).parents[1] / "experiments/privacy-utility"
 

@@ -18,15 +18,16 @@ from typing import Any
 import click
 
 import hushrec
+from hushrec.cli import module_of
 from hushrec.data import load
 from hushrec.data.interactions import Interactions
 from hushrec.data.synthetic import demo
 from hushrec.federation.backends import Machine
-from hushrec.reporting.plots import Trend, standalone_trends, trends
 from hushrec.runs.schema import Summary
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
+drawings = module_of("experiments.drawings")  # this file is a script, outside the package
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -133,7 +134,7 @@ def draw(metric: str) -> None:
     names = ["∞" if math.isinf(e) else f"{e:g}" for e in settings["epsilons"]]
     crowds = {a["viewers"]: d for d, a in sorted(settings["data"].items()) if "viewers" in a}
     lines = [
-        Trend(
+        drawings.Trend(
             f"ε = {name}",
             tuple(mean_of(points, crowds[n], "fednext", e, metric) for n in sorted(crowds)),
         )
@@ -151,14 +152,15 @@ def draw(metric: str) -> None:
                 mean_of(points, data, method, epsilon, metric) for epsilon in settings["epsilons"]
             ]
         if by_method:
-            lines = [Trend(method, tuple(values)) for method, values in by_method.items()]
+            lines = [drawings.Trend(method, tuple(values)) for method, values in by_method.items()]
             save(data, lines, names, f"{metric.upper()} against ε · {about['title']}")
 
 
-def save(name: str, lines: list[Trend], places: list[str], title: str) -> None:
+def save(name: str, lines: list[Any], places: list[str], title: str) -> None:
     """Write a picture."""
-    drawn = standalone_trends(trends(lines, places, title), [c.name for c in lines], title)
-    (HERE / f"{name}.svg").write_text(drawn, "utf-8")
+    drawn = drawings.trends(lines, places, title)
+    file = drawings.standalone_trends(drawn, [line.name for line in lines], title)
+    (HERE / f"{name}.svg").write_text(file, "utf-8")
     click.echo(HERE / f"{name}.svg")
 
 

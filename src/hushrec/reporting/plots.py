@@ -5,14 +5,12 @@ down in pixels, so text keeps its size from a telephone to a wide screen. Axis l
 margin around the SVG element, which the style sheet makes (``svg.line``, ``svg.bars``). Colours
 come from the style sheet too, through classes.
 
-Drawings that are files of their own bring their style along: line drawings, trends over named
-ticks, and forests of differences.
+`standalone` makes a file of line drawings, with their style.
 """
 
 from __future__ import annotations
 
 import html
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +19,11 @@ from typing import Any
 from markupsafe import Markup
 
 from hushrec.errors import plain
-from hushrec.reporting.tables import figure, percent, signed
+from hushrec.reporting.tables import figure, percent
 
-ROW, BAR, HEAT_ROW, FOREST_ROW = 46, 26, 16, 18
-"""Pixels from one dot, bar, row of a heat map or difference to the next."""
-LINE_HEIGHT, TRENDS_HEIGHT = 150, 260
+ROW, BAR, HEAT_ROW = 46, 26, 16
+"""Pixels from one dot, bar or row of a heat map to the next."""
+LINE_HEIGHT = 150
 LEGEND_GAP, LEGEND_ROW = 44, 18
 COLOURS = 6
 CURVE_STYLE = (
@@ -36,7 +34,6 @@ CURVE_STYLE = (
     "svg .c2{stroke:#8fb0ff}svg .c3{stroke:#e0b350}svg .c4{stroke:#d79be8}svg .c5{stroke:#a2a9ad}}"
 )
 """Colours of several curves, for light and dark paper."""
-TREND_COLOURS = ("#2f6fde", "#c2571a", "#2a8a4a", "#8a4bbf", "#b0263d", "#6b7280")
 NAME_LENGTH = 20
 """Characters of a name that fit beside its figures on a telephone."""
 
@@ -81,28 +78,23 @@ def circle(kind: str, x: str | float, y: float, radius: int, **more: str) -> str
     return tag("circle", {"class": kind, "cx": x, "cy": y, "r": radius, **more})
 
 
-def text(kind: str, x: str, y: float, words: str, anchor: str = "middle") -> str:
+def text(kind: str, x: str, y: float, words: str, anchor: str = "middle", **more: int) -> str:
     """Write words; they are escaped."""
-    attributes = {"class": kind, "x": x, "y": round(y, 2), "text-anchor": anchor}
+    attributes = {"class": kind, "x": x, "y": round(y, 2), "text-anchor": anchor, **more}
     return tag("text", attributes, escape(words))
 
 
-def _right_of(kind: str, dx: int, y: int, words: str) -> str:
-    """Write at a fixed distance right of the drawing area."""
-    attributes = {"class": kind, "x": "100%", "dx": dx, "y": y, "text-anchor": "end"}
-    return tag("text", attributes, escape(words))
-
-
-def _across(share: float) -> str:
+def percent_x(share: float) -> str:
     """Write a horizontal position, a share of the width, in per cent."""
     return f"{100 * share:.2f}%"
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """Cut a name that is longer than fits."""
     return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"
 
 
-def _tick(value: float, ticks: Sequence[float]) -> str:
+def tick_label(value: float, ticks: Sequence[float]) -> str:
     """Write a tick with as many digits as its neighbours need."""
     digits = max(len(f"{round(tick, 10):g}".partition(".")[2]) for tick in ticks)
     return "0" if value == 0 else f"{value:,.{digits}f}"
@@ -127,12 +119,12 @@ def round_ticks(first: int, last: int) -> list[int]:
     return [first, *kept, last]
 
 
-def _grid(ticks: Sequence[float], down: Callable[[float], float]) -> Iterator[str]:
+def grid_lines(ticks: Sequence[float], down: Callable[[float], float]) -> Iterator[str]:
     """Draw a line across for each tick, with its number on the left."""
     for tick in ticks:
         y = round(down(tick), 2)
         yield segment("grid", "0", y, "100%", y)
-        yield text("tick", "-8", y + 4, _tick(tick, ticks), "end")
+        yield text("tick", "-8", y + 4, tick_label(tick, ticks), "end")
 
 
 # ------------------------------------------------------------ drawings of the pages
@@ -161,7 +153,8 @@ class Bar:
     strong: bool = False
 
 
-def _kind(row: Dot | Bar) -> str:
+def emphasis(row: Dot | Bar) -> str:
+    """Return the class that the style sheet draws a row by."""
     return "strong" if row.strong else "plain"
 
 
@@ -169,26 +162,26 @@ def dots(rows: Sequence[Dot], label: str, top: float | None = None) -> Markup:
     """Draw one dot a row on a common axis from zero; ``top`` makes two drawings comparable."""
     ticks = nice_ticks(0, top if top is not None else dots_top(rows), 4)
     end, foot = ticks[-1], ROW * len(rows)
-    parts, said = [], []
+    parts, described = [], []
     for tick in ticks:
-        x, anchor = _across(tick / end), {0: "start", end: "end"}.get(tick, "middle")
+        x, anchor = percent_x(tick / end), {0: "start", end: "end"}.get(tick, "middle")
         parts.append(segment("grid", x, 0, x, foot))
-        parts.append(text("tick", x, foot + 16, _tick(tick, ticks), anchor))
+        parts.append(text("tick", x, foot + 16, tick_label(tick, ticks), anchor))
     for number, row in enumerate(rows):
-        top_line, middle, kind = number * ROW + 15, number * ROW + 30, _kind(row)
+        top_line, middle, kind = number * ROW + 15, number * ROW + 30, emphasis(row)
         beside = row.note
         if row.interval is not None:
             beside = "–".join(map(figure, row.interval))
-            low, high = (_across(bound / end) for bound in row.interval)
+            low, high = (percent_x(bound / end) for bound in row.interval)
             parts.append(segment(f"interval {kind}", low, middle, high, middle))
         value = {"class": f"value {kind}", "x": "100%", "y": top_line, "text-anchor": "end"}
         parts += [
-            circle(f"dot {kind}", _across(row.value / end), middle, 5),
-            text(f"name {kind}", "0", top_line, _short(row.name), "start"),
+            circle(f"dot {kind}", percent_x(row.value / end), middle, 5),
+            text(f"name {kind}", "0", top_line, short_name(row.name), "start"),
             tag("text", value, figure(row.value) + tag("tspan", {"dx": 8}, escape(beside))),
         ]
-        said.append(f"{row.name} {figure(row.value)}{f' ({beside})' if beside else ''}")
-    return drawing("dots", f"{label}: {'; '.join(said)}", parts, height=foot + 22)
+        described.append(f"{row.name} {figure(row.value)}{f' ({beside})' if beside else ''}")
+    return drawing("dots", f"{label}: {'; '.join(described)}", parts, height=foot + 22)
 
 
 def dots_top(rows: Iterable[Dot]) -> float:
@@ -208,18 +201,18 @@ def line(
     frame = _Frame([points], from_zero=from_zero)
     parts = [*frame.axes(), frame.polylines(["curve"])]
     (first, start), (last, end) = points[0], points[-1]
-    said = f"{label}: {figure(start)} at {unit} {first}, {figure(end)} at {unit} {last}"
+    described = f"{label}: {figure(start)} at {unit} {first}, {figure(end)} at {unit} {last}"
     found = None if selected is None else dict(points).get(selected)
     if selected is not None and found is not None:
         share = frame.across(selected)
-        x, anchor = _across(share), "start" if share < 0.3 else "end" if share > 0.7 else "middle"
+        x, anchor = percent_x(share), "start" if share < 0.3 else "end" if share > 0.7 else "middle"
         parts += [
             segment("mark", x, -4, x, LINE_HEIGHT),
             circle("dot strong", x, round(frame.down(found), 2), 5),
             text("name strong", x, -10, f"round {selected} selected · {figure(found)}", anchor),
         ]
-        said += f", {figure(found)} at the selected round {selected}"
-    return drawing("line", said, parts, height=LINE_HEIGHT)
+        described += f", {figure(found)} at the selected round {selected}"
+    return drawing("line", described, parts, height=LINE_HEIGHT)
 
 
 @dataclass(frozen=True)
@@ -230,25 +223,23 @@ class Curve:
     points: Points
 
 
-def curves(
-    rows: Sequence[Curve], label: str, *, marks: Sequence[int] = (), from_zero: bool = True
-) -> Markup:
+def curves(rows: Sequence[Curve], label: str, *, marks: Sequence[int] = ()) -> Markup:
     """Draw several curves on the same axes with their names below; ``marks`` are rounds to see.
 
     Every curve has at least one point, and together they have two different rounds.
     """
-    frame = _Frame([row.points for row in rows], from_zero=from_zero)
+    frame = _Frame([row.points for row in rows], from_zero=True)
     kinds = [f"curve c{number % COLOURS}" for number in range(len(rows))]
-    shown = [_across(frame.across(n)) for n in marks if frame.first <= n <= frame.last]
+    shown = [percent_x(frame.across(n)) for n in marks if frame.first <= n <= frame.last]
     events = [segment("event", x, 0, x, LINE_HEIGHT) for x in shown]
-    parts, said = [*frame.axes(), *events, frame.polylines(kinds)], []
+    parts, described = [*frame.axes(), *events, frame.polylines(kinds)], []
     for number, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
         y = LINE_HEIGHT + LEGEND_GAP + LEGEND_ROW * number
         parts.append(segment(kind, "0", y - 4, "24", y - 4))
         parts.append(text("name plain", "32", y, row.name, "start"))
         last, value = row.points[-1]
-        said.append(f"{row.name} {figure(value)} at round {last}")
-    label = f"{label}: {'; '.join(said)}"
+        described.append(f"{row.name} {figure(value)} at round {last}")
+    label = f"{label}: {'; '.join(described)}"
     return drawing("line", label, parts, height=curves_height(len(rows)))
 
 
@@ -278,9 +269,9 @@ class _Frame:
 
     def axes(self) -> Iterator[str]:
         """Draw grid and ticks."""
-        yield from _grid(self.ticks, self.down)
+        yield from grid_lines(self.ticks, self.down)
         for number in round_ticks(self.first, self.last):
-            yield text("tick", _across(self.across(number)), LINE_HEIGHT + 18, f"{number}")
+            yield text("tick", percent_x(self.across(number)), LINE_HEIGHT + 18, f"{number}")
 
     def polylines(self, kinds: Sequence[str]) -> str:
         """Draw each line with its class, stretched over the whole width."""
@@ -301,26 +292,26 @@ def bars(rows: Sequence[Bar], names: Sequence[str], label: str) -> Markup:
     """
     top = max(max(row.share, row.other or 0) for row in rows) or 1
     heads = zip(("name strong", "name theirs"), (68, 148), names, strict=False)
-    parts = [_right_of(kind, dx, 12, _short(name)) for kind, dx, name in heads]
-    said = []
+    parts = [text(kind, "100%", 12, short_name(name), "end", dx=dx) for kind, dx, name in heads]
+    described = []
     for number, row in enumerate(rows):
         y = (number + 1) * BAR
-        size = {"x": 0, "y": y + 4, "width": _across(row.share / top), "height": BAR - 8}
+        size = {"x": 0, "y": y + 4, "width": percent_x(row.share / top), "height": BAR - 8}
         parts += [
             text("tick", "-10", y + 17, row.name, "end"),
-            tag("rect", {"class": f"bar {_kind(row)}", **size}),
+            tag("rect", {"class": f"bar {emphasis(row)}", **size}),
         ]
         shares = [percent(row.share)]
         if row.other is not None:
             shares.append(percent(row.other))
-            x = _across(row.other / top)
+            x = percent_x(row.other / top)
             parts.append(segment("other", x, y + 1, x, y + BAR - 1))
         columns = zip(("value mine", "value theirs"), (68, 148), shares, strict=False)
-        parts += [_right_of(kind, dx, y + 17, share) for kind, dx, share in columns]
-        said.append(f"{row.name}: {' against '.join(shares)}")
+        parts += [text(kind, "100%", y + 17, share, "end", dx=dx) for kind, dx, share in columns]
+        described.append(f"{row.name}: {' against '.join(shares)}")
     foot = BAR * (len(rows) + 1)
     parts.append(segment("axis", "0", BAR, "0", foot))
-    return drawing("bars", f"{label}: {'; '.join(said)}", parts, height=foot)
+    return drawing("bars", f"{label}: {'; '.join(described)}", parts, height=foot)
 
 
 def heat(shares: Sequence[Sequence[float]], names: Sequence[str], label: str) -> Markup:
@@ -332,10 +323,10 @@ def heat(shares: Sequence[Sequence[float]], names: Sequence[str], label: str) ->
     for number, (name, row) in enumerate(zip(names, shares, strict=True)):
         y, low, high = number * HEAT_ROW, min(row), max(row)
         parts.append(text("tick", "-10", y + HEAT_ROW - 4, name, "end"))
-        parts.append(_right_of("value mine", 68, y + HEAT_ROW - 4, percent(high)))
+        parts.append(text("value mine", "100%", y + HEAT_ROW - 4, percent(high), "end", dx=68))
         for column, share in enumerate(row):
             strength = (share - low) / (high - low) if high > low else 0.0
-            cell = {"x": _across(column / len(row)), "y": y, "width": _across(1 / len(row))}
+            cell = {"x": percent_x(column / len(row)), "y": y, "width": percent_x(1 / len(row))}
             shade = {"height": HEAT_ROW - 1, "fill-opacity": round(0.06 + 0.94 * strength, 3)}
             parts.append(tag("rect", {"class": "bar strong", **cell, **shade}))
     return drawing("bars", label, parts, height=HEAT_ROW * len(names))
@@ -357,98 +348,3 @@ def standalone(panels: Sequence[tuple[str, Markup]], height: int = LINE_HEIGHT) 
         parts += [text("title", "16", y + 22, title, "start"), tag("svg", inner, str(drawn))]
         y += height + 96
     return drawing_file(720, y, parts)
-
-
-@dataclass(frozen=True)
-class Trend:
-    """One value per tick of the axis; None where it is missing."""
-
-    name: str
-    values: tuple[float | None, ...]
-
-
-def trends(
-    rows: Sequence[Trend], ticks_x: Sequence[str], label: str, *, joined: bool = True
-) -> Markup:
-    """Draw several curves over the same named ticks, at equal distances.
-
-    Ticks that have no order are not ``joined``: dots alone.
-    """
-    found = [value for row in rows for value in row.values if value is not None]
-    ticks = nice_ticks(0, max(found), 4)
-    apart = 100 / max(1, len(ticks_x) - 1)
-    at = [_across(number * apart / 100) for number in range(len(ticks_x))]
-
-    def down(value: float) -> float:
-        return round(TRENDS_HEIGHT * (1 - value / ticks[-1]), 2)
-
-    parts = [*_grid(ticks, down)]
-    parts += [
-        text("tick", x, TRENDS_HEIGHT + 18, name) for x, name in zip(at, ticks_x, strict=True)
-    ]
-    said = []
-    for number, row in enumerate(rows):
-        style = _trend_style(number)
-        known = [(k, value) for k, value in enumerate(row.values) if value is not None]
-        for (k, one), (after, other) in itertools.pairwise(known) if joined else ():
-            ends = {"x1": at[k], "x2": at[after], "y1": down(one), "y2": down(other)}
-            parts.append(tag("line", {"class": "curve", **ends, "style": style}))
-        parts += [circle("point", at[k], down(value), 4, style=style) for k, value in known]
-        said.append(f"{row.name} " + ", ".join(f"{ticks_x[k]}: {figure(v)}" for k, v in known))
-    return drawing("curves", f"{label}: {'; '.join(said)}", parts, height=TRENDS_HEIGHT)
-
-
-def _trend_style(number: int) -> str:
-    return f"--c:{TREND_COLOURS[number % len(TREND_COLOURS)]}"
-
-
-def standalone_trends(drawn: Markup, names: Sequence[str], title: str) -> str:
-    """Return trends as a file of their own, with a title and a legend."""
-    style = (
-        "svg{overflow:visible}.grid{stroke:#d8dbe2}.curve{stroke:var(--c);stroke-width:2}"
-        ".point{fill:var(--c)}text{font:12px system-ui,sans-serif;fill:#4a5060}"
-        "@media(prefers-color-scheme:dark){.grid{stroke:#3a3f4b}text{fill:#b9c0cf}}"
-    )
-    parts = [tag("style", {}, style), text("title", "16", 22, title, "start")]
-    for number, name in enumerate(names):
-        parts.append(circle("point", 596, 56 + 22 * number, 5, style=_trend_style(number)))
-        parts.append(text("tick", "610", 60 + 22 * number, _short(name), "start"))
-    inner = {"x": 64, "y": 44, "width": 500, "height": TRENDS_HEIGHT, "overflow": "visible"}
-    parts.append(tag("svg", inner, str(drawn)))
-    longest = max((len(_short(name)) for name in names), default=0)
-    return drawing_file(max(720, 626 + 7 * longest), TRENDS_HEIGHT + 80, parts)
-
-
-def standalone_forest(groups: Sequence[tuple[str, Sequence[Dot]]], title: str) -> str:
-    """Draw differences and their intervals around zero, in groups, as a file of its own."""
-    ends = [end for _, rows in groups for row in rows for end in (row.value, *(row.interval or ()))]
-    ticks = nice_ticks(min(0.0, *ends), max(0.0, *ends), 5)
-    left, right, y = 180, 610, 48
-
-    def across(value: float) -> str:
-        return f"{left + (right - left) * (value - ticks[0]) / (ticks[-1] - ticks[0]):.1f}"
-
-    marks = []
-    for name, rows in groups:
-        marks.append(text("name", "16", y + 4, name, "start"))
-        for row in rows:
-            y += FOREST_ROW
-            marks.append(text("tick", "28", y + 4, row.name, "start"))
-            if row.interval:
-                low, high = map(across, row.interval)
-                marks.append(segment(f"interval {_kind(row)}", low, y, high, y))
-            marks.append(circle(f"dot {_kind(row)}", across(row.value), y, 4))
-            marks.append(text("tick", "704", y + 4, signed(row.value), "end"))
-        y += FOREST_ROW + 8
-    style = (
-        ".grid{stroke:#d8dbe2}.zero{stroke:#4a5060}.plain{stroke:#8a90a0;fill:#8a90a0}"
-        ".strong{stroke:#c2480f;fill:#c2480f}.interval{stroke-width:2}"
-        "text{font:12px system-ui,sans-serif;fill:#4a5060}.name,.title{font-weight:600}"
-        "@media(prefers-color-scheme:dark){.grid{stroke:#3a3f4b}.zero{stroke:#b9c0cf}"
-        "text{fill:#b9c0cf}.strong{stroke:#ff9255;fill:#ff9255}}"
-    )
-    parts = [tag("style", {}, style), text("title", "16", 22, title, "start")]
-    for tick in ticks:
-        parts.append(segment("grid" if tick else "zero", across(tick), 34, across(tick), y))
-        parts.append(text("tick", across(tick), y + 16, _tick(tick, ticks)))
-    return drawing_file(720, y + 28, [*parts, *marks], role="img")
