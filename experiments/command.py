@@ -20,12 +20,12 @@ from experiments.runner import Session, Step, Told, steps_for
 from experiments.states import state_of
 from hushrec.api import Execution
 from hushrec.cli import options
-from hushrec.cli.display import polite_stop, training_display
+from hushrec.cli.display import interrupt_callback, training_display
 from hushrec.cli.options import PATH
-from hushrec.cli.terminal import Console, print_json, say
+from hushrec.cli.terminal import Console, echo, echo_err, print_json
 from hushrec.errors import ConfigError, nearest
 from hushrec.federation.backends import Machine
-from hushrec.reporting.tables import add_figures, human_duration, plain_table
+from hushrec.reporting.tables import human_duration, plain_table
 
 UNITS = {"h": 3600, "m": 60, "s": 1}
 
@@ -143,7 +143,7 @@ def reproduce_command(
     if names in (("list",), ("page",)):
         if names == ("page",):
             for page in write_pages(papers, results, experiments):
-                say(page)
+                echo(page)
         else:
             _list(papers, results, as_json)
         return
@@ -175,13 +175,13 @@ def reproduce_command(
         console.print(Markdown("\n".join(exhibit_section(exhibit, results, which.data))))
     left = len(steps) - len(told)
     if left:
-        say(f"{left} of {len(steps)} are left; the same command goes on", err=True)
+        echo_err(f"{left} of {len(steps)} are left; the same command goes on")
 
 
 def _run(session: Session, steps: Sequence[Step], machine: Machine, *, quiet: bool) -> list[Told]:
     """Run, with a bar for the rounds of a run and a line for each that is done."""
     found = []
-    with training_display(quiet) as display, polite_stop() as stop:
+    with training_display(quiet) as display, interrupt_callback() as stop:
 
         def begun(step: Step, seed: int, number: int) -> None:
             task = step.task
@@ -191,7 +191,7 @@ def _run(session: Session, steps: Sequence[Step], machine: Machine, *, quiet: bo
         for told in session.run(steps, execution, begun):
             found.append(told)
             if not quiet:
-                say(_line(told), err=True)
+                echo_err(_line(told))
     return found
 
 
@@ -208,7 +208,7 @@ def _show_steps(steps: Sequence[Step], as_json: bool) -> None:
         print_json([{"command": s.task.command, "seconds": s.seconds} for s in steps])
         return
     for step in steps:
-        say(f"{step.task.command}  # about {human_duration(step.seconds)}")
+        echo(f"{step.task.command}  # about {human_duration(step.seconds)}")
 
 
 def _list(papers: Sequence[Paper], results: Results, as_json: bool) -> None:
@@ -225,10 +225,7 @@ def _list(papers: Sequence[Paper], results: Results, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = plain_table("")
-    for head in ("name", "state"):
-        table.add_column(head, no_wrap=True)
-    add_figures(table, ("done", "cells", "to run"))
+    table = plain_table("", "name", "state", figures=("done", "cells", "to run"))
     table.add_column("title")
     for row in rows:
         time = human_duration(row["seconds"]) if row["seconds"] else ""

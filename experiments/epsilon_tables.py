@@ -16,7 +16,7 @@ import numpy as np
 
 from hushrec.cli.terminal import Console, print_json
 from hushrec.privacy.accountant import ORDERS, FixedSize, Gaussian, epsilon_of, renyi_curve
-from hushrec.reporting.tables import add_figures, plain_table
+from hushrec.reporting.tables import plain_table
 
 ROUNDS = 1000
 DELTAS = (1e-8, 1e-6, 1e-4)
@@ -92,10 +92,8 @@ def show_tables(*, as_json: bool) -> None:
         return
     console = Console()
     for name in dict.fromkeys(cell.table for cell in found):
-        table = plain_table(f"{name}: epsilon")
-        table.add_column("M / N", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        add_figures(table, (f"delta {delta:.0e}" for delta in DELTAS))
+        figures = [f"delta {delta:.0e}" for delta in DELTAS]
+        table = plain_table(f"{name}: epsilon", "M / N", "", figures=figures)
         here = [cell for cell in found if cell.table == name]
         for cohort in dict.fromkeys(cell.cohort for cell in here):
             row = [cell for cell in here if cell.cohort == cohort]

@@ -45,7 +45,7 @@ PRIVACY = ("--population", "100", "--rounds", "10", "--delta", "1e-4", "--cohort
     ],
 )
 def test_training_refuses_before_a_folder_is_made(tmp_path, monkeypatch, words):
-    monkeypatch.setattr("hushrec.cli.train.load_aloud", lambda *_, **__: taste_world())
+    monkeypatch.setattr("hushrec.cli.train.load_with_progress", lambda *_, **__: taste_world())
     out = tmp_path / "run"
     result = CliRunner().invoke(main, ["train", "--method", "pfedrec", *words, "--out", str(out)])
     assert result.exit_code == 2, result.output
@@ -106,7 +106,7 @@ def test_a_large_epsilon_is_answered_in_seconds():
 
 def test_settings_that_are_no_toml_and_presets_that_are_no_tables(tmp_path, monkeypatch):
     preset = tmp_path / "p.toml"
-    monkeypatch.setattr("hushrec.cli.train.load_aloud", lambda *_, **__: taste_world())
+    monkeypatch.setattr("hushrec.cli.train.load_with_progress", lambda *_, **__: taste_world())
     for text in (
         "options = 5",
         "privacy = 'x'",

@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 import hushrec
-from hushrec.cli.terminal import announce_compilation, complain, error_guard, safe_usage, say
-from hushrec.errors import ConfigError, DivergedError, HushrecError, StoppedError
+from hushrec.cli.terminal import announce_compilation, echo_err, error_guard, exit_with, safe_usage
+from hushrec.errors import ConfigError, DivergedError, HushrecError, StoppedError, shortened
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "analyse": ("runs", "Look behind the means of a finished run; nothing is trained again."),
@@ -113,11 +113,10 @@ class _Commands(click.Group):
             with safe_usage(), error_guard():
                 return super().invoke(context)
         except StoppedError as stopped:
-            say(str(stopped), err=True)
+            echo_err(str(stopped))
             sys.exit(130)
         except HushrecError as error:
-            complain(error)
-            sys.exit(3 if isinstance(error, DivergedError) else 2)
+            exit_with(3 if isinstance(error, DivergedError) else 2, shortened(str(error)))
 
 
 @click.group(

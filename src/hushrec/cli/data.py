@@ -8,9 +8,9 @@ from typing import Any
 import click
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
-from hushrec.cli.display import reading_display
-from hushrec.cli.options import PATH, SOURCE, gather, items_option, json_option
-from hushrec.cli.terminal import progress, say, show, text_column
+from hushrec.cli.display import reading_progress
+from hushrec.cli.options import PATH, SOURCE, column_options, gather, items_option, json_option
+from hushrec.cli.terminal import echo_err, progress, show, text_column
 from hushrec.data.catalog import fetch, import_file, load, names
 from hushrec.data.reading import FeatureFiles
 from hushrec.data.sources import CATALOG, cache_dir
@@ -62,7 +62,7 @@ def info_command(source: str, items: str | None, as_json: bool) -> None:
     hushrec data info ml-100k
     hushrec data info ratings.csv.gz --items films.csv --json
     """
-    with reading_display(as_json) as progress:
+    with reading_progress(as_json) as progress:
         summary = load(source, items=items, progress=progress).facts()
     if source in CATALOG:
         dataset = CATALOG[source]
@@ -74,7 +74,7 @@ def info_command(source: str, items: str | None, as_json: bool) -> None:
             "where": str(folder.path) if folder else "built in",
             "files": dataset.states(folder),
         }
-    _show(summary, as_json)
+    show(as_json, summary, facts_table(summary))
 
 
 @data_commands.command("fetch")
@@ -88,28 +88,22 @@ def fetch_command(name: str, as_json: bool) -> None:
     hushrec data fetch lastfm-2k/listens
     """
     if name in CATALOG:
-        say(f"{CATALOG[name].title}\nTerms: {CATALOG[name].licence}", err=True)
+        echo_err(f"{CATALOG[name].title}\nTerms: {CATALOG[name].licence}")
     columns = (text_column("{task.description}"), BarColumn(), DownloadColumn())
     with progress(*columns, TimeRemainingColumn(), transient=True, quiet=as_json) as bar:
         task = bar.add_task(name, total=None)
         folder = fetch(name, lambda done, total: bar.update(task, completed=done, total=total))
     dataset = CATALOG[name]
-    result = {"name": name, "where": str(folder.path), "licence": dataset.licence}
-    _show({**result, "files": dataset.states(folder)}, as_json)
+    result: dict[str, Any] = {"name": name, "where": str(folder.path), "licence": dataset.licence}
+    result["files"] = dataset.states(folder)
+    show(as_json, result, facts_table(result))
 
 
 @data_commands.command("import")
 @click.argument("file", type=PATH)
 @click.option("--name", required=True, help="Name of the import, for --data NAME.")
 @gather(
-    "columns",
-    Columns,
-    click.option("--user", help="Column of the users, by name or number from 0."),
-    click.option("--item", help="Column of the items."),
-    click.option("--value", help="Column of ratings, weights or counts."),
-    click.option("--time", help="Column of times: numbers or ISO dates."),
-    click.option("--title", help="Column of the items' titles."),
-    click.option("--delimiter", help="Field delimiter, if it is not recognised."),
+    "columns", Columns, *column_options, click.option("--title", help="Column of items' titles.")
 )
 @gather(
     "features",
@@ -143,9 +137,9 @@ def import_command(
     hushrec data import ratings.csv --name mine --items films.csv --item-feature genres:set
         --users people.csv --user-feature 'gender:category:F|M' --user-feature age:number:0:100
     """
-    with reading_display(as_json) as progress:
+    with reading_progress(as_json) as progress:
         data = import_file(file, name, columns, features, overwrite=overwrite, progress=progress)
-    _show(data.facts(), as_json)
+    show(as_json, data.facts(), facts_table(data.facts()))
 
 
 def _entry(name: str) -> dict[str, Any]:
@@ -169,23 +163,3 @@ def _entry(name: str) -> dict[str, Any]:
         "download": url,
         "licence": licence,
     }
-
-
-def _show(summary: dict[str, Any], as_json: bool) -> None:
-    known = {key: value for key, value in summary.items() if value not in ({}, [], None)}
-    rows = {key.replace("_", " "): _text(value) for key, value in known.items()}
-    show(as_json, summary, facts_table(rows))
-
-
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        nested = any(isinstance(entry, dict) for entry in value.values())
-        between = "\n" if nested else ", "
-        return between.join(f"{key}: {_text(entry)}" for key, entry in value.items())
-    if isinstance(value, list):
-        return "\n".join(map(str, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,4 +1,4 @@
-"""What a training command says on standard error while it works, and how it is stopped."""
+"""Progress of reading and training on standard error, and interruption by signals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TimeRemainingColumn
 
 from hushrec.cli.options import PATH, gather
-from hushrec.cli.terminal import Console, progress, say, text_column
+from hushrec.cli.terminal import Console, echo_err, progress, text_column
 from hushrec.config import DEFAULT_METHOD
 from hushrec.data import Interactions, load
 from hushrec.data.text import OnProgress
@@ -26,44 +26,44 @@ from hushrec.federation.rounds import Callback, RoundRecord
 from hushrec.io.files import append_line
 from hushrec.reporting.tables import human_duration, shown_metrics
 
-SHOWN_AFTER = 0.5
-"""Seconds of reading after which a bar says how far it is."""
-SAID_EVERY, LOGGED_EVERY = 5.0, 1.0
+DISPLAY_DELAY = 0.5
+"""Seconds of reading after which a progress bar appears."""
+PRINT_INTERVAL, LOG_INTERVAL = 5.0, 1.0
 """Seconds between two lines where there is no terminal, and in a log."""
 
 
 @dataclass(frozen=True)
-class Talk:
-    """How much is said while a command works."""
+class Verbosity:
+    """How much a command prints and logs while it works."""
 
     quiet: bool = False
     verbose: bool = False
     log: Path | None = None
 
 
-PLAIN = Talk()
-talk_options = gather(
-    "talk",
-    Talk,
-    click.option("-q", "--quiet", is_flag=True, help="Say nothing but the result and errors."),
-    click.option("-v", "--verbose", is_flag=True, help="Say a line for every round."),
+DEFAULT_VERBOSITY = Verbosity()
+verbosity_options = gather(
+    "verbosity",
+    Verbosity,
+    click.option("-q", "--quiet", is_flag=True, help="Print only the result and errors."),
+    click.option("-v", "--verbose", is_flag=True, help="Print a line for every round."),
     click.option("--log", type=PATH, metavar="FILE", help="Add lines about progress to a file."),
 )
 
 
-def load_aloud(name: str, items: str | None, *, quiet: bool) -> Interactions:
-    """Load what a run is trained on, and say what was handled while reading it."""
+def load_with_progress(name: str, items: str | None, *, quiet: bool) -> Interactions:
+    """Load the data of a run; show the progress of reading, and print the notes of the reader."""
     for source in (name, items):
         if source is not None and _is_stream(Path(source)):
             raise ConfigError(
                 f"{source} can be read only once, and a run must find its data again: keep it "
                 f"first with 'hushrec data import {source} --name NAME'"
             )
-    with reading_display(quiet) as progress:
+    with reading_progress(quiet) as progress:
         data = load(name, items=items, progress=progress)
     if not quiet:
         for note in data.notes:
-            say(note, err=True)
+            echo_err(note)
     return data
 
 
@@ -75,19 +75,20 @@ def _is_stream(path: Path) -> bool:
         return False
 
 
-def say_default(request: ExperimentRequest, experiment: Experiment, *, quiet: bool = False) -> None:
-    """Say on standard error that the default is another method where noise is added to sums."""
+def print_default_method(
+    request: ExperimentRequest, experiment: Experiment, *, quiet: bool = False
+) -> None:
+    """Print that another method than the usual default is trained, as noise is added to sums."""
     if request.method is None and experiment.method != DEFAULT_METHOD and not quiet:
-        say(
+        echo_err(
             f"training {experiment.method}: {DEFAULT_METHOD}, the default, needs exact sums, and "
-            f"privacy.mode = {experiment.privacy.mode} adds noise to them",
-            err=True,
+            f"privacy.mode = {experiment.privacy.mode} adds noise to them"
         )
 
 
 @contextmanager
-def reading_display(quiet: bool) -> Iterator[OnProgress]:
-    """Show how far reading is, and how long it will take, if it takes long at all."""
+def reading_progress(quiet: bool) -> Iterator[OnProgress]:
+    """Show a progress bar if reading takes longer than `DISPLAY_DELAY`."""
     columns = (text_column("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     began = time.monotonic()
     with ExitStack() as stack:
@@ -95,14 +96,14 @@ def reading_display(quiet: bool) -> Iterator[OnProgress]:
         task = bars.add_task("reading", total=1.0)
 
         def report(share: float) -> None:
-            if time.monotonic() > began + SHOWN_AFTER and not bars.live.is_started:
+            if time.monotonic() > began + DISPLAY_DELAY and not bars.live.is_started:
                 stack.enter_context(bars)
             bars.update(task, completed=share)
 
         yield report
 
 
-class SignalStop(Callback):
+class SignalInterrupt(Callback):
     """Interrupts training after the round in which Ctrl-C or TERM came."""
 
     signalled = False
@@ -114,13 +115,13 @@ class SignalStop(Callback):
 
 
 @contextmanager
-def polite_stop() -> Iterator[SignalStop]:
+def interrupt_callback() -> Iterator[SignalInterrupt]:
     """Let the first Ctrl-C or TERM finish the round and its checkpoint; the next stops at once."""
-    callback = SignalStop()
+    callback = SignalInterrupt()
 
     def on_signal(number: int, frame: object) -> None:
         callback.signalled = True
-        say("\nfinishing the round; press Ctrl-C again to stop at once", err=True)
+        echo_err("\nfinishing the round; press Ctrl-C again to stop at once")
         restore_handlers()
 
     def restore_handlers() -> None:
@@ -165,18 +166,20 @@ class TrainingDisplay(Callback):
 
 
 @contextmanager
-def training_display(quiet: bool, talk: Talk = PLAIN) -> Iterator[TrainingDisplay]:
+def training_display(
+    quiet: bool, verbosity: Verbosity = DEFAULT_VERBOSITY
+) -> Iterator[TrainingDisplay]:
     """Show the progress of training on standard error: a bar, or lines without a terminal."""
     outputs: list[_Output] = []
     with ExitStack() as stack:
-        if talk.log is not None:
-            outputs.append(_lines(partial(append_line, talk.log), LOGGED_EVERY))
-        if not (quiet or talk.quiet):
-            if Console(stderr=True).is_terminal and not talk.verbose:
+        if verbosity.log is not None:
+            outputs.append(_lines(partial(append_line, verbosity.log), LOG_INTERVAL))
+        if not (quiet or verbosity.quiet):
+            if Console(stderr=True).is_terminal and not verbosity.verbose:
                 outputs.append(stack.enter_context(_bar()))
             else:
-                every = 0.0 if talk.verbose else SAID_EVERY
-                outputs.append(_lines(partial(say, err=True), every))
+                every = 0.0 if verbosity.verbose else PRINT_INTERVAL
+                outputs.append(_lines(echo_err, every))
         yield TrainingDisplay(outputs)
 
 

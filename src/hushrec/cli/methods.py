@@ -23,7 +23,7 @@ from rich.table import Table
 import hushrec
 from hushrec.api import train
 from hushrec.cli.options import PATH, complete_methods, json_option
-from hushrec.cli.terminal import Console, log_fault, print_json, say, show
+from hushrec.cli.terminal import Console, echo, echo_err, log_traceback, print_json, show
 from hushrec.data.sources import cache_dir
 from hushrec.data.synthetic import demo
 from hushrec.errors import ConfigError, MissingExtraError, RunError, nearest
@@ -213,7 +213,7 @@ def methods_command(name: str | None, markdown: bool, as_json: bool) -> None:
     hushrec methods --markdown
     """
     if markdown:
-        say(reference().rstrip("\n"))
+        echo(reference().rstrip("\n"))
         return
     known = method_names()
     if name is not None and name not in known:
@@ -314,7 +314,7 @@ def doctor_command(compiles: bool, as_json: bool) -> None:
             for extra, version in found["extras"].items()
         },
         "methods": "  ".join(found["methods"]),
-        "HUSHREC_DATA": found["data"]["HUSHREC_DATA"] or "not set",
+        "data": found["data"]["HUSHREC_DATA"] or "HUSHREC_DATA is not set",
         "cache": found["data"]["cache"],
     }
     show(as_json, found, facts_table(rows))
@@ -355,10 +355,10 @@ def studio_command(folder: Path, host: str, port: int, open_it: bool) -> None:
 
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder; train something first: hushrec train")
-    with studio_server(folder, host, port, log_fault) as (server, address):
-        say(f"{folder} is shown at {address.url}")
+    with studio_server(folder, host, port, log_traceback) as (server, address):
+        echo(f"{folder} is shown at {address.url}")
         if address.token:
-            say("the connection is not encrypted: prefer a tunnel, ssh -L", err=True)
+            echo_err("the connection is not encrypted: prefer a tunnel, ssh -L")
         if open_it:
             webbrowser.open(address.url)
         server.serve_forever()

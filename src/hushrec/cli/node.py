@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from hushrec.cli.options import COUNT, PATH, gather, json_option
+from hushrec.cli.options import COUNT, PATH, column_options, gather, json_option
 from hushrec.cli.runs import show_recommendations
-from hushrec.cli.terminal import print_json, say
+from hushrec.cli.terminal import show
 from hushrec.data.reading import read_interactions
 from hushrec.data.tables import Columns
 from hushrec.deployment.node.database import ImportCounts, NodeDatabase
@@ -18,6 +18,7 @@ from hushrec.deployment.node.runs import NodeRuns
 from hushrec.deployment.node.training import recommend
 from hushrec.errors import DataError
 from hushrec.federation.contract import Contract
+from hushrec.reporting.tables import facts_table
 
 store_argument = click.argument("store", metavar="NODE", type=PATH)
 
@@ -54,24 +55,15 @@ def init_command(store: Path, contract: Path, name: str, as_json: bool) -> None:
     \b
     hushrec node init shop.node --contract contract.hushrec --name shop
     """
-    agreed = Contract.read(contract)
-    with NodeDatabase.create(store, name, agreed) as made:
-        _show({"node": str(store), **_agreed(made)}, as_json)
+    with NodeDatabase.create(store, name, Contract.read(contract)) as made:
+        facts = {"node": str(store), **_contract_facts(made)}
+    show(as_json, facts, facts_table(facts))
 
 
 @node_commands.command("import")
 @store_argument
 @click.argument("file", type=PATH)
-@gather(
-    "columns",
-    Columns,
-    click.option("--user", help="Column of the users, by name or number from 0."),
-    click.option("--item", help="Column of the items."),
-    click.option("--value", help="Column of ratings, weights or counts."),
-    click.option("--time", help="Column of times: numbers or ISO dates."),
-    click.option("--title", hidden=True),
-    click.option("--delimiter", help="Field delimiter, if it is not recognised."),
-)
+@gather("columns", Columns, *column_options)
 @json_option
 def import_command(store: Path, file: Path, columns: Columns, as_json: bool) -> None:
     """Add the interactions of a file, read as `hushrec data import` reads one.
@@ -85,14 +77,14 @@ def import_command(store: Path, file: Path, columns: Columns, as_json: bool) -> 
     """
     with NodeDatabase.open(store) as node:
         data = read_interactions(file, columns, share=True)
-        _show_taken(node.add_interactions(data), as_json)
+        _show_import(node.add_interactions(data), as_json)
 
 
 @node_commands.command("add")
 @store_argument
 @click.argument("user")
 @click.argument("item")
-@click.option("--value", type=float, default=1.0, show_default=True, help="Rating or count.")
+@click.option("--value", type=float, default=1.0, help="Rating or count.")
 @click.option(
     "--time",
     "when",
@@ -114,7 +106,7 @@ def add_command(
     if not user or not item:
         raise DataError("the user and the item need an id that is not empty")
     with NodeDatabase.open(store) as node:
-        _show_taken(node.add(user, item, value, when), as_json)
+        _show_import(node.add(user, item, value, when), as_json)
 
 
 @node_commands.command("forget")
@@ -131,29 +123,23 @@ def forget_command(store: Path, user: str, as_json: bool) -> None:
     """
     with NodeDatabase.open(store) as node:
         gone = node.forget(user)
-    if as_json:
-        print_json(asdict(gone))
-        return
-    say(
+    lines = [
         f"forgotten: {gone.interactions:,} interactions, {gone.private_parameters:,} sets of "
         "private parameters"
-    )
+    ]
     if gone.others:
-        say(
+        lines.append(
             f"{gone.others:,} other users share the removed private parameters of their silo; the "
             "next round makes new ones"
         )
-    say(
-        f"{gone.uploads:,} protected uploads held the user's part. {gone.still_held}"
-        if gone.uploads
-        else gone.still_held
-    )
+    uploads = f"{gone.uploads:,} protected uploads held the user's part. " if gone.uploads else ""
+    show(as_json, asdict(gone), *lines, uploads + gone.still_held)
 
 
 @node_commands.command("recommend")
 @store_argument
 @click.argument("user")
-@click.option("-k", "count", type=COUNT, default=10, show_default=True)
+@click.option("-k", "count", type=COUNT, default=10)
 @json_option
 def recommend_command(store: Path, user: str, count: int, as_json: bool) -> None:
     """Recommend items that a user of this node has not touched yet.
@@ -166,8 +152,7 @@ def recommend_command(store: Path, user: str, count: int, as_json: bool) -> None
     hushrec node recommend shop.node alice -k 5 --json
     """
     with NodeDatabase.open(store) as node:
-        recommendations = recommend(node, user, count)
-    show_recommendations(user, recommendations, as_json)
+        show_recommendations(user, recommend(node, user, count), as_json)
 
 
 @node_commands.command("status")
@@ -181,11 +166,12 @@ def status_command(store: Path, as_json: bool) -> None:
     hushrec node status shop.node --json
     """
     with NodeDatabase.open(store) as node:
-        facts = {**_agreed(node), **node.counts(), "run": NodeRuns(node).status()}
-    _show(facts, as_json)
+        facts, run = {**_contract_facts(node), **node.counts()}, NodeRuns(node).status()
+    rows = {f"run {key}": value for key, value in (run or {}).items()}
+    show(as_json, {**facts, "run": run}, facts_table({**facts, **rows}))
 
 
-def _agreed(node: NodeDatabase) -> dict[str, object]:
+def _contract_facts(node: NodeDatabase) -> dict[str, object]:
     experiment = node.contract.experiment
     return {
         "name": node.name,
@@ -197,25 +183,8 @@ def _agreed(node: NodeDatabase) -> dict[str, object]:
     }
 
 
-def _show_taken(taken: ImportCounts, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(taken))
-        return
-    unknown = (
-        f"; {taken.unknown_items:,} of them with items outside the catalogue, which are not used"
-        if taken.unknown_items
-        else ""
-    )
-    say(f"{taken.rows:,} interactions imported, {taken.users:,} new users{unknown}")
-
-
-def _show(facts: dict[str, object], as_json: bool) -> None:
-    if as_json:
-        print_json(facts)
-        return
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            _show({f"{name} {key}": each for key, each in value.items()}, as_json)
-        elif value is not None:
-            text = f"{value:,}" if type(value) is int else str(value)
-            say(f"{name.replace('_', ' '):32} {text}")
+def _show_import(taken: ImportCounts, as_json: bool) -> None:
+    text = f"{taken.rows:,} interactions imported, {taken.users:,} new users"
+    if taken.unknown_items:
+        text += f"; {taken.unknown_items:,} of them with items outside the catalogue, not used"
+    show(as_json, asdict(taken), text)

@@ -122,6 +122,16 @@ preset_option = click.option(
     help="A set of options that ships, for example 'paper'.",
     shell_complete=complete_presets,
 )
+set_option = click.option(
+    "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable."
+)
+column_options = (
+    click.option("--user", help="Column of the users, by name or number from 0."),
+    click.option("--item", help="Column of the items."),
+    click.option("--value", help="Column of ratings, weights or counts."),
+    click.option("--time", help="Column of times: numbers or ISO dates."),
+    click.option("--delimiter", help="Field delimiter, if it is not recognised."),
+)
 part_option = click.option("--part", type=click.Choice(["valid", "test"]), default="test")
 
 

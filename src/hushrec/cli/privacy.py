@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,12 +13,13 @@ import click
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from hushrec.api import Run
 from hushrec.audit import Progress, audit
 from hushrec.cli import module_of
 from hushrec.cli.options import PATH, SEED, Number, gather, json_option, run_argument
-from hushrec.cli.terminal import Console, print_json, progress, say, show, text_column
+from hushrec.cli.terminal import Console, exit_with, print_json, progress, show, text_column
 from hushrec.errors import ConfigError
 from hushrec.io.files import write_text
 from hushrec.privacy import accountant
@@ -27,7 +27,7 @@ from hushrec.privacy.accountant import Gaussian, Neighbours, epsilon_of, noise_f
 from hushrec.privacy.statement import ComposedStatement, compose
 from hushrec.reporting.html import write_report
 from hushrec.reporting.plots import line, standalone
-from hushrec.reporting.tables import add_figures, cells, plain_table
+from hushrec.reporting.tables import cells, plain_table
 from hushrec.runs import schema
 from hushrec.runs.folder import RunFolder
 from hushrec.runs.schema import Audit, Skipped, Summary
@@ -75,8 +75,7 @@ def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: boo
     if found.verdict == "contradicted":
         first, *others = found.reasons
         more = f" (and {len(others)} more)" if others else ""
-        say(f"hushrec: the claim of {folder} is contradicted: {first}{more}", err=True)
-        sys.exit(1)
+        exit_with(1, f"the claim of {folder} is contradicted: {first}{more}")
 
 
 def _tables(found: Audit) -> Iterator[Table]:
@@ -89,8 +88,7 @@ def _tables(found: Audit) -> Iterator[Table]:
 
 def _reason_table(title: str, reason: str) -> Table:
     """Say why an attack was not made."""
-    table = plain_table(title, title_style="bold")
-    table.add_column("")
+    table = plain_table(title, folded="", title_style="bold")
     table.add_row(reason)
     return table
 
@@ -216,8 +214,8 @@ class Setting:
     neighbours: Neighbours | None
     delta: float
 
-    def drawn(self) -> tuple[accountant.Sampling, Neighbours]:
-        """Return the sampling scheme and the neighbour relation; raise if they do not fit."""
+    def event(self, noise: float) -> Gaussian:
+        """Return one round with this noise multiplier; refuse contradictory options."""
         population, cohort = self.population, self.cohort
         if not 0 < self.delta < 1 / population:
             raise ConfigError(
@@ -230,14 +228,16 @@ class Setting:
                     "sampling 'none' means that everybody takes part: leave out --cohort, "
                     "or use --sampling poisson or fixed"
                 )
-            return accountant.Everybody(), self.neighbours or "zero-out-one"
+            return Gaussian(noise, accountant.Everybody(), self.neighbours or "zero-out-one")
         if cohort is None:
             raise ConfigError(f"--sampling {self.sampling} needs --cohort")
         if self.sampling == "poisson":
-            return accountant.Poisson(cohort / population), self.neighbours or "zero-out-one"
+            poisson = accountant.Poisson(cohort / population)
+            return Gaussian(noise, poisson, self.neighbours or "zero-out-one")
         if cohort != int(cohort):
             raise ConfigError(f"--cohort {cohort:g}: a fixed-size cohort is a whole number")
-        return accountant.FixedSize(int(cohort), population), self.neighbours or "replace-one"
+        fixed = accountant.FixedSize(int(cohort), population)
+        return Gaussian(noise, fixed, self.neighbours or "replace-one")
 
 
 setting_options = gather(
@@ -286,7 +286,7 @@ def epsilon_command(noise: float, setting: Setting, as_json: bool) -> None:
         --sampling fixed --neighbours replace-one --json
     hushrec privacy epsilon --noise 30 --population 943 --rounds 100 --sampling none --delta 1e-4
     """
-    _show_epsilon(setting, Gaussian(noise, *setting.drawn()), as_json)
+    _show_epsilon(setting, setting.event(noise), as_json)
 
 
 @privacy_commands.command("noise")
@@ -300,9 +300,8 @@ def noise_command(epsilon: float, setting: Setting, as_json: bool) -> None:
     hushrec privacy noise --epsilon 4 --population 4800 --cohort 20 --rounds 1000 --delta 1e-6
     hushrec privacy noise --epsilon 4 --population 943 --rounds 100 --sampling none --delta 1e-4
     """
-    drawn = setting.drawn()
-    noise = noise_for(epsilon, setting.delta, setting.rounds, lambda z: Gaussian(z, *drawn))
-    _show_epsilon(setting, Gaussian(noise, *drawn), as_json)
+    noise = noise_for(epsilon, setting.delta, setting.rounds, setting.event)
+    _show_epsilon(setting, setting.event(noise), as_json)
 
 
 @privacy_commands.command("compose")
@@ -323,12 +322,7 @@ def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: boo
     hushrec privacy compose runs/small runs/large --delta 1e-6
     """
     together = compose([summary.claim(str(folder)) for folder, summary in _runs(folders)], delta)
-    if as_json:
-        print_json(together)
-        return
-    console = Console()
-    console.print(_together_table(together))
-    console.print(together.statement)
+    show(as_json, together, _composition_table(together), Text(together.statement))
 
 
 def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, Summary]]:
@@ -343,11 +337,8 @@ def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, Summary]]:
     return list(found.values())
 
 
-def _together_table(together: ComposedStatement) -> Table:
-    table = plain_table()
-    table.add_column("RUN", overflow="fold")
-    table.add_column("method", no_wrap=True)
-    add_figures(table, ("epsilon", "delta"))
+def _composition_table(together: ComposedStatement) -> Table:
+    table = plain_table(None, "method", folded="RUN", figures=("epsilon", "delta"))
     for run in together.runs:
         mark = "" if run["noise_seed"] is None else " (simulated)"
         figures = f"{run['epsilon']:.4f}", f"{run['delta']:.3g}"
@@ -384,7 +375,7 @@ def plot_command(noise: float, setting: Setting, out: Path, as_json: bool) -> No
     rounds, delta = setting.rounds, setting.delta
     if rounds < 2:
         raise ConfigError("a curve needs at least two rounds: use a larger --rounds")
-    event = Gaussian(noise, *setting.drawn())
+    event = setting.event(noise)
     # The curve bends at its beginning: more points there.
     numbers = sorted({round(1 + (rounds - 1) * x**2) for x in np.linspace(0, 1, CURVE_POINTS)})
     points = [(number, epsilon_of(event, number, delta)) for number in numbers]

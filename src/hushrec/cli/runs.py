@@ -16,7 +16,7 @@ from hushrec.analysis import run as analysis
 from hushrec.api import Run
 from hushrec.cli import options
 from hushrec.cli.options import COUNT, PATH, complete_runs, json_option, run_argument
-from hushrec.cli.terminal import Console, print_json, say, show
+from hushrec.cli.terminal import Console, echo, echo_err, print_json, show
 from hushrec.data.reading import read_history
 from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError
@@ -227,7 +227,7 @@ def recommend_command(
     if items is not None:
         unknown = len(set(items) - set(run.split.data.items.tolist()))
         if unknown:
-            say(f"{unknown} of {len(set(items))} items are not in the catalogue", err=True)
+            echo_err(f"{unknown} of {len(set(items))} items are not in the catalogue")
     found = run.recommend(user, count, items, dict(pair.split("=", 1) for pair in features))
     show_recommendations(user, found, as_json)
 
@@ -235,7 +235,7 @@ def recommend_command(
 def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bool) -> None:
     """Print a list."""
     if not found:
-        say(f"nothing is left to recommend to '{user}'", err=True)
+        echo_err(f"nothing is left to recommend to '{user}'")
     table = plain_table(figures=[""])
     table.add_column("title", overflow="fold")
     table.add_column("item", overflow="fold")
@@ -344,15 +344,15 @@ def report_command(
     if len(folders) > 1:
         if of_users:
             raise ConfigError("--map and --user are for the page of one run")
-        say(write_comparison(folders, out or Path("compared.html")))
+        echo(write_comparison(folders, out or Path("compared.html")))
         return
     if out is not None:
         raise ConfigError("a run's page is in its folder; --out is for a page of several runs")
     folder = RunFolder.open(folders[0])
     if folder.read_summary().nodes is None:
         run = Run.open(folders[0])
-        say(write_report(run, samples=not without_samples, item_map=with_map, user=user))
+        echo(write_report(run, samples=not without_samples, item_map=with_map, user=user))
     elif of_users:
         raise ConfigError("--map and --user need users' interactions, which stay on the nodes")
     else:
-        say(write_federated_report(folder))
+        echo(write_federated_report(folder))

@@ -113,14 +113,20 @@ def progress(*columns: ProgressColumn, transient: bool = False, quiet: bool = Fa
     return Progress(*columns, console=Console(stderr=True), transient=transient, disable=quiet)
 
 
-def say(text: object, *, err: bool = False) -> None:
-    """Print a line of text."""
-    click.echo(plain(text), err=err)
+def echo(text: object) -> None:
+    """Print a line of text on standard output."""
+    click.echo(plain(text))
 
 
-def complain(error: BaseException) -> None:
-    """Print an error, shortened to one line."""
-    say(f"hushrec: {shortened(str(error))}", err=True)
+def echo_err(text: object) -> None:
+    """Print a line of text on standard error."""
+    click.echo(plain(text), err=True)
+
+
+def exit_with(code: int, message: str) -> NoReturn:
+    """Print an error message and end the command with an exit code."""
+    echo_err(f"hushrec: {message}")
+    sys.exit(code)
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -143,7 +149,7 @@ def show(as_json: bool, value: object, *shown: RenderableType) -> None:
         return
     for one in shown:
         if isinstance(one, str):
-            say(one)
+            echo(one)
         else:
             Console().print(one)
 
@@ -171,43 +177,38 @@ EXPECTED = (HushrecError, click.ClickException, click.Abort, click.exceptions.Ex
 def error_guard() -> Iterator[None]:
     """Turn exceptions other than hushrec's and click's into one line and an exit code."""
     try:
-        with _terminable():
+        with _sigterm_as_interrupt():
             yield
     except EXPECTED:
         raise
     except KeyboardInterrupt:
-        _end(130, "stopped")
+        exit_with(130, "stopped")
     except MemoryError as error:
-        _end(
+        exit_with(
             2,
-            f"this machine does not have enough memory{_in_brackets(error)}: use less data, a "
+            f"this machine does not have enough memory{_parenthesised(error)}: use less data, a "
             "smaller d, a smaller batch or cohort, fewer --threads, or --set store.kind=file",
         )
     except OSError as error:
         file = "" if error.filename is None else f"{error.filename}: "
-        _end(2, _one_line(file + (error.strerror or str(error))))
+        exit_with(2, _one_line(file + (error.strerror or str(error))))
     except Exception as error:
-        name = f"{type(error).__name__}{_in_brackets(error)}"
-        report = f"Please report it with the command and {log_fault(error)}."
-        _end(BUG, f"this is a bug in hushrec: {name}. {report}")
-
-
-def _end(code: int, message: str) -> NoReturn:
-    say(f"hushrec: {message}", err=True)
-    sys.exit(code)
+        name = f"{type(error).__name__}{_parenthesised(error)}"
+        report = f"Please report it with the command and {log_traceback(error)}."
+        exit_with(BUG, f"this is a bug in hushrec: {name}. {report}")
 
 
 def announce_compilation() -> None:
     """Print a line when kernels are compiled, if the command has imported any."""
     compiled: Any = sys.modules.get("hushrec.kernels.jit")
     if compiled is not None and compiled.UNCACHED:
-        say(NO_CACHE, err=True)
+        echo_err(NO_CACHE)
     elif compiled is not None:
-        compiled.on_compiling = lambda: say(COMPILING, err=True)
+        compiled.on_compiling = lambda: echo_err(COMPILING)
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def _sigterm_as_interrupt() -> Iterator[None]:
     """Let SIGTERM raise KeyboardInterrupt, so that temporary files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -219,7 +220,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def log_fault(error: Exception) -> str:
+def log_traceback(error: Exception) -> str:
     """Print the traceback if `TRACEBACK` is set, else write it to a file; return where it is."""
     # Imported here because only failures need them.
     from hushrec.data.sources import cache_dir
@@ -227,7 +228,7 @@ def log_fault(error: Exception) -> str:
 
     text = "".join(traceback.format_exception(error))
     if os.environ.get(TRACEBACK):
-        say(text, err=True)
+        echo_err(text)
         return "the lines above"
     system = f"hushrec {version('hushrec')}, Python {platform.python_version()}, {sys.platform}"
     file: Path = cache_dir() / LOG
@@ -239,7 +240,7 @@ def log_fault(error: Exception) -> str:
     return str(file)
 
 
-def _in_brackets(error: BaseException) -> str:
+def _parenthesised(error: BaseException) -> str:
     return f" ({_one_line(str(error))})" if str(error) else ""
 
 

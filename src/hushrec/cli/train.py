@@ -12,35 +12,25 @@ from click.core import ParameterSource
 from hushrec.api import Execution, Run, find_callbacks, train_request, train_request_seeds
 from hushrec.cli import options
 from hushrec.cli.display import (
-    Talk,
-    load_aloud,
-    polite_stop,
-    say_default,
-    talk_options,
+    Verbosity,
+    interrupt_callback,
+    load_with_progress,
+    print_default_method,
     training_display,
+    verbosity_options,
 )
-from hushrec.cli.options import PATH, SOURCE, complete_presets
-from hushrec.cli.terminal import Console, print_json, show
+from hushrec.cli.options import PATH
+from hushrec.cli.terminal import show
 from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest, parse_settings, read_config
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.reporting.html import REPORT, write_report
-from hushrec.reporting.tables import facts, result_table, trials_table
+from hushrec.reporting.tables import summary_lines, trials_table
 from hushrec.runs.folder import SEEDS, RunFolder, require_free, resumable
 from hushrec.tuning import PRESET, base_experiment, tune
 
-RESUMING = [
-    "resume",
-    "out",
-    "rounds",
-    "threads",
-    "callbacks",
-    "quiet",
-    "verbose",
-    "log",
-    "as_json",
-]
+RESUMING = {"resume", "out", "rounds", "threads", "callbacks", "quiet", "verbose", "log", "as_json"}
 """Options that go with --resume."""
 
 
@@ -99,7 +89,7 @@ class Output:
     click.option("--epsilon-min", type=float, metavar="E", help="Of the least active client."),
     click.option("--epsilon-max", type=float, metavar="E", help="Of the most active client."),
 )
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable.")
+@options.set_option
 @options.gather(
     "output",
     Output,
@@ -122,7 +112,7 @@ class Output:
     metavar="NAME",
     help="An installed callback (docs/extend.md); repeatable.",
 )
-@talk_options
+@verbosity_options
 @options.json_option
 def train_command(
     request: ExperimentRequest,
@@ -132,7 +122,7 @@ def train_command(
     pairs: tuple[str, ...],
     output: Output,
     callbacks: tuple[str, ...],
-    talk: Talk,
+    verbosity: Verbosity,
     as_json: bool,
 ) -> None:
     """Train a method, evaluate it, and leave a run folder with a report.
@@ -154,21 +144,21 @@ def train_command(
     Sections for --set: split, cohort, evaluation, store, privacy, silos; all else is an option of
     the method. `hushrec methods` lists methods, options and presets.
     """
-    named, quiet = find_callbacks(callbacks), as_json or talk.quiet
+    named, quiet = find_callbacks(callbacks), as_json or verbosity.quiet
     if output.resume:
         request, several = _resumed(request, output)
         out = output.out or Path()
     else:
-        request, several = _completed(request, config), output.seeds > 1
+        request, several = _with_config_values(request, config), output.seeds > 1
         named_keys = {f"privacy.{key}": at for key, at in privacy.items() if at is not None}
         settings = {**request.settings, **parse_settings(pairs), **named_keys}
         request = replace(request, settings=settings)
         experiment = request.experiment()  # a typo is reported before data is read
-        say_default(request, experiment, quiet=quiet)
+        print_default_method(request, experiment, quiet=quiet)
         out = output.out or _default_out(experiment)
         require_free(out, overwrite=output.overwrite)
-    data = load_aloud(request.data, request.items, quiet=quiet)
-    with training_display(as_json, talk) as display, polite_stop() as stop:
+    data = load_with_progress(request.data, request.items, quiet=quiet)
+    with training_display(as_json, verbosity) as display, interrupt_callback() as stop:
         told = (display, stop, *named)
         execution = Execution(Machine(threads), told, output.overwrite, output.resume)
         run = None
@@ -176,7 +166,7 @@ def train_command(
             first = request.seed or 0
             seeds = range(first, first + output.seeds)
             summary = train_request_seeds(request, data, seeds, out, execution)
-        elif output.resume and request.rounds is None and _lacks_its_report(out):
+        elif output.resume and request.rounds is None and _needs_report(out):
             run = Run.open(out, data)
             summary = run.summary
         else:
@@ -185,17 +175,10 @@ def train_command(
     # Of several seeds only one is in memory at a time.
     runs = [run] if run else (Run.open(out / name, data) for name in summary.runs or [])
     reports = [write_report(each) for each in runs]
-    if as_json:
-        print_json(summary)
-        return
-    console = Console()
-    console.print(result_table(summary))
-    for line in facts(summary):
-        console.print(line, style="dim")
-    console.print(f"report: {reports[0]}", soft_wrap=True)
+    show(as_json, summary, *summary_lines(summary), f"report: {reports[0]}")
 
 
-def _completed(request: ExperimentRequest, config: Path | None) -> ExperimentRequest:
+def _with_config_values(request: ExperimentRequest, config: Path | None) -> ExperimentRequest:
     """Return the request with the values of a file, where the command line gives none."""
     if config is None:
         return request
@@ -232,7 +215,7 @@ def _resumed(request: ExperimentRequest, output: Output) -> tuple[ExperimentRequ
     return request, (folder.path / SEEDS).exists()
 
 
-def _lacks_its_report(out: Path) -> bool:
+def _needs_report(out: Path) -> bool:
     """Say whether a run came to its end, and was stopped before it had its page."""
     finished = resumable(out) == out and (out / "summary.json").exists()
     return finished and not (out / REPORT).exists()
@@ -250,13 +233,7 @@ def _default_out(experiment: Experiment) -> Path:
     options.data_option,
     options.items_option,
     options.method_option,
-    click.option(
-        "--preset",
-        type=SOURCE,
-        metavar="NAME",
-        help="What trial 0 and the fixed options come from.",
-        shell_complete=complete_presets,
-    ),
+    options.preset_option,
     click.option("--rounds", type=int, metavar="N", help="Rounds of a trial."),
     click.option("--seed", type=options.SEED, default=0, metavar="S"),
 )
@@ -264,7 +241,7 @@ def _default_out(experiment: Experiment) -> Path:
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option.")
 @click.option("--out", type=PATH, metavar="DIR", help="The search's folder.")
 @options.threads_option
-@talk_options
+@verbosity_options
 @options.json_option
 def tune_command(
     request: ExperimentRequest,
@@ -272,7 +249,7 @@ def tune_command(
     pairs: tuple[str, ...],
     out: Path | None,
     threads: int | None,
-    talk: Talk,
+    verbosity: Verbosity,
     as_json: bool,
 ) -> None:
     """Search for a method's options on the validation items, and write them as a preset.
@@ -282,14 +259,15 @@ def tune_command(
     hushrec tune --data ml-100k --method fedmf --set dual=true --rounds 100 --trials 30
     hushrec train --data ml-100k --method pfedrec --preset tunes/ml-100k-pfedrec/tuned-honest.toml
 
-    The protocol is honest and test items are never scored. The same command goes on with a search
-    that was interrupted, or with more --trials; the result is the same as without the stop.
+    Trial 0 and the fixed options come from --preset. The protocol is honest and test items are
+    never scored. The same command goes on with a search that was interrupted, or with more
+    --trials; the result is the same as without the stop.
     """
     request = replace(request, settings=parse_settings(pairs))
     base = base_experiment(request)  # a typo is reported before data is read
     out = out or Path("tunes") / options.default_name(request.data, base.method)
-    data = load_aloud(request.data, request.items, quiet=as_json or talk.quiet)
-    with training_display(as_json, talk) as display, polite_stop() as stop:
+    data = load_with_progress(request.data, request.items, quiet=as_json or verbosity.quiet)
+    with training_display(as_json, verbosity) as display, interrupt_callback() as stop:
 
         def on_trial(number: int) -> None:
             display.label = f"trial {number + 1} of {trials}"

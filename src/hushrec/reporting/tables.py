@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from hushrec.analysis.run import GuidanceEffect
 from hushrec.api import Run
 from hushrec.data.splitting import Part
+from hushrec.errors import plain
 from hushrec.evaluation.groups import Spread
 from hushrec.io.codec import Tables
 from hushrec.methods.base import Method
@@ -125,34 +127,50 @@ MEANS_ALONE = (
 
 
 def plain_table(
-    title: str | None = None, *names: str, figures: Iterable[str] = (), **more: Any
+    title: str | None = None,
+    *names: str,
+    folded: str | None = None,
+    figures: Iterable[str] = (),
+    **more: Any,
 ) -> Table:
-    """Return a table without lines: columns of names on the left, of figures on the right.
+    """Return a table without lines: first a ``folded`` column, then names, then figures.
 
-    Both stay on their line; columns of text are added by ``add_column``.
+    Names and figures stay on their line; other columns of text are added by ``add_column``.
     """
     left: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
     table = Table(title=title, box=None, pad_edge=False, **left, **more)
+    if folded is not None:
+        table.add_column(folded, overflow="fold")
     for name in names:
         table.add_column(name, no_wrap=True)
-    add_figures(table, figures)
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def facts_table(facts: Mapping[str, str]) -> Table:
-    """Return a table of names and what each of them is."""
+def facts_table(facts: Mapping[str, Any]) -> Table:
+    """Return a table of names and values; empty values are left out."""
     table = plain_table(show_header=False)
     table.add_column("", style="bold", no_wrap=True)
     table.add_column("", overflow="fold")
-    for name, fact in facts.items():
-        table.add_row(name, fact)
+    for name, value in facts.items():
+        if value not in ({}, [], None):
+            table.add_row(name.replace("_", " "), _text(value))
     return table
 
 
-def add_figures(table: Table, names: Iterable[str]) -> None:
-    """Add columns of figures, which stay on their line."""
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        nested = any(isinstance(entry, dict) for entry in value.values())
+        between = "\n" if nested else ", "
+        return between.join(f"{key}: {_text(entry)}" for key, entry in value.items())
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def cells(values: Iterable[float | None], digits: int = 4) -> list[str]:
@@ -198,9 +216,8 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
     names = short_names(rows)
     for row in rows:
         if row.metric not in tables:
-            tables[row.metric] = plain_table()
-            tables[row.metric].add_column(row.metric.upper(), overflow="fold")
-            add_figures(tables[row.metric], ("mean", "difference", "p"))
+            heads, name = ("mean", "difference", "p"), row.metric.upper()
+            tables[row.metric] = plain_table(folded=name, figures=heads)
         table = tables[row.metric]
         spread = "" if row.seed_sd is None else f" ± {row.seed_sd:.4f}"
         difference, p_value = "first", ""
@@ -225,9 +242,7 @@ def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
 
 def cost_table(rows: Sequence[ComparedRun]) -> Table:
     """Show what each compared model cost: rounds, and bytes of all clients together."""
-    table = plain_table()
-    table.add_column("COST", overflow="fold")
-    add_figures(table, ("rounds", "uploaded", "downloaded"))
+    table = plain_table(folded="COST", figures=("rounds", "uploaded", "downloaded"))
     names = short_names(rows)
     for row in {row.run: row for row in rows}.values():
         sent = human_size(round(row.up_bytes)), human_size(round(row.down_bytes))
@@ -316,8 +331,8 @@ def model_lines(figures: Mapping[str, float]) -> list[str]:
     return [f"{name}: {100 * value:.2f} %" for name, value in figures.items()]
 
 
-def facts(summary: Summary) -> list[str]:
-    """Return the lines under the table: rounds, costs, privacy, and what qualifies the result."""
+def summary_lines(summary: Summary) -> list[Table | Text]:
+    """Return the table of a run's metrics and, as lines below it, costs, privacy and caveats."""
     users, time, sent = summary.users, summary.time, summary.communication
     lines = [
         f"rounds {summary.rounds}, selected {summary.selected_round} by {summary.selected_by} · "
@@ -353,7 +368,8 @@ def facts(summary: Summary) -> list[str]:
             f"{users.not_evaluated_users:,} of {users.users:,} users are not evaluated: "
             "too short for the split, or not asked by it"
         )
-    return [*lines, *model_lines(summary.model), *summary.notes]
+    lines += [*model_lines(summary.model), *summary.notes]
+    return [result_table(summary), *(Text(plain(line), style="dim") for line in lines)]
 
 
 def adaptation_table(curve: AdaptationCurve) -> Table:

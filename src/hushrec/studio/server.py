@@ -100,17 +100,17 @@ def is_loopback(host: str) -> bool:
 
 @contextmanager
 def studio_server(
-    folder: Path, host: str, port: int, log_fault: Callable[[Exception], str]
+    folder: Path, host: str, port: int, log_traceback: Callable[[Exception], str]
 ) -> Iterator[tuple[ThreadingHTTPServer, StudioAddress]]:
     """Open the studio over a folder of runs; call ``serve_forever`` of the server to answer.
 
-    ``log_fault`` writes the traceback of an unexpected error to a log and returns where it is.
+    ``log_traceback`` writes the traceback of an unexpected error to a log and returns where it is.
     """
 
     studio = Studio(folder)
 
     def handler(*request: Any) -> _Handler:
-        return _Handler(studio, address, log_fault, *request)
+        return _Handler(studio, address, log_traceback, *request)
 
     class _Server(ThreadingHTTPServer):
         address_family = AF_INET6 if ":" in host else ThreadingHTTPServer.address_family
@@ -119,7 +119,7 @@ def studio_server(
             error = sys.exception()
             # An OSError is a browser that closed the connection.
             if isinstance(error, Exception) and not isinstance(error, OSError):
-                log_fault(error)
+                log_traceback(error)
 
     try:
         server = _Server((host, port), handler)
@@ -144,10 +144,10 @@ class _Handler(BaseHTTPRequestHandler):
         self,
         studio: Studio,
         address: StudioAddress,
-        log_fault: Callable[[Exception], str],
+        log_traceback: Callable[[Exception], str],
         *request: Any,
     ) -> None:
-        self.studio, self.address, self.log_fault = studio, address, log_fault
+        self.studio, self.address, self.log_traceback = studio, address, log_traceback
         super().__init__(*request)  # which answers the request
 
     def do_GET(self) -> None:
@@ -188,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, message = HTTPStatus.BAD_REQUEST, str(error)
         except Exception as error:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
-            where = self.log_fault(error)
+            where = self.log_traceback(error)
             message = f"This is a bug in hushrec: {type(error).__name__}. See {where}."
         return Response(self.studio.error_page(status, message), status=status)
 
