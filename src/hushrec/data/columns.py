@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from hushrec.data.interactions import IntArray, StrArray, id_order
 from hushrec.data.tables import ROWS, Block, Table
 from hushrec.data.text import is_number
-from hushrec.errors import DataError, MissingExtraError
+from hushrec.errors import DataError
+from hushrec.io.codec import imported
 
 LONGEST_ID = 1_000
 """Characters; numpy stores every id of a vocabulary as wide as the longest."""
@@ -226,22 +227,14 @@ def _columns(frame: Any, name: str) -> dict[Any, NDArray[Any]]:
         raise DataError(f"{name}: this frame is lazy; give what its collect() returns")
     named = getattr(frame, "column_names", getattr(frame, "columns", None))
     if named is None or callable(named):
-        frame = _from_arrow_stream(frame, name)
+        if not hasattr(frame, "__arrow_c_stream__"):
+            raise DataError(
+                f"{name}: a {type(frame).__name__} is no data; give a file, a name, a data frame, "
+                "an Arrow table, a sparse matrix, or a dict of columns"
+            )
+        frame = imported("pyarrow", "an Arrow stream", "parquet").table(frame)
         named = frame.column_names
     return {column: _array(frame[column], name, column) for column in named}
-
-
-def _from_arrow_stream(frame: Any, name: str) -> Any:
-    if not hasattr(frame, "__arrow_c_stream__"):
-        raise DataError(
-            f"{name}: a {type(frame).__name__} is no data; give a file, a name, a data frame, an "
-            "Arrow table, a sparse matrix, or a dict of columns"
-        )
-    try:
-        import pyarrow
-    except ImportError:
-        raise MissingExtraError("an Arrow stream", "parquet") from None
-    return pyarrow.table(frame)
 
 
 def _array(entries: Any, name: str, column: object) -> NDArray[Any]:

@@ -23,15 +23,7 @@ from hushrec.data.interactions import (
     Numeric,
     StrArray,
 )
-from hushrec.data.tables import (
-    RECOGNISED,
-    Columns,
-    Table,
-    choose_columns,
-    find_column,
-    make_table,
-    read_table,
-)
+from hushrec.data.tables import RECOGNISED, Columns, Table, make_table, read_table
 from hushrec.data.text import OnProgress, is_number, no_progress
 from hushrec.errors import ConfigError, DataError
 
@@ -70,7 +62,7 @@ def interactions_of(
     table: Table, columns: Columns, public: ItemList | None, *, share: bool = False
 ) -> Interactions:
     """Make interactions of a table's rows, with the public list of items where there is one."""
-    found = choose_columns(table, columns, required=("user", "item"))
+    found = table.choose(columns, "user", "item")
     user, item = Ids(table, found["user"]), Ids(table, found["item"])
     value = Values(table, found["value"]) if "value" in found else None
     time = Times(table, found["time"]) if "time" in found else None
@@ -159,7 +151,7 @@ def read_items(path: str | Path) -> ItemList:
 
 def items_of(table: Table, columns: Mapping[str, int] | None = None) -> ItemList:
     """Make a list of items of a table's rows; ``columns`` says where ids and titles are."""
-    columns = columns or choose_columns(table, RECOGNISED, required=("item",))
+    columns = columns or table.choose(RECOGNISED, "item")
     items = Ids(table, columns["item"])
     titles = Titles(items, columns["title"]) if "title" in columns else None
     read_columns(table, items, titles)
@@ -206,7 +198,7 @@ def read_features(
     if not declared:
         return {}
     table = read_table(Path(path))
-    columns = choose_columns(table, RECOGNISED, required=(owner,))
+    columns = table.choose(RECOGNISED, owner)
     line_of: dict[str, int] = {}
     for row, entry in enumerate(table.entries(columns[owner])):
         if entry in line_of:
@@ -251,7 +243,7 @@ NO_FEATURES = FeatureFiles()
 def _read_declared(words: str, table: Table, owner: Owner, lines: list[int | None]) -> Column:
     """Read the column that ``words`` declare, of these lines; refuse any entry that cannot be."""
     name, kind, parts = _declared(words)
-    column = find_column(table, f"{owner} feature", name)
+    column = table.find(f"{owner} feature", name)
     entries = list(table.entries(column))
     for row, entry in enumerate(entries):
         wrong = ""
@@ -324,4 +316,4 @@ def _item_table(path: Path) -> tuple[Table, dict[str, int]]:
             table = Table(path, None, 1, len(ids), lambda _: iter([[ids]]), lines_of.__getitem__)
             return table, {"item": 0}
     table = make_table(content)
-    return table, choose_columns(table, RECOGNISED, required=("item",))
+    return table, table.choose(RECOGNISED, "item")

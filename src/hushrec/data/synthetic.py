@@ -35,6 +35,9 @@ _GENRES = (
 _AGE_GROUPS = ("under 25", "25-39", "40-59", "60 and over")
 _REGIONS = ("coast", "hills", "islands", "plains", "valley")
 _DEVICES = ("phone", "tablet", "television", "laptop")
+_N_TRAILS, _TRAIL_LENGTH = len(_NOUNS), len(_ADJECTIVES)
+_TRAIL_GENRE = np.arange(_N_TRAILS) % len(_GENRES)
+_TRAIL_WEIGHT = np.arange(1, _N_TRAILS + 1, dtype=np.float64) ** -1.2
 
 _DAY = 86_400
 _START = 1_704_067_200  # 2024-01-01
@@ -49,46 +52,41 @@ def demo(seed: int = 0, viewers: int = 1_000) -> Interactions:
     known one or one by taste and popularity. `docs/data.md` has the numbers.
     """
     rng = np.random.default_rng(seed)
-    n_users, n_trails, trail_length = viewers, len(_NOUNS), len(_ADJECTIVES)
-    trail_genre = np.arange(n_trails) % len(_GENRES)
-    trail_weight = np.arange(1, n_trails + 1, dtype=np.float64) ** -1.2
-    age = rng.integers(len(_AGE_GROUPS), size=n_users)
+    age = rng.integers(len(_AGE_GROUPS), size=viewers)
     early, late = _tastes(rng, age)
 
     user, item, value, time = [], [], [], []
-    for who in range(n_users):
-        films = _walk(rng, early[who], late[who], trail_genre, trail_weight, trail_length)
-        liked = np.isin(trail_genre[films // trail_length], (early[who], late[who]))
+    for who in range(viewers):
+        films = _walk(rng, early[who], late[who])
+        liked = np.isin(_TRAIL_GENRE[films // _TRAIL_LENGTH], (early[who], late[who]))
         gaps = rng.exponential(3 * _DAY, len(films)).astype(np.int64) + 3_600
         user.append(np.full(len(films), who, np.int32))
         item.append(films)
         value.append(np.clip(np.rint(rng.normal(3.0 + liked, 0.9)), 1, 5))
         time.append(_START + rng.integers(180 * _DAY) + np.cumsum(gaps))
 
-    n_items = n_trails * trail_length
-    trail, position = np.divmod(np.arange(n_items), trail_length)
+    n_items = _N_TRAILS * _TRAIL_LENGTH
+    trail, position = np.divmod(np.arange(n_items), _TRAIL_LENGTH)
+    titles = [f"The {_ADJECTIVES[p]} {_NOUNS[t]}" for t, p in zip(trail, position, strict=True)]
     genres = np.zeros((n_items, len(_GENRES)), np.bool_)
-    genres[np.arange(n_items), trail_genre[trail]] = True
+    genres[np.arange(n_items), _TRAIL_GENRE[trail]] = True
     second = rng.integers(len(_GENRES), size=n_items)
     genres[np.arange(n_items), second] |= rng.random(n_items) < 0.4
     device_by_age = np.array([[6, 1, 1, 2], [4, 2, 2, 2], [2, 3, 4, 1], [1, 3, 6, 0]]) / 10
     device = [rng.choice(len(_DEVICES), p=device_by_age[group]) for group in age]
+    region = rng.integers(len(_REGIONS), size=viewers, dtype=np.int32)
     made = Interactions(
         name="demo",
         user=np.concatenate(user),
         item=np.concatenate(item).astype(np.int32),
         value=np.concatenate(value).astype(np.float32),
         time=np.concatenate(time),
-        users=np.array([f"viewer-{k + 1:04d}" for k in range(n_users)]),
+        users=np.array([f"viewer-{k + 1:04d}" for k in range(viewers)]),
         items=np.array([f"film-{k + 1:04d}" for k in range(n_items)]),
-        titles=np.array(
-            [f"The {_ADJECTIVES[p]} {_NOUNS[t]}" for t, p in zip(trail, position, strict=True)]
-        ),
+        titles=np.array(titles),
         user_features={
             "age group": _declared(age, _AGE_GROUPS),
-            "region": _declared(
-                rng.integers(len(_REGIONS), size=n_users, dtype=np.int32), _REGIONS
-            ),
+            "region": _declared(region, _REGIONS),
             "device": _declared(device, _DEVICES),
         },
         item_features={
@@ -117,22 +115,14 @@ def _tastes(
     return early, late
 
 
-def _walk(
-    rng: np.random.Generator,
-    early: int,
-    late: int,
-    trail_genre: NDArray[np.int64],
-    trail_weight: NDArray[np.float64],
-    trail_length: int,
-) -> NDArray[np.int64]:
+def _walk(rng: np.random.Generator, early: int, late: int) -> NDArray[np.int64]:
     """Return the distinct films of one viewer in the order of viewing."""
     length = 12 + int(rng.exponential(24))
     by_taste = []
     for genre in (early, late):
-        weight = trail_weight * np.where(trail_genre == genre, 12.0, 1.0)
+        weight = _TRAIL_WEIGHT * np.where(genre == _TRAIL_GENRE, 12.0, 1.0)
         by_taste.append(np.cumsum(weight / weight.sum()))
     chance = rng.random((4 * length, 5))
-    last_trail = len(trail_weight) - 1
     reached: dict[int, int] = {}
     seen: dict[int, None] = {}
     trail = -1
@@ -145,17 +135,17 @@ def _walk(
                 trail = known[int(where * len(known))]
             else:
                 taste = by_taste[int(drift < len(seen) / length)]
-                trail = min(int(np.searchsorted(taste, where)), last_trail)
+                trail = min(int(np.searchsorted(taste, where)), _N_TRAILS - 1)
         # A first visit starts near the beginning of a trail, any other where the last one ended.
         if trail in reached:
             position = reached[trail] + (1 if step < 0.7 else 2)
         else:
-            position = int(trail_length * step**2.5)
-        if position >= trail_length:
+            position = int(_TRAIL_LENGTH * step**2.5)
+        if position >= _TRAIL_LENGTH:
             trail = -1
             continue
         reached[trail] = position
-        seen[trail * trail_length + position] = None
+        seen[trail * _TRAIL_LENGTH + position] = None
     return np.array(list(seen), dtype=np.int64)
 
 

@@ -1,6 +1,6 @@
 """Files as tables of text: CSV and its relatives, JSON lines and Parquet, gzip or not.
 
-A file of any format becomes a `Table` of text columns, which is read in blocks. `choose_columns`
+A file of any format becomes a `Table` of text columns, which is read in blocks. `Table.choose`
 finds the columns of users, items, values and times. Harmless irregularities are handled and noted;
 others are refused with file, line and column.
 """
@@ -14,26 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hushrec.data.text import (
-    IMPORT,
-    POSITIONS,
-    Content,
-    OnProgress,
-    columns_by_name,
-    delimiter_hint,
-    delimiter_of,
-    head_of,
-    is_header,
-    no_progress,
-    read_content,
-    role_of,
-)
-from hushrec.errors import DataError, MissingExtraError, listed, nearest
-
-if TYPE_CHECKING:
-    import pyarrow as arrow
+from hushrec.data import text as guesses
+from hushrec.data.text import Content, OnProgress, no_progress
+from hushrec.errors import DataError, listed, nearest
+from hushrec.io.codec import imported
 
 Block = list[list[str]]
 """Entries of some columns, for the rows of one block."""
@@ -79,6 +65,45 @@ class Table:
         entry = next(islice(self.entries(column), row, None))
         return DataError(f"{self.at(row, column)}: {what}{entry!r} is not {kind}")
 
+    def choose(self, columns: Columns, *required: str) -> dict[str, int]:
+        """Return the column number of each role (user, item, value, time, title) the table has."""
+        given = {role: self.find(role, at) for role, at in columns.given().items()}
+        free = [k for k in range(self.width) if k not in given.values()]
+        if self.names is None:
+            chosen = {role: k for k, role in enumerate(guesses.POSITIONS) if k in free} | given
+        else:
+            chosen = guesses.columns_by_name({k: self.names[k] for k in free}) | given
+        for role in required:
+            if role not in chosen:
+                headerless = "; if there is no header line, --user 0 --item 1"
+                raise DataError(
+                    f"{self.path}: no {role} column among {listed(self.names or [])}; name it: "
+                    f"{guesses.IMPORT} --{role} COLUMN{headerless if self.text_only else ''}"
+                )
+        return chosen
+
+    def find(self, role: str, wanted: str | int) -> int:
+        """Return the number of a column given by name or number; ``role`` is for the message."""
+        names, last = self.names or [], self.width - 1
+        if isinstance(wanted, str):
+            folded = [name.lower() for name in names]
+            for spelling, among in ((wanted, names), (wanted.lower(), folded)):
+                if spelling in among:
+                    return among.index(spelling)
+        if _is_number_of_column(wanted):
+            if int(wanted) in range(self.width):
+                return int(wanted)
+            problem = f"no column {wanted} for {role}; columns are numbered 0 to {last}"
+        elif names:
+            close = nearest(str(wanted), names)
+            problem = f"no column '{wanted}' for {role}; found {listed(names)}{close}"
+        else:
+            problem = (
+                f"no header line, so column '{wanted}' cannot be found; give the {role} column by "
+                f"number, 0 to {last}"
+            )
+        raise DataError(f"{self.path}: {problem}")
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -93,9 +118,8 @@ class Columns:
 
     def given(self) -> dict[str, str | int]:
         """Return the columns that are given, by role."""
-        columns = {role: column for role, column in vars(self).items() if column is not None}
-        columns.pop("delimiter", None)
-        return columns
+        given = {role: column for role, column in vars(self).items() if column is not None}
+        return {role: column for role, column in given.items() if role != "delimiter"}
 
 
 RECOGNISED = Columns()
@@ -106,7 +130,7 @@ def read_table(
     path: Path, columns: Columns = RECOGNISED, progress: OnProgress = no_progress
 ) -> Table:
     """Read a file of any known format."""
-    return make_table(read_content(path, _between(0, READING, progress)), columns, progress)
+    return make_table(guesses.read_content(path, _between(0, READING, progress)), columns, progress)
 
 
 def make_table(
@@ -144,9 +168,9 @@ def _delimited_table(
     path: Path, text: str, notes: list[str], columns: Columns, progress: OnProgress
 ) -> Table:
     given = columns.delimiter
-    delimiter = delimiter_of(text) if given is None else _SPELT_OUT.get(given, given)
-    if not delimiter or delimiter not in head_of(text)[0]:
-        raise DataError(f"{path}: only one column found{delimiter_hint(text, given)}")
+    delimiter = guesses.delimiter_of(text) if given is None else _SPELT_OUT.get(given, given)
+    if not delimiter or delimiter not in guesses.head_of(text)[0]:
+        raise DataError(f"{path}: only one column found{guesses.delimiter_hint(text, given)}")
     # Only one-character delimiters know quoting; a plain split is several times faster.
     quoted = '"' in text and len(delimiter) == 1
     lines = (_Quoted if quoted else _Plain)(path, text, delimiter)
@@ -165,10 +189,10 @@ def _delimited_table(
         numbers.extend(at)
         blank += skipped
     _note_blank(notes, blank)
-    known = any(role_of(name) for name in first)
+    known = any(guesses.role_of(name) for name in first)
     # Columns that are given by number suggest that the file has no header.
     by_number = any(map(_is_number_of_column, columns.given().values()))
-    header = is_header(first) and (known or not by_number)
+    header = guesses.is_header(first) and (known or not by_number)
     if not header:
         notes.append("no header line: columns taken by position")
     skip, width = int(header), len(first)
@@ -183,16 +207,11 @@ def _delimited_table(
                 first_row = 0
                 yield [list(map(str.strip, fields[k::width])) for k in wanted]
 
-    return Table(
-        path=path,
-        names=first if header else None,
-        width=width,
-        rows=len(numbers) - skip,
-        blocks=blocks,
-        where=lambda row: f"line {numbers[row + skip]}",
-        notes=notes,
-        text_only=header and not known,
-    )
+    def where(row: int) -> str:
+        return f"line {numbers[row + skip]}"
+
+    names, text_only = first if header else None, header and not known
+    return Table(path, names, width, len(numbers) - skip, blocks, where, notes, text_only)
 
 
 def _note_blank(notes: list[str], blank: int) -> None:
@@ -321,12 +340,8 @@ def _json_entry(path: Path, number: int, record: dict[str, Any], name: str) -> s
 
 
 def _parquet_table(content: Content) -> Table:
-    path = content.path
-    try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise MissingExtraError("Parquet", "parquet") from None
+    path, arrow = content.path, imported("pyarrow", "Parquet", "parquet")
+    parquet = imported("pyarrow.parquet", "Parquet", "parquet")
     try:
         stored = parquet.read_table(arrow.BufferReader(content.raw))
     except (arrow.ArrowException, OSError) as error:
@@ -337,16 +352,15 @@ def _parquet_table(content: Content) -> Table:
     names = [str(name) for name in stored.column_names]
 
     def blocks(wanted: Sequence[int]) -> Iterator[Block]:
-        columns = [_arrow_texts(f"{path}, column '{names[k]}'", stored.column(k)) for k in wanted]
+        where = {k: f"{path}, column '{names[k]}'" for k in wanted}
+        columns = [_arrow_texts(arrow, where[k], stored.column(k)) for k in wanted]
         return map(list, zip(*columns, strict=True))
 
     return Table(path, names, len(names), stored.num_rows, blocks, lambda row: f"row {row + 1}")
 
 
-def _arrow_texts(where: str, column: arrow.ChunkedArray) -> Iterator[list[str]]:
+def _arrow_texts(arrow: Any, where: str, column: Any) -> Iterator[list[str]]:
     """Return the entries of a column as text, block by block; refuse what is not one entry."""
-    import pyarrow as arrow
-
     kind = column.type
     shown = str(kind) if len(str(kind)) < 100 else str(kind)[:99] + "…"
     if arrow.types.is_nested(kind):
@@ -366,50 +380,6 @@ def _arrow_texts(where: str, column: arrow.ChunkedArray) -> Iterator[list[str]]:
         raise DataError(
             f"{where}: {shown} that cannot be read ({error}); write the column as text or numbers"
         ) from None
-
-
-def choose_columns(table: Table, columns: Columns, required: tuple[str, ...]) -> dict[str, int]:
-    """Return the column number of each role (user, item, value, time, title) the table has."""
-    given = {role: find_column(table, role, at) for role, at in columns.given().items()}
-    free = [k for k in range(table.width) if k not in given.values()]
-    if table.names is None:
-        chosen = {role: k for k, role in enumerate(POSITIONS) if k in free} | given
-    else:
-        chosen = columns_by_name({k: table.names[k] for k in free}) | given
-    for role in required:
-        if role not in chosen:
-            headerless = "; if there is no header line, --user 0 --item 1"
-            raise DataError(
-                f"{table.path}: no {role} column among {listed(table.names or [])}; "
-                f"name it: {IMPORT} --{role} COLUMN{headerless if table.text_only else ''}"
-            )
-    return chosen
-
-
-def find_column(table: Table, role: str, wanted: str | int) -> int:
-    """Return the number of a column given by name or number; ``role`` is for the message."""
-    names = table.names or []
-    if isinstance(wanted, str):
-        folded = [name.lower() for name in names]
-        for spelling, among in ((wanted, names), (wanted.lower(), folded)):
-            if spelling in among:
-                return among.index(spelling)
-    if _is_number_of_column(wanted):
-        if 0 <= int(wanted) < table.width:
-            return int(wanted)
-        raise DataError(
-            f"{table.path}: no column {wanted} for {role}; columns are numbered 0 to "
-            f"{table.width - 1}"
-        )
-    if not names:
-        raise DataError(
-            f"{table.path}: no header line, so column '{wanted}' cannot be found; give the "
-            f"{role} column by number, 0 to {table.width - 1}"
-        )
-    raise DataError(
-        f"{table.path}: no column '{wanted}' for {role}; found {listed(names)}"
-        f"{nearest(str(wanted), names)}"
-    )
 
 
 def _is_number_of_column(wanted: str | int) -> bool:

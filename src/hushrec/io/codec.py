@@ -307,15 +307,15 @@ class Rows(Sequence[dict[str, Any]]):
 
     def to_pandas(self) -> Any:
         """Return a pandas data frame."""
-        return _imported("pandas", "to_pandas()").DataFrame(self.columns)
+        return imported("pandas", "to_pandas()").DataFrame(self.columns)
 
     def to_polars(self) -> Any:
         """Return a polars data frame."""
-        return _imported("polars", "to_polars()").DataFrame(self.columns)
+        return imported("polars", "to_polars()").DataFrame(self.columns)
 
     def to_arrow(self) -> Any:
         """Return an Arrow table."""
-        return _imported("pyarrow", "to_arrow()", extra="parquet").table(self.columns)
+        return imported("pyarrow", "to_arrow()", "parquet").table(self.columns)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.to_arrow().__arrow_c_stream__(requested_schema)
@@ -342,7 +342,8 @@ class Rows(Sequence[dict[str, Any]]):
         return [*self[: SHOWN // 2], *self[len(self) - SHOWN // 2 :]]
 
 
-def _imported(module: str, what: str, extra: str | None = None) -> Any:
+def imported(module: str, what: str, extra: str | None = None) -> Any:
+    """Return a module that ``what`` needs and that may not be installed."""
     try:
         return import_module(module)
     except ImportError:

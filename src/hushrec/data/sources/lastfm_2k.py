@@ -10,27 +10,22 @@ import numpy as np
 from hushrec.data.interactions import Interactions
 from hushrec.data.sources import DataFolder, DataSet
 
-_ARTISTS = {"artists.dat": "c173881362c6b28551368fecb3c0be5a6a30a6cd859e1f5775413dfe46d48648"}
-_LISTEN_FILES = {
-    "user_artists.dat": "001400dc3c7d2667fca6e4ea6dc6acc31a9dd28ad5cd0f74cea988c019934d3b",
-    **_ARTISTS,
-}
-_TAG_FILES = {
-    "user_taggedartists.dat": "d31fe938fcfeed6f0059f37a36b156f63674d073fc2553e5cc9dc1595e365bc7",
-    **_ARTISTS,
+_LISTENS, _TAGS, _ARTISTS = "user_artists.dat", "user_taggedartists.dat", "artists.dat"
+_SHA256 = {
+    _LISTENS: "001400dc3c7d2667fca6e4ea6dc6acc31a9dd28ad5cd0f74cea988c019934d3b",
+    _TAGS: "d31fe938fcfeed6f0059f37a36b156f63674d073fc2553e5cc9dc1595e365bc7",
+    _ARTISTS: "c173881362c6b28551368fecb3c0be5a6a30a6cd859e1f5775413dfe46d48648",
 }
 
 
-def _read_listens(folder: DataFolder, at_least: int = 1) -> Interactions:
-    data = folder.interactions("user_artists.dat").users_with_at_least(at_least)
-    return _with_titles(folder, data)
+def _read_listens(folder: DataFolder, at_least: int) -> Interactions:
+    return _with_titles(folder, folder.interactions(_LISTENS).users_with_at_least(at_least))
 
 
 def _read_tags(folder: DataFolder, at_least: int) -> Interactions:
     """Read one row per tag: an artist is repeated for each tag that the user gave it."""
-    data = folder.interactions("user_taggedartists.dat")
-    lines = folder.lines("user_taggedartists.dat", "\t", header=True)
-    day, month, year = np.array(lines, dtype=np.int64).T[3:6]
+    data = folder.interactions(_TAGS)
+    day, month, year = np.array(folder.lines(_TAGS, "\t", header=True), np.int64).T[3:6]
     months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
     days = months.astype("datetime64[D]").astype(np.int64) + day - 1
     notes = [note for note in data.notes if "time" not in note]
@@ -40,7 +35,7 @@ def _read_tags(folder: DataFolder, at_least: int) -> Interactions:
 
 
 def _with_titles(folder: DataFolder, data: Interactions) -> Interactions:
-    artists = folder.rows("artists.dat", "\t", header=True)
+    artists = folder.rows(_ARTISTS, "\t", header=True)
     if not artists:
         return data
     # Some tagged artists are not listed; their id is all there is to print.
@@ -48,46 +43,30 @@ def _with_titles(folder: DataFolder, data: Interactions) -> Interactions:
     return replace(data, titles=np.array(titles))
 
 
-_lastfm = partial(
-    DataSet,
-    licence="non-commercial use; cite Last.fm",
-    citation="Last.fm, http://www.lastfm.com; Cantador, Brusilovsky, Kuflik: HetRec 2011, RecSys.",
-    url="https://files.grouplens.org/datasets/hetrec2011/hetrec2011-lastfm-2k.zip",
-    shared_folder="lastfm-2k",
-)
-LISTENS = _lastfm(
-    name="lastfm-2k/listens",
-    title="Last.fm (HetRec 2011): play counts of artists",
-    users=1_892,
-    items=17_632,
-    rows=92_834,
-    loader=_read_listens,
-    files=_LISTEN_FILES,
-)
+def _lastfm(name: str, title: str, at_least: int, counts: tuple[int, int, int]) -> DataSet:
+    listens = name.startswith("listens")
+    users, items, rows = counts
+    return DataSet(
+        name=f"lastfm-2k/{name}",
+        title=f"Last.fm (HetRec 2011): {title}",
+        licence="non-commercial use; cite Last.fm",
+        citation="Last.fm, http://www.lastfm.com; Cantador, Brusilovsky, Kuflik: HetRec 2011, "
+        "RecSys.",
+        users=users,
+        items=items,
+        rows=rows,
+        loader=partial(_read_listens if listens else _read_tags, at_least=at_least),
+        files={file: _SHA256[file] for file in (_LISTENS if listens else _TAGS, _ARTISTS)},
+        url="https://files.grouplens.org/datasets/hetrec2011/hetrec2011-lastfm-2k.zip",
+        shared_folder="lastfm-2k",
+    )
+
+
+LISTENS = _lastfm("listens", "play counts of artists", 1, (1_892, 17_632, 92_834))
 LISTENS_10 = _lastfm(
-    name="lastfm-2k/listens-10",
-    title="Last.fm (HetRec 2011): play counts of users with at least 10, as FedRAP",
-    users=1_874,
-    items=17_612,
-    rows=92_780,
-    loader=partial(_read_listens, at_least=10),
-    files=_LISTEN_FILES,
+    "listens-10", "play counts of users with at least 10, as FedRAP", 10, (1_874, 17_612, 92_780)
 )
-TAGS_5 = _lastfm(
-    name="lastfm-2k/tags-5",
-    title="Last.fm (HetRec 2011): tags of users with at least 5, as PFedRec",
-    users=1_600,
-    items=12_454,
-    rows=185_650,
-    loader=partial(_read_tags, at_least=5),
-    files=_TAG_FILES,
-)
+TAGS_5 = _lastfm("tags-5", "tags of users with at least 5, as PFedRec", 5, (1_600, 12_454, 185_650))
 TAGS_10 = _lastfm(
-    name="lastfm-2k/tags-10",
-    title="Last.fm (HetRec 2011): tags of users with at least 10, as FedRKG",
-    users=1_269,
-    items=12_322,
-    rows=183_415,
-    loader=partial(_read_tags, at_least=10),
-    files=_TAG_FILES,
+    "tags-10", "tags of users with at least 10, as FedRKG", 10, (1_269, 12_322, 183_415)
 )
