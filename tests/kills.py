@@ -321,7 +321,7 @@ def go(root: Path, chosen: list[str]) -> int:
     os.fsync = lambda number: None
     html.report_page = lambda run, folder: {}
     html.sections.samples = lambda run: []
-    html.filled = lambda template, values: "a page"
+    html.render = lambda template, values: "a page"
     registry.entry_points = cache(registry.entry_points)
     tried, found = scenarios(root), 0
     gc.freeze()  # a forked process then copies less

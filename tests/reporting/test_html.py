@@ -14,7 +14,7 @@ from hushrec.errors import RunError
 from hushrec.evaluation.metrics import per_user, summarise
 from hushrec.privacy.statement import PrivacyStatement
 from hushrec.reporting.html import write_comparison, write_report
-from hushrec.reporting.sections import promise
+from hushrec.reporting.sections import guarantee
 from hushrec.reporting.tables import human_size
 from hushrec.runs.comparison import compare_runs
 from hushrec.runs.schema import PUBLISHED_MARK
@@ -354,7 +354,7 @@ def test_a_guarantee_is_a_sentence_with_its_words_folded(text):
     assert "<blockquote>No formal guarantee: interactions stay on the clients, but raw" in text
     assert "word for word</summary>" in text
     noised = PrivacyStatement(guarantee="DP", epsilon=8.0, delta=1e-5, statement="User-level …")
-    assert promise(noised).startswith("user-level (ε = 8, δ = 1e-05) differential privacy")
+    assert guarantee(noised).startswith("user-level (ε = 8, δ = 1e-05) differential privacy")
 
 
 def test_the_items_can_be_drawn_as_one_user_sees_them(tmp_path, monkeypatch):

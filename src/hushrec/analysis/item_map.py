@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
 from hushrec.api import Run
 from hushrec.errors import ConfigError, RunError
@@ -36,7 +37,7 @@ def tsne(points: NDArray[np.floating], *, perplexity: float = 30.0, seed: int = 
     count = len(points)
     if count < 4:
         raise ValueError(f"a map needs four points, not {count}")
-    distances = squared_distances(np.asarray(points, np.float64))
+    distances = cdist(points, points, "sqeuclidean")
     near = affinities(distances, math.log(min(perplexity, (count - 1) / 3)))
     near = (near + near.T) / (2 * count)
     positions = np.random.default_rng(seed).normal(0, 1e-4, (count, 2))
@@ -50,22 +51,6 @@ def tsne(points: NDArray[np.floating], *, perplexity: float = 30.0, seed: int = 
         positions = positions + velocity
         positions -= positions.mean(axis=0)
     return positions
-
-
-@njit(cache=True, nogil=True)
-def squared_distances(points: Matrix) -> Matrix:
-    """Return the squared distance of every two points."""
-    count, width = points.shape
-    out = np.zeros((count, count))
-    for i in range(count):
-        for j in range(i):
-            total = 0.0
-            for k in range(width):
-                apart = points[i, k] - points[j, k]
-                total += apart * apart
-            out[i, j] = total
-            out[j, i] = total
-    return out
 
 
 @njit(cache=True, nogil=True)
@@ -169,7 +154,7 @@ def shown_user(run: Run) -> int:
 
 def liked_nearby(table: NDArray[np.floating], liked: NDArray[np.integer]) -> float:
     """Return the share of liked items among the nearest neighbours of each liked item."""
-    distances = squared_distances(np.asarray(table, np.float64))
+    distances = cdist(table, table, "sqeuclidean")
     np.fill_diagonal(distances, np.inf)
     nearest = np.argsort(distances[liked], axis=1, kind="stable")[:, :NEAREST]
     return float(np.isin(nearest, liked).mean())

@@ -21,47 +21,26 @@ from hushrec.errors import ConfigError, DivergedError, HushrecError, StoppedErro
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "analyse": ("runs", "Look behind the means of a finished run; nothing is trained again."),
-    "audit": (
-        "privacy",
-        "Attack a finished run: membership, items in uploads, canary users, clipping and noise.",
-    ),
+    "audit": ("privacy", "Attack a finished run: membership, uploads, canaries, clipping, noise."),
     "compare": ("runs", "Compare finished runs user by user, the first as the baseline."),
     "data": ("data", "List, describe, fetch and import data sets."),
-    "doctor": (
-        "methods",
-        "Show versions, threads, optional parts, methods, and where data is looked for.",
-    ),
+    "doctor": ("methods", "Show versions, threads, extras, methods, and where data is looked for."),
     "evaluate": ("runs", "Score a finished run again from its checkpoint."),
     "export": ("runs", "Write a run's model for devices: a folder that numpy alone can serve."),
-    "federate": (
-        "federate",
-        "Set up and run a federation: one server, and nodes that keep their users' data.",
-    ),
+    "federate": ("federate", "Set up and run a federation, whose nodes keep their users' data."),
     "methods": ("methods", "List the installed methods, or describe one and its options."),
     "node": ("node", "Manage a node of a federation: its data and the state of its runs."),
     "privacy": ("privacy", "Compute guarantees of differential privacy."),
     "recommend": ("runs", "Recommend items that a user has not touched yet."),
-    "release": (
-        "runs",
-        "Write what a run's guarantee covers, and nothing else, into a new folder.",
-    ),
-    "report": (
-        "runs",
-        "Write a run's report.html again, or one page of several runs, and print where it is.",
-    ),
+    "release": ("runs", "Write what a run's guarantee covers, and nothing else, into a folder."),
+    "report": ("runs", "Write the report of a run, or one page of several, and print its path."),
     "reproduce": (
         "experiments.command",
         "Reproduce tables and figures of the papers, and of our own studies.",
     ),
-    "studio": (
-        "methods",
-        "Look at a folder of runs in a browser: progress, comparisons, users, privacy, the leak.",
-    ),
+    "studio": ("methods", "Browse a folder of runs: progress, comparisons, users, privacy, leak."),
     "train": ("train", "Train a method, evaluate it, and leave a run folder with a report."),
-    "tune": (
-        "train",
-        "Search for a method's options on the validation items, and write them as a preset.",
-    ),
+    "tune": ("train", "Search for a method's options on validation items; write them as a preset."),
 }
 """Module and summary of each command: `--help` needs no import of them."""
 

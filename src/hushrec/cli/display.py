@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TimeRemainingColumn
@@ -136,10 +136,8 @@ def interrupt_callback() -> Iterator[SignalInterrupt]:
         restore_handlers()
 
 
-class _Output(Protocol):
-    """Shows a round: the label of the training, its state in words, and the time that is left."""
-
-    def __call__(self, record: RoundRecord, label: str, state: list[str], left: str) -> None: ...
+_Output = Callable[[RoundRecord, str, list[str], str], None]
+"""Shows a round: its record, the label of the training, loss and metrics, and the time left."""
 
 
 class TrainingDisplay(Callback):

@@ -49,7 +49,7 @@ TASK_SECONDS = 60.0
 
 @click.group("federate")
 def federate_commands() -> None:
-    """Set up and run a federation: one server, and nodes that keep their users' data.
+    """Set up and run a federation, whose nodes keep their users' data.
 
     \b
     hushrec federate init films --data ml-100k --nodes 3

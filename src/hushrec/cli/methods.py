@@ -284,7 +284,7 @@ EXTRAS = {"neural": "torch", "flower": "flwr", "tune": "optuna", "parquet": "pya
 )
 @json_option
 def doctor_command(compiles: bool, as_json: bool) -> None:
-    """Show versions, threads, optional parts, methods, and where data is looked for.
+    """Show versions, threads, extras, methods, and where data is looked for.
 
     \b
     hushrec doctor
@@ -342,7 +342,7 @@ def _compile() -> None:
 )
 @click.option("--open", "open_it", is_flag=True, help="Open it in a browser.")
 def studio_command(folder: Path, host: str, port: int, open_it: bool) -> None:
-    """Look at a folder of runs in a browser: progress, comparisons, users, privacy, the leak.
+    """Browse a folder of runs: progress, comparisons, users, privacy, leak.
 
     \b
     hushrec studio

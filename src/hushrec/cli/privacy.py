@@ -47,7 +47,7 @@ from hushrec.runs.schema import Audit, Skipped, Summary
 @click.option("--seed", type=SEED, default=0, metavar="S", help="Of the attacks, not the run.")
 @json_option
 def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: bool) -> None:
-    """Attack a finished run: membership, items in uploads, canary users, clipping and noise.
+    """Attack a finished run: membership, uploads, canaries, clipping, noise.
 
     Writes audit.json and the report. Exits with 1, and names the evidence, if an attack contradicts
     the claimed epsilon.

@@ -299,7 +299,7 @@ def _size_line(folder: Path, sizes: Mapping[str, int]) -> str:
 @click.argument("target", metavar="DIR", type=PATH)
 @json_option
 def release_command(folder: Path, target: Path, as_json: bool) -> None:
-    """Write what a run's guarantee covers, and nothing else, into a new folder.
+    """Write what a run's guarantee covers, and nothing else, into a folder.
 
     The shipped model, the statement, the account, the configuration, the list of items and, where
     the method has one, the bundle for devices; a manifest with the SHA-256 of every file. A run
@@ -332,7 +332,7 @@ def report_command(
     user: str | None,
     out: Path | None,
 ) -> None:
-    """Write a run's report.html again, or one page of several runs, and print where it is.
+    """Write the report of a run, or one page of several, and print its path.
 
     \b
     hushrec report runs/pfedrec

@@ -252,7 +252,7 @@ def tune_command(
     verbosity: Verbosity,
     as_json: bool,
 ) -> None:
-    """Search for a method's options on the validation items, and write them as a preset.
+    """Search for a method's options on validation items; write them as a preset.
 
     \b
     hushrec tune --data ml-100k --method pfedrec --trials 20

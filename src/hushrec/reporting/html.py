@@ -35,11 +35,11 @@ CANDIDATES = "full"
 
 
 def environment(*packages: str) -> Environment:
-    """Return what renders the templates that lie in these packages."""
+    """Return the Jinja environment of the templates in these packages."""
     made = Environment(
         loader=ChoiceLoader([PackageLoader(package, ".") for package in packages]),
         autoescape=True,
-        # Words from anywhere are made safe; what is drawn already is.
+        # Control characters in strings are escaped; drawings (`Markup`) are safe already.
         finalize=lambda value: plain(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -55,15 +55,15 @@ def environment(*packages: str) -> Environment:
     return made
 
 
-def filled(template: str, values: Mapping[str, Any]) -> str:
-    """Return a page: a template with what it shows."""
-    return labelled(environment("hushrec.reporting").get_template(template).render(values))
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """Return a page: a template with its values."""
+    return add_labels(environment("hushrec.reporting").get_template(template).render(values))
 
 
-def labelled(markup: str) -> str:
-    """Let each figure of a table carry the name of its column, for screens too narrow for columns.
+def add_labels(markup: str) -> str:
+    """Give each cell of a table the name of its column: narrow screens show rows as lists.
 
-    Only for tables of ours with one line of heads; text in them is escaped, so tags are tags.
+    The tables have one header row; text in them is escaped, so every tag is a tag of the template.
     """
 
     def stacked(table: re.Match[str]) -> str:
@@ -99,20 +99,20 @@ def write_report(
         "map": sections.drawn_map(run) if item_map else None,
         "one": None if user is None else one_user(run, user),
     }
-    run.folder.write_text(REPORT, filled("template.html.j2", page))
+    run.folder.write_text(REPORT, render("template.html.j2", page))
     return run.folder.path / REPORT
 
 
 def write_federated_report(folder: RunFolder) -> Path:
     """Write ``report.html`` of a federated run, from what the coordinator knows."""
     experiment, summary = folder.experiment(), folder.read_summary()
-    page = _any_page(experiment, summary, folder.read_metrics(), experiment.make_method())
+    page = _common_values(experiment, summary, folder.read_metrics(), experiment.make_method())
     page |= {"together": None, "metric_name": metric_name}
-    folder.write_text(REPORT, filled("federated.html.j2", page))
+    folder.write_text(REPORT, render("federated.html.j2", page))
     return folder.path / REPORT
 
 
-def _any_page(
+def _common_values(
     experiment: Experiment, summary: Summary, lines: Sequence[RoundLine], method: Method
 ) -> dict[str, Any]:
     """Return what the reports of simulated and of federated runs have in common."""
@@ -123,7 +123,7 @@ def _any_page(
         "convergence": sections.convergence(experiment, summary, lines),
         "costs": sections.costs(experiment, summary, lines, pooled=method.traits.pooled),
         "budgets_plot": sections.budgets_plot(summary),
-        "promise": sections.promise(summary.privacy),
+        "guarantee": sections.guarantee(summary.privacy),
         "options": tables.options(method, summary),
         "curve_style": plots.CURVE_STYLE,
         "toml": experiment.to_toml(),
@@ -135,7 +135,7 @@ def report_page(run: Run, folder: RunFolder) -> dict[str, Any]:
     compared = baselines.MethodAndBaselines(run)
     lines, audit = folder.read_metrics(), sections.read_audit(folder)
     return {
-        **_any_page(run.experiment, run.summary, lines, run.model.method),
+        **_common_values(run.experiment, run.summary, lines, run.model.method),
         "data": run.split.data,
         "compared": compared,
         "headline": [baselines.headline(compared, name) for name in HEADLINE],
@@ -176,7 +176,7 @@ def write_comparison(paths: Sequence[Path], file: Path) -> Path:
             for row, summary in zip({row.run: row for row in rows}.values(), summaries, strict=True)
         ],
     }
-    write_text(file, filled("compare.html.j2", page))
+    write_text(file, render("compare.html.j2", page))
     return file
 
 

@@ -101,7 +101,7 @@ def tick_label(value: float, ticks: Sequence[float]) -> str:
 
 
 def nice_ticks(low: float, high: float, steps: int) -> list[float]:
-    """Return round numbers that enclose low and high, about ``steps`` apart."""
+    """Return equidistant round numbers that enclose low and high, in about ``steps`` steps."""
     if not high > low:
         high = low + (abs(low) or 1.0)
     raw = (high - low) / steps
@@ -336,7 +336,7 @@ def heat(shares: Sequence[Sequence[float]], names: Sequence[str], label: str) ->
 
 
 def standalone(panels: Sequence[tuple[str, Markup]], height: int = LINE_HEIGHT) -> str:
-    """Return line drawings as a file of its own: (title, drawing) each, one below the other."""
+    """Return an SVG file of several line drawings with their titles, one below the other."""
     style = (
         "svg{overflow:visible}.grid{stroke:#d8dbe2}.curve{fill:none;stroke:#2f6fde;stroke-width:2;"
         "vector-effect:non-scaling-stroke}text{font:12px system-ui,sans-serif;fill:#4a5060}"

@@ -118,7 +118,7 @@ def guidance(run: Run, lines: Sequence[RoundLine]) -> dict[str, Any] | None:
         for name in names
     ]
     marks = [effect.round for effect in effects]
-    # Where guidance comes every round, a few of them say it all.
+    # Where guidance comes every round, a few of them are enough.
     shown = evenly_spread(len(effects), SHOWN_EFFECTS)
     return {
         "plot": plots.curves(rows, marked(run.summary, "Validation NDCG@10 by group"), marks=marks),
@@ -206,15 +206,15 @@ def _plot(run: Run, name: str, places: list[list[int]], liked: set[int], held: s
     return plots.drawing("map", label, dots, viewBox=f"-20 -20 {GRID + 40} {GRID + 40}")
 
 
-def promise(said: PrivacyStatement) -> str:
+def guarantee(privacy: PrivacyStatement) -> str:
     """Return the guarantee in one sentence; the statement has the details."""
-    if said.epsilon is None:
-        first, _, _ = said.statement.partition(". ")
+    if privacy.epsilon is None:
+        first, _, _ = privacy.statement.partition(". ")
         return first.split(", and the rows")[0].rstrip(".") + "."
-    mark = "Simulated: " if said.noise_seed is not None else ""
+    mark = "Simulated: " if privacy.noise_seed is not None else ""
     return (
-        f"{mark}{said.unit}-level (ε = {said.epsilon:.4g}, δ = {said.delta:.2g}) differential "
-        "privacy of everything that training released."
+        f"{mark}{privacy.unit}-level (ε = {privacy.epsilon:.4g}, δ = {privacy.delta:.2g}) "
+        "differential privacy of everything that training released."
     )
 
 
