@@ -148,9 +148,8 @@ class ServingData:
             arrays["titles"] = text_to_array(self.titles)
         if self.holders is not None:
             arrays["holders"] = self.holders
-        return arrays | features_to_arrays(
-            {"user": train.user_features, "item": train.item_features}
-        )
+        features = {"user": train.user_features, "item": train.item_features}
+        return arrays | features_to_arrays(features)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> ServingData:
@@ -159,13 +158,11 @@ class ServingData:
             items, users = (array_to_strings(arrays[name]) for name in ("items", "users"))
             titles = array_to_strings(arrays["titles"]) if "titles" in arrays else None
             features = features_from_arrays(("user", "item"), arrays)
-            rows = [
-                checked_lists(
-                    part, arrays[f"{part}.indptr"], arrays[f"{part}.items"], len(users), len(items)
-                )
-                for part in ("train", "later")
-            ]
-            positives, later = (Ragged(*lists) for lists in rows)
+            sizes = len(users), len(items)
+            positives, later = (
+                Ragged(*checked_lists(p, arrays[f"{p}.indptr"], arrays[f"{p}.items"], *sizes))
+                for p in ("train", "later")
+            )
             times, values = arrays["train.times"], arrays["train.values"]
             numbers, trained = arrays["numbers"].astype(np.int32), arrays["trained"].astype(bool)
             holders = arrays["holders"].astype(np.int32) if "holders" in arrays else None

@@ -79,12 +79,7 @@ class Recommends(ABC):
     ) -> list[Recommendation]: ...
     @overload
     def recommend(
-        self,
-        users: Iterable[str | int] | None = None,
-        k: int = 10,
-        history: None = None,
-        features: None = None,
-        threads: int | None = None,
+        self, users: Iterable[str | int] | None = None, k: int = 10, *, threads: int | None = None
     ) -> Rows: ...
     def recommend(
         self,

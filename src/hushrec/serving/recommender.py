@@ -32,15 +32,9 @@ FORMAT = "hushrec-bundle-4"
 MANIFEST, MODEL = "manifest.json", "model.safetensors"
 MOST_BYTES = 2**30
 """A larger file is refused: a device has no use for it."""
-LARGEST = 1e30
-"""Of a number: single precision knows hardly more."""
-DTYPES: dict[str, np.dtype[Any]] = {
-    "F16": np.dtype("<f2"),
-    "F32": np.dtype("<f4"),
-    "U8": np.dtype("u1"),
-    "U16": np.dtype("<u2"),
-    "I32": np.dtype("<i4"),
-}
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Of a number above 0: single precision knows hardly more."""
+DTYPES = {"F16": "<f2", "F32": "<f4", "U8": "u1", "U16": "<u2", "I32": "<i4"}
 Array = NDArray[Any]
 IDS, NUMBERS = ("U16", "I32"), ("F16", "F32")
 """Types that items and weights may have in a file."""
@@ -235,7 +229,8 @@ class _Lags:
             self._ends[-1] = None
         if any(not (a and (b is None or b > a)) for a, b in pairwise(self._ends)):
             raise BundleError(f"'ends' = {options['ends']} do not ascend")
-        self._recency, self._floor = _number(options, "recency"), _floor(options)
+        self._recency = _number(options, "recency")
+        self._floor = _number(options, "floor", SMALLEST)
         self._of_sum = _one_of(options, "logs", ("sum", "each")) == "sum"
         self.size = len(self._ends) + self._of_sum
 
@@ -261,8 +256,8 @@ class _Factors:
 
     def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
         self._vectors = given.take(name + "vectors", NUMBERS, given.n_items, None).astype("f4")
-        self._unseen, self._ridge = _number(options, "unseen"), _floor(options, "ridge")
-        self._floor, self._recent = _floor(options), _whole(options, "recent", 0)
+        self._unseen, self._recent = _number(options, "unseen"), _whole(options, "recent", 0)
+        self._ridge, self._floor = (_number(options, n, SMALLEST) for n in ("ridge", "floor"))
         vectors = self._vectors.astype(float)
         self._everything = self._unseen * (vectors.T @ vectors)
 
@@ -284,7 +279,8 @@ class _Shares:
     def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
         shares = given.take(name + "shares", ("F32",), given.n_items)
         most = max(shares.max(), np.float32(1))
-        self._scores = np.stack([shares / most, _log(shares, _floor(options))])
+        logs = _log(shares, _number(options, "floor", SMALLEST))
+        self._scores = np.stack([shares / most, logs])
 
     def score(self, past: Array) -> Array:
         return self._scores
@@ -330,14 +326,12 @@ def _by_lag(length: int, recency: float) -> Array:
 
 
 def _log(values: Array, floor: float) -> Array:
-    out: Array = np.log(np.maximum(values, np.float32(0)) + np.float32(floor))
-    return out
+    return np.asarray(np.log(np.maximum(values, np.float32(0)) + np.float32(floor)))
 
 
 def _soft(values: Array) -> Array:
     """Multiply every value by its sigmoid."""
-    out: Array = values / (1 + np.exp(np.clip(-STEEPNESS * values, -80, 80)))
-    return out
+    return np.asarray(values / (1 + np.exp(np.clip(-STEEPNESS * values, -80, 80))))
 
 
 def _largest(scores: Array, count: int) -> Array:
@@ -404,20 +398,11 @@ def _one_of(options: Mapping[str, Any], name: str, allowed: Iterable[str]) -> st
     return value
 
 
-def _number(options: Mapping[str, Any], name: str) -> float:
-    """Return a finite number that must not be negative."""
+def _number(options: Mapping[str, Any], name: str, least: float = 0.0) -> float:
     value: Any = options.get(name)
-    if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # true for NaN as well
-        raise BundleError(f"'{name}' is not a number from 0 to {LARGEST:g}")
+    if type(value) not in (int, float) or not least <= value <= LARGEST:  # true for NaN as well
+        raise BundleError(f"'{name}' is not a number from {least:g} to {LARGEST:g}")
     return float(value)
-
-
-def _floor(options: Mapping[str, Any], name: str = "floor") -> float:
-    """Return a number that logarithms can be taken of."""
-    value = _number(options, name)
-    if value < 1e-30:
-        raise BundleError(f"'{name}' = {value!r} is not above 0")
-    return value
 
 
 def _whole(options: Mapping[str, Any], name: str, least: int) -> int:
@@ -459,12 +444,10 @@ def _parse_tensors(content: bytes) -> dict[str, NDArray[Any]]:
         raise BundleError("the model's header is longer than its file")
     try:
         header = json.loads(content[8:start])
+        header.pop("__metadata__", None)
         out, end = {}, start
-        for name, spec in sorted(
-            ((n, s) for n, s in header.items() if n != "__metadata__"),
-            key=lambda pair: pair[1]["data_offsets"],
-        ):
-            dtype, shape = DTYPES[spec["dtype"]], tuple(spec["shape"])
+        for name, spec in sorted(header.items(), key=lambda entry: entry[1]["data_offsets"]):
+            dtype, shape = np.dtype(DTYPES[spec["dtype"]]), tuple(spec["shape"])
             first, last = (start + offset for offset in spec["data_offsets"])
             if first != end or last - first != dtype.itemsize * math.prod(shape):
                 raise BundleError(f"'{name}' does not have the size its header says")
@@ -472,11 +455,9 @@ def _parse_tensors(content: bytes) -> dict[str, NDArray[Any]]:
                 raise BundleError(f"'{name}' has an impossible shape")
             out[name] = np.frombuffer(content[first:last], dtype).reshape(shape)
             end = last
-    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, RecursionError) as error:
-        raise BundleError(f"the model's header cannot be read: {error}") from None
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, BundleError):
-            raise
+    except BundleError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise BundleError(f"the model's header is malformed: {error!r}") from None
     if end != len(content):
         raise BundleError("the model has bytes that belong to nothing")
