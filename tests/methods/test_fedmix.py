@@ -228,9 +228,8 @@ def test_the_network_learns_by_its_derivatives(best):
     scale = np.abs(scale) + np.float32(0.5)
     weights = rng.normal(size=(2, width - 1)).astype(np.float32)
     part = np.array([True, True, True, False, True, True])
-    has, sums = mixture.network_sums(
-        indptr, flat, 9, part, weights, center, scale, network, hidden, best
-    )
+    reranker = mixture.Reranker(center, scale, network, hidden, best)
+    has, sums = mixture.network_sums(indptr, flat, 9, part, weights, reranker)
     found = 0
     for client, mine in enumerate([[0], [1], [], [2, 3], [4], [5]]):
         parameters = torch.tensor(network, requires_grad=True)
@@ -258,18 +257,9 @@ def test_what_is_not_reranked_stays_below():
     before, hidden = mixed.copy(), 3
     network = rng.normal(size=4 * hidden + hidden + hidden**2 + 2 * hidden + 1) * 3
     seen = np.array([0, 1, 2, 3, 4, 5])
-    mixture.rerank(
-        mixed,
-        scores,
-        np.ones(4, np.float32),
-        np.array([0, 3, 3, 6, 6]),
-        seen,
-        np.zeros(4, np.float32),
-        np.ones(4, np.float32),
-        network.astype(np.float32),
-        hidden,
-        8,
-    )
+    ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+    reranker = mixture.Reranker(zeros, ones, network.astype(np.float32), hidden, 8)
+    mixture.rerank(mixed, scores, ones, np.array([0, 3, 3, 6, 6]), seen, reranker)
     assert not np.array_equal(mixed, before)
     for client, touched in enumerate(([0, 1, 2], [], [3, 4, 5], [])):
         rest = np.setdiff1d(np.arange(30), touched)

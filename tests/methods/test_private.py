@@ -23,7 +23,8 @@ from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.federation.setup import set_up
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.fedals import FedALS, PrivateFedALS, summed_vectors
+from hushrec.kernels.ragged import recent_vectors
+from hushrec.methods.fedals import FedALS, PrivateFedALS
 from hushrec.methods.shared.denoising import expected_powers, find_head
 from hushrec.methods.statistics.fedease import FedEASE, PrivateFedEASE
 from hushrec.methods.statistics.fednext import FedNext, PrivateFedNext
@@ -233,10 +234,10 @@ def test_every_stack_size_gives_the_same_bits(kind):
         np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_summed_vectors_stops_where_weights_end():
+def test_recent_vectors_stops_where_weights_end():
     items = np.arange(8.0).reshape(4, 2)
-    got = summed_vectors(
-        items, np.array([0, 3, 3]), np.array([3, 1, 2], np.int32), np.array([1, 0.5])
+    got = recent_vectors(
+        np.array([0, 3, 3]), np.array([3, 1, 2], np.int32), items, np.array([1, 0.5])
     )
     np.testing.assert_array_equal(got, [items[2] + 0.5 * items[1], [0, 0]])
 

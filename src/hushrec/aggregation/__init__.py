@@ -188,6 +188,14 @@ class Total:
     noise_std: float = 0.0
     """Standard deviation of the Gaussian noise that every entry carries; public."""
 
+    def table(self, name: str, *shape: int) -> NDArray[np.float64]:
+        """Return the sum of a table in dense form; rows that nobody touched are 0."""
+        out = np.zeros(shape)
+        if name in self.rows:
+            ids, summed = self.rows[name]
+            out[ids] = summed
+        return out
+
 
 STEPS_PER_UNIT = 2.0**32
 

@@ -37,13 +37,9 @@ def njit(**options: Any) -> Callable[[Kernel], Kernel]:
 
 def _has_home() -> bool:
     """Return whether there is a home folder; without one numba would create a folder ``~``."""
-    if {"NUMBA_CACHE_DIR", "XDG_CACHE_HOME"} & os.environ.keys():
-        return True
-    try:
-        Path.home()
-    except RuntimeError:
-        return False
-    return True
+    with suppress(RuntimeError):
+        return bool({"NUMBA_CACHE_DIR", "XDG_CACHE_HOME"} & os.environ.keys() or Path.home())
+    return False
 
 
 def _forgiving(kernel: Any) -> Any:

@@ -13,7 +13,7 @@ added up in a row of their own, and moved once.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,17 +83,6 @@ def score_vectors(vectors: Array, columns: Array, out: Array) -> None:
             for j in range(len(column)):
                 mine[j] += weight * column[j]
         out[c] += mine
-
-
-@njit(cache=True, nogil=True)
-def recent_vectors(indptr: Array, items: Array, table: Array, by_place: Array) -> Array:
-    """Return the sum of each client's last items' rows, the g-th last times ``by_place[g - 1]``."""
-    out = np.zeros((len(indptr) - 1, table.shape[1]), np.float32)
-    for c in range(len(indptr) - 1):
-        last = indptr[c + 1]
-        for g in range(1, min(len(by_place), last - indptr[c]) + 1):
-            out[c] += by_place[g - 1] * table[items[last - g]]
-    return out
 
 
 @njit(cache=True, nogil=True)
@@ -200,6 +189,19 @@ def score_groups(
 
 
 # ---------------------------------------------------------------- fitting and reranking
+
+
+class Reranker(NamedTuple):
+    """The network that reranks candidates."""
+
+    center: Array
+    scale: Array
+    """Its inputs are scores less their center, over their scale."""
+    flat: Array
+    hidden: int
+    """Width of both hidden layers."""
+    best: int
+    """Number of candidates that it reranks."""
 
 
 @njit(cache=True, nogil=True)
@@ -369,16 +371,7 @@ def back(
 
 @njit(cache=True, nogil=True)
 def network_sums(
-    indptr: Array,
-    rows: Array,
-    block: int,
-    takes_part: Array,
-    weights: Array,
-    center: Array,
-    scale: Array,
-    flat: Array,
-    hidden: int,
-    best: int,
+    indptr: Array, rows: Array, block: int, takes_part: Array, weights: Array, network: Reranker
 ) -> tuple[Array, Array]:
     """Return who took part, and per such client: tasks, loss, and the network's gradient.
 
@@ -387,6 +380,7 @@ def network_sums(
     candidates of the mixture: the network reranks only those, and must not learn that a target is
     an item that does not belong there.
     """
+    center, scale, flat, hidden, best = network
     width = len(center)
     has = np.zeros(len(indptr), np.int64)
     out = np.zeros((len(indptr) - 1, 2 + len(flat)), np.float32)
@@ -432,18 +426,10 @@ def network_sums(
 
 @njit(cache=True, nogil=True)
 def rerank(
-    mixed: Array,
-    scores: Array,
-    lengths: Array,
-    seen_indptr: Array,
-    seen: Array,
-    center: Array,
-    scale: Array,
-    flat: Array,
-    hidden: int,
-    best: int,
+    mixed: Array, scores: Array, lengths: Array, seen_indptr: Array, seen: Array, network: Reranker
 ) -> None:
     """Rerank each client's best untouched items by the network; all others stay below them."""
+    center, scale, flat, hidden, best = network
     width = len(center)
     layers = np.empty((2, best, hidden), np.float32)
     slopes = np.empty_like(layers)

@@ -301,21 +301,6 @@ def add_to_strongest(
         _keep_row(item, ids[:n], found[:n], neighbours[item], weights[item])
 
 
-def some_pairs(
-    indptr: Array, keys: Array, rows: Array, n_items: int, head: Array, part: int, parts: int
-) -> tuple[Array, Array, Array]:
-    """Return those pairs, ragged by client, that a round of several is about.
-
-    With ``part`` below 0 both items are in the head. Else they are not both, and the first is one
-    of each ``parts``. An item's count, (i, i), goes with the pairs that it comes first in.
-    """
-    first, second = keys // n_items, keys % n_items
-    wanted = head[first] & head[second]
-    if part >= 0:
-        wanted = (first % parts == part) & ((first == second) | ~wanted)
-    return np.concatenate([[0], np.cumsum(wanted)])[indptr], keys[wanted], rows[wanted]
-
-
 @njit(cache=True, nogil=True)
 def add_from_history(
     scores: Array, indptr: Array, items: Array, neighbours: Array, weights: Array, by_place: Array

@@ -109,6 +109,18 @@ def add_scattered(dense: Array, indptr: Array, ids: Array, rows: Array) -> None:
 
 
 @njit(cache=True, nogil=True)
+def recent_vectors(indptr: Array, items: Array, table: Array, by_place: Array) -> Array:
+    """Return the sum of each client's last items' rows, the g-th last times ``by_place[g - 1]``."""
+    out = np.zeros((len(indptr) - 1, table.shape[1]), table.dtype)
+    for c in range(len(indptr) - 1):
+        last = indptr[c + 1]
+        for g in range(1, min(len(by_place), last - indptr[c]) + 1):
+            for k in range(table.shape[1]):
+                out[c, k] += by_place[g - 1] * table[items[last - g], k]
+    return out
+
+
+@njit(cache=True, nogil=True)
 def changed_rows(
     indptr: Array, ids: Array, rows: Array, base: Array, factors: Array, above: Any
 ) -> tuple[Array, Array, Array]:

@@ -26,7 +26,6 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
-from hushrec.kernels import ragged
 from hushrec.kernels.inner_product import fit_pooled
 from hushrec.methods import base
 from hushrec.methods.base import Fitted, Method, MethodConfig, Scores, Shared, Traits
@@ -38,9 +37,7 @@ from hushrec.training import samples as training
 
 def distinct_items(positives: Ragged) -> Ragged:
     """Return each client's items once, ascending."""
-    none = Ragged.empty(len(positives))
-    pair = (positives.indptr, positives.values, none.indptr, none.values)
-    return Ragged(*ragged.sorted_union(*pair))
+    return positives.union(Ragged.empty(len(positives)))
 
 
 def where(items: Ragged, kept: NDArray[np.bool_]) -> Ragged:
@@ -67,11 +64,8 @@ class Popularity(Method):
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Replace the counts by this round's."""
-        counts = np.zeros_like(shared["counts"])
-        if "counts" in total.rows:
-            ids, summed = total.rows["counts"]
-            counts[ids] = summed[:, 0]
-        return {"counts": counts}
+        counts = total.table("counts", len(shared["counts"]), 1)
+        return {"counts": counts[:, 0].astype(np.float32)}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by count."""
@@ -150,7 +144,7 @@ class LocalOnly(SharesNothing):
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the own table."""
         tables, vectors = np.asarray(private["table"]), np.asarray(private["vector"])
-        return training.score_own_tables(tables, vectors, np.asarray(private["bias"]))
+        return training.score_inner_product(tables, vectors, np.asarray(private["bias"]))
 
 
 class CentralMFConfig(MethodConfig):

@@ -92,9 +92,7 @@ class FCF(Method):
         gradient = 2 * config.ridge * items / total.clients
         if "squares" in total.dense:
             gradient = gradient + 2 * items @ total.dense["squares"] / total.clients
-        if "items" in total.rows:
-            ids, summed = total.rows["items"]
-            gradient[ids] -= 2 * summed / total.clients
+        gradient = gradient - 2 * total.table("items", *items.shape) / total.clients
         steps = shared["steps"] + 1
         mean = config.beta1 * shared["mean"] + (1 - config.beta1) * gradient
         square = config.beta2 * shared["square"] + (1 - config.beta2) * gradient**2

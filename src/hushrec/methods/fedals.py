@@ -44,6 +44,7 @@ from hushrec.config import Count, Share, Width
 from hushrec.data.views import Ragged, TrainView
 from hushrec.io import require_memory
 from hushrec.kernels.jit import njit
+from hushrec.kernels.ragged import recent_vectors
 from hushrec.methods import base
 from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Phase, Scores, Shared
 from hushrec.methods.baselines import distinct_items
@@ -106,7 +107,7 @@ class PrivateFedALS(Method):
     def _fit_vectors(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         items = distinct_items(only(view.positives, shared["head"]))
         ones = np.ones(max(1, int(items.lengths.max(initial=1))))
-        vectors = summed_vectors(shared["items"], items.indptr, items.values, ones)
+        vectors = recent_vectors(items.indptr, items.values, shared["items"], ones)
         lengths = np.sqrt((vectors**2).sum(axis=1)) * np.sqrt(items.lengths)
         each = vectors / np.maximum(lengths, 1e-30)[:, None]
         rows = np.repeat(each, items.lengths, axis=0).astype(np.float32)
@@ -122,16 +123,14 @@ class PrivateFedALS(Method):
 
     def _learn_items(self, shared: Shared, total: Total, number: int) -> Shared:
         """Take a step; vectors outside the head are 0."""
-        new = np.zeros_like(shared["items"])
-        ids, summed = total.rows["items"]
-        new[ids] = summed
+        new = total.table("items", *shared["items"].shape)
         return {**shared, "items": orthonormal(new, shared["head"])}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by the factors of the last items of the head."""
         past = only(history.positives, shared["head"])
         weights = np.arange(1.0, self.config.recent + 1) ** -self.config.recency
-        vectors = summed_vectors(shared["items"], past.indptr, past.values, weights)
+        vectors = recent_vectors(past.indptr, past.values, shared["items"], weights)
         return score_inner_product(shared["items"], vectors)
 
 
@@ -140,18 +139,6 @@ def orthonormal(items: Array, head: NDArray[np.bool_]) -> Array:
     out = np.zeros_like(items)
     basis = np.linalg.qr(items[head])[0]
     out[np.flatnonzero(head), : basis.shape[1]] = basis
-    return out
-
-
-@njit(cache=True, nogil=True)
-def summed_vectors(items: Array, indptr: Array, touched: Array, by_place: Array) -> Array:
-    """Add up each client's item vectors, the g-th last times ``by_place[g - 1]``, none beyond."""
-    out = np.zeros((len(indptr) - 1, items.shape[1]))
-    for c in range(len(indptr) - 1):
-        last = indptr[c + 1]
-        for p in range(last - 1, max(indptr[c], last - len(by_place)) - 1, -1):
-            for k in range(items.shape[1]):
-                out[c, k] += by_place[last - 1 - p] * items[touched[p], k]
     return out
 
 

@@ -215,7 +215,7 @@ class FedRAP(base.Method, base.Tunable, base.OwnTable, base.ItemTables, base.Mod
         """Score with the sum of the new common table and the personal table."""
         tables = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
-        return training.score_own_tables(tables + shared["common"], vectors, biases)
+        return training.score_inner_product(tables + shared["common"], vectors, biases)
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
         """Set D to 0, so that the score is <u, C_i> + b."""

@@ -117,11 +117,10 @@ class FedRec(Method):
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Add the mean change of each row over the devices that sent it."""
-        ids, summed = total.rows["items"]
-        items = shared["items"].astype(np.float64)
+        summed = total.table("items", len(shared["items"]), self.config.d + 1)
         # Under noise the count is noisy and may be below 1.
-        items[ids] += summed[:, :-1] / np.maximum(1, summed[:, -1:])
-        return {"items": items.astype(np.float32)}
+        mean = summed[:, :-1] / np.maximum(1, summed[:, -1:])
+        return {"items": (shared["items"] + mean).astype(np.float32)}
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Predict the residual ratings; a user's mean does not change the order of its items."""

@@ -42,7 +42,6 @@ from hushrec.aggregation import ClientRows, Total, Update, UploadShape
 from hushrec.config import Count, Share, Width
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
-from hushrec.kernels import inner_product
 from hushrec.kernels.row_networks import fit_gates, fused_tables, open_gates
 from hushrec.methods import base
 from hushrec.methods.base import Array, Fitted, MethodConfig, Scores, Shared
@@ -295,15 +294,10 @@ class FedRKG(base.Method, base.Tunable, base.OwnTable, base.Guided, base.NoisesG
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the private table, or with the global one."""
         table = shared["guidance"] if self.global_only else np.asarray(private["table"])
-        scores: Scores
         if self.has_network:
-            scores = networks().score_row_networks(_network(private), table)
-            return scores
+            return np.asarray(networks().score_row_networks(_network(private), table))
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
-        if self.global_only:
-            scores = inner_product.inner_products(table, vectors, biases)
-            return scores
-        return training.score_own_tables(table, vectors, biases)
+        return training.score_inner_product(table, vectors, biases)
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
         """Replace private tables by the last guidance table."""

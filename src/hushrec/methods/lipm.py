@@ -52,9 +52,8 @@ from hushrec.kernels.ragged import add_scattered
 from hushrec.methods import base
 from hushrec.methods.base import Array, Between, Fitted, OneOf, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import PerceptronConfig
-from hushrec.private import PerClient, PerClientRows, Private, PrivateFields
+from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, rows_in
 from hushrec.streams import Round, Streams
-from hushrec.training import silo_network
 from hushrec.training.networks import Perceptron
 from hushrec.training.samples import draw_silo_samples
 from hushrec.training.silo_network import Optimiser, SiloModel, SiloProblem, train_silo_networks
@@ -89,9 +88,6 @@ def shared_out(touched: Ragged, deltas: Array, network: Array, shares: Array) ->
         rows[f"items{k}"] = ClientRows(touched.indptr, touched.values, weighted)
     dense = {"network": shares[:, :, None] * network[:, None], "shares": shares}
     return Update(len(shares), rows, dense)
-
-
-NETWORK = frozenset({"network"})
 
 
 class LIPMConfig(PerceptronConfig):
@@ -251,11 +247,9 @@ class LIPM(base.Method, base.Tunable):
 
     def _tuned(self, problem: SiloProblem, start: SiloModel) -> Array:
         """Take some SGD steps on the received network, except on the gate."""
-        optimiser = Optimiser(self.config.tune_rate, adam=False)
+        optimiser, steps = Optimiser(self.config.tune_rate, adam=False), self.config.tune_steps
         head = set(problem.shapes) - {"gate"}
-        done = train_silo_networks(
-            problem, start, optimiser, moves=NETWORK, only=head, steps=self.config.tune_steps
-        )
+        done = train_silo_networks(problem, start, optimiser, only=head, steps=steps)
         return done.model.network
 
     def _with_gate(self, problem: SiloProblem, start: SiloModel, interests: Array) -> Array:
@@ -267,9 +261,7 @@ class LIPM(base.Method, base.Tunable):
         fixed = {**problem.fixed, "client": interests}
         gated = replace(problem, loss=self.perceptron.gated_loss, fixed=fixed, decay=0.0)
         optimiser, steps = Optimiser(self.config.lr), self.config.gate_steps
-        done = train_silo_networks(
-            gated, start, optimiser, moves=NETWORK, only={"gate"}, steps=steps
-        )
+        done = train_silo_networks(gated, start, optimiser, only={"gate"}, steps=steps)
         return done.model.network
 
     def _guided(self, update: Update, last_round: Array, view: TrainView, now: Round) -> Update:
@@ -304,21 +296,17 @@ class LIPM(base.Method, base.Tunable):
             least = total.clients * np.exp(-2 * self.config.weight_bound)
             weights = total.clients / 2 + float(total.dense[OWN_WEIGHT])
             weights = float(np.clip(weights, least, total.clients))
-        items = shared["items"].astype(np.float64)
-        ids, summed = total.rows["items"]
-        items[ids] += summed / weights
+        items = shared["items"] + total.table("items", *shared["items"].shape) / weights
         network = shared["network"] + total.dense["network"] / weights
         return {**shared, "items": items.astype(np.float32), "network": network.astype(np.float32)}
 
     def _apply_averages(self, shared: Shared, total: Total) -> Shared:
         """Add to each average the mean delta, weighted by the silos' shares."""
-        items = shared["items"].astype(np.float64)
-        network = shared["network"].astype(np.float64)
+        items, network = (shared[name].astype(np.float64) for name in ("items", "network"))
         # Noisy sums of shares are bounded below; an average without shares stays unchanged.
         weights = np.maximum(total.dense["shares"], 1e-3 * total.clients)
         for k, weight in enumerate(weights):
-            ids, summed = total.rows[f"items{k}"]
-            items[k, ids] += summed / weight
+            items[k] += total.table(f"items{k}", *items[k].shape) / weight
             network[k] += total.dense["network"][k] / weight
         return {**shared, "items": items.astype(np.float32), "network": network.astype(np.float32)}
 
@@ -412,6 +400,15 @@ def client_means(rows: Array, view: TrainView) -> Array:
 
 def user_rows(private: Private, name: str, view: TrainView) -> Array:
     """Return each user's row of a private field; zeros before its first training."""
-    kept = private[name]
-    assert isinstance(kept, ClientRows)
-    return silo_network.rows_of_users(kept, view)
+    kept = rows_in(private, name)
+    rows = np.zeros((len(view), kept.rows.shape[1]), np.float32)
+    client = np.repeat(np.arange(len(view.clients)), np.diff(view.client_indptr))
+    wanted = (client << 32) + view.users
+    owner = np.repeat(np.arange(len(kept.indptr) - 1), np.diff(kept.indptr))
+    known = (owner << 32) + kept.ids
+    if len(known):
+        # Clients keep their users in ascending order.
+        index = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        known_user = known[index] == wanted
+        rows[known_user] = kept.rows[index[known_user]]
+    return rows

@@ -28,7 +28,7 @@ from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors
 from hushrec.training.samples import draw_device_samples, first_vector
-from hushrec.training.tensors import Tensor, torch
+from hushrec.training.tensors import torch
 
 
 class NeuMFConfig(CentralMFConfig):
@@ -114,20 +114,13 @@ class NeuMF(CentralMF):
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score all items, user by user."""
         vectors = torch.from_numpy(np.array(private["vector"]))
-        layers = {name: torch.from_numpy(array) for name, array in shared.items()}
-        items = layers.pop("items")[None]
-        scores = np.empty((len(vectors), items.shape[1]), np.float32)
+        layers = {name: torch.from_numpy(array)[None] for name, array in shared.items()}
+        items, weight, bias = (layers.pop(n) for n in ("items", "final/weight", "final/bias"))
+        d, scores = self.config.d, np.empty((len(vectors), items.shape[1]), np.float32)
         with torch.no_grad():
             for c, vector in enumerate(vectors):
-                scores[c] = _logits(layers, vector[None, None], items)[0].numpy()
+                user = vector.expand_as(items)
+                mlp = tensors.mlp(layers, torch.cat([user[..., d:], items[..., d:]], -1))
+                both = torch.cat([user[..., :d] * items[..., :d], torch.relu(mlp)], -1)
+                scores[c] = (both @ weight[0] + bias)[0, :, 0].numpy()
         return scores
-
-
-def _logits(layers: tensors.Params, users: Tensor, items: Tensor) -> Tensor:
-    """Return the logits [1, samples] of user vectors and item rows [1, samples or 1, 2d]."""
-    d = items.shape[-1] // 2
-    users = users.expand_as(items)
-    network = {name: tensor[None] for name, tensor in layers.items() if name.startswith("layer")}
-    mlp = torch.relu(tensors.mlp(network, torch.cat([users[..., d:], items[..., d:]], -1)))
-    both = torch.cat([users[..., :d] * items[..., :d], mlp], -1)
-    return (both @ layers["final/weight"] + layers["final/bias"])[..., 0]

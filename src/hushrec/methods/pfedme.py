@@ -27,7 +27,7 @@ from hushrec.data.views import TrainView
 from hushrec.methods.base import Array, Fitted, Method, Scores, Shared, Traits
 from hushrec.methods.lipm import initial_model, score_silos, user_rows
 from hushrec.methods.shared.options import PerceptronConfig
-from hushrec.private import PerClient, PerClientRows, Private, PrivateFields
+from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, rows_in
 from hushrec.streams import Round, Streams
 from hushrec.training.networks import Perceptron
 from hushrec.training.samples import draw_silo_samples
@@ -106,9 +106,7 @@ class PFedMe(Method):
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Move w towards the mean of the w_i: w + beta (mean - w)."""
         rate = self.config.server_rate / total.clients
-        ids, summed = total.rows["items"]
-        items = shared["items"].astype(np.float64)
-        items[ids] += rate * summed
+        items = shared["items"] + rate * total.table("items", *shared["items"].shape)
         network = shared["network"] + rate * total.dense["network"]
         return {"items": items.astype(np.float32), "network": network.astype(np.float32)}
 
@@ -118,8 +116,7 @@ class PFedMe(Method):
 
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the client's own model."""
-        rows, networks = private["rows"], np.asarray(private["network"])
-        assert isinstance(rows, ClientRows)
+        rows, networks = rows_in(private, "rows"), np.asarray(private["network"])
 
         def table_of(client: int) -> Array:
             own, table = slice(*rows.indptr[client : client + 2]), shared["items"].copy()

@@ -83,9 +83,7 @@ class PFedRec(SharedTable):
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the device's own table."""
         if self.config.score_function == "mlp":
-            scores: Scores = networks().score_row_networks(
-                without_rows(private), shared["received"], private["rows"]
-            )
-            return scores
+            own = without_rows(private), shared["received"], private["rows"]
+            return np.asarray(networks().score_row_networks(*own))
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return score_own_rows(shared["received"], private, vectors, biases)

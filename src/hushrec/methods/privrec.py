@@ -27,7 +27,6 @@ equally many samples of every user, drawn with replacement.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, Self
 
 import numpy as np
@@ -38,6 +37,7 @@ from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Count
 from hushrec.data.features import encode
 from hushrec.data.views import TrainView
+from hushrec.errors import ConfigError
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
 from hushrec.methods.base import Array, Fitted, Method, Scores, Shared, Traits
@@ -109,10 +109,7 @@ class PrivRec(Method):
         """Return the running sum of item counts, including this round's."""
         if not self.config.shares:
             return {}
-        counts = shared["counts"].astype(np.float64)
-        if COUNTS in total.rows:
-            ids, summed = total.rows[COUNTS]
-            counts[ids] += summed[:, 0]
+        counts = shared["counts"] + total.table(COUNTS, len(shared["counts"]), 1)[:, 0]
         return {"counts": counts.astype(np.float32)}
 
     def adapt(self, shared: Shared, private: Private, view: TrainView, streams: Streams) -> Private:
@@ -168,9 +165,17 @@ class PrivRec(Method):
 
     def network(self, view: TrainView) -> networks.FeatureNetwork:
         """Return the network for the features of a view."""
-        config = self.config
-        network = networks.feature_network_of(view, config.d, config.hidden, self.name)
-        return replace(network, item_numbers=network.item_numbers + config.shares)
+        if not view.item_features:
+            raise ConfigError(
+                f"{self.name} represents items by features, and this data has none: use data with "
+                "item features (ml-1m, ml-100k, frappe, demo), or give yours with 'hushrec data "
+                "import … --items FILE --item-feature COLUMN'"
+            )
+        d, hidden, none = self.config.d, self.config.hidden, np.zeros(0, np.int64)
+        users = encode(view.user_features, none, "user")
+        items = encode(view.item_features, none, "item")
+        inputs = users.fields, users.numbers, items.fields, items.numbers + self.config.shares
+        return networks.FeatureNetwork(*inputs, d, hidden)
 
     def samples(self, view: TrainView, epochs: int, now: Round) -> DeviceSamples:
         """Draw the clients' samples of a round: training rows and negatives."""
@@ -229,26 +234,24 @@ class PrivRecCEN(PrivRec):
         order = generator.permutation(len(samples.items))
         if self.config.tasks:
             order = generator.permutation(_balanced(samples, generator))
-        theta, loss = networks.train_pooled_network(
+        pooled = np.array([0, len(order)]), samples.items[order], samples.labels[order]
+        theta, _, loss = networks.train_feature_networks(
             self.network(view),
             self.descent(self.config.pooled_lr, 0.0),
             shared["theta"],
             self.inputs(shared, view),
-            samples,
-            order,
+            DeviceSamples(*pooled, epochs=1),
             self.config.pooled_batch,
+            np.repeat(np.arange(len(view)), samples.lengths)[order],
         )
-        update = Update(1, self._pooled_counts(view), {"theta": theta - shared["theta"]})
+        counts = {}
+        if self.config.shares:
+            mine, n_items = count_items(view).rows[COUNTS], view.n_items
+            summed = np.bincount(mine.ids, mine.rows[:, 0], n_items).astype(np.float32)
+            ids = np.arange(n_items, dtype=np.int32)
+            counts[COUNTS] = ClientRows(np.array([0, n_items]), ids, summed[:, None])
+        update = Update(1, counts, {"theta": theta - shared["theta"]})
         return Fitted(update, {}, np.repeat(loss, len(view)))
-
-    def _pooled_counts(self, view: TrainView) -> dict[str, ClientRows]:
-        """Return the item counts of all users as one upload, with ``shares``."""
-        if not self.config.shares:
-            return {}
-        mine = count_items(view).rows[COUNTS]
-        counts = np.bincount(mine.ids, mine.rows[:, 0], view.n_items).astype(np.float32)
-        ids = np.arange(view.n_items, dtype=np.int32)
-        return {COUNTS: ClientRows(np.array([0, view.n_items]), ids, counts[:, None])}
 
     def apply(self, shared: Shared, total: Total) -> Shared:
         """Add the change of the network."""

@@ -66,6 +66,13 @@ class PerClientRows:
 PrivateFields = Mapping[str, PerClient | PerClientRows]
 
 
+def rows_in(private: Private, name: str) -> ClientRows:
+    """Return a private field that was declared as `PerClientRows`."""
+    rows = private[name]
+    assert isinstance(rows, ClientRows), f"'{name}' is kept as rows"
+    return rows
+
+
 def to_arrays(private: Private) -> dict[str, Array]:
     """Return private parameters as named arrays, for a file."""
     arrays: dict[str, Array] = {}
@@ -81,11 +88,7 @@ class _Segment:
     """Slots for a share of all users, in memory or in a folder; slots never move."""
 
     def __init__(
-        self,
-        columns: Iterable[_Column | _RowsColumn],
-        slots: int,
-        share: float,
-        folder: Path | None,
+        self, columns: Iterable[_AnyColumn], slots: int, share: float, folder: Path | None
     ) -> None:
         self.folder = folder
         self.slots = slots
@@ -223,7 +226,7 @@ class _RowsColumn:
         return ClientRows(indptr, ids, rows)
 
     def write(self, to: _Written, value: Value) -> None:
-        assert isinstance(value, ClientRows), f"'{self.name}' is kept as rows"
+        assert isinstance(value, ClientRows)
         start, first = self.start[to.users], value.indptr[to.mine]
         end = start + self.count[to.users]
         ragged.copy_ragged(value.ids, first, to.segment.ids[self.name], start, end)

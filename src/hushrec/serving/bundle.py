@@ -162,7 +162,7 @@ def _mixture(method: FedMix, shared: Shared, form: _Form) -> dict[str, Any]:
             for key, array in arrays.items():
                 form.put(name + key, array)
             experts[expert.name].append(entry)
-    weights, center, scale, network, hidden, best = method.network(shared)
+    weights, (center, scale, network, hidden, best) = method.network(shared)
     form.put("mixture/weights", weights / scale[:-1])
     for key, array in (("center", center), ("scale", scale), ("network", network)):
         form.put(f"mixture/{key}", array)

@@ -23,9 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation import ClientRows
-from hushrec.data.features import encode
 from hushrec.data.views import TrainView
-from hushrec.errors import ConfigError
 from hushrec.kernels import feature_networks, ragged, row_networks
 from hushrec.kernels.draws import DeviceSamples, Pace
 from hushrec.kernels.feature_networks import NetworkLayout, ProximalDescent, Side
@@ -230,22 +228,6 @@ class FeatureNetwork:
         return tensors.mlp(params, first)[..., 0]
 
 
-def feature_network_of(
-    view: TrainView, d: int, hidden: tuple[int, ...], method: str
-) -> FeatureNetwork:
-    """Return the network for these features; refuse data without any."""
-    none = np.zeros(0, np.int64)
-    users = encode(view.user_features, none, "user")
-    items = encode(view.item_features, none, "item")
-    if not view.item_features:
-        raise ConfigError(
-            f"{method} represents items by features, and this data has none: use data with "
-            "item features (ml-1m, ml-100k, frappe, demo), or give yours with 'hushrec data import "
-            "… --items FILE --item-feature COLUMN'"
-        )
-    return FeatureNetwork(users.fields, users.numbers, items.fields, items.numbers, d, hidden)
-
-
 def proximal(
     theta: Tensor, received: Tensor, mu: float, kind: Literal["squared", "norm"]
 ) -> Tensor:
@@ -263,12 +245,14 @@ def train_feature_networks(
     features: tuple[NDArray[np.float32], NDArray[np.float32]],
     samples: DeviceSamples,
     batch: int,
+    users_of_samples: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.float32], ClientRows, NDArray[np.float64]]:
     """Train a copy of theta for each client on its samples.
 
-    ``features`` are the feature rows of clients and of items. If ``descent.item_lr`` is positive,
-    item rows are trained as well, separately by each client. Returns the copies, the touched item
-    rows after training, and each client's mean loss before each step.
+    ``features`` are the feature rows of users and of items; ``users_of_samples`` are given where a
+    client has several users. If ``descent.item_lr`` is positive, item rows are trained as well,
+    separately by each client. Returns the copies, the touched item rows after training, and each
+    client's mean loss before each step.
     """
     n_clients, (users, items) = len(samples.indptr) - 1, features
     indptr, ids, sample_item = np.zeros(n_clients + 1, np.int64), samples.items[:0], samples.items
@@ -278,7 +262,9 @@ def train_feature_networks(
         )
         items = items[ids]
     copies = np.repeat(theta[None], n_clients, 0)
-    owner = np.repeat(np.arange(n_clients), np.diff(samples.indptr))
+    owner = users_of_samples
+    if owner is None:
+        owner = np.repeat(np.arange(n_clients), np.diff(samples.indptr))
     losses = feature_networks.fit_feature_networks(
         copies,
         theta,
@@ -292,27 +278,6 @@ def train_feature_networks(
         descent,
     )
     return copies, ClientRows(indptr, ids, items[: len(ids)]), losses
-
-
-def train_pooled_network(
-    network: FeatureNetwork,
-    descent: ProximalDescent,
-    theta: NDArray[np.float32],
-    features: tuple[NDArray[np.float32], NDArray[np.float32]],
-    samples: DeviceSamples,
-    order: NDArray[np.int64],
-    batch: int,
-) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Train one copy of theta on pooled samples in this order; return [1, size] and its loss."""
-    copy = theta[None].copy()
-    owner = np.repeat(np.arange(len(samples.lengths)), samples.lengths)[order]
-    items = samples.items[order].astype(np.int64)
-    pooled = DeviceSamples(np.array([0, len(order)]), items, samples.labels[order], 1)
-    no_rows = np.zeros(2, np.int64)
-    loss = feature_networks.fit_feature_networks(
-        copy, theta, *features, no_rows, owner, pooled, batch, network.layout, descent
-    )
-    return copy, loss
 
 
 BLOCK = 64
@@ -393,9 +358,7 @@ class Perceptron:
 
     def logits(self, p: Params, users: Tensor, items: Tensor, fixed: Params) -> Tensor:
         """Return the logits of samples: [clients, samples]."""
-        interest = None
-        if self.interest:
-            interest = gru(p, fixed["behaviour"], fixed["interest"])
+        interest = gru(p, fixed["behaviour"], fixed["interest"]) if self.interest else None
         if interest is not None and self.meets_items:
             users, interest = torch.baddbmm(users, interest, p["interest"]), None
         out = torch.baddbmm(p["bias"][:, None], users, p["user"])

@@ -246,22 +246,16 @@ def apply_mean(table: Array, total: Total, name: str) -> Array:
     return out
 
 
-def score_inner_product(table: Array, vectors: Array) -> NDArray[np.float32]:
-    """Score every item by its row, without a bias."""
-    scores: NDArray[np.float32] = inner_product.inner_products(
-        table.astype(np.float32, copy=False),
-        vectors.astype(np.float32, copy=False),
-        np.zeros(len(vectors), np.float32),
-    )
-    return scores
-
-
-def score_own_tables(tables: Array, vectors: Array, biases: Array) -> NDArray[np.float32]:
-    """Score every item with each client's own table."""
-    scores = np.empty(tables.shape[:2], np.float32)
-    for c in range(len(tables)):
+def score_inner_product(table: Array, vectors: Array, biases: Array | None = None) -> Array:
+    """Score every item by its row in one table [items, d], or in each client's [clients, …]."""
+    table, vectors = table.astype(np.float32, copy=False), vectors.astype(np.float32, copy=False)
+    biases = np.zeros(len(vectors), np.float32) if biases is None else biases
+    if table.ndim == 2:
+        return np.asarray(inner_product.inner_products(table, vectors, biases))
+    scores = np.empty(table.shape[:2], np.float32)
+    for c in range(len(table)):
         own = slice(c, c + 1)
-        scores[own] = inner_product.inner_products(tables[c], vectors[own], biases[own])
+        scores[own] = inner_product.inner_products(table[c], vectors[own], biases[own])
     return scores
 
 

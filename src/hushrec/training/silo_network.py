@@ -16,8 +16,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.aggregation import ClientRows
-from hushrec.data.views import TrainView
 from hushrec.kernels import layers
 from hushrec.training.samples import SiloSamples
 from hushrec.training.tensors import (
@@ -86,7 +84,6 @@ class OptimiserState:
 LANES = 16
 """Flat parameters are padded to a multiple of this length, for vector instructions."""
 
-EVERYTHING = frozenset({"network", "users", "items"})
 Shapes = Mapping[str, tuple[int, ...]]
 
 SiloLoss = Callable[[Params, Params, Params, SampleBatch], Tensor]
@@ -156,18 +153,17 @@ def train_silo_networks(
     start: SiloModel,
     optimiser: Optimiser,
     *,
-    moves: frozenset[str] = EVERYTHING,
     only: Collection[str] | None = None,
     steps: int | None = None,
 ) -> TrainedSilos:
     """Train a batch of silos; nothing is changed in place.
 
-    ``moves`` are the trained fields of the model, ``only`` the trained parameters of the network,
-    and ``steps`` is the largest number of steps of a client.
+    With ``only``, these parameters of the network are trained, and no rows; ``steps`` is the
+    largest number of steps of a client.
     """
     done = TrainedSilos(start.copy(), start.copy(), np.zeros(len(start.network)))
     for clients, real in groups_by_length(problem.samples.lengths):
-        group = _Group(problem, start, clients, real, optimiser, moves, only)
+        group = _Group(problem, start, clients, real, optimiser, only)
         for number, batch in enumerate(group.batches(steps)):
             group.take_step(number, *batch)
         group.give_back(done)
@@ -209,16 +205,13 @@ class _Group:
         clients: NDArray[np.int64],
         real: int,
         optimiser: Optimiser,
-        moves: frozenset[str],
         only: Collection[str] | None,
     ) -> None:
         self.problem, self.clients, self.real = problem, clients, clients[:real]
-        self.optimiser, self.moves, self.only = optimiser, moves, only
+        self.optimiser, self.only = optimiser, only
         flat = torch.from_numpy(start.network[clients])
-        self.network = {
-            name: part.detach().requires_grad_("network" in moves)
-            for name, part in unpack_flat(flat, problem.shapes).items()
-        }
+        parts = unpack_flat(flat, problem.shapes)
+        self.network = {name: part.detach().requires_grad_() for name, part in parts.items()}
         indptr = problem.user_indptr
         self.tables = {
             "users": _Table(start.users, indptr, self.real),
@@ -226,12 +219,11 @@ class _Group:
         }
         self.fixed = {name: _Table(rows, indptr, self.real) for name, rows in problem.fixed.items()}
         values = {"network": flat, **{name: t.values for name, t in self.tables.items()}}
-        self.held = {
-            name: OptimiserState(
-                array.numpy(), optimiser, moves=name in moves, shared=name != "users"
-            )
-            for name, array in values.items()
-        }
+        self.held = {}
+        for name, array in values.items():
+            moves, is_shared = only is None or name == "network", name != "users"
+            state = OptimiserState(array.numpy(), optimiser, moves=moves, shared=is_shared)
+            self.held[name] = state
         self.total = torch.zeros(GROUP, dtype=torch.float64)
         self.count = np.zeros(GROUP)
 
@@ -269,20 +261,19 @@ class _Group:
         index = {"users": users, "items": items}
         rows = {name: table.look_up(index[name]) for name, table in self.tables.items()}
         fixed = {name: table.look_up(users) for name, table in self.fixed.items()}
-        learning = [name for name in rows if name in self.moves]
-        network = self.network if "network" in self.moves else {}
-        moving = [*network.values(), *(rows[name].requires_grad_() for name in learning)]
+        learning = list(rows) if self.only is None else []
+        moving = [*self.network.values(), *(rows[name].requires_grad_() for name in learning)]
         losses = self.problem.loss(self.network, rows, fixed, step)
         summed = (losses * step.active).sum()
         gradients = torch.autograd.grad(summed, moving, materialize_grads=True)
         offset = 0
-        for name, gradient in zip(network, gradients, strict=False):
+        for name, gradient in zip(self.network, gradients, strict=False):
             own = gradient.reshape(GROUP, -1).numpy()
             if self.only is None or name in self.only:
                 self.held["network"].move_network(own, offset, step.active.numpy(), number)
             offset += own.shape[1]
         shrink = (2 * self.problem.decay * step.weights)[..., None]
-        for name, gradient in zip(learning, gradients[len(network) :], strict=True):
+        for name, gradient in zip(learning, gradients[len(self.network) :], strict=True):
             decayed = torch.addcmul(gradient, rows[name].detach(), shrink)
             flat = decayed.reshape(-1, decayed.shape[-1]).numpy()
             self.held[name].move_rows(flat, index[name].numpy(), number)
@@ -297,18 +288,3 @@ class _Group:
         for name, table in self.tables.items():
             table.give_back(held[name].values, getattr(done.model, name))
             table.give_back(held[name].anchors, getattr(done.anchors, name))
-
-
-def rows_of_users(kept: ClientRows, view: TrainView) -> NDArray[np.float32]:
-    """Return each user's row kept by its client; zeros before its first training."""
-    rows = np.zeros((len(view), kept.rows.shape[1]), np.float32)
-    client = np.repeat(np.arange(len(view.clients)), np.diff(view.client_indptr))
-    wanted = (client << 32) + view.users
-    owner = np.repeat(np.arange(len(kept.indptr) - 1), np.diff(kept.indptr))
-    known = (owner << 32) + kept.ids
-    if len(known):
-        # Clients keep their users in ascending order.
-        index = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        known_user = known[index] == wanted
-        rows[known_user] = kept.rows[index[known_user]]
-    return rows

@@ -116,10 +116,7 @@ def count_items(view: TrainView) -> Update:
 
 def find_head(total: Total, n_items: int, noise_std: float, price: float, most: int) -> Shared:
     """Return the head and every item's share of the counts; the deviation is of rounds to come."""
-    counts = np.zeros(n_items)
-    if COUNTS in total.rows:
-        ids, summed = total.rows[COUNTS]
-        counts[ids] = np.maximum(summed[:, 0], 0.0)
+    counts = np.maximum(total.table(COUNTS, n_items, 1)[:, 0], 0.0)
     shares = counts / max(counts.sum(), 1e-12)
     by_count = np.argsort(-counts, kind="stable")
     covered = np.log(np.maximum(np.cumsum(shares[by_count]), 1e-12))

@@ -17,7 +17,7 @@ from hushrec.kernels import inner_product
 from hushrec.methods import base
 from hushrec.methods.base import Array, Fitted, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import SEARCH, InnerProductConfig
-from hushrec.private import PerClientRows, Private
+from hushrec.private import PerClientRows, Private, rows_in
 from hushrec.streams import Streams
 from hushrec.training import samples as training
 
@@ -108,7 +108,7 @@ class SharedTable(base.Method, base.Tunable, base.OwnTable, base.ItemTables):
         """Replace own tables by the new mean."""
         if not self.dual:
             raise base.no_own_table(self.name)
-        own = _rows(private)
+        own = rows_in(private, "rows")
         empty = ClientRows(np.zeros_like(own.indptr), own.ids[:0], own.rows[:0])
         return {**shared, "received": shared["items"]}, {**private, "rows": empty}
 
@@ -116,7 +116,7 @@ class SharedTable(base.Method, base.Tunable, base.OwnTable, base.ItemTables):
         """Return the own table of a single client, if it has one, otherwise the shared one."""
         if not self.dual:
             return {"shared": shared["items"]}
-        own = _rows(private)
+        own = rows_in(private, "rows")
         assert len(own.indptr) == 2, "one client"
         table = shared["received"].copy()
         table[own.ids] = own.rows
@@ -125,7 +125,7 @@ class SharedTable(base.Method, base.Tunable, base.OwnTable, base.ItemTables):
 
 def score_own_rows(received: Array, private: Private, vectors: Array, biases: Array) -> Scores:
     """Score with the received table and each device's own rows."""
-    own = _rows(private)
+    own = rows_in(private, "rows")
     scores: Scores = inner_product.inner_products(received, vectors, biases)
     inner_product.rescore_own_rows(scores, own.indptr, own.ids, own.rows, vectors, biases)
     return scores
@@ -134,9 +134,3 @@ def score_own_rows(received: Array, private: Private, vectors: Array, biases: Ar
 def without_rows(private: Private) -> dict[str, Array]:
     """Return the private vector, bias and network."""
     return {name: np.asarray(array) for name, array in private.items() if name != "rows"}
-
-
-def _rows(private: Private) -> ClientRows:
-    own = private["rows"]
-    assert isinstance(own, ClientRows)
-    return own

@@ -17,7 +17,6 @@ of items, such as years or genres; an item has a share in each of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from hushrec.aggregation import KeyedRows
 from hushrec.data.features import category_columns, category_shares
 from hushrec.data.views import TrainView
-from hushrec.kernels import mixture
+from hushrec.kernels import mixture, ragged
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Array, Scores, Shared
 from hushrec.methods.baselines import distinct_items
@@ -187,12 +186,7 @@ def _add_by_lag(
 
 
 def _lags(ends: Array, floor: float, logs: str, table: Shared, recency: float = 0.0) -> Part:
-    options: Mapping[str, Any] = {
-        "ends": ends.tolist(),
-        "recency": recency,
-        "floor": floor,
-        "logs": logs,
-    }
+    options = {"ends": ends.tolist(), "recency": recency, "floor": floor, "logs": logs}
     return Part("lags", options, {name: table[name] for name in ("neighbours", "weights")})
 
 
@@ -255,7 +249,7 @@ class Cooccurrence(PairExpert):
         columns = np.ascontiguousarray(vectors.T)
         mixture.score_vectors(own.astype(np.float32), columns, out[:, 4])
         mixture.log_of_sum(out[:, 4:5], PAIR_FLOOR, out[:, 5])
-        recent = mixture.recent_vectors(past.indptr, past.values, vectors, fading(RECENT))
+        recent = ragged.recent_vectors(past.indptr, past.values, vectors, fading(RECENT))
         mixture.score_vectors(recent, columns, out[:, 6])
 
     def parts(self, model: Shared) -> tuple[Part, ...]:

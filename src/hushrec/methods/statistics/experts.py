@@ -215,11 +215,14 @@ class Counting:
         """Return the pairs of this round among those an expert counted."""
         if self.number == 0:
             return counted
-        part, parts = self.number - 2, self.rounds - 2  # part -1 is the pairs within the head
-        pairs = pair_kernels.some_pairs(
-            counted.indptr, counted.ids, counted.rows, len(self.head), self.head, part, parts
-        )
-        return KeyedRows(*pairs, space=counted.space)
+        first, second = np.divmod(counted.ids, len(self.head))
+        wanted = self.head[first] & self.head[second]
+        if self.number > 1:
+            # An item's count, (i, i), goes with the pairs that it comes first in.
+            mine = first % (self.rounds - 2) == self.number - 2
+            wanted = mine & ((first == second) | ~wanted)
+        indptr = np.concatenate([[0], np.cumsum(wanted)])[counted.indptr]
+        return KeyedRows(indptr, counted.ids[wanted], counted.rows[wanted], space=counted.space)
 
     def learn(
         self, served: Models, held_out: Models, total: Total

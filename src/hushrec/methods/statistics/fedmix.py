@@ -54,7 +54,7 @@ from hushrec.methods.base import Between, Fitted, OneOf, Phase, Scores, SearchSp
 from hushrec.methods.shared.options import adam_step, first_moments, first_trial, next_trial
 from hushrec.methods.statistics import experts
 from hushrec.methods.statistics.experts import HEAD, HELD_OUT, Expert, flatten, unflatten
-from hushrec.private import PerClientRows, Private, PrivateFields
+from hushrec.private import PerClientRows, Private, PrivateFields, rows_in
 from hushrec.streams import Round, Streams
 
 CANDIDATES = "candidates"
@@ -208,18 +208,18 @@ class FedMix(base.Method, base.Explains, base.Tunable):
         return Fitted(Update(len(view), rows=rows), {CANDIDATES: kept})
 
     def _fit_weights(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        tasks, block = _rows(private), self._block(view.n_items)
+        tasks, block = rows_in(private, CANDIDATES), self._block(view.n_items)
         weights, scale = shared["trial"].astype(np.float32), shared["scale"]
         sums = mixture.newton_sums(tasks.indptr, tasks.rows, block, weights, scale)
         return self._fitted({"newton": _one_row(*sums)}, tasks, now)
 
     def _fit_network(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        tasks, block = _rows(private), self._block(view.n_items)
+        tasks, block = rows_in(private, CANDIDATES), self._block(view.n_items)
         mine = draw_each(now.streams.key("turns"), view.users, np.zeros(len(view), np.int64))
         turn = (mine + np.uint64(now.number - 1)) % np.uint64(self.config.turns) == 0
-        weights, *network = self.network(shared)
+        weights, network = self.network(shared)
         both = np.stack([weights, (shared["start"] * shared["scale"][:-1]).astype(np.float32)])
-        sums = mixture.network_sums(tasks.indptr, tasks.rows, block, turn, both, *network)
+        sums = mixture.network_sums(tasks.indptr, tasks.rows, block, turn, both, network)
         return self._fitted({"network": _one_row(*sums)}, tasks, now)
 
     def _fitted(self, rows: dict[str, KeyedRows], tasks: ClientRows, now: Round) -> Fitted:
@@ -306,7 +306,7 @@ class FedMix(base.Method, base.Explains, base.Tunable):
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Add up the weighted scores, and rerank the best candidates with the network."""
         out = np.zeros((len(history), history.n_items), np.float32)
-        weights, *network = self.network(shared)
+        weights, network = self.network(shared)
         everybody = np.arange(len(history))
         for some, buffer in self._parts(everybody, len(weights), history.n_items):
             mine = history.take(some)
@@ -316,7 +316,7 @@ class FedMix(base.Method, base.Explains, base.Tunable):
             if self.reranks(shared):
                 past = mine.positives
                 lengths = np.log(np.maximum(past.lengths, 1)).astype(np.float32)
-                mixture.rerank(mixed, scores, lengths, past.indptr, past.values, *network)
+                mixture.rerank(mixed, scores, lengths, past.indptr, past.values, network)
             out[some] = mixed
         return out
 
@@ -372,11 +372,11 @@ class FedMix(base.Method, base.Explains, base.Tunable):
         """Say whether the network has learnt anything: its output starts from zero weights."""
         return bool(shared["network"][-1 - self.config.hidden : -1].any())
 
-    def network(self, shared: Shared) -> tuple[Any, ...]:
-        """Return the arguments of the network's kernels: weights, scales, and the network."""
-        weights = shared["weights"].astype(np.float32)
+    def network(self, shared: Shared) -> tuple[NDArray[np.float32], mixture.Reranker]:
+        """Return the weights of the scores, and the network, for the kernels."""
         network = shared["center"], shared["scale"], shared["network"]
-        return weights, *network, self.config.hidden, self.config.reranked
+        reranker = mixture.Reranker(*network, self.config.hidden, self.config.reranked)
+        return shared["weights"].astype(np.float32), reranker
 
     def _held_out_counts(self, past: Ragged) -> NDArray[np.int64]:
         """Return the number of held-out items of each client; at least one item is not held out."""
@@ -412,13 +412,6 @@ class FedMix(base.Method, base.Explains, base.Tunable):
 def _one_row(has: NDArray[np.int64], rows: NDArray[np.float32]) -> KeyedRows:
     """Return one row for each client that has any tasks, under the only key."""
     return KeyedRows(has, np.zeros(len(rows), np.int64), rows, space=1)
-
-
-def _rows(private: Private) -> ClientRows:
-    """Return the scores of each client's candidates."""
-    rows = private[CANDIDATES]
-    assert isinstance(rows, ClientRows)
-    return rows
 
 
 def _named(*names: str) -> Callable[[Shared], Shared]:

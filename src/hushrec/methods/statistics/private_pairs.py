@@ -152,9 +152,7 @@ class PrivatePairs(ItemPairs):
     def _learn_weights(self, shared: Shared, total: Total, number: int) -> Shared:
         """Turn the sums over pairs of the head into weights."""
         head = np.flatnonzero(shared["head"])
-        noisy = np.zeros((len(head), len(head)))
-        keys, summed = total.rows[TABLE]
-        noisy.ravel()[keys] = summed[:, 0]
+        noisy = total.table(TABLE, len(head) ** 2, 1).reshape(len(head), len(head))
         weights = self.solve(self.cleaned(noisy, total.noise_std, shared))
         no_pairs = np.zeros(0, np.int64), np.zeros(0)
         return {**shared, **strongest(shared, *no_pairs, head, weights)}
