@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
+from pydantic import ValidationError
 from safetensors.numpy import load_file
 
 from dealing import SUFFIX, deal
 from hushrec.api import train
 from hushrec.cli import main
 from hushrec.deployment.coordinator.run import FederatedRun, is_finished, newest_run, status_of
-from hushrec.deployment.coordinator.session import Policy
+from hushrec.deployment.coordinator.session import EventLine, EventLog, Policy
 from hushrec.deployment.flower.gateway import StatusCollector
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
@@ -244,6 +245,24 @@ def test_a_node_that_says_what_cannot_be_is_named_and_left_out(tmp_path):
     assert 'hushrec_federation_node_refused_total{node="node-2"} 3' in text
     assert 'hushrec_federation_node_excluded{node="node-2"} 1' in text
     assert "hushrec_federation_round 4" in text
+
+
+def test_events_are_read_as_they_were_written(tmp_path):
+    told = []
+    log = EventLog(tmp_path / "events.jsonl", told.append)
+    assert list(log.lines()) == []
+    log.tell(EventLine(event="enrolled", node="node-1", users=3, identity="7"))
+    log.path.write_text(log.path.read_text() + '{"time": "2026-01-01T0')  # killed here
+    log.tell(EventLine(event="round", round=1, seconds=0.5, epsilon=None, up_bytes=9))
+    assert list(log.lines()) == told
+    assert [line.event for line in told] == ["enrolled", "round"] and told[0].time <= told[1].time
+    written = json.loads(log.path.read_text().splitlines()[-1])
+    assert written.keys() == {"time", "event", "round", "seconds", "epsilon", "up_bytes"}
+    with pytest.raises(ValidationError, match="viewer"):
+        EventLine(event="enrolled", viewer="user-01")
+    log.path.write_text('{"time": "", "event": "round", "round": -1}\n')
+    with pytest.raises(RunError, match=r"events.jsonl, line 1, is damaged: 'round'"):
+        list(log.lines())
 
 
 def test_too_few_nodes_stop_the_run_and_nothing_is_lost(tmp_path):

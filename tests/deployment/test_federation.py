@@ -19,6 +19,7 @@ from unreliable_server import POINTS as SERVER_POINTS
 from hushrec import train
 from hushrec.cli.federate import ExperimentOptions, make_rehearsal
 from hushrec.deployment.coordinator.run import Status, newest_run, status_of
+from hushrec.deployment.coordinator.session import EventLog
 from hushrec.deployment.flower.gateway import metrics_served
 from hushrec.deployment.flower.programs import (
     Processes,
@@ -210,10 +211,10 @@ def test_a_node_that_sends_what_cannot_be_is_refused_and_named(tmp_path):
     ended(top)
     assert done.returncode == 0, done.stderr
     folder = newest_run(top / "server" / "runs")
-    lines = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
-    refused = {line["round"]: line for line in lines if line["event"] == "refused"}
-    assert {line["node"] for line in refused.values()} == {"node-2"}
-    why = [refused[number]["why"] for number in range(1, rounds + 1)]
+    lines = EventLog(folder.path / "events.jsonl").lines()
+    refused = {line.round: line for line in lines if line.event == "refused"}
+    assert {line.node for line in refused.values()} == {"node-2"}
+    why = [refused[number].why for number in range(1, rounds + 1)]
     expected = (
         "not finite",
         "not int64(ids of items",

@@ -30,12 +30,12 @@ class Told:
     def __init__(self):
         self.lines = []
 
-    def tell(self, event, **facts):
-        self.lines.append({"event": event, **facts})
-        print(self.lines[-1])
+    def tell(self, line):
+        self.lines.append(line)
+        print(line.to_json())
 
     def of(self, event):
-        return [line for line in self.lines if line["event"] == event]
+        return [line for line in self.lines if line.event == event]
 
 
 def federated(folder: Path, data, experiment, nodes: int, policy=Policy(), events=None):  # noqa: B008

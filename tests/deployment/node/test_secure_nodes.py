@@ -88,7 +88,7 @@ def test_a_round_that_nodes_have_closed_is_lost_without_its_sum(world):
     assert collected.lost
     assert collected.summed.clients == 0
     (told,) = world.events.of("lost")
-    assert "opened before by node-1, node-2, node-3, node-4" in told["why"]
+    assert "opened before by node-1, node-2, node-3, node-4" in told.why
     assert world.train(2).summed.clients == len(world.cohort)
 
 
@@ -201,8 +201,8 @@ def test_a_forged_key_is_noticed_by_name(world):
     world.wire.change = forge
     same(world.train(), world.exact(without=["node-1"]))
     (told,) = world.events.of("declined")
-    assert told["node"] == "node-1"
-    assert "the keys of node 'node-2' are not signed by it" in told["why"]
+    assert told.node == "node-1"
+    assert "the keys of node 'node-2' are not signed by it" in told.why
 
 
 def test_nodes_that_are_sent_different_models_have_no_sum(world):
@@ -220,16 +220,16 @@ def test_nodes_that_are_sent_different_models_have_no_sum(world):
     _, names = backend.summing.train(requests, expected)
     assert names == ("node-1", "node-3", "node-4")
     (told,) = world.events.of("refused")
-    assert told["node"] == "node-2"
-    assert "goes by other terms" in told["why"]
+    assert told.node == "node-2"
+    assert "goes by other terms" in told.why
 
 
 def test_a_node_trains_all_of_its_clients_or_none(world):
     world.cohort = world.cohort[1:]
     world.train()
     told = world.events.of("declined")
-    assert [each["node"] for each in told] == ["node-1"], "who holds the client that was left out"
-    assert "some of this node's clients" in told[0]["why"]
+    assert [each.node for each in told] == ["node-1"], "who holds the client that was left out"
+    assert "some of this node's clients" in told[0].why
 
 
 def test_a_round_is_summed_again_from_the_same_only(world):
@@ -240,7 +240,7 @@ def test_a_round_is_summed_again_from_the_same_only(world):
     shared = {name: array + np.float32(1) for name, array in world.task.initial.items()}
     with pytest.raises(FederationError):
         world.train(shared=shared)
-    assert {told["why"] for told in world.events.of("declined")} == {
+    assert {told.why for told in world.events.of("declined")} == {
         "the server asks for round 1 again, with something else than before"
     }
 

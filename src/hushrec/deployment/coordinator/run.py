@@ -11,7 +11,7 @@ their first answer. The folder of a run holds::
 
     config.toml, metrics.jsonl, checkpoint/, summary.json    as in every run folder
     roster.json      which node holds which clients
-    events.jsonl     the coordinator's log, one JSON object a line
+    events.jsonl     the coordinator's log, one `EventLine` a line
     sums/            recovery journal of secure aggregation
 """
 
@@ -22,14 +22,22 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
-from hushrec.deployment.coordinator.session import EventLog, Partition, Policy, Roster, Session
+from hushrec.deployment.coordinator.session import (
+    EventLine,
+    EventLog,
+    Partition,
+    Policy,
+    Roster,
+    RunEvent,
+    Session,
+)
 from hushrec.deployment.coordinator.summing import PlainSumming, RecoveryJournal, SecureSumming
 from hushrec.errors import ConfigError, FederationError, RunError
 from hushrec.federation import rounds
@@ -189,8 +197,8 @@ class FederatedRun:
             state = setup.first_state(len(roster.trains))
             restore(state, nodes, self.folder, experiment.rounds)
             nodes.round, nodes.selected = state.round, state.selected_round
-            began = "going on" if state.round else "begun"
-            self.events.tell(began, round=state.round, run=roster.run)
+            began: RunEvent = "going on" if state.round else "begun"
+            self.events.tell(EventLine(event=began, round=state.round, run=roster.run))
             training = rounds.Training(
                 experiment, setup.task, setup.plan, clients, nodes, roster.newcomers
             )
@@ -202,7 +210,8 @@ class FederatedRun:
             users = {name: len(holding.users) for name, holding in roster.holdings.items()}
             summary = summarise_federation(training, state, users, results)
             self.folder.write(SUMMARY, summary)
-            self.events.tell("finished", round=state.round, selected_round=state.selected_round)
+            ended, selected = state.round, state.selected_round
+            self.events.tell(EventLine(event="finished", round=ended, selected_round=selected))
             return summary
 
     def _gather(self, link: Link) -> tuple[Roster, Session]:
@@ -238,14 +247,15 @@ class _RoundEvents(rounds.Callback):
         """Log the bytes, the time and the privacy loss so far."""
         state = self.state
         stated = self.plan.statement(state.account, state.round, state.ledger, state.up_bytes)
-        self.events.tell(
-            "round",
+        line = EventLine(
+            event="round",
             round=state.round,
             seconds=state.seconds,
             epsilon=stated.spent_epsilon,
             up_bytes=state.up_bytes,
             down_bytes=state.down_bytes,
         )
+        self.events.tell(line)
 
 
 def newest_run(runs: Path) -> RunFolder | None:
@@ -304,36 +314,27 @@ def status_of(folder: RunFolder) -> Status:
     """Read the status of a run."""
     stage: RunStage = "training" if folder.is_locked() else "interrupted"
     status = Status(folder.path.name, stage, folder.experiment().rounds)
-    log = folder.path / EVENTS
-    for line in log.read_text("utf-8").splitlines() if log.exists() else []:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # a crash cut the last line short
-        what, name = event.get("event"), event.get("node")
-        if what == "finished":
+    for line in EventLog(folder.path / EVENTS).lines():
+        if line.event == "finished":
             status.stage = "finished"
-        elif what == "round":
-            status.round, status.seconds = event["round"], event["seconds"]
-            status.epsilon = event["epsilon"]
-        elif name is None:
-            status.strangers += what == "refused"
-            status.lost_rounds += what == "lost"
+        elif line.event == "round":
+            status.round, status.seconds, status.epsilon = line.round, line.seconds, line.epsilon
+        elif line.node is None:
+            status.strangers += line.event == "refused"
+            status.lost_rounds += line.event == "lost"
         else:
-            _count(status, status.nodes.setdefault(name, NodeStatus()), event)
+            _count(status.nodes.setdefault(line.node, NodeStatus()), line)
+            status.up_bytes += line.up_bytes
+            status.down_bytes += line.down_bytes
     return status
 
 
-def _count(status: Status, node: NodeStatus, event: Mapping[str, Any]) -> None:
-    what = event["event"]
-    if what in EVENT_COUNTERS:
-        setattr(node, EVENT_COUNTERS[what], getattr(node, EVENT_COUNTERS[what]) + 1)
-    if what == "enrolled":
-        node.users = event["users"]
-    elif what == "answered":
-        status.up_bytes += event["up_bytes"]
-        status.down_bytes += event["down_bytes"]
-    elif what == "excluded":
-        node.excluded = True
-    if what in ("enrolled", "answered", "declined", "refused"):
-        node.last_seen = event["time"]
+def _count(node: NodeStatus, line: EventLine) -> None:
+    counter = EVENT_COUNTERS.get(line.event)
+    if counter is not None:
+        setattr(node, counter, getattr(node, counter) + 1)
+    if line.event == "enrolled":
+        node.users = line.users
+    if line.event in ("enrolled", "answered", "declined", "refused"):
+        node.last_seen = line.time
+    node.excluded |= line.event == "excluded"

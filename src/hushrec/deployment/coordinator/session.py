@@ -1,6 +1,6 @@
 """Coordinator session: enrolment of nodes, requests with retries, exclusion of faulty nodes.
 
-The event log has one JSON object per line, and nothing of any user.
+Events are lines of a log, `EventLine`, with nothing of any user.
 
 A federation names its nodes; the transport has identities of its own. Where the identity of each
 name is registered, no other identity can use the name. Elsewhere a name is bound to the identity
@@ -21,13 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from hushrec.config import Settings
 from hushrec.data.splitting import may_train
@@ -36,7 +36,7 @@ from hushrec.federation import requests as messages
 from hushrec.federation.contract import Contract
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.requests import Assignment, Enrolment, Failure, Link, NodeId
-from hushrec.io.codec import Message, kind_of, printable
+from hushrec.io.codec import Count, Message, Positive, Stored, kind_of, parse, printable, read_text
 from hushrec.io.files import append_line
 from hushrec.privacy.budgets import by_activity, levels_of
 from hushrec.streams import Streams
@@ -226,25 +226,64 @@ def _numbers(spans: Sequence[Sequence[int]]) -> Numbers:
     return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
 
-Event = Mapping[str, Any]
 Reply = TypeVar("Reply")
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+RunEvent = Literal["begun", "going on", "round", "lost", "finished"]
+NodeEvent = Literal[
+    "enrolled", "answered", "no answer", "sat out", "declined", "refused", "excluded"
+]
+
+
+class EventLine(Stored):
+    """One event: a line of events.jsonl."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    time: str = ""
+    """Of writing, in UTC."""
+    event: RunEvent | NodeEvent
+    run: str | None = None
+    node: str | None = None
+    """Name of the node; None for events of the run, and of nodes that did not enrol."""
+    identity: NodeId | None = None
+    """The node's identity in the transport, in events of its enrolment."""
+    round: Count = 0
+    to: str = ""
+    """The request: "invitation", "train", "evaluate valid"."""
+    why: str = ""
+    """Reason of a failure or a refusal."""
+    users: Count = 0
+    invalid_replies: Count = 0
+    selected_round: Count = 0
+    seconds: Positive = 0.0
+    epsilon: float | None = None
+    """Privacy loss up to this round; None without a guarantee."""
+    up_bytes: Count = 0
+    """Bytes of a node's reply; of a round, of all messages from nodes so far."""
+    down_bytes: Count = 0
 
 
 class EventLog:
     """A file of events that grows line by line."""
 
-    def __init__(self, path: Path, echo: Callable[[Event], None] = lambda event: None) -> None:
+    def __init__(self, path: Path, echo: Callable[[EventLine], None] = lambda line: None) -> None:
         """``echo`` is called with every event as well."""
         self.path = path
         self.echo = echo
 
-    def tell(self, event: str, **facts: Any) -> None:
-        """Write a line with the time, the event and its facts."""
+    def tell(self, line: EventLine) -> None:
+        """Write an event, with the time."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line: Event = {"time": now, "event": event, **facts}
-        append_line(self.path, json.dumps(line))
+        line = line.model_copy(update={"time": now})
+        append_line(self.path, line.to_json())
         self.echo(line)
+
+    def lines(self) -> Iterator[EventLine]:
+        """Read all events; a line that a crash cut short is left out."""
+        texts = read_text(self.path).split("\n") if self.path.exists() else []
+        for number, text in enumerate(texts, 1):
+            if text.endswith("}"):
+                yield parse(EventLine, text, f"{self.path}, line {number},")
 
 
 class Policy(Settings):
@@ -342,8 +381,9 @@ class Session:
         ).to_bytes()
         seconds = max(1.0, until - time.monotonic())
         for node, answer in self.link.ask(dict.fromkeys(nodes, invitation), seconds):
+            line = partial(EventLine, identity=node, to="invitation")
             if isinstance(answer, Failure):
-                self.events.tell("no answer", identity=node, to="invitation", why=answer.why)
+                self.events.tell(line(event="no answer", why=answer.why))
                 continue
             try:
                 refusal = _refusal(answer)
@@ -358,9 +398,9 @@ class Session:
                 self._bind(enrolment.name, node, present)
             except MessageError as error:
                 self.strangers.add(node)
-                self.events.tell("refused", identity=node, to="invitation", why=str(error))
+                self.events.tell(line(event="refused", why=str(error)))
                 continue
-            self.events.tell("enrolled", node=enrolment.name, users=enrolment.users, identity=node)
+            self.events.tell(line(event="enrolled", node=enrolment.name, users=enrolment.users))
             enrolments.append(enrolment)
         return enrolments
 
@@ -397,32 +437,32 @@ class Session:
             if any(self.known.get(name) not in present for name in waiting):
                 self._invite(until, list(requests))  # a node may be back under another identity
             for name, sent, answer in self._once({name: requests[name] for name in waiting}, until):
+                line = partial(EventLine, node=name, round=number, to=what)
                 if isinstance(answer, Failure):
                     lost.append(name)
-                    self._tell("no answer", name, what, number, why=answer.why)
+                    self.events.tell(line(event="no answer", why=answer.why))
                     continue
                 try:
                     refusal = _refusal(answer)
                     if refusal is not None:
-                        self._tell("declined", name, what, number, why=refusal)
+                        self.events.tell(line(event="declined", why=refusal))
                         continue
                     reply = read(name, answer)
                 except MessageError as error:
                     self.invalid_replies[name] += 1
-                    count = self.invalid_replies[name]
-                    why = {"why": str(error), "invalid_replies": count}
-                    self._tell("refused", name, what, number, **why)
-                    if count >= most:
-                        self._tell("excluded", name, what, number, invalid_replies=count)
+                    line = partial(line, invalid_replies=self.invalid_replies[name])
+                    self.events.tell(line(event="refused", why=str(error)))
+                    if self.invalid_replies[name] >= most:
+                        self.events.tell(line(event="excluded"))
                     continue
                 answered += 1
-                self._tell("answered", name, what, number, down_bytes=sent, up_bytes=len(answer))
+                self.events.tell(line(event="answered", up_bytes=len(answer), down_bytes=sent))
                 yield name, reply
             waiting = lost
             if not waiting or time.monotonic() + wait >= until:
                 break
         for name in waiting:
-            self._tell("sat out", name, what, number)
+            self.events.tell(EventLine(event="sat out", node=name, round=number, to=what))
         self._require(answered, len(requests), f"answered ({what}, round {number})")
 
     def _once(
@@ -436,9 +476,6 @@ class Session:
         for name in requests:
             if name not in self.known:
                 yield name, 0, Failure("not connected")
-
-    def _tell(self, event: str, name: str, what: str, number: int, **facts: object) -> None:
-        self.events.tell(event, node=name, round=number, to=what, **facts)
 
     def _require(self, count: int, asked: int, what: str) -> None:
         needed = min(self.policy.min_nodes, asked)

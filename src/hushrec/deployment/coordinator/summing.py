@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hushrec.aggregation import Evaluation, ExactSum, LossSum
-from hushrec.deployment.coordinator.session import Session
+from hushrec.deployment.coordinator.session import EventLine, Session
 from hushrec.errors import ConfigError, FederationError, MessageError, RunError, TooFewError
 from hushrec.federation import sums
 from hushrec.federation.backends import Collected
@@ -166,7 +166,8 @@ class SecureSumming:
             facts, arrays = form.unpack(kept.total)
             found = NodeSum.of(expected, facts, arrays, noised=self.noised)
         except MessageError as error:
-            self.session.events.tell("lost", round=expected.round, why=str(error))
+            lost = EventLine(event="lost", round=expected.round, why=str(error))
+            self.session.events.tell(lost)
             return replace(_empty(expected), lost=True), ()
         total = Collected(
             found.summed, found.loss, found.up_bytes, 0, found.zeroed_out, self.noised
