@@ -12,10 +12,20 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from hushrec.cli.display import polite_stop, say_default, training_display
-from hushrec.cli.options import PATH, SEED, SOURCE, data_option, gather, json_option, method_option
+from hushrec.cli.display import interrupt_callback, print_default_method, training_display
+from hushrec.cli.options import (
+    PATH,
+    SEED,
+    SOURCE,
+    data_option,
+    gather,
+    json_option,
+    method_option,
+    preset_option,
+    set_option,
+)
 from hushrec.cli.runs import show_recommendations
-from hushrec.cli.terminal import Console, print_json, say
+from hushrec.cli.terminal import Console, echo, echo_err, print_json, show
 from hushrec.data import Interactions, load
 from hushrec.data.partition import Deal
 from hushrec.data.reading import read_items
@@ -29,7 +39,7 @@ from hushrec.deployment.provisioning import NodeFolder, ServerConfig, ServerFold
 from hushrec.errors import ConfigError, DataError, RunError, StoppedError
 from hushrec.federation.contract import Catalogue, Contract, SecureSums
 from hushrec.federation.experiment import ExperimentRequest, parse_settings
-from hushrec.reporting.tables import facts, human_size, result_table
+from hushrec.reporting.tables import human_size, summary_lines
 from hushrec.runs.schema import Summary
 
 WATCH_SECONDS = 2.0
@@ -39,7 +49,7 @@ TASK_SECONDS = 60.0
 
 @click.group("federate")
 def federate_commands() -> None:
-    """Set up and run a federation: one server, and nodes that keep their users' data.
+    """Set up and run a federation, whose nodes keep their users' data.
 
     \b
     hushrec federate init films --data ml-100k --nodes 3
@@ -50,7 +60,7 @@ def federate_commands() -> None:
 
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """Options that say what the federation trains."""
+    """Options of the experiment that a federation trains."""
 
     method: str | None
     preset: str | None
@@ -74,14 +84,14 @@ class ExperimentOptions:
             seed=self.seed,
         )
         experiment = request.experiment()
-        say_default(request, experiment)
+        print_default_method(request, experiment)
         secure = SecureSums() if self.secure or distributed else None
         return Contract(experiment, catalogue, secure)
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Options that say where data or items come from."""
+    """Options of the data or the public list of items."""
 
     data: str | None
     partition: Deal
@@ -113,14 +123,10 @@ experiment_options = gather(
     "experiment",
     ExperimentOptions,
     method_option,
-    click.option("--preset", type=SOURCE, metavar="NAME", help="A set of options that ships."),
+    preset_option,
     click.option("--rounds", type=int, metavar="N"),
-    click.option(
-        "--seed", type=SEED, metavar="S", help="Of the experiment and the partition.  [0]"
-    ),
-    click.option(
-        "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="An option; repeatable."
-    ),
+    click.option("--seed", type=SEED, metavar="S", help="Of experiment and partition.  [0]"),
+    set_option,
     click.option(
         "--secure",
         is_flag=True,
@@ -159,7 +165,6 @@ def make_rehearsal(
         "--partition",
         type=click.Choice(["random", "in-order"]),
         default="random",
-        show_default=True,
         help="Users of a node in a rehearsal: drawn by the seed, or in the order of the file.",
     ),
     click.option(
@@ -198,7 +203,7 @@ def make_rehearsal(
         metavar="HOST",
         help="Name or address of the server; nodes connect to the first. Repeatable.",
     ),
-    click.option("--port", type=click.IntRange(1, 65535), default=8443, show_default=True),
+    click.option("--port", type=click.IntRange(1, 65535), default=8443),
 )
 @json_option
 def init_command(
@@ -229,24 +234,22 @@ def init_command(
     name = folder.resolve().name
     federation = FederationSpec(name, contract, nodes, address, data, source.partition)
     imported = make_federation(folder, federation)
-    if as_json:
-        made = {
-            "folder": str(folder),
-            "federation": name,
-            "server": address.netloc,
-            "method": contract.experiment.method,
-            "settings": contract.settings_digest,
-            "items": len(catalogue.items),
-            "catalogue": catalogue.digest,
-            "nodes": {node: rows and asdict(rows) for node, rows in imported.items()},
-        }
-        print_json(made)
-        return
-    say(f"{folder}/server")
+    made = {
+        "folder": str(folder),
+        "federation": name,
+        "server": address.netloc,
+        "method": contract.experiment.method,
+        "settings": contract.settings_digest,
+        "items": len(catalogue.items),
+        "catalogue": catalogue.digest,
+        "nodes": {node: rows and asdict(rows) for node, rows in imported.items()},
+    }
+    lines = [f"{folder}/server"]
     for node, rows in imported.items():
         given = f"{rows.users:,} users, {rows.rows:,} interactions" if rows else None
-        say(f"{folder}/nodes/{node}  {given or 'imports its own data'}")
-    say(f"{folder}/README.txt lists what to copy where, and what to run next")
+        lines.append(f"{folder}/nodes/{node}  {given or 'imports its own data'}")
+    lines.append(f"{folder}/README.txt lists what to copy where, and what to run next")
+    show(as_json, made, *lines)
 
 
 @federate_commands.command("renew")
@@ -261,10 +264,8 @@ def renew_command(folder: Path, as_json: bool) -> None:
     hushrec federate renew films
     """
     until = renew_server(folder)
-    if as_json:
-        print_json({"folder": str(folder), "valid_until": until.isoformat()})
-        return
-    say(f"{folder / 'server' / 'server.crt'} is valid until {until:%Y-%m-%d}")
+    text = f"{folder / 'server' / 'server.crt'} is valid until {until:%Y-%m-%d}"
+    show(as_json, {"folder": str(folder), "valid_until": until.isoformat()}, text)
 
 
 @federate_commands.command("server")
@@ -292,9 +293,9 @@ def server_command(folder: Path) -> None:
         server_running(opened) as server,
     ):
         at = f"{server.folder.config.listen}:{server.folder.config.port}"
-        _say(f"listening at {at}; {len(server.node_ids)} nodes may connect; Ctrl-C stops")
+        echo_err(f"listening at {at}; {len(server.node_ids)} nodes may connect; Ctrl-C stops")
         server.watch()
-    _say("stopped")
+    echo_err("stopped")
 
 
 @federate_commands.command("node")
@@ -310,10 +311,12 @@ def node_command(folder: Path) -> None:
     from hushrec.deployment.flower.programs import run_node, stopped_by_signals
 
     opened = NodeFolder.open(folder)
-    _say(f"{opened.config.name} connects to {opened.config.server}; Ctrl-C stops")
+    echo_err(f"{opened.config.name} connects to {opened.config.server}; Ctrl-C stops")
     with stopped_by_signals(), NodeDatabase.open(opened.store) as store:
-        run_node(opened, Worker(store, tell=_say, credentials=opened.credentials).answer, _say)
-    _say("stopped")
+        run_node(
+            opened, Worker(store, tell=echo_err, credentials=opened.credentials).answer, echo_err
+        )
+    echo_err("stopped")
 
 
 @federate_commands.command("run")
@@ -331,11 +334,7 @@ def run_command(folder: Path, resume: bool, as_json: bool) -> None:
     hushrec federate run films/server --resume
     """
     summary, path = train_on(ServerFolder.open(folder), resume=resume, quiet=as_json)
-    if as_json:
-        print_json(summary)
-        return
-    show_summary(summary)
-    say(f"model and log: {path}")
+    show(as_json, summary, *summary_lines(summary), f"model and log: {path}")
 
 
 def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summary, Path]:
@@ -350,10 +349,10 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summar
     number, endpoint, node_ids = begin_run(server)
     run = replace(run, node_ids=node_ids)
     if not quiet:
-        run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, _say_event))
-        _say(f"waiting for {policy.nodes} nodes")
+        run = replace(run, events=EventLog(run.folder.path / runs.EVENTS, _print_event))
+        echo_err(f"waiting for {policy.nodes} nodes")
     try:
-        with training_display(quiet) as display, polite_stop() as stop:
+        with training_display(quiet) as display, interrupt_callback() as stop:
             summary = run_on_grid(
                 endpoint, number, TASK_SECONDS, lambda link: run.train(link, (display, stop))
             )
@@ -363,25 +362,17 @@ def train_on(server: ServerFolder, *, resume: bool, quiet: bool) -> tuple[Summar
     return summary, run.folder.path
 
 
-def _say_event(line: EventLine) -> None:
+def _print_event(line: EventLine) -> None:
     """Print enrolments and failures; answers are not printed."""
     what, node = line.event, line.node or "a node"
     if what == "enrolled":
-        _say(f"{node} takes part with {line.users:,} users")
+        echo_err(f"{node} takes part with {line.users:,} users")
     elif what in ("no answer", "refused", "declined"):
-        _say(f"{node}, {line.to}: {what}: {line.why}")
+        echo_err(f"{node}, {line.to}: {what}: {line.why}")
     elif what in ("sat out", "excluded"):
-        _say(f"{node}, {line.to}, round {line.round}: {what}")
+        echo_err(f"{node}, {line.to}, round {line.round}: {what}")
     elif what == "lost":
-        _say(f"round {line.round} is lost: {line.why}")
-
-
-def show_summary(summary: Summary) -> None:
-    """Print the result of a run."""
-    console = Console()
-    console.print(result_table(summary))
-    for line in facts(summary):
-        console.print(line, style="dim", highlight=False)
+        echo_err(f"round {line.round} is lost: {line.why}")
 
 
 @federate_commands.command("status")
@@ -402,14 +393,14 @@ def status_command(folder: Path, watch: bool, as_json: bool) -> None:
     newest = runs.newest_run(folder / "runs")
     if newest is None:
         raise RunError(f"{folder} has no run yet: 'hushrec federate run {folder}'")
-    if as_json:
-        told = {"federation": config.federation, **asdict(runs.status_of(newest))}
-        print_json({**told, "summary": newest.read_summary()} if runs.is_finished(newest) else told)
-        return
-    if not watch:
-        Console().print(_table(runs.status_of(newest)))
-        if runs.is_finished(newest):
-            show_summary(newest.read_summary())
+    if as_json or not watch:
+        status = runs.status_of(newest)
+        known = {"federation": config.federation, **asdict(status)}
+        summary = newest.read_summary() if runs.is_finished(newest) else None
+        if summary is None:
+            show(as_json, known, _table(status))
+        else:
+            show(as_json, {**known, "summary": summary}, _table(status), *summary_lines(summary))
         return
     with Live(console=Console(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
@@ -439,7 +430,7 @@ def _table(status: runs.Status) -> Table:
 
 @federate_commands.command("rehearse")
 @click.argument("folder", metavar="[DIR]", required=False, type=PATH)
-@click.option("--nodes", "count", type=click.IntRange(2, 50), default=3, show_default=True)
+@click.option("--nodes", "count", type=click.IntRange(2, 50), default=3)
 @data_option
 @experiment_options
 @json_option
@@ -461,10 +452,10 @@ def rehearse_command(
     with stopped_by_signals(), ExitStack() as stack:
         top = folder or Path(stack.enter_context(TemporaryDirectory(prefix="hushrec-"))) / "demo"
         nodes = make_rehearsal(top, data, count, experiment)
-        _say(f"{len(nodes)} nodes made; starting them and the server")
+        echo_err(f"{len(nodes)} nodes made; starting them and the server")
         with federation_running(top) as (server, _):
             summary, path = train_on(server.folder, resume=False, quiet=as_json)
-        _say("all nodes and the server have ended")
+        echo_err("all nodes and the server have ended")
         name = next(iter(nodes))
         with NodeDatabase.open(top / "nodes" / name / "data.node") as store:
             user = store.one("SELECT name FROM users ORDER BY id")
@@ -472,15 +463,10 @@ def rehearse_command(
     if as_json:
         print_json({**summary.as_dict(), "user": user, "recommendations": found})
         return
-    show_summary(summary)
-    say(f"on {name}, for its user {user}:")
+    show(as_json, summary, *summary_lines(summary), f"on {name}, for its user {user}:")
     show_recommendations(user, found, as_json=False)
     if folder is not None:
-        say(f"model and log: {path}")
-
-
-def _say(words: str) -> None:
-    say(words, err=True)
+        echo(f"model and log: {path}")
 
 
 def _names(count: int | None, names: tuple[str, ...]) -> tuple[str, ...]:
