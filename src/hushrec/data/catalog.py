@@ -57,12 +57,10 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
     scipy sparse matrix with a row per user and a column per item. ``items`` is the public list of
     items, with titles, genres and years if it has them: a file, or a frame beside data in memory.
     """
-    roles = ("user", "item", "value", "time", "title")
-    columns: dict[str, Any] = {
-        role: column for role, column in options.items() if role in roles and column is not None
-    }
+    roles: dict[str, Any] = {k: v for k, v in options.items() if k in vars(RECOGNISED)}
+    columns = Columns(**roles)
     if not isinstance(source, str | Path):
-        return _load_frame(source, items, Columns(**columns), options.get("name", NAME))
+        return _load_frame(source, items, columns, options.get("name", NAME))
     name, known = str(source), str(source) in names()
     progress = options.get("progress", no_progress)
     if "name" in options:
@@ -74,8 +72,8 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
             f"--items is for data that is a file, and '{name}' is a name: the data sets of the "
             "catalogue have their list of items, and 'hushrec data import' takes one"
         )
-    if columns and known:
-        given = ", ".join(f"{role}=" for role in roles if role in columns)
+    if known and columns.given():
+        given = ", ".join(f"{role}=" for role in columns.given())
         raise ConfigError(f"the columns of '{name}' are known: leave out {given}")
     if name in CATALOG:
         dataset = CATALOG[name]
@@ -90,10 +88,9 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
     if known:
         return _load_imported(name)
     if name and (checked_path(name).exists() or Path(name).suffix):
-        chosen = Columns(**columns)
         # The whole path is the name: a run must find its data again from anywhere.
         path = str(Path(name).resolve())
-        data = reading.read_interactions(name, chosen, name=path, items=items, progress=progress)
+        data = reading.read_interactions(name, columns, name=path, items=items, progress=progress)
         listed = None if items is None else str(checked_path(items).resolve())
         return replace(data, items_file=listed)
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
@@ -175,10 +172,8 @@ def _download(dataset: DataSet, target: Path, progress: DownloadProgress | None)
                 if progress:
                     progress(done, total)
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise DataError(
-            f"{dataset.name}: download failed ({reason}). {_by_hand(dataset)}"
-        ) from None
+        reason = f"download failed ({getattr(error, 'reason', None) or error})"
+        raise DataError(f"{dataset.name}: {reason}. {_by_hand(dataset)}") from None
     if total is not None and done != total:
         raise DataError(
             f"{dataset.name}: download interrupted after {done:,} of {total:,} bytes; try again"

@@ -160,10 +160,7 @@ class Times:
         return np.rint(times * 1e6).astype(np.int64)
 
 
-Converter = Ids | Titles | Values | Times
-
-
-def read_columns(table: Table, *converters: Converter | None) -> None:
+def read_columns(table: Table, *converters: Ids | Titles | Values | Times | None) -> None:
     """Feed its column to each converter, all in one pass over the table."""
     present = [converter for converter in converters if converter is not None]
     for block in table.blocks([converter.column for converter in present]):
@@ -207,10 +204,8 @@ def frame_table(frame: object, name: str = NAME) -> Table:
 
     def blocks(wanted: Sequence[int]) -> Iterator[Block]:
         for start in range(0, rows, ROWS):
-            yield [
-                _as_text(arrays[k][start : start + ROWS], f"{name}, column '{names[k]}'")
-                for k in wanted
-            ]
+            part = slice(start, start + ROWS)
+            yield [_as_text(arrays[k][part], f"{name}, column '{names[k]}'") for k in wanted]
 
     return Table(Path(name), names, len(names), rows, blocks, lambda row: f"row {row}")
 
@@ -249,9 +244,7 @@ def _as_text(entries: NDArray[Any], where: str) -> list[str]:
     if entries.dtype.kind == "M":
         micro = entries.astype("datetime64[us]")
         entries = np.where(np.isnat(micro), np.nan, micro.astype(np.int64) / 1e6)
-    return [
-        entry.strip() if type(entry) is str else _entry(entry, where) for entry in entries.tolist()
-    ]
+    return [e.strip() if type(e) is str else _entry(e, where) for e in entries.tolist()]
 
 
 def _entry(entry: Any, where: str) -> str:

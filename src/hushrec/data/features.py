@@ -17,14 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.data.interactions import (
-    Categorical,
-    Column,
-    Features,
-    MultiCategorical,
-    Numeric,
-    StrArray,
-)
+from hushrec.data.interactions import Categorical, Column, Features, MultiCategorical, Numeric
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError, DataError, nearest
 
@@ -133,14 +126,12 @@ def _entry(column: Column, name: str, given: str) -> float | str | list[str]:
     return words[0]
 
 
-def usual(column: Column, owner: NDArray[np.int32], n_owners: int) -> Column:
+def usual(column: Categorical, owner: NDArray[np.int32], n_owners: int) -> Categorical:
     """Return each owner's most frequent category among its rows; the lower code wins a tie.
 
     It turns features of interactions, such as the weather, into a feature of the user, which is
     known before a recommendation is made.
     """
-    if not isinstance(column, Categorical):
-        raise DataError("only categories can be features of an interaction")
     counts = np.zeros((n_owners, len(column.names)), np.int32)
     known = column.codes >= 0
     np.add.at(counts, (owner[known], column.codes[known]), 1)
@@ -196,7 +187,7 @@ def text_to_array(value: object) -> Array:
     return np.frombuffer(json.dumps(plain).encode(), np.uint8)
 
 
-def array_to_strings(array: Array) -> StrArray:
+def array_to_strings(array: Array) -> NDArray[np.str_]:
     """Read back the names that `text_to_array` wrote."""
     return np.array(json.loads(array.tobytes()), np.str_)
 

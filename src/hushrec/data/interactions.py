@@ -55,7 +55,7 @@ class Categorical(_Column):
     """Whether the categories were given, and are public; else they were found in the rows."""
 
     @classmethod
-    def of(cls, entries: Iterable[str], names: Iterable[str] | None = None) -> Categorical:
+    def of(cls, entries: Iterable[str], names: Iterable[str] | None = None) -> Self:
         """Code a column of text; given names are declared, others found. Empty text is unknown."""
         entries = list(entries)
         known = _categories(set(entries)) if names is None else np.array(list(names), np.str_)
@@ -78,9 +78,7 @@ class MultiCategorical(_Column):
     """Whether the categories were given, and are public; else they were found in the rows."""
 
     @classmethod
-    def of(
-        cls, entries: Iterable[Iterable[str]], names: Iterable[str] | None = None
-    ) -> MultiCategorical:
+    def of(cls, entries: Iterable[Iterable[str]], names: Iterable[str] | None = None) -> Self:
         """Code sets of categories; given names are declared, others found."""
         sets = [set(entry) for entry in entries]
         known = _categories(set().union(*sets)) if names is None else np.array(list(names), np.str_)

@@ -326,11 +326,10 @@ class _Ordered:
 def _parts(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
     """Return the part that each row belongs to."""
     if config.kind == "time":
-        if not rows.data.has_time:
-            raise ConfigError(
-                f"{rows.data.name} has no timestamps: split.kind = 'time' cannot be used"
-            )
-        time = rows.data.time[rows.order]
+        data = rows.data
+        if not data.has_time:
+            raise ConfigError(f"{data.name} has no timestamps: split.kind = 'time' cannot be used")
+        time = data.time[rows.order]
         shares = [1 - config.test - config.valid, 1 - config.test]
         found = np.quantile(time, shares, method="higher")
         first_valid = found[0] if config.valid_from is None else config.valid_from

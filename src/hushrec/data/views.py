@@ -154,10 +154,8 @@ class CohortConfig(Settings):
     def _nothing_ignored(self) -> CohortConfig:
         for name, kind in (("size", "fixed"), ("probability", "poisson")):
             if getattr(self, name) is not None and self.kind != kind:
-                raise ValueError(
-                    f"cohort.{name} does nothing with cohort.kind = {self.kind}: use cohort.kind = "
-                    f"{kind}"
-                )
+                problem = f"cohort.{name} does nothing with cohort.kind = {self.kind}"
+                raise ValueError(f"{problem}: use cohort.kind = {kind}")
         return self
 
     def draw(

@@ -144,9 +144,8 @@ class Message:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = printable(".".join(map(str, first["loc"][1:])))[:100]
-            raise MessageError(
-                f"the {cls.kind}'s header is invalid: '{where}': {first['msg']}"
-            ) from None
+            problem = f"'{where}': {first['msg']}"
+            raise MessageError(f"the {cls.kind}'s header is invalid: {problem}") from None
         except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise MessageError(f"the {cls.kind} is damaged: {type(error).__name__}") from None
         return _joined(cls, header.header, arrays)  # type: ignore[attr-defined]

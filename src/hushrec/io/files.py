@@ -209,22 +209,22 @@ def checked_path(path: str | Path) -> Path:
 
     A symbolic link at the end of the path, or a path such as ``.``, is resolved.
     """
-    text = os.fspath(path)
+    text, shown = os.fspath(path), shown_path(path)
     if not text:
         raise ConfigError("the path is empty: give the name of a file or a folder")
     if "\0" in text:
-        raise ConfigError(f"{shown_path(text)}: a path cannot hold a zero byte")
+        raise ConfigError(f"{shown}: a path cannot hold a zero byte")
     try:
         text.encode()
     except UnicodeEncodeError:
         raise ConfigError(
-            f"{shown_path(text)}: the name is not UTF-8, so it could not be written down: rename it"
+            f"{shown}: the name is not UTF-8, so it could not be written down: rename it"
         ) from None
     given = Path(text)
     longest = max((len(os.fsencode(part)) for part in given.parts), default=0)
     if longest > LONGEST_NAME:
         raise ConfigError(
-            f"{shown_path(text)}: a name of {longest} bytes is too long: use at most {LONGEST_NAME}"
+            f"{shown}: a name of {longest} bytes is too long: use at most {LONGEST_NAME}"
         )
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -234,11 +234,9 @@ def checked_path(path: str | Path) -> Path:
         # A pipe under /proc exists although the target of its link does not.
         usable = given if named or (given.exists() and not real.exists()) else real
     except OSError as error:  # also if the working folder was removed
-        raise ConfigError(f"{shown_path(text)}: {error.strerror}") from None
+        raise ConfigError(f"{shown}: {error.strerror}") from None
     if not usable.name:
-        raise ConfigError(
-            f"{shown_path(text)} is the file system's root: name a file or folder inside it"
-        )
+        raise ConfigError(f"{shown} is the file system's root: name a file or folder inside it")
     return usable
 
 

@@ -282,9 +282,7 @@ class Model(Recommends):
             return self._best(new, self.scores_of_new(new), k)[0]
         if features:
             raise ConfigError(f"the data has the features of user '{user}': leave them out")
-        index = self.indices([user])
-        past = self.data.history(index)
-        return self._best(past, self.scores(index, past), k)[0]
+        return self._lists(self.indices([user]), k, threads=1)[0]
 
     def explain(self, user: str | int, items: Sequence[str | int]) -> list[str]:
         """Return, for each item, the expert with the largest contribution to the user's score.

@@ -153,7 +153,12 @@ class _Mixture:
         self._names: list[str] = []
         self._parts: list[_Part] = []
         owners: list[int] = []
-        for name, parts in _experts(given.manifest):
+        experts = given.manifest.get("experts")
+        if not isinstance(experts, dict) or not experts:
+            raise BundleError("'experts' are not named parts")
+        for name, parts in experts.items():
+            if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+                raise BundleError("an expert is not a list of parts")
             for index, options in enumerate(parts):
                 part = _KINDS[_one_of(options, "kind", _KINDS)](given, f"{name}/{index}/", options)
                 self._parts.append(part)
@@ -379,16 +384,6 @@ def _catalogue(manifest: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     if not items or len(set(items)) != len(items) or len(titles) != len(items):
         raise BundleError("the items are not a catalogue: each once, each with its title")
     return items, titles
-
-
-def _experts(manifest: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    experts = manifest.get("experts")
-    if not isinstance(experts, dict) or not experts:
-        raise BundleError("'experts' are not named parts")
-    for parts in experts.values():
-        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-            raise BundleError("an expert is not a list of parts")
-    return list(experts.items())
 
 
 def _one_of(options: Mapping[str, Any], name: str, allowed: Iterable[str]) -> str:
