@@ -51,6 +51,7 @@ from hushrec.streams import GradientNoise, Round, Streams
 from hushrec.training import samples as training
 
 GRADIENT = "gradient"
+GATE = ("gate", "gate_bias")
 GUIDE_PURPOSE = "guide"
 """Purpose of the stream of the gate's negatives."""
 
@@ -154,11 +155,11 @@ class FedRKG(base.Method, base.Tunable, base.OwnTable, base.Guided, base.NoisesG
             uploaded = {"table": training.deltas(rows, table)}
             return Fitted(Update(len(view), rows=uploaded), kept, losses)
         config, tables = self.config, np.asarray(private["table"])
-        gates = {name: np.array(private[name]) for name in ("gate", "gate_bias")}
+        gates = {name: np.array(private[name]) for name in GATE}
         guidance = shared.get("guidance")
         if guidance is not None:
             if config.guidance == "adaptive" and config.gate_epochs:
-                gates = self._trained_gates(gates, tables, guidance, private, view, now)
+                gates = self._trained_gates(tables, guidance, private, view, now)
             beta = np.float32(config.beta)
             tables = fused_tables(tables, guidance, gates["gate"], gates["gate_bias"], beta)
             tables.flags.writeable = False
@@ -240,16 +241,10 @@ class FedRKG(base.Method, base.Tunable, base.OwnTable, base.Guided, base.NoisesG
         return None
 
     def _trained_gates(
-        self,
-        gates: dict[str, Array],
-        tables: Array,
-        guidance: Array,
-        private: Private,
-        view: TrainView,
-        now: Round,
+        self, tables: Array, guidance: Array, private: Private, view: TrainView, now: Round
     ) -> dict[str, Array]:
         """Train the gates with all other parameters frozen (eq. 7 and 8)."""
-        config = self.config
+        config, gates = self.config, {name: np.array(private[name]) for name in GATE}
         samples = training.draw_device_samples(
             view, config.negatives, config.gate_epochs, now, purpose=GUIDE_PURPOSE
         )

@@ -60,14 +60,9 @@ from hushrec.training.silo_network import Optimiser, SiloModel, SiloProblem, tra
 from hushrec.training.tensors import torch
 
 
-def mixed(arrays: Array, shares: Array | None, clients: int) -> Array:
-    """Return each silo's mix of averages, or the only average for all silos."""
-    if shares is None:
-        return np.repeat(arrays[None], clients, 0)
-    out = np.zeros((clients, *arrays.shape[1:]), np.float32)
-    for k, average in enumerate(arrays):
-        out += shares[:, k].reshape(-1, *[1] * average.ndim) * average
-    return out
+def mixed_networks(network: Array, shares: Array | None, clients: int) -> Array:
+    """Return each silo's mix of networks, or the only network for all silos."""
+    return mixed_rows(network[..., None, :], shares, np.zeros(clients, int), np.arange(clients))
 
 
 def mixed_rows(table: Array, shares: Array | None, ids: Array, owner: Array) -> Array:
@@ -199,7 +194,7 @@ class LIPM(base.Method, base.Tunable):
         c, table = self.config, shared["items"]
         samples = draw_silo_samples(view, c.negatives, c.epochs, now)
         shares = self._shares(shared, private, view)
-        received = mixed(shared["network"], shares, len(view.clients))
+        received = mixed_networks(shared["network"], shares, len(view.clients))
         owner = np.repeat(np.arange(len(view.clients)), samples.touched.lengths)
         rows_before = mixed_rows(table, shares, samples.touched.values, owner)
         start = SiloModel(received, user_rows(private, "users", view), rows_before)
@@ -337,14 +332,14 @@ class LIPM(base.Method, base.Tunable):
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the newest network plus the client's last change by fine-tuning."""
         shares = self._shares(shared, private, history)
-        network = mixed(shared["network"], shares, len(history.clients))
+        network = mixed_networks(shared["network"], shares, len(history.clients))
         if self.tunes:
             network = network + np.asarray(private["tuned"])
         interests = user_rows(private, "interests", history) if self.config.lipm else None
+        every = np.arange(history.n_items)
 
         def table_of(client: int) -> Array:
-            own = None if shares is None else shares[client : client + 1]
-            return np.asarray(mixed(shared["items"], own, 1)[0])
+            return mixed_rows(shared["items"], shares, every, np.full_like(every, client))
 
         users = user_rows(private, "users", history)
         return score_silos(self.perceptron, network, table_of, users, history, interests)

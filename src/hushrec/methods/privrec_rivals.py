@@ -30,6 +30,7 @@ from hushrec.config import Count
 from hushrec.data.views import TrainView
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
+from hushrec.kernels.ragged import put_rows
 from hushrec.methods.base import Array, Fitted, Method, Scores, Shared, Traits
 from hushrec.methods.privrec import BATCH_INTERACTIONS, PrivRec, PrivRecConfig, thetas_of
 from hushrec.methods.shared.options import FeatureNetworkConfig
@@ -168,9 +169,8 @@ class FOFLSelf(Method):
             for clients, real in tensors.groups_in_order(len(history)):
                 items = np.broadcast_to(table, (tensors.GROUP, *table.shape)).copy()
                 if isinstance(own, ClientRows):
-                    for number, client in enumerate(clients):
-                        mine = slice(*own.indptr[client : client + 2])
-                        items[number, own.ids[mine]] = own.rows[mine]
+                    slots = np.arange(tensors.GROUP)
+                    put_rows(items, slots, clients, own.indptr, own.ids, own.rows)
                 params = network.unpack(torch.from_numpy(thetas[clients]))
                 itself = torch.ones(tensors.GROUP, 1, 1)
                 logits = network.logits(params, itself, torch.from_numpy(items))

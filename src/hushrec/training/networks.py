@@ -395,8 +395,9 @@ class Perceptron:
                 starts = np.minimum(indptr[clients] + first, indptr[clients + 1])
                 ends = np.minimum(starts + BLOCK, indptr[clients + 1])
                 cut = [slice(a, b) for a, b in zip(starts, ends, strict=True)]
-                given = {n: _filled(fixed[n], cut) for n in ("behaviour", "interest")}
-                after = gru(p, given["behaviour"], given["interest"]).numpy()
+                both = fixed["behaviour"], fixed["interest"]
+                given = (torch.from_numpy(tensors.padded(rows, cut, BLOCK)) for rows in both)
+                after = gru(p, *given).numpy()
                 for number, own in enumerate(cut):
                     out[own] = after[number, : own.stop - own.start]
         return out
@@ -411,10 +412,3 @@ def gru(p: Params, inputs: Tensor, state: Tensor) -> Tensor:
     reset, update = gates[..., :width], gates[..., width:]
     new = torch.tanh(given[..., 2 * width :] + reset * before[..., 2 * width :])
     return new + update * (state - new)
-
-
-def _filled(rows: NDArray[np.float32], cut: list[slice]) -> Tensor:
-    filled = np.zeros((GROUP, BLOCK, rows.shape[1]), np.float32)
-    for number, own in enumerate(cut):
-        filled[number, : own.stop - own.start] = rows[own]
-    return torch.from_numpy(filled)

@@ -27,6 +27,7 @@ from hushrec.training.tensors import (
     Tensor,
     groups_by_length,
     mean_weights,
+    padded,
     torch,
 )
 
@@ -176,9 +177,7 @@ class _Table:
     def __init__(self, rows: Array, indptr: NDArray[np.int64], real: NDArray[np.int64]) -> None:
         self.owned = [slice(indptr[c], indptr[c + 1]) for c in real]
         self.most = max([own.stop - own.start for own in self.owned], default=0)
-        values = np.zeros((GROUP, self.most + 1, rows.shape[1]), np.float32)
-        for number, own in enumerate(self.owned):
-            values[number, : own.stop - own.start] = rows[own]
+        values = padded(rows, self.owned, self.most + 1)
         self.values = torch.from_numpy(values.reshape(-1, rows.shape[1]))
         self.base = (np.arange(GROUP) * (self.most + 1))[:, None]
 

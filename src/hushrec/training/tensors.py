@@ -201,6 +201,14 @@ def batches(
             )
 
 
+def padded(rows: Array, owned: Sequence[slice], length: int) -> NDArray[np.float32]:
+    """Return each client's rows, padded with zeros: [clients of a group, length, width]."""
+    out = np.zeros((GROUP, length, rows.shape[1]), np.float32)
+    for number, own in enumerate(owned):
+        out[number, : own.stop - own.start] = rows[own]
+    return out
+
+
 def mean_weights(sizes: NDArray[np.int64], valid: NDArray[np.bool_]) -> Tensor:
     """Return weights that turn a sum over each client's valid samples into their mean."""
     weights = np.where(valid, 1 / np.maximum(sizes, 1)[:, None], 0.0)

@@ -39,8 +39,6 @@ FLOOR = 0.001
 """Added before the logarithm."""
 EQUALLY = np.ones(0, np.float32)
 """Weights of the last items that are all 1."""
-POWER = 0.5
-"""Recent transitions: sums are taken to this power before the regression."""
 
 
 class PairExpert(Expert):
@@ -63,25 +61,38 @@ class Transitions(PairExpert):
     counted = "head and rest"
     start: ClassVar[dict[str, float]] = {"log of all": 1.0}
 
+    @property
+    def regression(self) -> tuple[int, float, float, float]:
+        """Window, power of the sums, share of correlation, and ridge."""
+        config = self.config
+        return config.window, config.power, config.gram, config.ridge
+
     def scores(self, model: Shared) -> tuple[str, ...]:
         """One for each run of lags, and the logarithm of their sum."""
         return *(f"up to {lag} back" for lag in LAGS), "log of all"
 
     def count(self, view: TrainView) -> KeyedRows:
         """Count transitions within the window, 1/steps each, and the items themselves."""
-        return _transitions(view, self.config.window)
+        past, by_gap = view.positives, fading(self.regression[0])
+        pairs = pair_kernels.following_pairs(past.indptr, past.values, view.n_items, by_gap)
+        return KeyedRows(*pairs, space=view.n_items**2)
 
     def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
-        """Regress the next item on the recent history."""
-        config = self.config
-        head = self.head(keys, sums, model)
-        return _regressed(model, head, config.power, config.gram, config.ridge)
+        """Regress the next item on the recent history; outside the head, each pair by itself."""
+        head, (_, power, gram, ridge) = self.head(keys, sums, model), self.regression
+        # Single precision is enough here and solves twice as fast.
+        powered = (np.maximum(head.blocks[0], 0.0) ** power).astype(np.float32)
+        weights = pair_weights.transition_weights(powered, gram, ridge)
+        pairs, values = head.outside
+        counts = head.counts[pairs // len(head.counts)]
+        alone = pair_weights.weights_alone(values, counts, power, ridge)
+        return strongest(model, pairs, alone, head.items, weights)
 
     def extend(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Weigh pairs that are not both in the head by their own sums."""
         pairs, values, counts = rest(keys, sums[:, 0], len(model["neighbours"]))
-        config = self.config
-        alone = pair_weights.weights_alone(values, counts, config.power, config.ridge)
+        _, power, _, ridge = self.regression
+        alone = pair_weights.weights_alone(values, counts, power, ridge)
         return extended_table(model, pairs, alone)
 
     def score(self, model: Shared, view: TrainView, out: Scores) -> None:
@@ -94,7 +105,6 @@ class Transitions(PairExpert):
         return (_lags(LAGS, FLOOR, "sum", model, recency=1.0),)
 
 
-WINDOW, GRAM, RECENT_RIDGE = 3, 0.2, 20.0
 RECENT_LAGS = np.array([1, 2, 5])
 RECENT_FLOOR = 0.003
 COUNTED = np.array([1, 2, 3])
@@ -103,11 +113,12 @@ COUNT_FLOOR = 0.1
 """Added to a count before its logarithm: between no transition and one."""
 
 
-class RecentTransitions(PairExpert):
+class RecentTransitions(Transitions):
     """Scores what came right after the last items, by regression and by counts."""
 
     name = "recent-transitions"
-    counted = "head and rest"
+    start: ClassVar[dict[str, float]] = {}
+    regression = (3, 0.5, 0.2, 20.0)
 
     def init(self, view: TrainView) -> Shared:
         """Start from no weights and no counts."""
@@ -118,14 +129,9 @@ class RecentTransitions(PairExpert):
         counted = (f"log count, {lag} back" for lag in COUNTED)
         return *(f"up to {lag} back" for lag in RECENT_LAGS), "log of all", *counted
 
-    def count(self, view: TrainView) -> KeyedRows:
-        """Count transitions within a few steps, and the items themselves."""
-        return _transitions(view, WINDOW)
-
     def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Regress the next item, and keep the counts themselves."""
-        n_items = len(model["neighbours"])
-        table = _regressed(model, self.head(keys, sums, model), POWER, GRAM, RECENT_RIDGE)
+        n_items, table = len(model["neighbours"]), super().learn(model, keys, sums)
         others = keys // n_items != keys % n_items
         counts = np.maximum(sums[others, 0], 0.0)
         no_head = np.zeros(0, np.int64), np.zeros((0, 0))
@@ -133,10 +139,9 @@ class RecentTransitions(PairExpert):
 
     def extend(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Weigh pairs that are not both in the head by their own sums."""
-        pairs, values, counts = rest(keys, sums[:, 0], len(model["neighbours"]))
-        alone = pair_weights.weights_alone(values, counts, POWER, RECENT_RIDGE)
+        pairs, values, _ = rest(keys, sums[:, 0], len(model["neighbours"]))
         counted = extended_table(_counts(model), pairs, np.maximum(values, 0.0))
-        return _with_counts(extended_table(model, pairs, alone), counted)
+        return _with_counts(super().extend(model, keys, sums), counted)
 
     def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Add up the weights, and look up the counts."""
@@ -160,22 +165,6 @@ def _with_counts(table: Shared, counted: Shared) -> Shared:
 
 def _counts(model: Shared) -> Shared:
     return {"neighbours": model["followers"], "weights": model["counts"]}
-
-
-def _transitions(view: TrainView, window: int) -> KeyedRows:
-    past, n_items = view.positives, view.n_items
-    pairs = pair_kernels.following_pairs(past.indptr, past.values, n_items, fading(window))
-    return KeyedRows(*pairs, space=n_items**2)
-
-
-def _regressed(model: Shared, head: Head, power: float, gram: float, ridge: float) -> Shared:
-    """Return the table of weights: solved in the head, each pair by itself outside it."""
-    # Single precision is enough here and solves twice as fast.
-    powered = (np.maximum(head.blocks[0], 0.0) ** power).astype(np.float32)
-    weights = pair_weights.transition_weights(powered, gram, ridge)
-    keys, sums = head.outside
-    alone = pair_weights.weights_alone(sums, head.counts[keys // len(head.counts)], power, ridge)
-    return strongest(model, keys, alone, head.items, weights)
 
 
 def _add_by_lag(
