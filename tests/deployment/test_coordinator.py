@@ -265,6 +265,37 @@ def test_events_are_read_as_they_were_written(tmp_path):
         list(log.lines())
 
 
+class Hurried(MemoryLink):
+    """Notes the seconds that nodes have to answer."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.seconds = []
+
+    def ask(self, requests, seconds):
+        self.seconds.append(seconds)
+        return super().ask(requests, seconds)
+
+
+def test_the_deadline_of_a_round_is_that_of_its_phase(tmp_path):
+    """Phases of one round each, and then several: the first round of each has more time."""
+    settings = {"network_rounds": 2, "newton_rounds": 2, "turns": 1, "evaluation.every": 100}
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), None, settings, rounds=None)
+    run = begin(round_seconds=100.0, phase_seconds={"fit network": 50.0}, first_round_factor=2.0)
+    phases, link = run.contract.experiment.make_method().phases, Hurried(lossy.link().nodes)
+    run.train(link)
+    asked = link.seconds[1:]  # after the invitation
+    expected = [
+        (50 if phase.name == "fit network" else 100) * (2 if number == 0 else 1)
+        for phase in phases
+        for number in range(phase.rounds)
+    ]
+    np.testing.assert_allclose(asked[: len(expected)], expected, atol=5)
+    assert max(phase.rounds for phase in phases) > 1 and len(phases) > 2
+    with pytest.raises(ConfigError, match="has no phase 'warm up': name one of count"):
+        begin(phase_seconds={"warm up": 1.0}).train(lossy.link())
+
+
 def test_too_few_nodes_stop_the_run_and_nothing_is_lost(tmp_path):
     data = taste_world()
     begin, lossy = rehearsal(tmp_path / "a", data, "pfedrec")

@@ -31,7 +31,7 @@ from pydantic import ConfigDict, Field
 
 from hushrec.config import Settings
 from hushrec.data.splitting import may_train
-from hushrec.errors import FederationError, MessageError, RunError
+from hushrec.errors import ConfigError, FederationError, MessageError, RunError
 from hushrec.federation import requests as messages
 from hushrec.federation.contract import Contract
 from hushrec.federation.experiment import Experiment
@@ -299,6 +299,11 @@ class Policy(Settings):
     round_seconds: Seconds = 300.0
     """Deadline of a round and of an evaluation, or of each stage of a secure sum; a node without a
     reply by then is left out."""
+    phase_seconds: dict[str, Seconds] = Field(default_factory=dict)
+    """Deadlines of the rounds of a phase, by the phase's name, in place of `round_seconds`."""
+    first_round_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3.0
+    """The deadline is so many times longer in the first round of a phase, in which nodes compile
+    kernels and may receive large messages; a continued run begins with such a round."""
     retries: Annotated[int, Field(ge=0)] = 3
     """Requests to a node that does not reply, after the first, within the deadline."""
     backoff_seconds: Seconds = 2.0
@@ -336,6 +341,15 @@ class Session:
         self.strangers: set[NodeId] = set()
         """Identities that were invited and refused."""
         self.invalid_replies: Counter[str] = Counter()
+        self.method = contract.experiment.make_method()
+        self.first_rounds: dict[str, int] = {}
+        """The first round of each phase in this session."""
+        phases = [phase.name for phase in self.method.phases]
+        for name in sorted(policy.phase_seconds.keys() - set(phases)):
+            raise ConfigError(
+                f"policy.phase_seconds: {self.method.name} has no phase '{name}': name one of "
+                + ", ".join(phases)
+            )
 
     # ------------------------------------------------------------ enrolment
 
@@ -414,6 +428,13 @@ class Session:
 
     # ------------------------------------------------------------ requests
 
+    def deadline(self, number: int) -> float:
+        """Return the seconds that nodes have for a request of a round, by the round's phase."""
+        phase = self.method.phase_of(number).name
+        seconds = self.policy.phase_seconds.get(phase, self.policy.round_seconds)
+        is_first = self.first_rounds.setdefault(phase, number) == number
+        return seconds * self.policy.first_round_factor if is_first else seconds
+
     def exchange(
         self,
         what: str,
@@ -426,7 +447,7 @@ class Session:
         A request without a reply is sent again until the deadline; a node answers the same request
         with the same bytes. Fewer than `Policy.min_nodes` replies are an error, at the end.
         """
-        until, wait = time.monotonic() + self.policy.round_seconds, self.policy.backoff_seconds
+        until, wait = time.monotonic() + self.deadline(number), self.policy.backoff_seconds
         most, answered = self.policy.max_invalid_replies, 0
         waiting = [name for name in requests if self.invalid_replies[name] < most]
         for attempt in range(self.policy.retries + 1):
