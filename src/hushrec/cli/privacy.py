@@ -87,7 +87,7 @@ def _tables(found: Audit) -> Iterator[Table]:
 
 
 def _reason_table(title: str, reason: str) -> Table:
-    """Say why an attack was not made."""
+    """Return a table with the reason why an attack was skipped."""
     table = plain_table(title, folded="", title_style="bold")
     table.add_row(reason)
     return table

@@ -100,7 +100,7 @@ def _heading(run: Run) -> dict[str, Any]:
 @click.option(
     "--only",
     type=click.Choice(["tables", "groups", "guidance"]),
-    help="One analysis; refused where the method has nothing to say.  [all it has]",
+    help="One analysis; refused where the method does not support it.  [all that it supports]",
 )
 @options.threads_option
 @options.json_option

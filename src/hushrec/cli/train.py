@@ -159,8 +159,8 @@ def train_command(
         require_free(out, overwrite=output.overwrite)
     data = load_with_progress(request.data, request.items, quiet=quiet)
     with training_display(as_json, verbosity) as display, interrupt_callback() as stop:
-        told = (display, stop, *named)
-        execution = Execution(Machine(threads), told, output.overwrite, output.resume)
+        called = (display, stop, *named)
+        execution = Execution(Machine(threads), called, output.overwrite, output.resume)
         run = None
         if several:
             first = request.seed or 0
@@ -216,7 +216,7 @@ def _resumed(request: ExperimentRequest, output: Output) -> tuple[ExperimentRequ
 
 
 def _needs_report(out: Path) -> bool:
-    """Say whether a run came to its end, and was stopped before it had its page."""
+    """Return whether a run finished, and was interrupted before its report was written."""
     finished = resumable(out) == out and (out / "summary.json").exists()
     return finished and not (out / REPORT).exists()
 

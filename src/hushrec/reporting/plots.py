@@ -45,7 +45,7 @@ Points = Sequence[tuple[int, float]]
 
 
 def escape(words: str) -> str:
-    """Write words as part of a page or a drawing, whatever is in them."""
+    """Escape text for HTML and SVG, control characters included."""
     return html.escape(plain(words))
 
 
@@ -145,7 +145,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Bar:
-    """A share, with another one to hold it against."""
+    """A share, and another one to compare it with."""
 
     name: str
     share: float
@@ -217,7 +217,7 @@ def line(
 
 @dataclass(frozen=True)
 class Curve:
-    """A value per round, and whose."""
+    """A named series of values by round."""
 
     name: str
     points: Points

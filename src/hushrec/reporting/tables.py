@@ -64,7 +64,7 @@ def signed_interval(low: float, high: float) -> str:
 
 
 def verdict(low: float, high: float) -> str:
-    """Say what the interval of a difference shows."""
+    """Return whether the interval of a difference lies above zero, below, or around it."""
     return "above" if low > 0 else "below" if high < 0 else "not clearly different from"
 
 
@@ -98,7 +98,7 @@ def options(method: Method, summary: Summary) -> list[tuple[str, Any, str]]:
 
 
 def split_words(run: Run) -> str:
-    """Say how the rows were divided, and by which order."""
+    """Describe the split, and the order of the rows that it uses."""
     config, data = run.experiment.split, run.split.data
     order = "the order of the file (no times)"
     if data.has_time:
@@ -278,8 +278,8 @@ def groups_table(found: Mapping[str, Spread], part: str) -> Table:
     first = next(iter(found.values()))
     figures = ("mean", *first.groups, "worst 10 %", "sd")
     table = plain_table(f"groups of users, {part} items, all items", "", figures=figures)
-    for metric, said in found.items():
-        values = [said.mean, *said.groups.values(), said.worst_tenth, said.sd]
+    for metric, spread in found.items():
+        values = [spread.mean, *spread.groups.values(), spread.worst_tenth, spread.sd]
         table.add_row(metric.upper(), *cells(values))
     return table
 
@@ -293,10 +293,10 @@ def guidance_table(effects: Sequence[GuidanceEffect]) -> Table:
         changes = [effect.after[name] - before for name, before in effect.before.items()]
         gates, users = effect.gates, effect.moved
         shares = [f"{100 * users[n]:.1f} %" if users else "–" for n in ("improved", "declined")]
-        said = ["–", "–"]
+        stats = ["–", "–"]
         if gates:
-            said = [f"{gates['mean']:.3f} ± {gates['sd']:.3f}", f"{100 * gates['away']:.0f} %"]
-        table.add_row(str(effect.round), *(f"{change:+.4f}" for change in changes), *shares, *said)
+            stats = [f"{gates['mean']:.3f} ± {gates['sd']:.3f}", f"{100 * gates['away']:.0f} %"]
+        table.add_row(str(effect.round), *(f"{change:+.4f}" for change in changes), *shares, *stats)
     table.caption = (
         "improved, declined: users by their AUC; gate: mean ± sd over users and items; away: share "
         "further than 0.01 from 1/2"
@@ -305,7 +305,7 @@ def guidance_table(effects: Sequence[GuidanceEffect]) -> Table:
 
 
 def trials_table(search: Search, most: int = 10) -> Table:
-    """Show the best trials of a search; the first one is what it started from."""
+    """Show the best trials of a search; trial 0 has the options that it started from."""
     select = search.about["experiment"]["evaluation"]["select"]
     table = plain_table(figures=("trial", f"valid {select.upper()}", "round"))
     table.add_column("options", overflow="fold")
@@ -327,7 +327,7 @@ def trials_table(search: Search, most: int = 10) -> Table:
 
 
 def model_lines(figures: Mapping[str, float]) -> list[str]:
-    """Return what a method says of its own parameters, all of them shares."""
+    """Return a line for each statistic of a method's parameters; all of them are shares."""
     return [f"{name}: {100 * value:.2f} %" for name, value in figures.items()]
 
 
@@ -356,10 +356,10 @@ def summary_lines(summary: Summary) -> list[Table | Text]:
             "--out of this run"
         )
     if budgets := summary.privacy.budgets:
-        own, paid = budgets.epsilon, budgets.spent
+        own, spent = budgets.epsilon, budgets.spent
         lines.append(
             f"personal budgets: epsilon {own.min:.4g} to {own.max:.4g} (median {own.median:.4g}), "
-            f"really spent {paid.min:.4g} to {paid.max:.4g} (median {paid.median:.4g}); "
+            f"really spent {spent.min:.4g} to {spent.max:.4g} (median {spent.median:.4g}); "
             f"{budgets.over_budget:,} of {budgets.clients:,} clients over budget, "
             f"{budgets.stopped:,} stopped"
         )
