@@ -1,6 +1,6 @@
 """A plain per-device PFedRec round, written the way published federated recommender code is.
 
-The yardstick of the ``speed`` benchmark: correct, readable, and slow for the usual reasons. Every
+The baseline of the ``speed`` benchmark: correct, readable, and slow for the usual reasons. Every
 device gets its own deep copy of a torch model with the whole item table, its own `DataLoader` and
 its own two optimizers; negatives are drawn positive by positive in Python; the server holds one
 state dict per device and averages them one after the other. Nothing in here comes from hushrec.

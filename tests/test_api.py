@@ -26,6 +26,7 @@ from hushrec.errors import (
 )
 from hushrec.evaluation.evaluator import Evaluator
 from hushrec.federation.backends import Machine
+from hushrec.io import codec
 from hushrec.io import files as disk
 from hushrec.runs import folder as run_folder
 from hushrec.runs.folder import FINAL, RunFolder, ranks_to_arrays
@@ -69,7 +70,7 @@ def bits(folder) -> dict:
     for file in sorted(state.files):
         for name, array in run.read_tensors(FINAL, file).items():
             out[f"{file}/{name}"] = (array.dtype, array.shape, array.tobytes())
-    for name, array in run.read_arrays("users.npz").items():
+    for name, array in codec.read_arrays(folder / "users.npz").items():
         out[f"users/{name}"] = (array.dtype, array.shape, array.tobytes())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     out["metrics"] = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]

@@ -216,11 +216,8 @@ def find_callbacks(callbacks: Sequence[Callback | str]) -> list[Callback]:
 @contextmanager
 def _run_folder(path: Path, execution: Execution) -> Iterator[tuple[Path, Path | None]]:
     """Yield where to write a run, and the scratch folder where that is another one."""
-    opened = (
-        resumed_run_folder(path)
-        if execution.resume
-        else new_run_folder(path, overwrite=execution.overwrite)
-    )
+    new, overwrite = not execution.resume, execution.overwrite
+    opened = new_run_folder(path, overwrite=overwrite) if new else resumed_run_folder(path)
     with opened as here:
         yield here, path if here != path else None
 

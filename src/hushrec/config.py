@@ -50,7 +50,7 @@ class Settings(BaseModel):
 
 
 def _has_bound(types: tuple[Any, ...]) -> bool:
-    """Say whether a type has an upper bound somewhere."""
+    """Return whether a type, or a type inside of it, declares an upper bound."""
     return any(
         getattr(kind, "le", getattr(kind, "lt", None)) is not None
         or _has_bound((*get_args(kind), *getattr(kind, "metadata", ())))
@@ -104,6 +104,4 @@ def find(group: str, name: str) -> Any:
     try:
         return point.load()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"{what} '{name}' cannot be imported from {point.value}: {error}"
-        ) from None
+        raise ConfigError(f"{what} '{name}': cannot import {point.value}: {error}") from None

@@ -17,9 +17,9 @@ def random_world(n_users=160, n_items=400, length=20, seed=0):
     """No taste at all: whatever the model knows of a user it has from that user."""
     generator = np.random.default_rng(seed)
     rows = [
-        (user, item, place)
+        (user, item, time)
         for user in range(n_users)
-        for place, item in enumerate(generator.permutation(n_items)[:length])
+        for time, item in enumerate(generator.permutation(n_items)[:length])
     ]
     return interactions(rows, name="random")
 

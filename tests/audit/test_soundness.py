@@ -184,8 +184,8 @@ def test_arrays_that_are_clipped_one_by_one(monkeypatch):
 
     def one_by_one(self, update, view, secret):
         rows, dense = {}, {}
-        for name, stack in update.rows.items():
-            alone = replace(update, rows={name: stack}, dense={})
+        for name, given in update.rows.items():
+            alone = replace(update, rows={name: given}, dense={})
             factors = clip_module._factors(clip_module.client_norms(alone, 2), self.bound)
             rows |= clip_module._scaled(alone, factors).rows
         for name, array in update.dense.items():

@@ -68,7 +68,7 @@ def test_rounds_and_looks_together_cost_what_was_asked_for(method, settings, rou
     made = plan(tiny, {**PAID, **settings}, method, rounds)
     history = []
     for number in range(1, made.rounds + 1):
-        history = made.charge(history, number)
+        history = made.charged(history, [number]).history()
     said = made.statement(history, made.rounds)
     assert 0.99 * 4 <= said.epsilon <= 4
     assert said.spent_epsilon == said.epsilon

@@ -83,9 +83,7 @@ def certain_among(tests: int) -> float:
 
 def lower_bound(trials: Trials, delta: float, confidence: float) -> tuple[float, float, float]:
     """Return a lower bound of epsilon, and the TPR and FPR it rests on."""
-    return _bounded(
-        trials, confidence, lambda low, high: np.log(np.maximum(low - delta, 1e-300) / high)
-    )
+    return _bounded(trials, confidence, lambda low, high: np.log((low - delta).clip(1e-300) / high))
 
 
 def gaussian_bound(trials: Trials, delta: float, confidence: float) -> float:
@@ -132,10 +130,7 @@ def _rates(
     hit: Values, miss: Values, thresholds: Values, confidence: float
 ) -> tuple[Values, Values]:
     """Return the lower end of TPR and the upper end of FPR at each threshold."""
-    true, false = (
-        len(values) - np.searchsorted(np.sort(values), thresholds, "right")
-        for values in (hit, miss)
-    )
+    true, false = ((world > thresholds[:, None]).sum(1) for world in (hit, miss))
     low = clopper_pearson(true, len(hit), confidence)[0]
     return low, clopper_pearson(false, len(miss), confidence)[1]
 
@@ -183,10 +178,7 @@ class NoisedRound:
         return replace(self, protection=self.protection.for_shape(shape))
 
     def planned(self, plan: Plan) -> float:
-        """Return the noise scale that was charged to the budget, whatever is really added.
-
-        The share of the bits of adaptive clipping is not part of it.
-        """
+        """Return the noise scale charged to the budget, without adaptive clipping's bits."""
         apart = sensitivity(self.clip.whole_bound(self.shape), plan.neighbours)
         event = plan.event_of(self.number)
         if isinstance(event, Pure):
@@ -286,7 +278,7 @@ class CanaryTest:
         return isinstance(self.rounds[0].clip, RowClip)
 
     def secret(self, number: int, block: int, streams: Streams) -> SecretRound:
-        """Return secret streams of this test and block alone."""
+        """Return the secret streams of one block of trials, different for every test."""
         key = f"audit {streams.seed}", self.who, self.where, str(block)
         return SecretRound(number, SecretStreams.from_key(*key))
 
@@ -347,15 +339,10 @@ def canary_tests(plan: Plan, rounds: Sequence[NoisedRound], claimed: float) -> l
         assert plan.budgets is not None, "clients with noise of their own have budgets"
         own = plan.budgets
         apart = sensitivity(first.clip.whole_bound(first.shape), "replace-one")
-        claims = [
-            (
-                f"a user with the {which} budget",
-                float(own.claims()[level]),
-                rounds[: own.uploads],
-                float(apart * own.multiplier[level]),
-            )
-            for level, which in ((0, "smallest"), (-1, "largest"))
-        ]
+        claims = []
+        for level, which in ((0, "smallest"), (-1, "largest")):
+            budget, scale = float(own.claims()[level]), float(apart * own.multiplier[level])
+            claims.append((f"a user with the {which} budget", budget, rounds[: own.uploads], scale))
     tests = []
     for who, claim, some, noise in claims:
         layouts = [tuple(noised.shape.whole) for noised in some]

@@ -245,11 +245,8 @@ def _of_total(total: Total, spaces: Mapping[str, int], shared: Shared, n_items: 
         _rows_by_item(ids, summed, spaces.get(name), shared, n_items)
         for name, (ids, summed) in total.rows.items()
     ]
-    parts += [
-        array.reshape(n_items, -1)
-        for array in total.dense.values()
-        if array.ndim and len(array) == n_items
-    ]
+    whole = [array for array in total.dense.values() if array.ndim and len(array) == n_items]
+    parts += [array.reshape(n_items, -1) for array in whole]
     return np.concatenate(parts, axis=1) if parts else np.zeros((n_items, 1))
 
 

@@ -191,7 +191,7 @@ def guessing_bound(
 
 
 def rates(members: Values, others: Values) -> dict[str, float | None]:
-    """Return AUC, the largest TPR - FPR, and TPR at 1 % FPR of "larger means member"."""
+    """Return AUC, the largest TPR - FPR, and TPR at 1 % FPR of a threshold on the score."""
     n, m = len(members), len(others)
     ranks = rankdata(np.concatenate([members, others]))
     auc = (ranks[:n].sum() - n * (n + 1) / 2) / (n * m)
@@ -271,9 +271,8 @@ def _scores(
 ) -> tuple[Values, Values]:
     """Return how high the model, and popularity, rank the targets of each case."""
     method, shared, split = run.model.method, run.model.shared, run.split
-    counts = np.bincount(
-        split.train.take(split.training_users).positives.values, minlength=split.data.n_items
-    )
+    trained = split.train.take(split.training_users).positives.values
+    counts = np.bincount(trained, minlength=split.data.n_items)
     fields = method.private_fields(split.train, shared, streams)
     most = max(1, BATCH_BYTES // max(1, store_bytes(fields, split.n_users) // split.n_users))
     scores, popularity = np.empty(len(cases)), np.empty(len(cases))

@@ -86,15 +86,10 @@ def soundness(plan: Plan, rounds: Sequence[NoisedRound], streams: Streams) -> di
     entries = max(shape.entries for shape in layouts)
     tested = rounds[: int(np.clip(DRAWS // entries, 2, MOST_ROUNDS))]
     drawn = [each for noised in tested for each in tests.draw(noised, noised.shape, 2)]
-    # A small layout gives more draws of a scalar.
-    small = [(noised, _with_rows(noised.shape, 1)) for noised in tested[:MOST_SMALL]]
-    more = [
-        each
-        for noised, shape in small
-        for each in tests.draw(
-            noised, replace(shape, dense=dict.fromkeys(shape.dense, (1,))), SOURCES
-        )
-    ]
+    more: list[Drawn] = []
+    for noised in tested[:MOST_SMALL]:  # a small layout gives more draws of a scalar
+        small = replace(noised.shape, dense=dict.fromkeys(noised.shape.dense, (1,)))
+        more += tests.draw(noised, _with_rows(small, 1), SOURCES)
     for each in drawn:
         tests.check_amount(f"'{each.name}' in round {each.number}", each.values, each.steps)
     names = list(dict.fromkeys(each.name for each in drawn))
@@ -139,6 +134,7 @@ class _Tests:
         secret = SecretRound(noised.number, SecretStreams("audit/reach"))
         alone = [[name] for name in names]
         for chosen in [*alone, names] if len(names) > 1 else alone:
+            arrays = " and ".join(chosen)
             for size in SIZES:
                 entries, amount = _spread(chosen, shape, ROWS), np.array([size * clip.bound])
                 try:
@@ -147,9 +143,7 @@ class _Tests:
                         for factor in (1.0, 0.0)
                     )
                 except DivergedError:
-                    self.wrong.append(
-                        f"clipping: an upload in {' and '.join(chosen)} is too large to sum"
-                    )
+                    self.wrong.append(f"clipping: an upload in {arrays} is too large to sum")
                     continue
                 # Uploads travel in 32 bits, which may move them so much further; sums are exact.
                 local = isinstance(here.noise, LocalNoise)
@@ -159,9 +153,8 @@ class _Tests:
                 bound = clip.whole_bound(shape)
                 if norm > bound + rounding or bit > 0.5:
                     self.wrong.append(
-                        f"clipping: an upload in {' and '.join(chosen)} moves what is seen by "
-                        f"{norm:.4g} and its bit by {bit:.2g}, where {bound:.4g} and 0.5 are "
-                        "claimed"
+                        f"clipping: an upload in {arrays} moves what is seen by {norm:.4g} and its "
+                        f"bit by {bit:.2g}, where {bound:.4g} and 0.5 are claimed"
                     )
 
     def draw(self, noised: NoisedRound, shape: UploadShape, sources: int) -> Iterator[Drawn]:
@@ -220,18 +213,14 @@ class _Tests:
                 gathered.setdefault(words, []).append((one, other, steps))
         for words, parts in gathered.items():
             one, other = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
-            same = int(((one == other) & (one != 0)).sum())
-            repeated = (
-                f"independence: the noise of {words} is the same in {same} of {len(one)} numbers"
-            )
-            chance = poisson.sf(same - 1, len(one) / min(part[2] for part in parts))
+            same, n = int(((one == other) & (one != 0)).sum()), len(one)
+            repeated = f"independence: the noise of {words} is the same in {same} of {n} numbers"
+            chance = poisson.sf(same - 1, n / min(part[2] for part in parts))
             self.unlikely.append((chance, repeated))
-            if len(one) >= FEWEST and one.any() and other.any():
-                found = pearsonr(one, other)
-                together = f"go together, correlation {found.statistic:.3f}"
-                self.unlikely.append(
-                    (found.pvalue, f"independence: the noises of {words} {together}")
-                )
+            if n >= FEWEST and one.any() and other.any():
+                r, chance = pearsonr(one, other)
+                together = f"independence: the noises of {words} go together, correlation {r:.3f}"
+                self.unlikely.append((chance, together))
 
 
 def _pairs(drawn: Sequence[Drawn]) -> Iterator[tuple[str, Values, Values, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -17,6 +17,7 @@ from hushrec.data.splitting import Part, Split
 from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.evaluation import groups as grouping
 from hushrec.evaluation.metrics import Ranks, rank_full, rank_sampled, summarise, tally, user_metric
+from hushrec.io.codec import Tables
 from hushrec.kernels import draws
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Guided, Method, Shared
@@ -115,10 +116,7 @@ class Evaluator:
         return Model(method, shared, private, self.data, self.streams, self.tolerant)
 
     def rank(self, model: Model, part: Part, score: Scorer | None = None) -> PartRanks:
-        """Rank the held-out items of a part among all items and among the sampled ones.
-
-        ``score`` replaces the method's own `Method.score`.
-        """
+        """Rank held-out items among all and sampled items; ``score`` replaces `Method.score`."""
         if part not in self._samples:
             self._samples[part] = self._draw_samples(part)
         samples, targets = self._samples[part], self.split.heldout(part)
@@ -145,9 +143,9 @@ class Evaluator:
         names = self.config.metric_names()
         return Evaluation({candidates: tally(r, names) for candidates, r in ranks.items()})
 
-    def summarise(self, ranks: PartRanks) -> dict[str, dict[str, float]]:
-        """Return the mean of every metric for each candidate set."""
-        names = self.config.metric_names()
+    def summarise(self, ranks: PartRanks, metrics: Sequence[str] = ()) -> Tables:
+        """Return the mean of each metric, by default the reported ones, for each candidate set."""
+        names = metrics or self.config.metric_names()
         return {candidates: summarise(r, names) for candidates, r in ranks.items()}
 
     def groups(self, part: Part) -> grouping.Groups:
@@ -155,10 +153,6 @@ class Evaluator:
         if part not in self._groups:
             self._groups[part] = grouping.user_groups(self.split.train, self.users[part])
         return self._groups[part]
-
-    def group_means(self, ranks: PartRanks) -> dict[str, dict[str, float]]:
-        """Return mean metrics under full ranking of each group of users with validation items."""
-        return grouping.group_means(ranks["full"], self.groups("valid"))
 
     def gate_statistics(self, model: Model) -> dict[str, Any] | None:
         """Return statistics of the gates that clients hold now; None without gates or users."""

@@ -93,10 +93,7 @@ def paired_test(
 
 
 def holm(p_values: Sequence[float] | Values) -> Values:
-    """Return Holm's adjusted p-values, in the order given.
-
-    Rejecting where they are at most alpha keeps the chance of any false rejection at alpha.
-    """
+    """Return Holm's adjusted p-values, for the family-wise error rate, in the order given."""
     p = np.asarray(p_values, np.float64)
     if not np.all((p >= 0) & (p <= 1)):
         raise InputError("p-values lie between 0 and 1")

@@ -99,10 +99,7 @@ def rank_full(scores: FloatArray, users: IntArray, seen: Ragged, targets: Ragged
 
 
 def rank_sampled(scores: FloatArray, users: IntArray, sample: Ragged, targets: Ragged) -> Ranks:
-    """Rank each user's targets among the user's sampled items and the targets, each counted once.
-
-    Rows are as in `rank_full`.
-    """
+    """Rank targets among a user's sampled items and targets, each once; rows as in `rank_full`."""
     return _rank(scores, users, sample, targets, False)
 
 
@@ -230,9 +227,7 @@ def parse_metric(name: str) -> Metric | ListMetric:
             raise ConfigError(f"metric '{name}': {kind} looks at the whole ranking, write '{kind}'")
         return metric()
     if not re.fullmatch("[1-9][0-9]*", cut):
-        raise ConfigError(
-            f"metric '{name}': the cut-off must be a whole number from 1 on, as in '{kind}@10'"
-        )
+        raise ConfigError(f"metric '{name}': write a whole number from 1 on, as in '{kind}@10'")
     return metric(int(cut))
 
 
@@ -405,10 +400,7 @@ def _discounts(cut: int) -> Values:
 
 
 def _best_group(ranks: Ranks, k: int) -> tuple[NDArray[np.int_], ...]:
-    """Return, of the best tied group that holds a target, what the first target depends on.
-
-    These are the candidates ahead of it, its size, its targets, and its ranks within the top k.
-    """
+    """Return the best tied group with a target: candidates ahead, size, targets, top-k ranks."""
     starts = ranks.indptr[:-1]
     ahead = np.minimum.reduceat(ranks.ahead, starts)
     in_best = ranks.ahead == np.repeat(ahead, np.diff(ranks.indptr))

@@ -130,14 +130,12 @@ class InProcess:
         evaluator: Evaluator | None = None,
         machine: Machine = THIS_MACHINE,
     ) -> None:
-        self.task = task
+        self.task, self.evaluator, self.machine = task, evaluator, machine
         self.view = view.prepared()
         indptr = self.view.positives.indptr
         self.rows_before = indptr if view.holders is None else indptr[view.client_indptr]
         self.store = store
         self.selected: PrivateStore | None = None
-        self.evaluator = evaluator
-        self.machine = machine
         self.ranks: dict[str, PartRanks] = {}
         """Ranks of all users at the last evaluation of each part; only a simulation has them."""
 

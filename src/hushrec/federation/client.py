@@ -112,9 +112,7 @@ class Upload:
         """Decode an upload on the server; refuse whatever is not as expected."""
         sent = _UploadMessage.from_bytes(data, expected.most_bytes)
         if sent.round != expected.round:
-            raise MessageError(
-                f"the upload is of round {sent.round}, not of round {expected.round}"
-            )
+            raise MessageError(f"an upload of round {sent.round}, not of round {expected.round}")
         if sent.clients != 1:
             raise MessageError(f"the upload is of {sent.clients} clients, not of 1")
         if not sent.lost <= sent.trained <= 1:
@@ -126,9 +124,7 @@ class Upload:
             own = {n: array for n, array in update.dense.items() if not n.startswith("privacy/")}
             (norm,) = client_norms(replace(update, dense=own), 2)
             if not norm <= expected.norm * SLACK:
-                raise MessageError(
-                    f"the upload has norm {norm:.6g}, more than the {expected.norm:.6g} agreed"
-                )
+                raise MessageError(f"the upload has norm {norm:.6g}, more than {expected.norm:.6g}")
         return cls(sent.round, update, LossSum(sent.loss, sent.trained, sent.lost))
 
 
@@ -230,9 +226,8 @@ def take_part(
     """Train a batch of clients; return their upload and their new private parameters."""
     number = download.round
     secret = SecretRound(number, task.secret)
-    now = Round(
-        number, task.streams, protection.past_noise(task.secret), protection.gradient_noise(secret)
-    )
+    past, on_gradients = protection.past_noise(task.secret), protection.gradient_noise(secret)
+    now = Round(number, task.streams, past, on_gradients)
     fitted = task.method.phase_of(number).fit(download.received, private, view, now)
     update = protection.protect(fitted.update, view, secret)
     return Upload(number, update, LossSum.of(fitted.losses)), fitted.private

@@ -272,6 +272,4 @@ def _check_can_be_federated(experiment: Experiment) -> None:
             "people's rows: leave out privacy.undeclared, and give the list with --items FILE"
         )
     if experiment.evaluation.users:
-        raise ConfigError(
-            "evaluation.users draws among all users: nodes evaluate all of their users, so use 0"
-        )
+        raise ConfigError("nodes evaluate all of their users: leave out evaluation.users, or use 0")

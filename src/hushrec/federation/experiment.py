@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import tomli_w
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
@@ -279,17 +279,10 @@ def _with_none(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, A
     """Read "none" as None where None fits and the word does not: TOML has no None."""
     read = dict(values)
     for name, declared in model.model_fields.items():
-        given, kind = values.get(name), declared.annotation
-        if given == NONE and _fits(kind, None) and not _fits(kind, NONE):
-            read[name] = None
+        given, kind = values.get(name), cast(Any, declared.annotation)
+        if given == NONE:
+            accepts = TypeAdapter(kind).validator.isinstance_python
+            read[name] = None if accepts(None) and not accepts(NONE) else given
         elif isinstance(given, Mapping) and isinstance(kind, type) and issubclass(kind, BaseModel):
             read[name] = _with_none(kind, given)
     return read
-
-
-def _fits(kind: Any, value: object) -> bool:
-    try:
-        TypeAdapter(kind).validate_python(value)
-    except ValidationError:
-        return False
-    return True

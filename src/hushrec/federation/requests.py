@@ -32,9 +32,8 @@ MOST_CLIENTS = 2**31 - 1
 """Users and clients are numbered in 32 bits."""
 Population = Annotated[int, Field(ge=0, le=MOST_CLIENTS)]
 ClientNumbers = Annotated[Numbers, ArraySpec("int64", ("clients",))]
-ClientFloats = Annotated[
-    NDArray[np.float64] | None, ArraySpec("float64", ("clients",), optional=True)
-]
+Floats = NDArray[np.float64]
+ClientFloats = Annotated[Floats | None, ArraySpec("float64", ("clients",), optional=True)]
 
 
 def _no_numbers() -> Numbers:
@@ -71,9 +70,7 @@ class Assignment(codec.Message, kind="assignment"):
         for what, numbers in (("users", self.users), ("clients", self.clients)):
             inside = not len(numbers) or 0 <= numbers.min() <= numbers.max() < self.population
             if not inside or len(np.unique(numbers)) != len(numbers):
-                raise MessageError(
-                    f"the request numbers {what} outside of the population, or one twice"
-                )
+                raise MessageError(f"the request's {what} are outside of the population, or twice")
         budgets = np.zeros(0) if self.epsilon is None else self.epsilon
         if not ((budgets >= 0) & (budgets <= self.largest_epsilon)).all():
             raise MessageError("the request's budgets do not fit its clients")
@@ -159,9 +156,7 @@ class TrainRequest(codec.Message, kind="train"):
             raise MessageError("the request's common download holds arrays of single clients")
         for name, array in self.own.items():
             if array.ndim == 0 or len(array) != len(self.clients):
-                raise MessageError(
-                    f"'{codec.printable(name)}' is not for the clients of the request"
-                )
+                raise MessageError(f"'{codec.printable(name)}' is not for the request's clients")
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,10 +239,7 @@ class Link(Protocol):
     def ask(
         self, requests: Mapping[NodeId, bytes], seconds: float
     ) -> Iterator[tuple[NodeId, bytes | Failure]]:
-        """Send each node its request and yield one reply or `Failure` for each, as they arrive.
-
-        A node without a reply after so many seconds has failed.
-        """
+        """Send the requests; yield each reply as it arrives, or a `Failure` after ``seconds``."""
 
     def wait(self, seconds: float) -> None:
         """Wait so many seconds."""

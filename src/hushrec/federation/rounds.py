@@ -25,7 +25,7 @@ from hushrec.aggregation import Evaluation
 from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError, DivergedError, StoppedError
 from hushrec.evaluation.evaluator import EvaluationConfig, PartRanks
-from hushrec.evaluation.groups import rank_changes
+from hushrec.evaluation.groups import group_means, rank_changes
 from hushrec.federation.backends import Backend, Simulation
 from hushrec.federation.client import Task
 from hushrec.federation.experiment import Experiment
@@ -171,7 +171,7 @@ class SimulationMetrics(Callback):
         evaluator, ranks, before = self.backend.evaluator, self.backend.ranks["valid"], self.before
         assert evaluator is not None, "it has evaluated"
         self.before = evaluation.round, ranks
-        entries: dict[str, Any] = {"groups": evaluator.group_means(ranks)}
+        entries: dict[str, Any] = {"groups": group_means(ranks["full"], evaluator.groups("valid"))}
         if is_marked(self.method, evaluation.round):
             model = evaluator.model(self.method, evaluation.shared, self.backend.store)
             entries["gates"] = evaluator.gate_statistics(model)
@@ -280,26 +280,21 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
                 with libraries.limit(limits=ALGEBRA_THREADS, user_api="blas"):
                     state.shared = phase.apply(state.shared, total, number)
         # 7. Account for the privacy and for the messages; a lost sum may have been seen.
-        state.account = plan.charge(state.account, number)
+        state.account = plan.charged(state.account, [number]).history()
         if not method.traits.pooled:
             state.up_bytes += collected.up_bytes
             state.down_bytes += collected.down_bytes
         state.round = number
         if collected.loss.lost and not training.protects:
-            raise DivergedError(
-                f"the training loss of round {number} is not a number: use a smaller lr"
-            )
+            raise DivergedError(f"the loss of round {number} is not finite: use a smaller lr")
         # 8. Evaluate the validation items and select the round.
         seen = _evaluate(training, state, callbacks) if _is_due(training, number) else {}
         # 9. Tell the callbacks: checkpoints, logs, displays.
         seconds = time.perf_counter() - began
         state.seconds += seconds
-        if len(method.phases) > 1:
-            seen["phase"] = phase.name
-        if collected.zeroed_out:
-            seen["zeroed_out"] = collected.zeroed_out
-        if collected.lost:
-            seen["lost"] = True
+        named = phase.name if len(method.phases) > 1 else ""
+        told = {"phase": named, "zeroed_out": collected.zeroed_out, "lost": collected.lost}
+        seen |= {name: value for name, value in told.items() if value}
         record = RoundRecord(
             round=number,
             clients=len(cohort),

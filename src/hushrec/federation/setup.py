@@ -210,27 +210,23 @@ def _find_plan(
     undeclared: tuple[str, ...] = (),
 ) -> Plan:
     """Find the privacy plan; ``undeclared`` are facts from people's rows (`check_declared`)."""
-    config, method = experiment.privacy, task.method
+    config, method, rounds = experiment.privacy, task.method, experiment.rounds
+    cohort, validation = experiment.cohort, experiment.evaluation.evaluation_rounds(rounds)
     if not config.promises:
         traits, protection = method.traits, Protection().after(_layers(experiment, task))
         return NoPlan(protection, pooled=traits.pooled, reveals=traits.reveals)
     keeps_private = bool(method.private_fields(task.public, task.initial, task.streams))
-    if config.on_sums and experiment.cohort.kind == "fixed" and keeps_private:
+    if config.on_sums and cohort.kind == "fixed" and keeps_private:
         raise ConfigError(
             f"{method.name} keeps private parameters, so what a client uploads depends on the "
             "rounds it was in, and the analysis of fixed-size cohorts does not cover that: use "
             "cohort.kind = poisson"
         )
     if config.mode == "local-gradients":
-        plan = gradient_noise_plan(
-            config, experiment.cohort, method, task.public, experiment.rounds, population
-        )
+        plan = gradient_noise_plan(config, cohort, method, task.public, rounds, population)
     else:
-        schedule = replace(
-            upload_schedule(task, experiment.rounds),
-            validation_rounds=experiment.evaluation.evaluation_rounds(experiment.rounds),
-        )
-        plan = make_plan(config, experiment.cohort, schedule, population, budgets)
+        schedule = replace(upload_schedule(task, rounds), validation_rounds=validation)
+        plan = make_plan(config, cohort, schedule, population, budgets)
     public = [*public_facts(task.public, undeclared), f"the number of clients, {population:,}"]
     if experiment.split.kind == "time":
         public.append("the dates of the split")
@@ -254,10 +250,8 @@ def _layers(experiment: Experiment, task: Task) -> list[Mechanism]:
 def upload_schedule(task: Task, rounds: int) -> Schedule:
     """Return the upload shape of every round, which the public view alone decides."""
     method = task.method
-    shapes = {
-        number: task.upload_shape(task.download(number, task.initial))
-        for number in range(1, rounds + 1)
-    }
+    downloads = (task.download(number, task.initial) for number in range(1, rounds + 1))
+    shapes = {download.round: task.upload_shape(download) for download in downloads}
     shares = method.budget_shares
     # Rounds that share out a budget all upload, each with a shape of its own.
     uploading = {number: shape for number, shape in shapes.items() if shape.entries or shares}

@@ -173,9 +173,7 @@ def _check_sum(arrays: Arrays, clients: int, expected: ExpectedSum, noised: bool
         square += float(flat @ flat)
     norm, most = np.sqrt(square) / STEPS_PER_UNIT, clients * expected.norm * SLACK
     if not norm <= most:
-        raise MessageError(
-            f"the sum has norm {norm:.6g}, more than the {most:.6g} that {clients} clients can have"
-        )
+        raise MessageError(f"the sum has norm {norm:.6g}, and {clients} clients at most {most:.6g}")
 
 
 MOST_WORDS = 2**26
@@ -269,10 +267,7 @@ def round_shape(task: Task, protection: Protection, download: Download) -> Uploa
 
 
 def about(request: TrainRequest | EvaluationRequest) -> str:
-    """Identify what nodes are asked to sum: nodes with different requests have no sum in common.
-
-    The number of clients is part of it, as the noise follows from it.
-    """
+    """Identify a request: nodes sum replies to the same one, with the same number of clients."""
     if isinstance(request, TrainRequest):
         what = f"round {request.download.round}"
     else:

@@ -16,9 +16,8 @@ Zero-out-one: the data of one user is zeroed out, and the number of users is pub
 add-or-remove-one apply, because the upload of a user without data is zero: both compare a sum with
 a user's upload and the same sum without it (docs/guarantees.md).
 
-Noise on a `Grid` is discrete; `discreteness` computes what that adds to epsilon.
-
-The accountant draws no noise and holds only its history.
+Noise on a `Grid` is discrete; `discreteness` computes what that adds to epsilon. The accountant
+draws no noise and holds only its history.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,15 +125,12 @@ class Gaussian:
             raise ConfigError(
                 f"a noise multiplier of {self.multiplier:g} is too small: use 0, or more"
             )
-        if isinstance(self.sampling, Poisson) and self.neighbours != "zero-out-one":
+        accounted = {Poisson: ("zero-out-one", "fixed-size"), FixedSize: ("replace-one", "Poisson")}
+        fits, other = accounted.get(type(self.sampling), (self.neighbours, ""))
+        if self.neighbours != fits:
             raise ConfigError(
-                "Poisson sampling is accounted for under zero-out-one: use "
-                "neighbours = zero-out-one, or fixed-size sampling for replace-one"
-            )
-        if isinstance(self.sampling, FixedSize) and self.neighbours != "replace-one":
-            raise ConfigError(
-                "fixed-size sampling is accounted for under replace-one: use "
-                "neighbours = replace-one, or Poisson sampling for zero-out-one"
+                f"this sampling is accounted for under {fits}: use neighbours = {fits}, or {other} "
+                f"sampling for {self.neighbours}"
             )
 
     def at(self, multiplier: float) -> Gaussian:
@@ -175,11 +171,12 @@ class Accountant:
         for entry in history:
             self.record(_event(entry), entry["count"])
 
-    def record(self, event: Event, count: int = 1) -> None:
-        """Add ``count`` equal events."""
+    def record(self, event: Event, count: int = 1) -> Self:
+        """Add ``count`` equal events, and return the accountant."""
         _require(count >= 0, "an event cannot happen a negative number of times")
         if count:
             self._entries[event] = self._entries.get(event, 0) + count
+        return self
 
     def history(self) -> list[dict[str, Any]]:
         """Return the history as JSON values; `Accountant(history)` restores the accountant."""
@@ -219,17 +216,11 @@ def discreteness(grids: list[tuple[Grid, int]], epsilon: float, delta: float) ->
 
 def epsilon_of(event: Event, rounds: int, delta: float) -> float:
     """Return the epsilon of ``rounds`` equal events."""
-    accountant = Accountant()
-    accountant.record(event, rounds)
-    return accountant.epsilon(delta)
+    return Accountant().record(event, rounds).epsilon(delta)
 
 
 def noise_for(
-    epsilon: float,
-    delta: float,
-    rounds: int,
-    event_at: EventAt,
-    beside: History = (),
+    epsilon: float, delta: float, rounds: int, event_at: EventAt, beside: History = ()
 ) -> float:
     """Return the smallest noise multiplier, within 0.1 %, that keeps ``rounds`` below epsilon.
 
@@ -240,10 +231,8 @@ def noise_for(
     _require(rounds >= 1, f"rounds = {rounds}: must be at least 1")
 
     def spent(multiplier: float) -> float:
-        accountant = Accountant(beside)
-        accountant.record(event_at(multiplier), rounds)
         # The search needs a finite value where epsilon has no bound.
-        return min(accountant.epsilon(delta), 1e12)
+        return min(Accountant(beside).record(event_at(multiplier), rounds).epsilon(delta), 1e12)
 
     enough = 1.0
     while spent(enough) > epsilon:

@@ -116,13 +116,10 @@ class PersonalBudgets:
 
     def epsilons(self, spent: Values) -> Values:
         """Return the epsilon of each spending, a sum of 1 / multiplier² over uploads."""
-
-        def epsilon(value: float) -> float:
-            # Several uploads compose to one with less noise, on a correspondingly coarser grid.
-            return epsilon_of(self.event_at(value**-0.5), 1, self.delta) if value else 0.0
-
         distinct, index = np.unique(spent, return_inverse=True)
-        return np.array([epsilon(value) for value in distinct])[index]
+        # Several uploads compose to one with less noise, on a correspondingly coarser grid.
+        own = [epsilon_of(self.event_at(v**-0.5), 1, self.delta) if v else 0.0 for v in distinct]
+        return np.array(own)[index]
 
     def claims(self) -> Values:
         """Return the epsilon of each level after all its uploads."""
@@ -130,10 +127,8 @@ class PersonalBudgets:
 
     def largest_account(self) -> list[dict[str, Any]]:
         """Return the accountant's history of a client with the largest budget, all uploads made."""
-        accountant = Accountant()
-        most = self.multiplier[self.claims().argmax()]
-        accountant.record(self.event_at(float(most)), self.uploads)
-        return accountant.history()
+        most = float(self.multiplier[self.claims().argmax()])
+        return Accountant().record(self.event_at(most), self.uploads).history()
 
     def summary(self, ledger: Ledger) -> BudgetSummary:
         """Return the distribution of the clients' budgets and spending."""
@@ -243,9 +238,7 @@ def personal_budgets(
     """Return the budgets of the clients that train, as configured; None without any."""
     if config.budgets == "declared":
         if view.holders is not None:
-            raise ConfigError(
-                "budgets are declared by users, not by silos: use privacy.budgets = activity"
-            )
+            raise ConfigError("silos declare no budgets: use privacy.budgets = activity")
         assert config.budget_feature is not None, "checked"
         return by_feature(view.user_features, config.budget_feature, names, clients)
     if config.budgets == "activity":
@@ -276,6 +269,5 @@ def _weights(deviations: Values) -> Values:
 
 
 def _range(values: Values) -> ValueRange:
-    return ValueRange(
-        min=float(values.min()), median=float(np.median(values)), max=float(values.max())
-    )
+    low, median, high = (float(of(values)) for of in (np.min, np.median, np.max))
+    return ValueRange(min=low, median=median, max=high)

@@ -16,24 +16,11 @@ from hushrec.config import find
 from hushrec.data.views import CohortConfig, TrainView
 from hushrec.errors import ConfigError
 from hushrec.methods.base import Method, NoisesGradients
-from hushrec.privacy.accountant import (
-    Event,
-    Everybody,
-    FixedSize,
-    Gaussian,
-    Grid,
-    Neighbours,
-    Poisson,
-    Pure,
-    Sampling,
-    discrete_gaussian,
-    epsilon_of,
-    noise_for,
-    sensitivity,
-)
+from hushrec.privacy import accountant
+from hushrec.privacy.accountant import Everybody, Gaussian, Grid, Neighbours, noise_for, sensitivity
 from hushrec.privacy.budgets import PersonalBudgets, PersonalNoise, describe
 from hushrec.privacy.clipping import AdaptiveClip, Clip, FlatClip, RowClip
-from hushrec.privacy.config import PrivacyConfig, clipping_of
+from hushrec.privacy.config import ACCOUNTED_UNDER, PrivacyConfig, clipping_of
 from hushrec.privacy.discrete import Kind
 from hushrec.privacy.noise import (
     CentralGaussian,
@@ -68,10 +55,7 @@ def make_plan(
     population: int,
     own: NDArray[np.float64] | None = None,
 ) -> Plan:
-    """Return the plan of a configuration that `check_privacy` accepted.
-
-    ``own`` are the users' personal budgets (`personal_budgets`).
-    """
+    """Return the plan of what `check_privacy` accepted; ``own`` are users' personal budgets."""
     shape, rounds, shares = schedule.shape, schedule.rounds, schedule.shares
     if shares:
         _check_shares(config, cohort, rounds, shares)
@@ -114,12 +98,9 @@ def make_plan(
     else:
         plan = _local(config, schedule, plan)
     protection = replace(plan.protection, reshapes=bool(shares), silent=schedule.silent)
-    silence = (
-        f"; uploads in {schedule.uploading} of {rounds} rounds, known beforehand"
-        if schedule.silent
-        else ""
-    )
-    return replace(plan, protection=protection, mechanism=plan.mechanism + silence)
+    silence = f"; uploads in {schedule.uploading} of {rounds} rounds, known beforehand"
+    mechanism = plan.mechanism + (silence if schedule.silent else "")
+    return replace(plan, protection=protection, mechanism=mechanism)
 
 
 def _check_shares(
@@ -139,9 +120,7 @@ def _check_shares(
             "takes part: use privacy.mode = central and cohort.kind = all"
         )
     if config.clipping == "adaptive":
-        raise ConfigError(
-            "this method bounds its uploads itself: leave out privacy.clipping = adaptive"
-        )
+        raise ConfigError("this method bounds its uploads itself: leave out privacy.clipping")
 
 
 @dataclass(frozen=True)
@@ -158,9 +137,8 @@ class FixedShape(Mechanism):
 
 def _stated(config: PrivacyConfig, cohort: CohortConfig, schedule: Schedule, plan: Plan) -> Plan:
     """Plan a mechanism of another package by the event that it states; the accountant adds up."""
-    assert config.mechanism is not None, "checked"
-    assert config.epsilon is not None, "checked"
     name = config.mechanism
+    assert name is not None and config.epsilon is not None, "checked"
     target = PrivacyTarget(config.epsilon, plan.delta, schedule.uploading, config.clip)
     mechanism = find("mechanisms", name)(schedule.shape).calibrated(target)
     stated = mechanism.release()
@@ -187,7 +165,7 @@ def _stated(config: PrivacyConfig, cohort: CohortConfig, schedule: Schedule, pla
             f"mechanism '{name}' randomises uploads, and the server sees who uploads: it must "
             "state its guarantee for replace-one neighbours"
         )
-    spent = epsilon_of(event, schedule.uploading, plan.delta)
+    spent = accountant.epsilon_of(event, schedule.uploading, plan.delta)
     if spent > config.epsilon * (1 + 1e-9):
         raise ConfigError(
             f"mechanism '{name}' spends epsilon {spent:.4g} in {schedule.uploading} uploads, more "
@@ -208,8 +186,7 @@ def _central(
     config: PrivacyConfig, cohort: CohortConfig, schedule: Schedule, population: int, plan: Plan
 ) -> Plan:
     sampling, expected = _sampling(cohort, population)
-    natural: Neighbours = "replace-one" if cohort.kind == "fixed" else "zero-out-one"
-    neighbours = config.neighbours or natural
+    neighbours = config.neighbours or ACCOUNTED_UNDER.get(cohort.kind, "zero-out-one")
     adaptive = clipping_of(config) == "adaptive"
     unit = 1.0 if adaptive else _fixed_clip(config).whole_bound(schedule.shape)
     apart = sensitivity(unit, neighbours)
@@ -246,11 +223,9 @@ def _central(
             f"smaller privacy.clip, below {LARGEST_SUM / expected:.3g}"
         )
     noise = CentralGaussian(clip, multiplier, neighbours, schedule.shape, expected, plan.shares)
-    shared = ""
-    if config.nodes is not None:
-        noise = DistributedGaussian(
-            **vars(noise), nodes=config.nodes, tolerated=config.most_tolerated
-        )
+    nodes, shared = config.nodes, ""
+    if nodes is not None:
+        noise = DistributedGaussian(**vars(noise), nodes=nodes, tolerated=config.most_tolerated)
         shared = (
             f", a share from each of {noise.nodes} nodes, of which {noise.tolerated} may drop out "
             "or reveal theirs"
@@ -266,7 +241,7 @@ def _central(
         event=event,
         neighbours=neighbours,
         sampling=sampling,
-        trust="aggregator" if config.nodes is None else "nodes",
+        trust="aggregator" if nodes is None else "nodes",
         validation_queries=queries,
         mechanism=(
             f"{clip}; discrete Gaussian noise on every entry of the sum, multiplier "
@@ -316,15 +291,15 @@ def _local(config: PrivacyConfig, schedule: Schedule, plan: Plan) -> Plan:
     kind: Kind = "laplace" if config.mode == "local-laplace" else "gaussian"
     clip = None if clipping_of(config) == "none" else _fixed_clip(config)
     scale = config.scale or math.nan
-    event: Event | None = None
+    event: accountant.Event | None = None
     if clip is not None:
         apart = sensitivity(clip.whole_bound(schedule.shape), "replace-one")
         if kind == "laplace":
             if config.epsilon is not None:
                 scale = apart * schedule.uploading / config.epsilon
-            event = Pure(apart / scale)
+            event = accountant.Pure(apart / scale)
         else:
-            event_at = discrete_gaussian(apart, "replace-one", schedule.noised)
+            event_at = accountant.discrete_gaussian(apart, "replace-one", schedule.noised)
             if config.epsilon is not None:
                 scale = apart * noise_for(config.epsilon, plan.delta, schedule.uploading, event_at)
             _check_grid(scale, config.clip or 0.0, schedule)
@@ -353,7 +328,7 @@ def _personal(
     clip = _fixed_clip(config)
     apart = sensitivity(clip.whole_bound(schedule.shape), "replace-one")
     uploads = config.budget_uploads or schedule.uploading
-    event_at = discrete_gaussian(apart, "replace-one", schedule.noised)
+    event_at = accountant.discrete_gaussian(apart, "replace-one", schedule.noised)
     paper = config.sigma == "paper"
     budgets = PersonalBudgets.of(own, plan.delta, uploads, event_at, paper=paper)
     deviations = budgets.deviations(apart)
@@ -368,11 +343,11 @@ def _personal(
     )
 
 
-def _sampling(cohort: CohortConfig, population: int) -> tuple[Sampling, float]:
+def _sampling(cohort: CohortConfig, population: int) -> tuple[accountant.Sampling, float]:
     if cohort.kind == "poisson" and cohort.probability is not None:
-        return Poisson(cohort.probability), cohort.probability * population
+        return accountant.Poisson(cohort.probability), cohort.probability * population
     if cohort.kind == "fixed" and cohort.size is not None:
-        return FixedSize(cohort.size, population), cohort.size
+        return accountant.FixedSize(cohort.size, population), cohort.size
     return Everybody(), population
 
 

@@ -25,6 +25,8 @@ Epsilon = Annotated[float, Field(ge=1e-6, le=1e6)]
 """Range of useful epsilons."""
 NO_LIST = "the list of items is not covered: it was taken from the users' rows"
 NO_CATEGORIES = "the categories of '{}' are not covered: they were taken from the users' rows"
+ACCOUNTED_UNDER: dict[str, Neighbours] = {"fixed": "replace-one", "poisson": "zero-out-one"}
+"""The neighbour relation under which cohorts of a kind are accounted for."""
 ACCEPT = "or accept that they are not covered with privacy.undeclared = true"
 
 
@@ -61,15 +63,13 @@ class PrivacyConfig(Settings):
     clipping: Literal["none", "flat", "row", "adaptive"] | None = None
     """Kind of clipping.  [flat if `clip` is given; else adaptive for `central`, none for local]"""
     clip: Positive | None = None
-    """Bound of the norm of an upload (L1 for Laplace noise, else L2); initial bound of `adaptive`.
-    """
+    """Norm bound of an upload (L1 for Laplace noise, else L2); initial bound of `adaptive`."""
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Quantile of the clients' norms that an adaptive bound follows.  [0.5]"""
     clip_rate: Positive | None = None
     """Learning rate of an adaptive bound.  [0.2]"""
     bit_noise: Positive | None = None
-    """Noise on the count of norms within an adaptive bound.  [a twentieth of the cohort, or more]
-    """
+    """Noise on the count of norms within an adaptive bound.  [1/20 of the cohort, or more]"""
     bit_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of a round's budget for this count, in place of bit_noise: h of DP-PrivRec, where noise
     of z / sqrt(1 - h) and z / sqrt(h) together cost what noise of z does."""
@@ -231,14 +231,9 @@ def _check_budgets(config: PrivacyConfig) -> None:
         _need("privacy.budgets", config, "budget_uploads", "sigma")
         return
     if config.mode != "local-gaussian":
-        raise ConfigError(
-            "personal budgets need noise that each client adds by itself: use --privacy "
-            "local-gaussian"
-        )
+        raise ConfigError("clients add the noise of personal budgets: use --privacy local-gaussian")
     if config.epsilon is not None or config.scale is not None:
-        raise ConfigError(
-            "personal budgets decide the noise of each client: leave out --epsilon and --scale"
-        )
+        raise ConfigError("personal budgets decide the noise: leave out --epsilon and --scale")
     if clipping_of(config) == "none":
         raise ConfigError("without clipping no noise keeps a budget: add --clip 1.0")
     if config.epsilon_min and config.epsilon_max and config.epsilon_min > config.epsilon_max:
@@ -252,9 +247,7 @@ def _check_central(config: PrivacyConfig, cohort: CohortConfig) -> None:
             "use --clip 1.0 or privacy.clipping = adaptive"
         )
     if config.scale is not None:
-        raise ConfigError(
-            "--scale is for local noise: use --epsilon, or privacy.noise, for central"
-        )
+        raise ConfigError("--scale is for local noise: use --epsilon or privacy.noise for central")
     if (config.epsilon is None) == (config.noise is None):
         raise ConfigError(
             "central noise follows from --epsilon, or is given as a multiplier with privacy.noise: "
@@ -268,15 +261,12 @@ def _check_central(config: PrivacyConfig, cohort: CohortConfig) -> None:
             f"cohort.kind = {cohort.kind} is not {config.sampling} sampling, so its amplification "
             f"cannot be claimed: use privacy.sampling = {real} or another cohort.kind"
         )
-    if cohort.kind == "fixed" and config.neighbours == "zero-out-one":
+    fits = ACCOUNTED_UNDER.get(cohort.kind)
+    if fits is not None and config.neighbours not in (None, fits):
+        (other,) = ACCOUNTED_UNDER.keys() - {cohort.kind}
         raise ConfigError(
-            "fixed-size cohorts are accounted for under replace-one: use privacy.neighbours = "
-            "replace-one, or cohort.kind = poisson"
-        )
-    if cohort.kind == "poisson" and config.neighbours == "replace-one":
-        raise ConfigError(
-            "Poisson cohorts are accounted for under zero-out-one: use privacy.neighbours = "
-            "zero-out-one, or cohort.kind = fixed"
+            f"cohort.kind = {cohort.kind} is accounted for under {fits}: use privacy.neighbours = "
+            f"{fits}, or cohort.kind = {other}"
         )
     if config.mode != "distributed":
         return
@@ -302,9 +292,7 @@ def _check_local(config: PrivacyConfig) -> None:
             "round"
         )
     if config.noise is not None:
-        raise ConfigError(
-            "privacy.noise is for central noise: use --scale, or --epsilon and --clip"
-        )
+        raise ConfigError("privacy.noise is for central: use --scale, or --epsilon and --clip")
     if config.budgets is None and (config.epsilon is None) == (config.scale is None):
         raise ConfigError("local noise needs --scale, or --epsilon with --clip: use one of the two")
     if config.epsilon is not None and clipping == "none":
@@ -336,11 +324,8 @@ def check_declared(config: PrivacyConfig, data: Interactions, people: Features) 
 
     ``people`` are the users' features in training, including their usual context.
     """
-    undeclared = [
-        name
-        for name, column in people.items()
-        if not isinstance(column, Numeric) and not column.declared
-    ]
+    named = {name: c for name, c in people.items() if not isinstance(c, Numeric)}
+    undeclared = [name for name, column in named.items() if not column.declared]
     if config.undeclared:
         if data.items_declared and not undeclared:
             raise ConfigError(

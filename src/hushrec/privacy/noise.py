@@ -256,8 +256,7 @@ class ValidationQueries:
     event: Gaussian
     """Privacy cost of one query."""
     clients: float
-    """The population, which divides the sum; the number of users with validation items is private.
-    """
+    """The population, which divides the sum: how many have validation items is private."""
 
     @classmethod
     def within(
@@ -279,9 +278,7 @@ class ValidationQueries:
 
     def history(self) -> list[dict[str, Any]]:
         """Return the accountant's history of all queries."""
-        accountant = Accountant()
-        accountant.record(self.event, len(self.rounds))
-        return accountant.history()
+        return Accountant().record(self.event, len(self.rounds)).history()
 
     def value(self, tally: Tally, metric: str, secret: SecretRound) -> float:
         """Return the noisy mean of a metric; users without validation items count as 1/2."""
@@ -298,9 +295,7 @@ class ValidationQueries:
 
 
 def centred_sum(tally: Tally, metric: str) -> int:
-    """Return the sum over users of (score - 1/2) in steps of the noise, rounded down.
-
-    Rounding keeps the sensitivity, which is a whole number of steps.
-    """
+    """Return the sum over users of (score - 1/2) in steps of the noise, rounded down."""
+    # Rounding keeps the sensitivity, which is a whole number of steps.
     doubled = 2 * tally.sums.get(metric, 0) - STEPS * tally.users
     return doubled * int(STEPS_PER_UNIT) // (2 * STEPS)

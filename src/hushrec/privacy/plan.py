@@ -137,9 +137,7 @@ class Plan:
 
     def first_ledger(self, clients: int) -> Ledger | None:
         """Return the ledger before the first round; None without personal budgets."""
-        if self.budgets is None:
-            return None
-        return Ledger(np.zeros(clients), np.zeros(clients, bool))
+        return Ledger(np.zeros(clients), np.zeros(clients, bool)) if self.budgets else None
 
     def admit(
         self, cohort: NDArray[np.int64], ledger: Ledger | None, number: int
@@ -149,11 +147,8 @@ class Plan:
             return cohort, ledger
         return self.budgets.admitted(ledger, cohort)
 
-    def charge(self, history: History, number: int) -> History:
-        """Return the accountant's history after a round and its validation query, if any."""
-        return self._charged(history, [number]).history()
-
-    def _charged(self, history: History, rounds: Iterable[int]) -> Accountant:
+    def charged(self, history: History, rounds: Iterable[int]) -> Accountant:
+        """Return the accountant after these rounds and their validation queries, if any."""
         accountant, queries = Accountant(history), self.validation_queries
         for number in rounds:
             if self.event is not None and number not in self.silent:
@@ -182,7 +177,7 @@ class Plan:
                 budgets=summary,
             )
         # A run may stop at any round, depending on its models: the claim covers all planned rounds.
-        planned = self._charged(history, range(run + 1, self.rounds + 1))
+        planned = self.charged(history, range(run + 1, self.rounds + 1))
         return self._stated(
             planned.epsilon(self.delta),
             # Laplace noise, and no uploads, are pure DP.
@@ -250,9 +245,7 @@ class NoPlan(Plan):
         if self.pooled:
             return no_guarantee("No guarantee: a centralised baseline, everybody's data is pooled.")
         if up_bytes == 0:
-            return no_guarantee(
-                "No formal guarantee was asked for; this method uploads nothing at all."
-            )
+            return no_guarantee("No formal guarantee was asked for; this method uploads nothing.")
         revealed = f" This method uploads its clients' {' and '.join(sorted(self.reveals))}."
         return no_guarantee(
             "No formal guarantee: interactions stay on the clients, but raw updates reach the "

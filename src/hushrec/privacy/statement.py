@@ -150,10 +150,7 @@ class Claim:
 
     @classmethod
     def of(cls, run: str, selected_by: str, privacy: PrivacyStatement, **about: Any) -> Claim:
-        """Take a run's statement; refuse one without a guarantee, or whose account differs.
-
-        ``about`` are method, data, digest of the data and number of clients.
-        """
+        """Take a run's statement; refuse one without a guarantee, or whose account differs."""
         if not privacy.promises or privacy.epsilon is None:
             raise RunError(f"{run} has no guarantee to compose: {privacy.statement}")
         if selected_by == "validation":
@@ -243,9 +240,7 @@ def _stated(claims: Sequence[Claim], epsilon: float, delta: float) -> ComposedSt
 def _check_fit(claims: Sequence[Claim]) -> None:
     """Refuse runs whose guarantees cannot be composed."""
     if len(claims) < 2:
-        raise ConfigError(
-            "a single run states its guarantee itself: name another run on the same data"
-        )
+        raise ConfigError("one run states its guarantee itself: name another run on the same data")
     first = claims[0]
     for other in claims[1:]:
         known_by = "data" if None in (first.digest, other.digest) else "digest"

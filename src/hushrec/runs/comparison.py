@@ -189,9 +189,7 @@ Chosen = TypeVar("Chosen")
 
 def _chosen(stored: Mapping[str, Chosen], candidates: str, name: str) -> Chosen:
     if candidates not in stored:
-        raise ConfigError(
-            f"{name} has no candidate set '{candidates}'{nearest(candidates, stored)}"
-        )
+        raise ConfigError(f"{name}: no candidate set '{candidates}'{nearest(candidates, stored)}")
     return stored[candidates]
 
 
@@ -201,6 +199,4 @@ def _costs(summary: Summary, lines: Sequence[RoundLine], name: str) -> dict[str,
         if line.round == summary.selected_round:
             sent = {"up_bytes": line.up_bytes, "down_bytes": line.down_bytes}
             return {"selected_round": line.round, **sent}
-    raise RunError(
-        f"{name}: metrics.jsonl has no line of the selected round {summary.selected_round}"
-    )
+    raise RunError(f"{name}: metrics.jsonl lacks the selected round {summary.selected_round}")

@@ -135,10 +135,8 @@ class RunFolder:
         """Read metrics.jsonl; a last line cut short by a crash is left out."""
         file = self.path / METRICS
         texts = codec.read_text(file).split("\n")[:-1] if file.exists() else []
-        lines = [
-            codec.parse(RoundLine, text, f"{file}, line {number},")
-            for number, text in enumerate(texts, 1)
-        ]
+        numbered = enumerate(texts, 1)
+        lines = [codec.parse(RoundLine, text, f"{file}, line {n},") for n, text in numbered]
         return [line for line in lines if up_to is None or line.round <= up_to]
 
     def write_metrics(self, lines: Iterable[RoundLine]) -> None:
@@ -159,13 +157,6 @@ class RunFolder:
         """Write the results; a run with a summary is finished."""
         self.write_arrays("users.npz", ranks_to_arrays(ranks))
         self.write(SUMMARY, summary)
-
-    def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """Read an npz file."""
-        file = self.path / name
-        if not file.exists():
-            raise RunError(f"{file} is missing: train again with --overwrite")
-        return codec.read_arrays(file)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -249,7 +240,10 @@ def ranks_to_arrays(ranks: Mapping[str, PartRanks]) -> dict[str, NDArray[Any]]:
 
 def read_ranks(folder: RunFolder) -> dict[str, dict[str, Ranks]]:
     """Read users.npz back."""
-    arrays = folder.read_arrays("users.npz")
+    file = folder.path / "users.npz"
+    if not file.exists():
+        raise RunError(f"{file} is missing: train again with --overwrite")
+    arrays = codec.read_arrays(file)
     ranks: dict[str, dict[str, Ranks]] = {}
     try:
         for part, candidates in sorted({tuple(name.split("/")[:2]) for name in arrays}):
@@ -257,7 +251,7 @@ def read_ranks(folder: RunFolder) -> dict[str, dict[str, Ranks]]:
             ranks.setdefault(part, {})[candidates] = Ranks.from_arrays(arrays, prefix)
         ranks["valid"]["full"], ranks["test"]["full"]
     except (InputError, ValueError, KeyError) as error:
-        raise RunError(f"{folder.path / 'users.npz'} is damaged: {error}") from None
+        raise RunError(f"{file} is damaged: {error}") from None
     return ranks
 
 

@@ -95,6 +95,8 @@ def _common(training: Training, state: ServerState) -> dict[str, Any]:
     experiment, method = training.experiment, training.task.method
     learns = method.traits.learns and method.phases[-1].repeats
     chosen = training.selected_by == "validation" and state.round == experiment.rounds
+    seconds, sent = state.seconds, {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes}
+    spent = state.account, state.round, state.ledger, state.up_bytes
     return {
         "method": experiment.method,
         "data": experiment.data,
@@ -108,14 +110,10 @@ def _common(training: Training, state: ServerState) -> dict[str, Any]:
         "improving": learns and chosen and state.selected_round == state.round,
         "seed": experiment.seed,
         "model": dict(facts_of(method, state.selected_shared)),
-        "communication": schema.Communication(up_bytes=state.up_bytes, down_bytes=state.down_bytes),
-        "time": schema.Timing(
-            total_s=state.seconds, per_round_s=state.seconds / max(1, state.round)
-        ),
+        "communication": schema.Communication(**sent),
+        "time": schema.Timing(total_s=seconds, per_round_s=seconds / max(1, state.round)),
         "peak_rss_bytes": peak_rss_bytes(),
-        "privacy": training.plan.statement(
-            state.account, state.round, state.ledger, state.up_bytes
-        ),
+        "privacy": training.plan.statement(*spent),
     }
 
 
@@ -183,9 +181,7 @@ def data_digest(data: Interactions) -> str:
 LEDGER = "ledger"
 """File of a checkpoint with what each client has spent."""
 CURRENT, SELECTED = "current", "selected"
-NUMBERS = [
-    name for name in schema.CheckpointHeader.model_fields if name not in ("settings", "files")
-]
+NUMBERS = schema.CheckpointHeader.model_fields.keys() - {"settings", "files"}
 """Fields of the state that are written into the header of a checkpoint."""
 
 

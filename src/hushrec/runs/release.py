@@ -32,7 +32,6 @@ from safetensors.numpy import save
 
 from hushrec.data.catalog import names
 from hushrec.errors import RunError
-from hushrec.federation.experiment import Experiment
 from hushrec.io.files import LOCK, atomic_folder, checked_path
 from hushrec.privacy.statement import PrivacyStatement
 from hushrec.runs.run import Run
@@ -114,22 +113,13 @@ def refuse_uncovered(run: Run) -> None:
 
 
 def covered(run: Run) -> Covered:
-    """Take from a run what its guarantee covers."""
-    return Covered(
-        run.model.without_users(),
-        public_config(run.experiment),
-        run.summary.privacy,
-        run.summary.shipped_round,
-    )
-
-
-def public_config(experiment: Experiment) -> dict[str, Any]:
-    """Return the configuration without where files lay, and how private parameters were stored."""
-    config = experiment.model_dump(mode="json", exclude_none=True, exclude={"store"})
+    """Take from a run what its guarantee covers: not where files or private parameters lay."""
+    config = run.experiment.model_dump(mode="json", exclude_none=True, exclude={"store"})
     for key in ("data", "items", "preset"):
         if key in config and config[key] not in names():
             config[key] = Path(config[key]).name
-    return config
+    summary = run.summary
+    return Covered(run.model.without_users(), config, summary.privacy, summary.shipped_round)
 
 
 def write_release(what: Covered, folder: Path) -> None:

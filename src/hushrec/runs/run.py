@@ -13,7 +13,7 @@ from hushrec.data import Interactions, load
 from hushrec.data.splitting import Part, Split, make_split
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.evaluator import Evaluator, PartRanks, chance_ranks, popularity_ranks
-from hushrec.evaluation.metrics import ListMetric, parse_metric, summarise
+from hushrec.evaluation.metrics import ListMetric, parse_metric
 from hushrec.federation.backends import Backend
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine, ServerState
@@ -79,18 +79,15 @@ class Run(Recommends):
         split = make_split(data, experiment.split, streams, experiment.silos)
         state = folder.read_checkpoint(FINAL)
         if state.data != split.digest():
-            raise RunError(
-                f"{path}: the data '{experiment.data}' has changed since this run was trained"
-            )
+            raise RunError(f"{path}: the data '{experiment.data}' has changed since training")
         method = experiment.make_method()
         stored = load_model(folder, FINAL, SELECTED, state.files)
         served, tolerant = ServingData.of(split), experiment.privacy.promises
         try:
             model = Model.restored(method, stored, served, streams, tolerant, experiment.store)
         except RunError as error:
-            raise RunError(
-                f"{path}: {error}; has the data '{experiment.data}' changed since training?"
-            ) from None
+            changed = f"has the data '{experiment.data}' changed since training?"
+            raise RunError(f"{path}: {error}; {changed}") from None
         return cls(experiment, split, model, summary, read_ranks(folder), folder)
 
     @property
@@ -169,20 +166,16 @@ class Run(Recommends):
         evaluator = self.evaluator(threads)
         parsed = {name: parse_metric(name) for name in metrics}
         of_lists = {n: metric for n, metric in parsed.items() if isinstance(metric, ListMetric)}
-        names = [n for n in parsed if n not in of_lists] or evaluator.config.metric_names()
-
-        def table(source: PartRanks) -> Tables:
-            return {candidates: summarise(value, names) for candidates, value in source.items()}
-
+        names = [name for name in parsed if name not in of_lists]
         popularity = popularity_ranks(evaluator, part)
-        own = table(evaluator.rank(self.model, part))
+        own = evaluator.summarise(evaluator.rank(self.model, part), names)
         counts = np.bincount(self.split.train.positives.values, minlength=self.data.n_items)
         for name, metric in of_lists.items():
             length = min(metric.k, self.data.n_items)
             top = evaluator.top_items(self.model, part, length)
             own["full"][name] = metric.value(top, counts)
         ranked = {"popularity": popularity, "chance": chance_ranks(popularity)}
-        return own, {name: table(ranks) for name, ranks in ranked.items()}
+        return own, {name: evaluator.summarise(ranks, names) for name, ranks in ranked.items()}
 
     def compare(
         self,

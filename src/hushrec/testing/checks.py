@@ -146,8 +146,8 @@ def taste_world(seed: int = 0) -> Interactions:
     """Make users who each touch items of one third of the catalogue only, equally popular."""
     generator, size = np.random.default_rng(seed), N_ITEMS // N_GROUPS
     liked = [
-        number % N_GROUPS * size + generator.permutation(size)[: 9 + number % 4]
-        for number in range(N_USERS)
+        user % N_GROUPS * size + generator.permutation(size)[: 9 + user % 4]
+        for user in range(N_USERS)
     ]
     counts = [len(items) for items in liked]
     return Interactions(
@@ -174,7 +174,7 @@ def _group_of_items(count: int) -> Features:
     """Say which third of the catalogue each item is in, and give it a number besides."""
     number = np.arange(count, dtype=np.int32)
     third = Categorical(np.minimum(number // (N_ITEMS // N_GROUPS), N_GROUPS - 1), _GROUPS)
-    return {"third": third, "place": Numeric((number % 7).astype(np.float32), 0.0, 7.0)}
+    return {"third": third, "number": Numeric((number % 7).astype(np.float32), 0.0, 7.0)}
 
 
 def clients_of(rows: list[list[int]], n_items: int = N_ITEMS) -> TrainView:

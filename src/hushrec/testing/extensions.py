@@ -15,14 +15,8 @@ from hushrec.aggregation import KeyedRows, Total, Update
 from hushrec.data.views import Ragged, TrainView
 from hushrec.evaluation.metrics import ROUNDING, Metric, Ranks, rank_full
 from hushrec.methods.base import Shared
-from hushrec.methods.statistics.experts import (
-    HELD_OUT,
-    Counting,
-    Expert,
-    ExpertsConfig,
-    Part,
-    joined,
-)
+from hushrec.methods.statistics import experts
+from hushrec.methods.statistics.experts import Counting, Expert, ExpertsConfig, Part
 from hushrec.testing.checks import N_ITEMS, check_rows, check_shared, clients_of, digest, sum_of
 
 
@@ -77,7 +71,7 @@ class ExpertContract:
         held_out = np.minimum(2, view.positives.lengths - 1)
         counting = Counting(0, 1, np.zeros(0, np.bool_))
         rows = counting.count([expert], view, held_out)
-        assert rows.keys() == {joined(HELD_OUT, expert.name), expert.name}
+        assert rows.keys() == {experts.joined(experts.HELD_OUT, expert.name), expert.name}
         added = sum_of(Update(len(view), {"sums": part}) for part in rows.values())
         whole, both = self._sum([view]).rows["sums"], added.rows["sums"]
         sums = np.zeros((2, expert.count(view).space, whole[1].shape[1]))

@@ -158,9 +158,8 @@ class MechanismContract:
     def test_nothing_stays_nothing(self) -> None:
         """An upload of zeros is one of zeros, but for its noise: it counts neither way."""
         quiet, view = self._update(size=ZEROS), self._clients()
-        sent, again = (
-            self._made().protect(quiet, view, SecretRound(5, SecretStreams(key))) for key in (1, 2)
-        )
+        secrets = [SecretRound(5, SecretStreams(key)) for key in (1, 2)]
+        sent, again = (self._made().protect(quiet, view, secret) for secret in secrets)
         for name, array in sent.dense.items():
             if name in again.dense and np.array_equal(array, again.dense[name]):
                 assert not array.any(), f"'{name}': something is sent for nothing"
@@ -231,9 +230,8 @@ class MechanismContract:
         head = generator.standard_normal((4, 2, 2)).astype(np.float32)
         keys = np.concatenate([np.arange(min(n, KEYS)) for n in counts]).astype(np.int64)
         pairs = generator.standard_normal((len(keys), 1)).astype(np.float32)
-        kept = {
-            name: np.float32(size * (only in (None, name))) for name in ("items", "head", "pairs")
-        }
+        names = "items", "head", "pairs"
+        kept = {name: np.float32(size * (only in (None, name))) for name in names}
         tables: dict[str, ClientRows] = {"items": ClientRows(indptr, ids, kept["items"] * rows)}
         if self.covers_spaces:
             each = np.cumsum([0, *(min(n, KEYS) for n in counts)])

@@ -179,7 +179,10 @@ class _Proposal(Callback):
                 )
                 study.add_trial(finished)
         self.trial = study.ask(distributions)
-        proposed = {name: _rounded(value) for name, value in self.trial.params.items()}
+        proposed = {  # three digits: a preset that people read
+            name: float(f"{value:.3g}") if isinstance(value, float) else value
+            for name, value in self.trial.params.items()
+        }
         self.options = proposed if number else {name: base.options[name] for name in space}
         self.evaluations: dict[int, float] = {}
         self.value: float | None = None
@@ -204,11 +207,6 @@ def _is_inside(trial: Trial, space: SearchSpace) -> bool:
         return value in where.values
 
     return all(fits(trial.options[name], where) for name, where in space.items())
-
-
-def _rounded(value: Any) -> Any:
-    """Keep three digits: a preset that people read."""
-    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def _distribution(where: Between | OneOf) -> Any:
