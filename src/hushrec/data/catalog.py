@@ -80,11 +80,9 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
         if not dataset.files:
             return dataset.loader(DataFolder(Path()))
         folder = dataset.find(options.get("data_dir"))
-        if folder is None:
-            if not options.get("download", False):
-                raise DataError(_how_to_get(dataset))
-            folder = fetch(name)
-        return _load_known(dataset, replace(folder, progress=progress))
+        if folder is None and not options.get("download", False):
+            raise DataError(_how_to_get(dataset))
+        return _load_known(dataset, replace(folder or fetch(name), progress=progress))
     if known:
         return _load_imported(name)
     if name and (checked_path(name).exists() or Path(name).suffix):

@@ -55,8 +55,7 @@ class Ids:
     def new_rows(self) -> list[int]:
         """Return the rows of the last block in which an id came for the first time."""
         codes, rows = np.unique(self._codes[-1], return_index=True)
-        found: list[int] = rows[codes >= self._before].tolist()
-        return found
+        return list(map(int, rows[codes >= self._before]))
 
     def result(self) -> tuple[IntArray, StrArray]:
         """Return codes and vocabulary, numbered in the order of the ids."""

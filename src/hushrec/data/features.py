@@ -34,7 +34,7 @@ KINDS: Mapping[str, type[Column]] = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows of features: the weights of each categorical field's vocabulary, then the numbers."""
+    """Features as a matrix: weights over each categorical field's vocabulary, then the numbers."""
 
     rows: NDArray[np.float32]
     """[rows, all vocabularies + numbers]; the weights of a field sum to one."""

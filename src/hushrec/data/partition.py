@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from scipy.special import rel_entr
 
 from hushrec.config import Settings
 from hushrec.data.interactions import MultiCategorical
@@ -114,12 +115,8 @@ def divergences(found: Tastes, holders: NDArray[np.int32]) -> NDArray[np.float64
     mixes = mixes_of(found, holders)
     overall = found.counts.sum(0) / max(found.counts.sum(), 1e-12)
     middle = (mixes + overall) / 2
-
-    def to_middle(mix: NDArray[np.float64]) -> NDArray[np.float64]:
-        ratio = np.where(mix > 0, mix / np.where(middle > 0, middle, 1), 1)
-        return np.asarray((mix * np.log2(ratio)).sum(-1))
-
-    return (to_middle(mixes) + to_middle(np.broadcast_to(overall, mixes.shape))) / 2
+    nats = (rel_entr(mixes, middle) + rel_entr(overall, middle)).sum(axis=1) / 2
+    return np.asarray(nats / np.log(2))
 
 
 def facts(view: TrainView, holders: NDArray[np.int32]) -> dict[str, Any]:

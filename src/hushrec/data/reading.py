@@ -48,9 +48,9 @@ def read_interactions(
     Columns that are not given are recognised by their usual names. Without a header the order
     user, item, value, time is taken. Repeated pairs are kept; see `Interactions.merged`.
 
-    ``items`` is a file with the public list of items (`read_items`): all of them are there to be
-    recommended, and rows of others are refused. A node's ``share`` of the data may have a single
-    user or item.
+    ``items`` is a file with the public list of items (`read_items`): all of them can be
+    recommended, and rows of other items are refused. With ``share`` the file is one node's part of
+    the data, which may have a single user or item.
     """
     public = None if items is None else read_items(items)
     table = read_table(Path(path), columns, progress)

@@ -250,6 +250,6 @@ def _normal(name: str) -> str:
 
 
 def head_of(text: str, lines: int = 10) -> list[str]:
-    """Return the first lines that are not blank, without what is quoted."""
+    """Return the first lines that are not blank, with quoted text removed."""
     found = islice(re.finditer(r"^.*\S.*$", text, re.MULTILINE), lines)
     return [re.sub(r'"[^"]*"', "", line.group()) for line in found]

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from hushrec.errors import ConfigError, RunError
+from hushrec.io.codec import Array
 from hushrec.io.files import atomic_folder, checked_path, remove, require_empty, writing
 from hushrec.methods.base import Method, Shared
 from hushrec.methods.statistics.fedmix import FedMix
@@ -24,7 +24,6 @@ from hushrec.methods.statistics.pair_weights import ItemPairs
 from hushrec.serving.model import Model
 from hushrec.serving.recommender import FORMAT, MANIFEST, MODEL
 
-Array = NDArray[Any]
 PAIRS_KEPT, MIXTURE_KEPT = 600, 300
 """Default number of weights per item and table, with one table and with four: the bundle of an
 ML-1M model stays below 20 MB."""
@@ -55,7 +54,7 @@ def export(model: Model, path: str | Path, **options: Unpack[BundleForm]) -> Pat
     if neighbours is not None and neighbours < 1:
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
     folder = checked_path(path)
-    replaces = _is_bundle(folder)
+    replaces = folder.is_dir() and {file.name for file in folder.iterdir()} == {MODEL, MANIFEST}
     if replaces and not options.get("overwrite", False):
         raise RunError(
             f"{folder} holds a bundle: replace it with --overwrite, or choose another folder"
@@ -98,10 +97,6 @@ def export(model: Model, path: str | Path, **options: Unpack[BundleForm]) -> Pat
             new.rename(folder)
         remove(old)
     return folder
-
-
-def _is_bundle(folder: Path) -> bool:
-    return folder.is_dir() and {file.name for file in folder.iterdir()} == {MODEL, MANIFEST}
 
 
 @dataclass

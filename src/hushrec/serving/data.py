@@ -30,7 +30,7 @@ NO_USERS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, eq=False)
 class ServingData:
-    """Catalogue, users and histories that a model recommends with; users are named by index."""
+    """Catalogue, users and histories that a model recommends with; methods take user indices."""
 
     items: StrArray
     titles: StrArray | None

@@ -164,13 +164,12 @@ class Model(Recommends):
     def save(self, path: str | Path) -> Path:
         """Write the model into a new folder, private parameters and histories included."""
         folder = checked_path(path)
-        form = method_class(self.method.name)
         with atomic_folder(folder) as fresh:
             digests = {name: _write(fresh / name, arrays) for name, arrays in self._files()}
             header = {
                 "format": FORMAT,
                 "method": self.method.name,
-                "under_noise": type(self.method) is form.under_noise,
+                "under_noise": type(self.method) is method_class(self.method.name).under_noise,
                 "options": self.method.config.model_dump(mode="json"),
                 "seed": self.streams.seed,
                 "tolerant": self.tolerant,
@@ -379,10 +378,8 @@ def fold_in(
         # A pooled method would train new clients on each other's data; each is alone here.
         for clients in chunks(everybody, 1 if method.traits.pooled else max(1, len(history))):
             own = history.take(clients)
-            received = {
-                **phases[-1].download(shared),
-                **method.download_own(shared, own.clients.astype(np.int64)),
-            }
+            per_client = method.download_own(shared, own.clients.astype(np.int64))
+            received = {**phases[-1].download(shared), **per_client}
             for number in range(passes):
                 fitted = phases[-1].fit(received, store.read(clients), own, Round(number, streams))
                 store.write(clients, fitted.private)
