@@ -78,7 +78,15 @@ MOST_KNOWN = 50
 
 
 class HushrecError(Exception):
-    """Base class of all exceptions of hushrec."""
+    """Base class of all exceptions of hushrec.
+
+    The message speaks Python; ``command`` is the same sentence in the words of the command line,
+    where they differ.
+    """
+
+    def __init__(self, message: str = "", *, command: str | None = None) -> None:
+        super().__init__(message)
+        self.command = command
 
 
 class InputError(HushrecError):
@@ -121,12 +129,28 @@ class StoppedError(HushrecError):
     """The user interrupted the run; completed rounds are saved."""
 
 
+CPU_BUILDS = {"neural": "torch==2.13.0"}
+"""Requirement that `pip` fulfils with a CPU build, by extra; without it `pip` chooses a release
+that brings several GB of CUDA packages."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra."""
+    pinned = CPU_BUILDS.get(extra)
+    if pinned is None:
+        return f"pip install 'hushrec[{extra}]'"
+    return (
+        f"pip install {pinned} 'hushrec[{extra}]' ({pinned} is a CPU build; without the version "
+        "pip brings several GB of CUDA packages)"
+    )
+
+
 class MissingExtraError(HushrecError):
     """An optional dependency is not installed."""
 
     def __init__(self, what: str, extra: str, *, own: bool = True) -> None:
-        name = f"'hushrec[{extra}]'" if own else extra
-        super().__init__(f"{what} needs an optional part: pip install {name}")
+        how = install_command(extra) if own else f"pip install {extra}"
+        super().__init__(f"{what} needs an optional part: {how}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -138,3 +162,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if match:
         return f"; did you mean '{cut(by_lower[match[0]])}'?"
     return f"; known: {listed(options, MOST_KNOWN, quote='')}" if options else ""
+
+
+def refuse_unknown(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a keyword argument that a function with ``**options`` does not have."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            hint = nearest(name, names)
+            raise TypeError(f"{function}() got an unexpected keyword argument '{cut(name)}'{hint}")

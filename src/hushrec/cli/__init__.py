@@ -95,7 +95,8 @@ class _Commands(click.Group):
             echo_err(str(stopped))
             sys.exit(130)
         except HushrecError as error:
-            exit_with(3 if isinstance(error, DivergedError) else 2, shortened(str(error)))
+            code = 3 if isinstance(error, DivergedError) else 2
+            exit_with(code, shortened(error.command or str(error)))
 
 
 @click.group(

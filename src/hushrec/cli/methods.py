@@ -26,7 +26,7 @@ from hushrec.cli.options import PATH, complete_methods, json_option
 from hushrec.cli.terminal import Console, echo, echo_err, log_traceback, print_json, show
 from hushrec.data.sources import cache_dir
 from hushrec.data.synthetic import demo
-from hushrec.errors import ConfigError, MissingExtraError, RunError, nearest
+from hushrec.errors import ConfigError, MissingExtraError, RunError, install_command, nearest
 from hushrec.federation.experiment import SECTIONS, Experiment, preset_names
 from hushrec.io import usable_cores
 from hushrec.methods.base import Method, Tunable, method_class, method_names
@@ -310,7 +310,7 @@ def doctor_command(compiles: bool, as_json: bool) -> None:
         "versions": "  ".join(f"{name} {version}" for name, version in found["versions"].items()),
         "threads": str(found["threads"]),
         **{
-            f"extra {extra}": version or f"not installed: pip install 'hushrec[{extra}]'"
+            f"extra {extra}": version or f"not installed: {install_command(extra)}"
             for extra, version in found["extras"].items()
         },
         "methods": "  ".join(found["methods"]),
