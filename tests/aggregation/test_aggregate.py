@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Update, UploadShape
+from hushrec.aggregation import ClientRows, ExactSum, KeyedRows, Total, Update, UploadShape
 from hushrec.errors import DivergedError
 
 N_ROWS, WIDTH = 9, 3
@@ -102,6 +102,12 @@ def test_bytes_on_the_wire():
         {"head": np.zeros((2, 7), np.float32)},
     )
     assert update.nbytes == 3 * 4 + 3 * 5 * 4 + 2 * 7 * 4
+
+
+def test_a_dense_table_has_zeros_where_nobody_touched_it():
+    total = Total(2, {"items": (np.array([0, 3]), np.array([[1.0, 2.0], [3.0, -4.0]]))}, {})
+    assert total.table("items", 4, 2).tolist() == [[1, 2], [0, 0], [0, 0], [3, -4]]
+    assert total.table("others", 2, 1).tolist() == [[0], [0]], "no client sent any"
 
 
 def test_nothing_at_all():

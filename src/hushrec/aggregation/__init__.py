@@ -201,10 +201,7 @@ STEPS_PER_UNIT = 2.0**32
 
 
 class _KeyedSum:
-    """An exact sum over 64-bit keys: a few sorted runs, each at least twice the next one's size.
-
-    So an entry is merged a number of times that grows with the logarithm of the total only.
-    """
+    """An exact sum over 64-bit keys: few sorted runs, each at least twice the next one's size."""
 
     def __init__(self, *runs: tuple[NDArray[np.int64], NDArray[np.int64]]) -> None:
         self.runs = list(runs)

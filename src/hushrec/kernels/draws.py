@@ -48,8 +48,7 @@ class DeviceSamples(NamedTuple):
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Number of samples of each device in one epoch."""
-        lengths: NDArray[np.int64] = np.diff(self.indptr) // self.epochs
-        return lengths
+        return np.asarray(np.diff(self.indptr) // self.epochs)
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -291,7 +291,7 @@ def step_feature_network(
     descent: ProximalDescent,
     buffers: FeatureBuffers,
 ) -> float:
-    """Take one step on a batch, in place; return the mean cross-entropy before it."""
+    """Take one step on a batch, in place; return the mean loss before it."""
     n, first, lr = len(labels), layout.widths[0], np.float32(descent.lr)
     pull = proximal_pull(theta, received, descent)
     fill_feature_table(theta, users, sample_user, layout.user, layout.d, False, buffers.user)

@@ -130,6 +130,10 @@ def zero_inactive(outputs: Array, errors: Array) -> None:
 # ---------------------------------------------------------------- optimisers
 
 
+Held = tuple[Array, Array, Array, Array, float]
+"""Values, Adam's two moments, anchors, and the weight of half the squared distance from them."""
+
+
 @njit(cache=True, nogil=True)
 def take_step(
     values: Array, first: Array, second: Array, gradient: Array, rate: float, adam: Any
@@ -156,47 +160,28 @@ def take_step(
 
 @njit(cache=True, nogil=True)
 def step_networks(
-    values: Array,
-    first: Array,
-    second: Array,
-    anchors: Array,
-    pull: float,
-    gradient: Array,
-    start: int,
-    active: Array,
-    rate: float,
-    adam: Any,
+    held: Held, gradient: Array, start: int, active: Array, rate: float, adam: Any
 ) -> None:
-    """Take one step of the active clients on the parameter at offset ``start``.
-
-    ``pull`` is the weight of half the squared distance from the anchors in the loss.
-    """
+    """Take one step of the active clients on the parameter at offset ``start``."""
+    values, first, second, anchors, pull = held
     end = start + gradient.shape[1]
     for c in range(len(values)):
         if active[c] > 0:
-            held, own = values[c, start:end], gradient[c]
+            mine, own = values[c, start:end], gradient[c]
             if pull > 0:
-                own = own + np.float32(pull) * (held - anchors[c, start:end])
-            take_step(held, first[c, start:end], second[c, start:end], own, rate, adam)
+                own = own + np.float32(pull) * (mine - anchors[c, start:end])
+            take_step(mine, first[c, start:end], second[c, start:end], own, rate, adam)
 
 
 @njit(cache=True, nogil=True)
 def step_rows(
-    values: Array,
-    first: Array,
-    second: Array,
-    anchors: Array,
-    pull: float,
-    gradient: Array,
-    index: Array,
-    summed: Array,
-    rate: float,
-    adam: Any,
+    held: Held, gradient: Array, index: Array, summed: Array, rate: float, adam: Any
 ) -> None:
     """Take one step on the distinct rows of ``index``, each with the sum of its gradients.
 
     ``summed`` is a zero buffer, [rows, width + 1], zeroed again at the end: the sums, and a mark.
     """
+    values, first, second, anchors, pull = held
     width = values.shape[1]
     for k in range(len(index)):
         summed[index[k], width] = 1

@@ -41,10 +41,7 @@ def key_order(keys: Array) -> Array:
 
 @njit(cache=True, nogil=True)
 def sum_by_key(keys: Array, rows: Array) -> tuple[Array, Array, bool]:
-    """Add up rows of the same key in fixed point (2^-32 steps): ascending keys and their sums.
-
-    The flag is False if a number does not fit.
-    """
+    """Sum rows by key in fixed point (2^-32 steps): ascending keys, sums, and whether all fit."""
     n, width = rows.shape
     order = key_order(keys)
     out_keys = np.empty(n, np.int64)
@@ -312,3 +309,18 @@ def add_from_history(
             item, weight = items[p], by_place[last - 1 - p]
             for k in range(neighbours.shape[1]):
                 scores[c, neighbours[item, k]] += weight * weights[item, k]
+
+
+@njit(cache=True, nogil=True)
+def weights_between(first: Array, second: Array, neighbours: Array, weights: Array) -> Array:
+    """Return the weights from each first item to each second one, which are distinct."""
+    index = np.full(len(neighbours), -1)
+    for at in range(len(second)):
+        index[second[at]] = at
+    out = np.zeros((len(first), len(second)), np.float32)
+    for row in range(len(first)):
+        for k in range(neighbours.shape[1]):
+            at = index[neighbours[first[row], k]]
+            if at >= 0:
+                out[row, at] += weights[first[row], k]
+    return out

@@ -68,10 +68,7 @@ def sorted_union(
 
 @njit(cache=True, nogil=True)
 def number_by_first_use(indptr: Array, items: Array, n_items: int) -> tuple[Array, Array, Array]:
-    """Number each client's distinct items in the order of their first use.
-
-    Returns (indptr, the distinct items, the number of every entry).
-    """
+    """Number each client's items by first use: (indptr, distinct items, number of every entry)."""
     out_indptr = np.zeros_like(indptr)
     out, number = np.empty(len(items), np.int32), np.empty(len(items), np.int64)
     number_of = np.full(n_items, -1, np.int64)

@@ -102,6 +102,8 @@ class Traits:
     that would add noise to them is refused."""
     reveals: frozenset[str] = frozenset()
     """Private fields that some rounds upload all the same, because the paper's method does."""
+    from_features: bool = False
+    """True where a client without a history is scored from its user features."""
     batch_interactions: int | None = None
     """Training interactions per batch for which `fit` is fastest; None: the backend's default."""
 
@@ -309,16 +311,44 @@ class ModelFacts(ABC):
         """Return the statistics that a summary shows."""
 
 
+class ItemPopularity(ABC):
+    """The shared parameters say how popular each item is."""
+
+    @abstractmethod
+    def item_popularity(self, shared: Shared) -> Scores | None:
+        """Return the popularity of every item; None where options leave it out."""
+
+
+class ItemNeighbours(ABC):
+    """The shared parameters have weights from items to items."""
+
+    @abstractmethod
+    def item_neighbours(self, shared: Shared, item: int) -> Scores | None:
+        """Return the weight from an item to every item; None where options leave weights out."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why an item is in a list: the largest contribution to its score."""
+
+    words: str = ""
+    """The reason in a few words, as "often after {}"; {} is the item of the history."""
+    expert: str = ""
+    """The expert that contributes most, of a method that mixes experts."""
+    item: int = -1
+    """The item of the history that contributes most; -1 where no single one does."""
+
+
 class Explains(ABC):
-    """Scores are sums of contributions of several experts."""
+    """Scores are sums of contributions."""
 
     @abstractmethod
     def contributions(
         self, shared: Shared, history: TrainView, items: NDArray[np.int32]
-    ) -> list[list[str]]:
-        """Name the expert with the largest contribution to each item's score, client by client.
+    ) -> list[list[Reason]]:
+        """Return the largest contribution to each item's score, client by client.
 
-        ``items`` is [clients, items of a list].
+        ``items`` is [clients, items of a list]; -1 is no item.
         """
 
 

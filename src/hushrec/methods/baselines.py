@@ -1,18 +1,13 @@
 """Baselines: popularity, the negative counter, local training, and centralised factorisation.
 
-Popularity ranks items by how many users touched them, the same list for everybody. The counts are a
-sum over users, so one round of uploads gives them; nothing is private.
-
 The negative counter detects dishonest evaluation. It learns nothing: every device counts how often
 each item was drawn as one of its negatives and ranks the least drawn first. With honest negatives
-every untouched item is drawn alike, so it must score at chance. If the sampler knows the held-out
-item and avoids it, as published code does, the held-out item is the one that was never drawn, and
-the counter finds it.
+it must score at chance. A sampler that avoids the held-out item, as published code does, never
+draws it, and the counter finds it.
 
-Local-only is PFedRec without the federation. Every device keeps its own item table between rounds
-and trains it alone. Under the honest protocol it can know nothing about items its user never
-touched, so it must score at chance on them; under the published protocol it scores near 1, which is
-the proof that those figures are the leak.
+Local-only is PFedRec without the federation. Under the honest protocol it knows nothing about items
+that its user never touched, so it must score at chance on them. Under the published protocol it
+scores near 1, which proves that those figures are the leak.
 """
 
 from __future__ import annotations

@@ -5,9 +5,7 @@ A round on a device: SGD on the binary cross-entropy of positives and sampled ne
 step per batch on p_u and the touched rows; the device uploads the deltas of these rows, and the
 server adds their mean.
 
-``dual`` adds the dual personalization of PFedRec (Zhang et al., 2023, section 6.4, table 3): the
-step on the rows follows the step on the vector and uses the new vector, and a device scores with
-its own rows on the table that it received, not with the new mean.
+``dual`` adds the dual personalization of PFedRec (`shared.dual`).
 """
 
 from __future__ import annotations

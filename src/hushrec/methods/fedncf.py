@@ -8,9 +8,7 @@ A round on a device: SGD on the binary cross-entropy of positives and sampled ne
 step per batch on p_u, f and the touched rows; the device uploads the deltas of f and of the rows;
 the server adds their means.
 
-``dual`` adds the dual personalization of PFedRec (Zhang et al., 2023, section 6.4, table 3): f is
-private, the step on the rows follows the step on p_u and f and uses the new ones, and a device
-scores with its own rows on the table that it received, not with the new mean.
+``dual`` adds the dual personalization of PFedRec (`shared.dual`); f is then private.
 """
 
 from __future__ import annotations

@@ -9,9 +9,7 @@ the received Q frozen, then train the touched rows with the vector frozen; uploa
 server adds their mean. Deviation from the paper: both steps use all samples of the device, which
 the paper splits into a support and a query set.
 
-``dual`` adds the dual personalization of PFedRec (Zhang et al., 2023, table 3): after the
-reconstruction each batch takes a step on the vector and then, with the new vector, on the rows; a
-device scores with its own rows on the table that it received.
+``dual`` adds the dual personalization of PFedRec (`shared.dual`) after the reconstruction.
 """
 
 from __future__ import annotations

@@ -178,10 +178,7 @@ class FedRKG(base.Method, base.Tunable, base.OwnTable, base.Guided, base.NoisesG
     def _trained(
         self, tables: Array, private: Private, view: TrainView, now: Round
     ) -> tuple[dict[str, Array], ClientRows, NDArray[np.float64]]:
-        """Train the recommender from one table, or each device from its own (eq. 2).
-
-        Returns vector, bias and network, the trained rows of the table, and the losses.
-        """
+        """Train from one table, or own ones (eq. 2): return own parameters, item rows, losses."""
         config, two_steps = self.config, self.config.backbone == "pfedrec"
         descent = training.Descent(*self._rates(view, now), two_steps=two_steps, clip=config.clip)
         pace = config.pace

@@ -8,12 +8,7 @@ score function is an MLP (needs the 'neural' extra).
 A round on device u (algorithm 1, ClientUpdate): start from the received Q; on each batch take a
 step on (w, b) at rate ``lr`` and then, with the new (w, b), a step on the item rows at rate
 lr * m * ``item_rate``; upload the deltas of the touched rows. Server (algorithm 1, line 6): the
-unweighted mean over participants.
-
-A device scores with its own table: the table that it received, with its own rows in place of the
-received ones. Deviation from the paper: the simulation stores one copy of the last broadcast
-(``received``) and each device's own rows in place of one table per device, so a device that did not
-take part in a round scores on the broadcast of that round.
+unweighted mean over participants. A device scores with its own table (`shared.dual`).
 """
 
 from __future__ import annotations
@@ -42,10 +37,7 @@ class PFedRecConfig(DualConfig):
 
 
 class PFedRec(SharedTable):
-    """A shared item table, fine-tuned on each device, with a private score function.
-
-    Server side and own tables (figures 2 and 3) are those of `SharedTable`.
-    """
+    """A shared item table, fine-tuned on each device, with a private score function."""
 
     name = "pfedrec"
     Config = PFedRecConfig

@@ -381,8 +381,7 @@ class Perceptron:
         # An item row enters by itself and multiplied with the user embedding.
         items = table @ (p["item"][0] + user[:, None] * p["product"][0])
         out = torch.relu((items + own)[None])
-        scores: NDArray[np.float32] = tensors.mlp(p, out)[0, :, 0].numpy()
-        return scores
+        return np.asarray(tensors.mlp(p, out)[0, :, 0])
 
     def interests(
         self, network: NDArray[np.float32], fixed: Arrays, indptr: NDArray[np.int64]

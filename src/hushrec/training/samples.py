@@ -115,8 +115,7 @@ class SiloSamples:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Number of samples of each client in one epoch."""
-        lengths: NDArray[np.int64] = np.diff(self.indptr)
-        return lengths
+        return np.diff(self.indptr)
 
 
 def draw_silo_samples(view: TrainView, negatives: int, epochs: int, now: Round) -> SiloSamples:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,12 +69,12 @@ class OptimiserState:
     def move_network(self, gradient: Array, start: int, active: Array, number: int) -> None:
         """Update the parameter at offset ``start`` of the active clients."""
         factors = self.optimiser.factors(number)
-        layers.step_networks(*self._held, gradient, start, active, *factors)
+        layers.step_networks(self._held, gradient, start, active, *factors)
 
     def move_rows(self, gradient: Array, index: Array, number: int) -> None:
         """Update the distinct rows of ``index``, each with the sum of its gradients."""
         factors = self.optimiser.factors(number)
-        layers.step_rows(*self._held, gradient, index, self.summed, *factors)
+        layers.step_rows(self._held, gradient, index, self.summed, *factors)
 
     def move_anchors(self, rows: Array) -> None:
         """Let the anchors of these rows follow."""
@@ -134,10 +135,6 @@ class SiloModel(NamedTuple):
     items: NDArray[np.float32]
     """One row per client and touched item."""
 
-    def copy(self) -> SiloModel:
-        """Return a copy."""
-        return SiloModel(*(array.copy() for array in self))
-
 
 class TrainedSilos(NamedTuple):
     """Result of training a batch of silos."""
@@ -162,7 +159,7 @@ def train_silo_networks(
     With ``only``, these parameters of the network are trained, and no rows; ``steps`` is the
     largest number of steps of a client.
     """
-    done = TrainedSilos(start.copy(), start.copy(), np.zeros(len(start.network)))
+    done = TrainedSilos(deepcopy(start), deepcopy(start), np.zeros(len(start.network)))
     for clients, real in groups_by_length(problem.samples.lengths):
         group = _Group(problem, start, clients, real, optimiser, only)
         for number, batch in enumerate(group.batches(steps)):

@@ -92,7 +92,7 @@ def train_tensors(
 
     ``params`` have a leading client axis. ``tables`` are shared initial tables [items, …], or the
     clients' own, [clients, items, …]. On every batch the ``steps`` are taken in order. Nothing is
-    changed in row.
+    changed in place.
 
     Returns the parameters, the touched rows of every table after training, and each client's mean
     loss before each first step.

@@ -1,8 +1,12 @@
 """Methods with one shared item table, and the dual personalization of PFedRec (Zhang et al., 2023).
 
-With dual personalization devices score with their own rows. A device's own table is the table that
-it received, with the rows that it trained in place of the received ones. The server keeps the table
-that it sent last, ``received``, and the new mean, ``items``.
+With dual personalization (section 6.4, table 3) each batch takes a step on the client's own
+parameters and then, with the new ones, a step on the item rows. A device scores with its own table:
+the table that it received, with the rows that it trained in place of the received ones.
+
+Deviation from the paper: the server keeps one copy of the table that it sent last, ``received``,
+beside the new mean, ``items``, and a device its own rows, not a whole table. So a device that did
+not take part in a round scores on the table that was sent in that round.
 """
 
 from __future__ import annotations

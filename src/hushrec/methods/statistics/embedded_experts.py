@@ -1,15 +1,13 @@
 """The experts that come with `fedmix`.
 
 `Transitions` is `fednext`'s regression of the next item, with one score for each lag.
-`RecentTransitions` has a short window, and plain transition counts beside it. The long window has
-more data; the short one is more specific, and its counts keep what the regression smooths away: how
-often exactly this item followed that one.
+`RecentTransitions` has a short window, and plain transition counts, which keep what the regression
+smooths away: how often exactly this item followed that one.
 
-`Cooccurrence` has EASE weights and low-rank factors from one Gram matrix. A client uploads the
-pairs of its latest items. The server solves EASE (`fedease`) for item-to-item weights, and takes
-the leading eigenvectors of the sums, each divided by the roots of both items' counts, as item
-vectors. A client solves for its own vector from its history, as in implicit ALS (`fedals`), so
-nothing but the pairs is ever sent.
+`Cooccurrence` has EASE weights and low-rank factors from one Gram matrix: from the pairs of
+clients' latest items the server solves EASE (`fedease`), and takes the leading eigenvectors of the
+sums, divided by the roots of both items' counts, as item vectors. A client solves for its own
+vector from its history, as in implicit ALS (`fedals`).
 
 `PopularityExpert` scores by popularity, and `Categories` by transitions between public categories
 of items, such as years or genres; an item has a share in each of its own.

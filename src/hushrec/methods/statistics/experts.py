@@ -27,17 +27,14 @@ from hushrec.methods.base import Array, MethodConfig, Shared
 from hushrec.methods.baselines import distinct_items, where
 from hushrec.methods.statistics.pair_weights import Keys, Sums
 
-Tree = Mapping[str, Any]
-"""Names to arrays, or to further trees."""
-
 
 def joined(*path: str) -> str:
     """Return the flat name of a path."""
     return "/".join(path)
 
 
-def flatten(tree: Tree) -> dict[str, Array]:
-    """Return the arrays of a tree by their flat names."""
+def flatten(tree: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the arrays of a tree by their flat names; its values are arrays or further trees."""
     out: dict[str, Array] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""FedMix: an ensemble of experts made of sums, with weights fitted from sums as well.
+"""FedMix: an ensemble of experts that are learnt, and weighted, from sums over clients.
 
-Each expert (`experts`) is a model learnt from sums over clients that gives every item a few scores
-from a client's own history: item transitions, co-occurrence, popularity, transitions between item
-categories. The probability of the next item is log-linear in the scores,
+Each expert (`experts`) is a model that gives every item a few scores from a client's own history:
+item transitions, co-occurrence, popularity, transitions between item categories. The probability of
+the next item is log-linear in the scores,
 
     P(j | history) ∝ exp( Σ_f w_f · x_f(history, j) ),      j untouched,
 
@@ -60,7 +60,6 @@ from hushrec.streams import Round, Streams
 CANDIDATES = "candidates"
 SCORES_AT_ONCE = 2**20
 """Number of scores in memory at a time."""
-ONE = np.zeros(0, np.int64)
 
 
 class FedMixConfig(experts.ExpertsConfig):
@@ -257,8 +256,8 @@ class FedMix(base.Method, base.Explains, base.Tunable):
                     here[:, : width - 1] = scores[c][:, chosen].T
                     here[:, width - 1] = np.log(len(earlier.positives[c]))
                     here[:, width] = log_weights
-        ids = np.concatenate([np.arange(n * block) for n in held] or [ONE]).astype(np.int32)
-        return ClientRows(indptr, ids, rows)
+        ids = np.arange(indptr[-1]) - np.repeat(indptr[:-1], held * block)
+        return ClientRows(indptr, ids.astype(np.int32), rows)
 
     # ------------------------------------------------------------ on the server
 
@@ -348,10 +347,7 @@ class FedMix(base.Method, base.Explains, base.Tunable):
         return [expert for expert in self._experts() if expert.is_applicable(view)]
 
     def active(self, shared: Shared, *, held_out: bool = False) -> list[tuple[Expert, Shared]]:
-        """Return the experts in the shared parameters, each with its model.
-
-        ``held_out`` asks for the models that are learnt without the held-out items.
-        """
+        """Return each expert with its served model, or with that learnt without held-out items."""
         tree = unflatten(shared)
         models = tree.get(HELD_OUT, {}) if held_out else tree
         present = [expert for expert in self._experts() if expert.name in models]

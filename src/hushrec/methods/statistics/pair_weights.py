@@ -26,7 +26,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import scipy.linalg
@@ -39,7 +39,7 @@ from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import DivergedError
 from hushrec.io import require_memory
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.kernels.jit import njit
+from hushrec.kernels.jit import Array, njit
 from hushrec.methods.base import IDLE, Fitted, Method, MethodConfig, Phase, Scores, Shared, Traits
 from hushrec.methods.baselines import where
 from hushrec.private import Private
@@ -53,7 +53,6 @@ SELECT_SCALARS = "select scalars"
 RECENCIES, POPULARITIES = (1.0, 0.8), (0.1, 1.0, 20.0)
 """What is tried where an option leaves it open, in this order."""
 
-Array = NDArray[Any]
 Keys = NDArray[np.int64]
 """Of pairs of items: (i, j) is the key i · m + j."""
 Sums = NDArray[np.float64]
@@ -229,8 +228,7 @@ def latest(items: Ragged, count: int) -> Ragged:
 
 def weights_alone(sums: Sums, counts: Sums, power: float, ridge: float) -> Sums:
     """Return what pairs weigh by themselves: `transition_weights` with ``gram = 0``."""
-    weights: Sums = np.maximum(sums, 0.0) ** power / (counts**power + ridge)
-    return weights
+    return np.asarray(np.maximum(sums, 0.0) ** power / (counts**power + ridge))
 
 
 def fading(length: int, exponent: float = 1.0) -> NDArray[np.float32]:

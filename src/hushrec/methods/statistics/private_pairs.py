@@ -158,10 +158,7 @@ class PrivatePairs(ItemPairs):
         return {**shared, **strongest(shared, *no_pairs, head, weights)}
 
     def tilts(self, head: NDArray[np.bool_], shares: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return what each item of the head contributes to the weight of its pairs: 1 in the mean.
-
-        The mean is geometric, so that the sums keep their size.
-        """
+        """Return each head item's factor on the weights of its pairs; the geometric mean is 1."""
         levels = np.log(np.maximum(shares[head], LEAST / len(shares)))
         out = np.zeros(len(head), np.float32)
         out[head] = np.exp(self.config.tilt * (levels.mean() - levels))
