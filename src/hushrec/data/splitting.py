@@ -1,19 +1,25 @@
 """Splits: which interactions train, which validate, which test.
 
 A `Split` belongs to the evaluation side. Training receives `Split.train_view`, from which the
-held-out rows cannot be reached. Rows are ordered by (time, file order), always: 40 % and more of
-MovieLens users have ties at their latest timestamp, so the tie rule is part of the protocol.
+held-out rows cannot be reached.
+
+Which row is later is part of the protocol. Rows are ordered by (time, file order): 40 % and more of
+MovieLens users have ties at their latest timestamp. Where rows of one time are a basket, they stay
+on one side of the split, and their order within the basket is drawn, so that no result depends on
+the order of lines. Data without times has no order: a drawn one takes its place, in the split and
+in the histories.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hushrec.config import Moment, Settings
 from hushrec.data.features import usual
@@ -30,20 +36,26 @@ Part = Literal["valid", "test"]
 class SplitConfig(Settings):
     """How to split."""
 
-    kind: Literal["leave-one-out", "ratio", "time", "unseen-users"] = "leave-one-out"
+    kind: Literal["leave-one-out", "ratio", "time", "unseen-users", "next-basket"] = "leave-one-out"
     """Last item tests and the one before validates; a share of each user's rows; one date for
-    everybody; or whole users whose later half is tested after adapting on the earlier half."""
+    everybody; whole users whose later half is tested after adapting on the earlier half; or a
+    user's last basket (the rows of one time) tests, the one before validates, and lists may hold
+    items that the user bought before."""
     valid: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
-    """Share that validates (not for leave-one-out)."""
+    """Share that validates (not for leave-one-out and next-basket)."""
     test: Annotated[float, Field(gt=0, lt=0.9)] = 0.2
-    """Share that tests (not for leave-one-out)."""
+    """Share that tests (not for leave-one-out and next-basket)."""
     valid_from: Moment | None = None
     """For `time`: rows from this time on validate, in place of a share of everybody's rows; needed,
     with `test_from`, where privacy is promised."""
     test_from: Moment | None = None
     """For `time`: rows from this time on test."""
-    order: Literal["time", "random"] = "time"
-    """What "later" means for `ratio` and within an unseen user."""
+    order: Literal["auto", "time", "random"] = "auto"
+    """What "later" means: the order of time, which is that of the file where there are no times, or
+    an order drawn for each user.  [random where the data has no times, else time]"""
+    ties: Literal["auto", "together", "file"] = "auto"
+    """Rows of one user and time: all on one side of the split, or one after the other in the order
+    of the file.  [together for baskets, else file]"""
     min_train: Annotated[int, Field(ge=1)] = 1
     """A user left with fewer training rows than this is not evaluated; all its rows train."""
     positive_above: float | None = None
@@ -51,9 +63,48 @@ class SplitConfig(Settings):
     candidates.  [all are targets]"""
     drop_below: float | None = None
     """Rows with a smaller value are left out before the split: 4 leaves what people liked."""
-    repeats: Literal["merge", "keep"] = "merge"
+    repeats: Literal["auto", "merge", "keep"] = "auto"
     """Repeated (user, item) rows: keep the latest, or keep them all as some papers count them
-    (then the held-out item can be a training item too)."""
+    (then the held-out item can be a training item too).  [keep for next-basket, else merge]"""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SplitConfig:
+        if self.order == "random" and self.kind in ("time", "next-basket"):
+            raise ValueError(f"split.kind = {self.kind} needs the order of time: leave out order")
+        if self.kind == "next-basket" and self.ties == "file":
+            raise ValueError("a basket is held out as a whole: leave out split.ties = file")
+        if self.kind == "next-basket" and self.repeats == "merge":
+            raise ValueError("items are bought again in a next basket: leave out split.repeats")
+        if self.order == "random" and self.ties == "together":
+            raise ValueError(
+                "a drawn order separates rows of one time: leave out split.ties = together, or use "
+                "split.order = time"
+            )
+        return self
+
+    @property
+    def next_basket(self) -> bool:
+        """Whether baskets are held out, and lists may hold items of the history."""
+        return self.kind == "next-basket"
+
+    def resolved(self, in_order: bool, has_baskets: bool) -> SplitConfig:
+        """Decide what is "auto", for data that has an order or not, and baskets or not.
+
+        Whether there are times is public. Whether rows are baskets is in people's rows, so it must
+        not be told where privacy is promised, and a node does not know it of the others.
+        """
+        by_time = in_order or self.kind in ("time", "next-basket") or self.ties == "together"
+        order = ("time" if by_time else "random") if self.order == "auto" else self.order
+        together = self.next_basket or (has_baskets and order == "time")
+        return self.model_copy(
+            update={
+                "order": order,
+                "ties": ("together" if together else "file") if self.ties == "auto" else self.ties,
+                "repeats": ("keep" if self.next_basket else "merge")
+                if self.repeats == "auto"
+                else self.repeats,
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -124,6 +175,7 @@ class Split:
         latest = np.zeros(self.n_users, np.int64)
         latest[has_past] = self.train.times.values[self.train.times.indptr[1:][has_past] - 1]
         shape = self.valid.indptr
+        latest += self.train.repeats  # a basket of its own
         return replace(
             self.train,
             positives=join(self.train.positives, self.valid),
@@ -161,6 +213,8 @@ class Split:
             hashed.update(self.disliked.indptr.tobytes() + self.disliked.values.tobytes())
         if self.holders is not None:
             hashed.update(self.holders.tobytes())
+        if train.repeats:
+            hashed.update(b"repeats")
         return hashed.hexdigest()
 
     def facts(self) -> dict[str, Any]:
@@ -207,6 +261,7 @@ def make_split(
             "silos hold the users they train on: use another split.kind than unseen-users, or "
             "silos.kind = none"
         )
+    config = config.resolved(data.in_order, data.has_baskets)
     # An item's number is its row in released tables, so it must not depend on the order of rows.
     data = data.ordered()
     if data.n_users < 2 or data.n_items < 2:
@@ -223,22 +278,32 @@ def make_split(
 
 
 def split_share(data: Interactions, config: SplitConfig, streams: Streams, share: Share) -> Split:
-    """Split the rows of some users, as `make_split` splits them among everybody's."""
-    if config.repeats == "merge":
-        data = data.merged()
+    """Split the rows of some users, as `make_split` splits them among everybody's.
+
+    What is "auto" is not decided by these rows: they may be those of one node.
+    """
+    config = config.resolved(in_order=True, has_baskets=False)
+    if config.next_basket and not data.has_time:
+        raise ConfigError(
+            f"{data.name} has no timestamps, so its rows are no baskets: use another split.kind"
+        )
+    if config.next_basket or config.repeats == "merge":
+        data = data.merged(baskets=config.next_basket)
     if config.drop_below is not None:
         keep = data.value >= config.drop_below
         if not keep.any():
             raise DataError(f"{data.name}: no value reaches split.drop_below = {config.drop_below}")
         note = f"{int((~keep).sum()):,} rows with a value below {config.drop_below:g} left out"
         data = replace(data.select(keep), notes=(*data.notes, note))
-    rows = _Ordered.of(data, share)
+    if config.order == "random" and not data.in_order:
+        data = replace(data, time=_drawn(data, share, streams))
+    rows = _Ordered.of(data, share, streams if config.ties == "together" else None)
     part = _parts(rows, config, streams)
     n_train = np.bincount(rows.user[part == TRAIN], minlength=data.n_users)
     too_short = (n_train < config.min_train)[rows.user] & (part != TRAIN)
     # A later row of a user without a past would be the future under one date for everybody, and
     # a stranger's row among unseen users; elsewhere it may as well train.
-    part[too_short] = TRAIN if config.kind in ("leave-one-out", "ratio") else UNUSED
+    part[too_short] = UNUSED if config.kind in ("time", "unseen-users") else TRAIN
     if config.repeats == "keep":
         _drop_repeated_targets(part, rows)
     if config.positive_above is not None:
@@ -258,6 +323,7 @@ def split_share(data: Interactions, config: SplitConfig, streams: Streams, share
         values=ragged(TRAIN, data.value),
         user_features={**data.user_features, **_usual_context(rows, part == TRAIN)},
         item_features=data.item_features,
+        repeats=config.next_basket,
     )
     valid, test = ragged(VALID, data.item), ragged(TEST, data.item)
     members = np.flatnonzero(may_train(config, streams, share.population)[share.numbers])
@@ -292,6 +358,18 @@ def _drop_repeated_targets(part: NDArray[np.int8], rows: _Ordered) -> None:
         part[np.delete(held, first)] = UNUSED
 
 
+def _drawn(data: Interactions, share: Share, streams: Streams) -> NDArray[np.int64]:
+    """Return the place of each row in an order drawn for its user.
+
+    The order follows from users and items, so it is the same whatever the order of the rows.
+    """
+    numbers = share.numbers[data.user].astype(np.int32)
+    tickets = draw_each(streams.key("split/order"), numbers, data.item.astype(np.int64))
+    place = np.empty(len(data), np.int64)
+    place[np.lexsort((tickets, data.user))] = np.arange(len(data))
+    return place
+
+
 @dataclass(frozen=True)
 class _Ordered:
     """All rows, user by user, oldest first."""
@@ -306,12 +384,34 @@ class _Ordered:
     """Number of rows of the row's user."""
 
     @classmethod
-    def of(cls, data: Interactions, share: Share) -> _Ordered:
-        order = np.lexsort((np.arange(len(data)), data.time, data.user))
+    def of(cls, data: Interactions, share: Share, streams: Streams | None = None) -> _Ordered:
+        """Order by time; ties by the order of the file, or as they are drawn from the streams."""
+        ties = np.arange(len(data)) if streams is None else _drawn(data, share, streams)
+        order = np.lexsort((ties, data.time, data.user))
         user = data.user[order]
         count = np.bincount(data.user, minlength=data.n_users)
         first = np.cumsum(count) - count
         return cls(data, share, order, user, np.arange(len(order)) - first[user], count[user])
+
+    @cached_property
+    def starts_moment(self) -> NDArray[np.bool_]:
+        """Whether a row has another user or time than the row before it."""
+        time = self.data.time[self.order]
+        return np.append(True, (np.diff(self.user) != 0) | (np.diff(time) != 0))
+
+    def moments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the number of each row's time among its user's, from 0 on, and their count."""
+        number = np.cumsum(self.starts_moment) - 1
+        count = np.bincount(self.user[self.starts_moment], minlength=self.data.n_users)
+        first = np.cumsum(count) - count
+        return number - first[self.user], count[self.user]
+
+    def last_of_moment(self) -> NDArray[np.int64]:
+        """Return for each row the position of the last row of the same user and time."""
+        starts = np.flatnonzero(self.starts_moment)
+        last = np.append(starts[1:], len(self.order)) - 1
+        position: NDArray[np.int64] = self.position[last][np.cumsum(self.starts_moment) - 1]
+        return position
 
     def shuffled_position(self, streams: Streams) -> NDArray[np.int64]:
         """Return positions in a random order in place of the order in time."""
@@ -335,17 +435,24 @@ def _parts(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.
         first_valid = found[0] if config.valid_from is None else config.valid_from
         first_test = found[1] if config.test_from is None else config.test_from
         return _select(time >= first_test, time >= first_valid)
-    if config.kind == "leave-one-out":
-        from_end = rows.size - 1 - rows.position
+    position, size, together = rows.position, rows.size, config.ties == "together"
+    if config.order == "random" and rows.data.in_order:
+        position = rows.shuffled_position(streams)
+    if config.kind in ("leave-one-out", "next-basket"):
+        if together:
+            position, size = rows.moments()
+        from_end = size - 1 - position
         return _select(from_end == 0, from_end == 1)
-    position = rows.position if config.order == "time" else rows.shuffled_position(streams)
+    if together:
+        # A moment that a limit cuts is on the later side.
+        position = rows.last_of_moment()
     if config.kind == "ratio":
-        from_end = rows.size - 1 - position
-        n_test, n_valid = np.floor(rows.size * config.test), np.floor(rows.size * config.valid)
+        from_end = size - 1 - position
+        n_test, n_valid = np.floor(size * config.test), np.floor(size * config.valid)
         return _select(from_end < n_test, from_end < n_test + n_valid)
     role = _unseen_role(rows.share.population, config, streams)[rows.share.numbers[rows.user]]
     # The earlier half adapts the model on the device; only the later half is ranked.
-    return np.where(position >= (rows.size + 1) // 2, role, TRAIN).astype(np.int8)
+    return np.where(position >= (size + 1) // 2, role, TRAIN).astype(np.int8)
 
 
 def _unseen_role(n_users: int, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
