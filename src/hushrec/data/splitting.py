@@ -56,6 +56,8 @@ class SplitConfig(Settings):
     ties: Literal["auto", "together", "file"] = "auto"
     """Rows of one user and time: all on one side of the split, or one after the other in the order
     of the file.  [together for baskets, else file]"""
+    hold_out: bool = True
+    """False: all rows train, as for a final model (`hushrec train --final`)."""
     min_train: Annotated[int, Field(ge=1)] = 1
     """A user left with fewer training rows than this is not evaluated; all its rows train."""
     positive_above: float | None = None
@@ -268,7 +270,7 @@ def make_split(
         raise DataError(f"{data.name}: needs at least two users and two items")
     split = split_share(data, config, streams, Share(np.arange(data.n_users), data.n_users))
     for part, use in ((split.valid, "validate"), (split.test, "test")):
-        if not len(part.values):
+        if config.hold_out and not len(part.values):
             raise DataError(
                 f"{data.name}: no user is long enough for a {config.kind} split with something to "
                 f"{use} on; use more data, larger shares or another split.kind"
@@ -334,7 +336,7 @@ def split_share(data: Interactions, config: SplitConfig, streams: Streams, share
 
 def may_train(config: SplitConfig, streams: Streams, population: int) -> NDArray[np.bool_]:
     """Return for each user of the population whether the split lets it train."""
-    if config.kind != "unseen-users":
+    if config.kind != "unseen-users" or not config.hold_out:
         return np.ones(population, np.bool_)
     return np.asarray(_unseen_role(population, config, streams) == TRAIN)
 
@@ -425,6 +427,8 @@ class _Ordered:
 
 def _parts(rows: _Ordered, config: SplitConfig, streams: Streams) -> NDArray[np.int8]:
     """Return the part that each row belongs to."""
+    if not config.hold_out:
+        return np.full(len(rows.order), TRAIN, np.int8)
     if config.kind == "time":
         data = rows.data
         if not data.has_time:
