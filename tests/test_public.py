@@ -67,7 +67,7 @@ def test_the_exception_tree():
         "MissingExtraError": "HushrecError",
     }
     assert all(name in errors.__doc__ for name in tree)
-    assert "pip install 'hushrec[neural]'" in str(errors.MissingExtraError("VAE", "neural"))
+    assert "pip install torch==2.13.0 'hushrec[neural]'" in str(errors.MissingExtraError("VAE", "neural"))
 
 
 def test_importing_stays_light():

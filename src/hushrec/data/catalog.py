@@ -23,7 +23,7 @@ from hushrec.data.interactions import Interactions
 from hushrec.data.sources import CATALOG, DataFolder, DataSet, cache_dir
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.data.text import OnProgress, no_progress
-from hushrec.errors import ConfigError, DataError, RunError, nearest
+from hushrec.errors import ConfigError, DataError, RunError, nearest, refuse_unknown
 from hushrec.io.codec import read_arrays
 from hushrec.io.files import atomic_file, checked_path, scratch_folder
 
@@ -40,6 +40,8 @@ class LoadOptions(TypedDict, total=False):
     time: str | int | None
     title: str | int | None
     """Columns, each by name or number from 0; others are recognised by their usual names."""
+    delimiter: str | None
+    """Field delimiter of a file, if it is not recognised."""
     name: str
     """Name of data in memory."""
     data_dir: str | Path | None
@@ -57,9 +59,12 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
     scipy sparse matrix with a row per user and a column per item. ``items`` is the public list of
     items, with titles, genres and years if it has them: a file, or a frame beside data in memory.
     """
+    refuse_unknown("load", options, ("items", *LoadOptions.__annotations__))
     roles: dict[str, Any] = {k: v for k, v in options.items() if k in vars(RECOGNISED)}
     columns = Columns(**roles)
     if not isinstance(source, str | Path):
+        if columns.delimiter is not None:
+            raise ConfigError("delimiter= is for data that is a file: leave it out")
         return _load_frame(source, items, columns, options.get("name", NAME))
     name, known = str(source), str(source) in names()
     progress = options.get("progress", no_progress)
@@ -68,13 +73,16 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
     if items is not None and not isinstance(items, str | Path):
         raise ConfigError("items= of data that is a file is a file too")
     if items is not None and known:
-        raise ConfigError(
-            f"--items is for data that is a file, and '{name}' is a name: the data sets of the "
-            "catalogue have their list of items, and 'hushrec data import' takes one"
+        why = (
+            f"is for data that is a file, and '{name}' is a name: the data sets of the catalogue "
+            "have their list of items, and 'hushrec data import' takes one"
         )
-    if known and columns.given():
-        given = ", ".join(f"{role}=" for role in columns.given())
-        raise ConfigError(f"the columns of '{name}' are known: leave out {given}")
+        raise ConfigError(f"items= {why}", command=f"--items {why}")
+    named = {role: given for role, given in vars(columns).items() if given is not None}
+    if known and named:
+        why = f"the columns of '{name}' are known: leave out"
+        words, flags = (", ".join(map(form.format, named)) for form in ("{}=", "--{}"))
+        raise ConfigError(f"{why} {words}", command=f"{why} {flags}")
     if name in CATALOG:
         dataset = CATALOG[name]
         if not dataset.files:
@@ -90,7 +98,7 @@ def load(source: object, *, items: object = None, **options: Unpack[LoadOptions]
         path = str(Path(name).resolve())
         data = reading.read_interactions(name, columns, name=path, items=items, progress=progress)
         listed = None if items is None else str(checked_path(items).resolve())
-        return replace(data, items_file=listed)
+        return replace(data, items_file=listed, columns=named)
     raise ConfigError(f"no data set or file '{name}'{nearest(name, names())}")
 
 

@@ -27,9 +27,6 @@ from hushrec.serving.data import ServingData
 from hushrec.serving.model import Model, Scorer
 from hushrec.streams import Streams
 
-PATIENCE = 75
-"""Evaluations without improvement after which a run stops by default."""
-
 
 class EvaluationConfig(Settings):
     """Metrics, how often they are measured, and which one selects the round."""
@@ -45,8 +42,9 @@ class EvaluationConfig(Settings):
     select_on: Literal["full", "sampled"] = "full"
     """The candidate set on which it is measured."""
     patience: Annotated[int, Field(ge=0)] | None = None
-    """Stop after this many evaluations without improvement; 0 runs all rounds.  [75; under privacy,
-    where evaluations select nothing, 0]"""
+    """Stop after this many evaluations without improvement; 0 runs all rounds.  [what the method
+    declares (fedmix: 16 rounds of its network), else 75; under privacy, where evaluations select
+    nothing, 0]"""
     users: Clients = 0
     """Evaluate this many users only, drawn once; 0 evaluates all users."""
 
@@ -59,11 +57,6 @@ class EvaluationConfig(Settings):
     def evaluation_rounds(self, rounds: int) -> frozenset[int]:
         """Return the rounds after which the model is evaluated; the last round is one of them."""
         return frozenset([*range(self.every, rounds + 1, self.every), rounds])
-
-    @property
-    def effective_patience(self) -> int:
-        """Evaluations without improvement after which a run stops; 0 for never."""
-        return PATIENCE if self.patience is None else self.patience
 
     @property
     def sampled_name(self) -> str:

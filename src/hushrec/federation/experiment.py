@@ -7,22 +7,33 @@ What does not decide it (threads, chunk size, the output folder) is not in here.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 import tomli_w
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from hushrec.config import DEFAULT_METHOD, DEFAULT_UNDER_NOISE, Seed, Settings
+from hushrec.data import Interactions, load
 from hushrec.data.partition import SilosConfig
 from hushrec.data.splitting import SplitConfig
+from hushrec.data.tables import RECOGNISED
+from hushrec.data.text import OnProgress, no_progress
 from hushrec.data.views import CohortConfig, Protocol
-from hushrec.errors import ConfigError, nearest
+from hushrec.errors import ConfigError, HushrecError, cut, listed, nearest
 from hushrec.evaluation.evaluator import EvaluationConfig
-from hushrec.methods.base import Method, method_class
+from hushrec.methods.base import Method, method_class, method_names
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.private import StoreConfig
 
@@ -36,6 +47,8 @@ class Experiment(Settings):
     """A name of the catalogue, an imported name, or a path."""
     items: str | None = None
     """Path of the public list of items, where one was given with data that is a file."""
+    columns: dict[str, str | int] | None = None
+    """Columns of a file that were named, by role: user, item, value, time, title, delimiter."""
     method: str
     """A name that `hushrec methods` lists."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -55,6 +68,14 @@ class Experiment(Settings):
     privacy: PrivacyConfig = PrivacyConfig()
     silos: SilosConfig = SilosConfig()
 
+    @field_validator("columns")
+    @classmethod
+    def _known_roles(cls, columns: dict[str, str | int] | None) -> dict[str, str | int] | None:
+        for role in columns or ():
+            if role not in vars(RECOGNISED):
+                raise ValueError(f"unknown column '{role}'{nearest(role, vars(RECOGNISED))}")
+        return columns
+
     @model_validator(mode="after")
     def _no_hidden_leak(self) -> Experiment:
         if self.split.repeats == "keep" and self.protocol == "honest":
@@ -63,6 +84,11 @@ class Experiment(Settings):
                 "protocol = 'published'"
             )
         return self
+
+    def load_data(self, progress: OnProgress = no_progress) -> Interactions:
+        """Load the data by its name or path, as it was loaded for the run."""
+        named: Any = self.columns or {}
+        return load(self.data, items=self.items, progress=progress, **named)
 
     def make_method(self) -> Method:
         """Build the configured method."""
@@ -113,6 +139,8 @@ class ExperimentRequest:
     """A name that `hushrec methods` lists.  [fedmix, and fednext where noise is added to sums]"""
     items: str | None = None
     """Path of the public list of items, for data that is a file."""
+    columns: Mapping[str, str | int] | None = None
+    """Columns of a file, by role; others are recognised by their usual names."""
     preset: str | None = None
     """A set of options that ships with the method, or a file of one's own."""
     protocol: Protocol | None = None
@@ -121,15 +149,23 @@ class ExperimentRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Options of the method (``lr``), and dotted keys of the other sections (``cohort.size``)."""
 
-    def experiment(self) -> Experiment:
-        """Return defaults, preset and settings as one experiment, later ones winning."""
+    def of(self, data: Interactions) -> ExperimentRequest:
+        """Return the request for this data, named so that a run finds it again."""
+        return replace(self, data=data.name, items=data.items_file, columns=data.columns or None)
+
+    def chosen(self) -> tuple[str, type[Method], dict[str, Any]]:
+        """Return the method's name, its class under this privacy, and the values of the preset."""
         method = self.method or DEFAULT_METHOD
         given = read_preset(method, self.preset)
         mode = self.settings.get("privacy.mode") or given.get("privacy", {}).get("mode")
         if self.method is None and mode in ON_SUMS:
             method = DEFAULT_UNDER_NOISE
             given = read_preset(method, self.preset)
-        found = _class_for(method, mode)
+        return method, _class_for(method, mode), given
+
+    def experiment(self) -> Experiment:
+        """Return defaults, preset and settings as one experiment, later ones winning."""
+        method, found, given = self.chosen()
         values: dict[str, Any] = {"options": {}}
         # Baselines do not converge; their last round is the result.
         every = found.traits.every if found.traits.learns else found.traits.rounds
@@ -148,13 +184,55 @@ class ExperimentRequest:
                 raise ConfigError(f"unknown section '{section}' in '{key}'{hint}")
         named = {"protocol": self.protocol, "rounds": self.rounds, "seed": self.seed}
         values |= {name: value for name, value in named.items() if value is not None}
+        for name in values["options"]:
+            if name not in found.Config.model_fields:
+                hint = option_hint(name, found.Config.model_fields)
+                raise ConfigError(f"unknown option of {method}: '{cut(name)}'{hint}")
         config = _validated(found.Config, values["options"], f"option of {method}")
         values["options"] = _plain(config)
         values.setdefault("rounds", found(config).planned_rounds)
-        names = {"data": self.data, "items": self.items, "method": method, "preset": self.preset}
+        names = {"data": self.data, "items": self.items, "columns": self.columns}
+        names |= {"method": method, "preset": self.preset}
         experiment = _validated(Experiment, {**names, **values}, "setting")
         experiment.check_silos(found)
         return experiment
+
+
+NAMED = {"privacy": "privacy.mode"} | {
+    name: f"privacy.{name}"
+    for name in ("epsilon", "delta", "scale", "clip", "budgets", "epsilon_min", "epsilon_max")
+}
+"""Settings with a keyword of `train` and an option of `hushrec train` of their own."""
+
+
+def with_named(settings: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings and those that are `NAMED`; refuse two values of one setting."""
+    given = {NAMED[name]: value for name, value in named.items() if value is not None}
+    return merged(settings, given)
+
+
+def merged(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings; refuse two values of one."""
+    for key in settings.keys() & others.keys():
+        if settings[key] != others[key]:
+            raise ConfigError(
+                f"{key} is given twice, as {settings[key]!r} and as {others[key]!r}: leave one out"
+            )
+    return {**settings, **others}
+
+
+def option_hint(name: str, known: Iterable[str]) -> str:
+    """Return which methods have an option of this name, or the nearest known name."""
+    owners = []
+    for method in method_names():
+        with suppress(HushrecError):  # a method whose extra is missing
+            found = method_class(method)
+            forms = [found] if found.under_noise is None else [found, found.under_noise]
+            if any(name in form.Config.model_fields for form in forms):
+                owners.append(method)
+    if owners:
+        return f"; {listed(owners, quote='')} {'has' if len(owners) == 1 else 'have'} it"
+    return nearest(name, known)
 
 
 def _class_for(method: str, privacy_mode: str | None) -> type[Method]:
@@ -165,7 +243,7 @@ def _class_for(method: str, privacy_mode: str | None) -> type[Method]:
     if method == DEFAULT_METHOD:
         raise ConfigError(
             f"{method} learns its ensemble from exact sums, and privacy.mode = {privacy_mode} adds "
-            f"noise to them: use --method {DEFAULT_UNDER_NOISE}"
+            f"noise to them: use the method {DEFAULT_UNDER_NOISE}"
         )
     return found.under_noise or found
 
@@ -238,7 +316,7 @@ def parse_settings(pairs: tuple[str, ...]) -> dict[str, Any]:
             parsed = {"value": text}
         if len(parsed) > 1:
             raise ConfigError(f"--set {key}=…: one value at a time")
-        settings[key] = parsed["value"]
+        settings = merged(settings, {key: parsed["value"]})
     return settings
 
 

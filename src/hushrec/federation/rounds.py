@@ -11,6 +11,7 @@ A callback inherits from `Callback` and overrides the hooks that it needs::
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -239,8 +240,15 @@ class Training:
         return self.experiment.privacy.promises
 
     @property
+    def evaluates(self) -> bool:
+        """Whether there are held-out items; a final model trains on everything."""
+        return self.experiment.split.hold_out
+
+    @property
     def selected_by(self) -> SelectedBy:
         """What selects the round."""
+        if not self.evaluates:
+            return "last round"
         if not self.protects:
             return "validation"
         return "last round" if self.plan.validation_queries is None else "noised validation"
@@ -314,7 +322,10 @@ def run_rounds(training: Training, state: ServerState, callbacks: Sequence[Callb
             for callback in callbacks:
                 callback.on_interrupt()
             raise StoppedError(f"stopped after round {number}")
-    if not state.selected_round:  # a callback stopped it before the first evaluation
+    if not training.evaluates:
+        state.selected_round, state.selected_shared = state.round, state.shared
+        training.backend.keep_selected()
+    elif not state.selected_round:  # a callback stopped it before the first evaluation
         _evaluate(training, state, callbacks)
 
 
@@ -323,9 +334,10 @@ def finish(
 ) -> dict[Part, Evaluation]:
     """Evaluate the selected round on the validation and test items, and end the callbacks."""
     serving = training.serving(state.selected_shared)
-    parts: tuple[Part, ...] = ("valid", "test")
+    parts: tuple[Part, ...] = ("valid", "test") if training.evaluates else ()
     results = {part: training.backend.evaluate(serving, part, selected=True) for part in parts}
-    valid, test = (results[part].means() for part in parts)
+    measured = {part: result.means() for part, result in results.items()}
+    valid, test = measured.get("valid", {}), measured.get("test", {})
     spent = state.up_bytes, state.down_bytes, state.seconds
     result = TrainingResult(state.round, state.selected_round, valid, test, *spent)
     for callback in callbacks:
@@ -335,8 +347,7 @@ def finish(
 
 def _is_stopped(training: Training, state: ServerState, callbacks: Sequence[Callback]) -> bool:
     """Say whether patience or a callback ends the training; refuse a callback under privacy."""
-    # The setup has checked that patience follows noised validation queries alone.
-    if 0 < training.experiment.evaluation.effective_patience <= state.stale_evaluations:
+    if _is_stale(training, state):
         return True
     stopping = [callback for callback in callbacks if callback.requested == "stop"]
     if stopping and training.protects:
@@ -347,9 +358,33 @@ def _is_stopped(training: Training, state: ServerState, callbacks: Sequence[Call
     return bool(stopping)
 
 
+PATIENCE = 75
+"""Evaluations without improvement after which a run stops, unless option or method say other."""
+FEWEST_STALE = 2
+"""Evaluations without improvement that a method's own patience waits for at least."""
+
+
+def _is_stale(training: Training, state: ServerState) -> bool:
+    """Say whether evaluations have not improved for as long as the patience lasts."""
+    config, method = training.experiment.evaluation, training.task.method
+    stale = state.stale_evaluations
+    # Under privacy, the setup has checked that patience follows noised validation queries alone.
+    if config.patience is not None:
+        return 0 < config.patience <= stale
+    if method.traits.patience is None or training.protects:
+        return stale >= PATIENCE
+    # What earlier phases learn may show in the last one only.
+    before = sum(phase.rounds for phase in method.phases[:-1])
+    in_last_phase = state.round // config.every - before // config.every
+    patience = max(FEWEST_STALE, math.ceil(method.traits.patience / config.every))
+    return min(stale, in_last_phase) >= patience
+
+
 def _is_due(training: Training, number: int) -> bool:
     """Say whether a round is evaluated: regularly, or before and after a guidance round."""
     experiment, method = training.experiment, training.task.method
+    if not training.evaluates:
+        return False
     regular = number in experiment.evaluation.evaluation_rounds(experiment.rounds)
     return regular or is_marked(method, number) or is_marked(method, number + 1)
 

@@ -173,8 +173,8 @@ def check_supported(experiment: Experiment, method: type[Method], population: in
     """Refuse what cannot be guaranteed to so many clients, whatever their data."""
     config, evaluation = experiment.privacy, experiment.evaluation
     check_privacy(config, experiment.cohort, method, population)
-    dates = experiment.split.valid_from, experiment.split.test_from
-    if config.promises and experiment.split.kind == "time" and None in dates:
+    dates, dated = (experiment.split.valid_from, experiment.split.test_from), _dated(experiment)
+    if config.promises and dated and None in dates:
         raise ConfigError(
             "a date that is a share of everybody's rows moves with each of them, and no noise "
             "covers what it lets into training: give split.valid_from and split.test_from, or "
@@ -228,7 +228,7 @@ def _find_plan(
         schedule = replace(upload_schedule(task, rounds), validation_rounds=validation)
         plan = make_plan(config, cohort, schedule, population, budgets)
     public = [*public_facts(task.public, undeclared), f"the number of clients, {population:,}"]
-    if experiment.split.kind == "time":
+    if _dated(experiment):
         public.append("the dates of the split")
     plan = replace(
         plan,
@@ -237,6 +237,11 @@ def _find_plan(
         undeclared=undeclared,
     )
     return plan if task.public.holders is None else replace(plan, unit=SILO)
+
+
+def _dated(experiment: Experiment) -> bool:
+    """Say whether dates decide what is held out."""
+    return experiment.split.kind == "time" and experiment.split.hold_out
 
 
 def _layers(experiment: Experiment, task: Task) -> list[Mechanism]:

@@ -87,6 +87,9 @@ class Traits:
     """Default number of rounds of a method with one phase."""
     every: int = 1
     """Default number of rounds between evaluations on the validation items."""
+    patience: int | None = None
+    """Default number of rounds of the last phase without a better evaluation, and at least two
+    evaluations, after which training stops; None: 75 evaluations, in any phase."""
     learns: bool = True
     """False for baselines that one round finishes (popularity, the negative counter)."""
     pooled: bool = False
