@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -35,15 +35,22 @@ def worlds(draw, min_users=2):
     return interactions(rows)
 
 
-configs = st.builds(
-    SplitConfig,
-    kind=st.sampled_from(KINDS),
-    valid=st.sampled_from([0.1, 0.25, 0.4]),
-    test=st.sampled_from([0.1, 0.2, 0.5]),
-    order=st.sampled_from(["time", "random"]),
-    min_train=st.integers(1, 3),
-    repeats=st.sampled_from(["merge", "keep"]),
-)
+@st.composite
+def configs(draw, orders=("time", "random")):
+    """Splits of all kinds, but for settings that contradict each other."""
+    given = {
+        "kind": draw(st.sampled_from(KINDS)),
+        "valid": draw(st.sampled_from([0.1, 0.25, 0.4])),
+        "test": draw(st.sampled_from([0.1, 0.2, 0.5])),
+        "order": draw(st.sampled_from(orders)),
+        "ties": draw(st.sampled_from(["auto", "together", "file"])),
+        "min_train": draw(st.integers(1, 3)),
+        "repeats": draw(st.sampled_from(["merge", "keep"])),
+    }
+    try:
+        return SplitConfig(**given)
+    except ValueError:
+        assume(False)
 
 
 def split_or_skip(data, config) -> Split:
@@ -57,7 +64,7 @@ def pairs(ragged) -> Counter:
     return Counter((u, int(i)) for u in range(len(ragged)) for i in ragged[u])
 
 
-@given(worlds(), configs)
+@given(worlds(), configs())
 @settings(max_examples=200)
 def test_every_row_lands_in_exactly_one_part(data, config):
     split = split_or_skip(data, config)
@@ -87,7 +94,7 @@ def test_every_row_lands_in_exactly_one_part(data, config):
         assert (getattr(split.train, name).indptr == split.train.positives.indptr).all()
 
 
-@given(worlds(), configs)
+@given(worlds(), configs())
 @settings(max_examples=100)
 def test_training_rows_are_oldest_first_with_their_own_times(data, config):
     split = split_or_skip(data, config)
@@ -112,7 +119,8 @@ def test_training_rows_are_oldest_first_with_their_own_times(data, config):
 @given(worlds(), st.integers(1, 3), st.sampled_from(["merge", "keep"]))
 @settings(max_examples=200)
 def test_leave_one_out_takes_the_latest_by_time_then_file_order(data, min_train, repeats):
-    split = split_or_skip(data, SplitConfig(min_train=min_train, repeats=repeats))
+    config = SplitConfig(ties="file", min_train=min_train, repeats=repeats)
+    split = split_or_skip(data, config)
     rows = defaultdict(list)
     for place, (u, i, t) in enumerate(
         zip(data.user.tolist(), data.item.tolist(), data.time.tolist(), strict=True)
@@ -133,10 +141,11 @@ def test_leave_one_out_takes_the_latest_by_time_then_file_order(data, min_train,
             assert split.test[user].tolist() == [items[-1]]
 
 
-@given(worlds(), configs)
+@given(worlds(), configs())
 @settings(max_examples=100)
 def test_merged_heldout_items_are_never_training_items(data, config):
-    split = split_or_skip(data, config.model_copy(update={"repeats": "merge"}))
+    config = config.model_copy(update={"repeats": "merge"})
+    split = split_or_skip(data, config)
     assert not pairs(split.train.positives) & pairs(split.test)
     assert not pairs(split.train.positives) & pairs(split.valid)
     assert not pairs(split.valid) & pairs(split.test)
@@ -191,7 +200,7 @@ def test_heldout_items_cannot_be_reached_from_what_training_sees(kind, small):
 @given(worlds(), st.sampled_from(["time", "random"]))
 @settings(max_examples=100)
 def test_ratio_shares(data, order):
-    config = SplitConfig(kind="ratio", valid=0.25, test=0.5, order=order)
+    config = SplitConfig(kind="ratio", valid=0.25, test=0.5, order=order, ties="file")
     split = split_or_skip(data, config)
     merged = data.merged()
     for user in range(data.n_users):
@@ -246,7 +255,7 @@ def test_time_split_needs_times():
 @given(worlds(min_users=5), st.sampled_from(["time", "random"]))
 @settings(max_examples=100)
 def test_unseen_users_never_train_a_cohort(data, order):
-    config = SplitConfig(kind="unseen-users", valid=0.25, test=0.4, order=order)
+    config = SplitConfig(kind="unseen-users", valid=0.25, test=0.4, order=order, ties="file")
     split = split_or_skip(data, config)
     heldout = {u for u, _ in [*pairs(split.valid), *pairs(split.test)]}
     assert not heldout & set(split.training_users.tolist())
@@ -259,7 +268,7 @@ def test_unseen_users_never_train_a_cohort(data, order):
         assert len(split.train.positives[user]) == (merged.user == user).sum()
 
 
-@given(worlds(), configs)
+@given(worlds(), configs())
 @settings(max_examples=100)
 def test_history_at_test_time_is_training_then_validation(data, config):
     split = split_or_skip(data, config)
@@ -285,6 +294,155 @@ def test_repeats_merge_or_keep():
     assert kept.train.positives[0].tolist() == [0, 1, 2, 1]
     assert kept.test[0].tolist() == [1]
     assert kept.train.excluded()[0].tolist() == [0, 1, 2]
+
+
+@given(worlds(), configs(orders=("time",)))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.filter_too_much])
+def test_rows_of_one_user_and_time_stay_on_one_side(data, config):
+    """Whatever the kind of split, where ties are kept together."""
+    split = split_or_skip(data, config.model_copy(update={"ties": "together", "repeats": "merge"}))
+    part_of = {}
+    for name, part in (("train", split.train.positives), ("valid", split.valid)):
+        part_of |= dict.fromkeys(pairs(part), name)
+    part_of |= dict.fromkeys(pairs(split.test), "test")
+    parts = defaultdict(set)
+    for user, item, time in zip(split.data.user, split.data.item, split.data.time, strict=True):
+        parts[user, time].add(part_of.get((int(user), int(item))))
+    assert max(map(len, parts.values())) == 1
+
+
+def test_the_last_moment_tests_and_the_one_before_validates():
+    moments = [[0, 1], [2], [3, 4, 5], [6, 7]]
+    rows = [(u, i, t) for u in (0, 1) for t, items in enumerate(moments) for i in items]
+    split = make_split(interactions(rows), SplitConfig(ties="together"), Streams(0))
+    assert set(split.test[0]) == {6, 7}
+    assert set(split.valid[0]) == {3, 4, 5}
+    assert set(split.train.positives[0]) == {0, 1, 2}
+
+
+def receipts(n_users=12, n_baskets=6, seed=0):
+    """Baskets of three items, each in half of a customer's baskets."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for user in range(n_users):
+        own = rng.choice(20, 6, replace=False)
+        rows += [
+            (user, item, 10 * basket)
+            for basket in range(n_baskets)
+            for item in rng.choice(own, 3, replace=False)
+        ]
+    return interactions(rows, name="receipts")
+
+
+def test_the_next_basket_is_held_out_as_a_whole_and_repeats_stay():
+    data = receipts()
+    split = make_split(data, SplitConfig(kind="next-basket"), Streams(0))
+    assert split.config.repeats == "keep" and split.train.repeats
+    for user in range(data.n_users):
+        mine = {t: set(data.item[(data.user == user) & (data.time == t)]) for t in range(0, 60, 10)}
+        assert set(split.test[user]) == mine[50]
+        assert set(split.valid[user]) == mine[40]
+        assert len(split.train.positives[user]) == 12
+        for time in (0, 10, 20, 30):
+            held = split.train.positives[user][split.train.times[user] == time]
+            assert set(held) == mine[time]
+        # The validation basket is a basket of its own in the history of the test.
+        history = split.history("test")
+        last = history.times[user] == history.times[user][-1]
+        assert set(history.positives[user][last]) == mine[40]
+    assert pairs(split.train.positives) & pairs(split.test)
+
+
+def test_nothing_of_a_held_out_basket_can_be_reached_from_what_training_sees():
+    """Targets may be training items; the rows of held-out baskets are nowhere in the view."""
+    data = receipts()
+    split = make_split(data, SplitConfig(kind="next-basket"), Streams(0))
+    # The same training rows with other held-out baskets make the same view.
+    other = replace(data, item=np.where(data.time >= 40, (data.item + 7) % 20, data.item))
+    changed = make_split(other, SplitConfig(kind="next-basket"), Streams(0))
+    assert (changed.test.values != split.test.values).any()
+    for one, two in zip(
+        reachable(split.train_view("honest"), {}),
+        reachable(changed.train_view("honest"), {}),
+        strict=True,
+    ):
+        if isinstance(one, np.ndarray):
+            np.testing.assert_array_equal(one, two)
+    found = list(reachable(split.train_view("honest"), {}))
+    assert not any(isinstance(thing, (Split, type(data))) for thing in found)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_no_split_depends_on_the_order_of_lines(timed):
+    """Baskets by their times, and data without times: shuffled lines give the same split."""
+    data = receipts() if timed else replace(receipts().merged(), has_time=False)
+    kinds = ("leave-one-out", "next-basket" if timed else "ratio")
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(len(data))
+        for kind in kinds:
+            # Without times, the time of a row is its place in the file.
+            shuffled = data.select(order)
+            if not timed:
+                shuffled = replace(shuffled, time=np.arange(len(data)))
+            splits = [
+                make_split(each, SplitConfig(kind=kind, valid=0.2, test=0.3), Streams(1))
+                for each in (data, shuffled)
+            ]
+            for part in ("valid", "test"):
+                values = [split.heldout(part).values for split in splits]
+                np.testing.assert_array_equal(*values)
+            np.testing.assert_array_equal(*(split.train.positives.values for split in splits))
+
+
+def test_data_without_times_has_a_drawn_holdout_and_history():
+    data = interactions([(u, i, i) for u in range(20) for i in range(20)], has_time=False)
+    split = make_split(data, SplitConfig(), Streams(0))
+    assert split.config.order == "random"
+    assert len({int(split.test[user][0]) for user in range(20)}) > 8
+    descents = [(np.diff(split.train.positives[user]) < 0).sum() for user in range(20)]
+    assert min(descents) > 2
+    other = make_split(data, SplitConfig(), Streams(1))
+    assert (other.test.values != split.test.values).any()
+    # Rows that are declared to be in order, or taken so, keep the order of the file.
+    for ordered, config in (
+        (replace(data, rows_in_order=True), SplitConfig()),
+        (data, SplitConfig(order="time")),
+    ):
+        split = make_split(ordered, config, Streams(0))
+        assert split.config.order == "time"
+        assert split.test.values.tolist() == [19] * 20
+        assert split.train.positives[0].tolist() == list(range(18))
+
+
+def test_what_is_auto_is_decided_by_the_data_once():
+    ratings = interactions([(u, i, i // 4) for u in range(5) for i in range(20)])
+    assert not ratings.has_baskets and receipts().has_baskets
+    assert make_split(ratings, SplitConfig(), Streams(0)).config.ties == "file"
+    assert make_split(receipts(), SplitConfig(), Streams(0)).config.ties == "together"
+    for kind in (*KINDS, "next-basket"):
+        decided = SplitConfig(kind=kind).resolved(in_order=True, has_baskets=True)
+        assert "auto" not in decided.model_dump().values()
+        assert decided.resolved(in_order=False, has_baskets=False) == decided
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "next-basket", "order": "random"}, "needs the order of time"),
+        ({"kind": "time", "order": "random"}, "needs the order of time"),
+        ({"kind": "next-basket", "ties": "file"}, "held out as a whole"),
+        ({"kind": "next-basket", "repeats": "merge"}, "bought again"),
+        ({"order": "random", "ties": "together"}, "separates rows of one time"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        SplitConfig(**given)
+
+
+def test_baskets_need_times():
+    with pytest.raises(ConfigError, match="no timestamps"):
+        make_split(replace(receipts(), has_time=False), SplitConfig(kind="next-basket"), Streams(0))
 
 
 def test_hopeless_data_is_refused():

@@ -83,7 +83,7 @@ class ExperimentOptions:
             rounds=self.rounds,
             seed=self.seed,
         )
-        experiment = request.experiment()
+        experiment = request.experiment().resolved(None)
         print_default_method(request, experiment)
         secure = SecureSums() if self.secure or distributed else None
         return Contract(experiment, catalogue, secure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -104,6 +105,10 @@ class Numeric(_Column):
         return self.values.tobytes() + f"{self.low}/{self.high}".encode()
 
 
+BASKET_ROWS, REPEATED_ROWS = 0.5, 0.05
+"""Data are baskets from these shares on: of rows that share user and time with another row, and of
+rows whose item the user had at another time."""
+
 Column = Categorical | MultiCategorical | Numeric
 Features = Mapping[str, Column]
 
@@ -133,11 +138,15 @@ class Interactions:
     """Features of the row itself (weather, weekday, …), aligned with ``user``."""
     has_time: bool = True
     """False where the file has no time and ``time`` is the file order."""
+    rows_in_order: bool = False
+    """Whether rows without times are declared to be in the order of time, as sequences are."""
     items_declared: bool = False
     """Whether items, their titles and features were given as a public list; else they were found in
     the rows, and a list that one person's rows can change gives that person away."""
     items_file: str | None = None
     """The file of that list, where one belongs to the data: a run must find it again."""
+    columns: Mapping[str, str | int] = field(default_factory=dict)
+    """Columns of a file that were named when it was read, by role: a run names them again."""
     notes: tuple[str, ...] = ()
     """One line for each harmless thing that was handled while reading."""
 
@@ -156,6 +165,32 @@ class Interactions:
     def n_items(self) -> int:
         """Number of distinct items."""
         return len(self.items)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether "later" means something: there are times, or the rows are in their order."""
+        return self.has_time or self.rows_in_order
+
+    @cached_property
+    def has_baskets(self) -> bool:
+        """Whether rows are purchases of several items at a time, some of them bought again.
+
+        At least half of the rows share user and time with another item, and at least one row in
+        twenty is an item that the user had at another time.
+        """
+        if not self.has_time:
+            return False
+        pairs, pair = np.unique(
+            self.user.astype(np.int64) * self.n_items + self.item, return_inverse=True
+        )
+        if len(pairs) == len(pair):
+            return False
+        times, moment = np.unique(self.time, return_inverse=True)
+        rows = np.unique(pair * len(times) + moment)
+        basket = pairs[rows // len(times)] // self.n_items * len(times) + rows % len(times)
+        _, number, sizes = np.unique(basket, return_inverse=True, return_counts=True)
+        together, again = np.mean(sizes[number] > 1), 1 - len(pairs) / len(rows)
+        return bool(together >= BASKET_ROWS and again >= REPEATED_ROWS)
 
     def __len__(self) -> int:
         return len(self.user)
@@ -198,6 +233,7 @@ class Interactions:
             },
             "items_declared": self.items_declared,
             "has_time": self.has_time,
+            "has_baskets": self.has_baskets,
             "share_of_users_tied_at_latest_time": self._share_tied() if self.has_time else None,
             "features": {
                 owner: {name: _describe(column) for name, column in columns.items()}
@@ -213,16 +249,23 @@ class Interactions:
         at_latest = np.bincount(self.user[self.time == latest[self.user]], minlength=self.n_users)
         return float(np.mean(at_latest > 1))
 
-    def merged(self) -> Interactions:
-        """Keep the latest row of every (user, item) pair, in file order, and note how many went."""
+    def merged(self, *, baskets: bool = False) -> Interactions:
+        """Keep the latest row of every (user, item) pair, in file order, and note how many went.
+
+        With ``baskets`` an item is kept once for every time at which the user had it.
+        """
         pair = self.user.astype(np.int64) * self.n_items + self.item
         order = np.lexsort((np.arange(len(pair)), self.time, pair))
-        last_of_pair = np.append(pair[order][1:] != pair[order][:-1], True)
-        keep = np.sort(order[last_of_pair])
+        other = pair[order][1:] != pair[order][:-1]
+        if baskets:
+            other |= self.time[order][1:] != self.time[order][:-1]
+        keep = np.sort(order[np.append(other, True)])
         dropped = len(pair) - len(keep)
         if not dropped:
             return self
         note = f"{dropped:,} repeated (user, item) rows merged, the latest of each pair kept"
+        if baskets:
+            note = f"{dropped:,} rows merged that repeat an item within a basket"
         return replace(self.select(keep), notes=(*self.notes, note))
 
     def select(self, rows: NDArray[Any]) -> Interactions:

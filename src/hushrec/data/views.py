@@ -78,6 +78,9 @@ class TrainView:
     item_features: Features = field(default_factory=dict)
     holders: NDArray[np.int32] | None = None
     """Client that holds each user, users of one client together; None if each is a client."""
+    repeats: bool = False
+    """Whether lists may hold items of the history (``split.kind = next-basket``); then rows of one
+    time are a basket."""
     noise: NDArray[np.float64] | None = None
     """Deviation of the noise that each client adds to its upload, if it does: it knows its own."""
     _excluded: Ragged | None = None

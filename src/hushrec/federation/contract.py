@@ -182,6 +182,7 @@ class Contract:
             user_features={**catalogue.user_features, **usual},
             item_features=catalogue.item_features,
             holders=NO_ROWS.astype(np.int32) if self.silos else None,
+            repeats=self.experiment.split.next_basket,
         )
 
     @cached_property

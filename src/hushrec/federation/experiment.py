@@ -78,12 +78,27 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _no_hidden_leak(self) -> Experiment:
-        if self.split.repeats == "keep" and self.protocol == "honest":
+        kept = self.split.repeats == "keep" and not self.split.next_basket
+        if kept and self.protocol == "honest":
             raise ValueError(
                 "split.repeats = 'keep' leaves held-out items among the training items; it needs "
-                "protocol = 'published'"
+                "protocol = 'published', or split.kind = 'next-basket' to predict what is bought "
+                "again"
             )
         return self
+
+    def resolved(self, data: Interactions | None) -> Experiment:
+        """Return the same experiment with what the split leaves to the data decided.
+
+        People's rows decide nothing where privacy is promised, and in a federation, of which no
+        data is given. The papers' protocol takes the rows as they are.
+        """
+        in_order, has_baskets = True, False
+        if data is not None and self.protocol == "honest":
+            in_order = data.in_order
+            has_baskets = not self.privacy.promises and data.has_baskets
+        split = self.split.resolved(in_order, has_baskets)
+        return self.model_copy(update={"split": split})
 
     def load_data(self, progress: OnProgress = no_progress) -> Interactions:
         """Load the data by its name or path, as it was loaded for the run."""

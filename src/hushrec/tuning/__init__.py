@@ -95,7 +95,8 @@ def tune(
     callbacks: Sequence[Callback] = (),
 ) -> Search:
     """Search until the folder holds this many trials; ``on_trial`` announces each by its number."""
-    base = base_experiment(replace(request, data=data.name, items=data.items_file))
+    named = replace(request, data=data.name, items=data.items_file)
+    base = base_experiment(named).resolved(data)
     space = search_space(base, request)
     search = _open(out, base, space)
     write_preset(search, base, command)  # the search may have been stopped just before this
