@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from hushrec.api import Run, train
 from hushrec.cli import main
 from hushrec.serving.recommender import Recommender
+from hushrec.studio.pages import Studio
 
 QUICK = ["--set", "d=4", "--rounds", "2"]
 
@@ -135,6 +136,26 @@ def test_published_is_marked_everywhere(table: Path, tmp_path: Path) -> None:
     assert mark in (out / "report.html").read_text()
     assert mark in hushrec("evaluate", out).stdout
     assert "leaks" in hushrec("compare", out, out).stdout
+
+
+def test_figures_that_are_not_what_they_seem_are_marked_everywhere(tmp_path: Path) -> None:
+    """Few users and no times: in the table, JSON, report, Python and the studio."""
+    table, out = tmp_path / "ratings.csv", tmp_path / "runs" / "run"
+    rows = [row.rsplit(",", 1)[0] for row in ratings()]
+    table.write_text("\n".join(["user,item,rating", *rows]) + "\n")
+    result = hushrec("train", "--data", table, *QUICK, "--out", out)
+    marks = ["25 of 25 users are evaluated", "the file has no times: the holdout is drawn"]
+    assert json.loads((out / "summary.json").read_text())["marks"] == marks
+    assert json.loads(hushrec("evaluate", out, "--json").stdout)["marks"] == marks
+    report, pages = (out / "report.html").read_text(), Studio(tmp_path / "runs")
+    for text in (result.stdout, hushrec("evaluate", out).stdout, pages.page("run", {"run": "run"})):
+        assert all(mark in text for mark in marks)
+    for text in (report, repr(Run.open(out)), pages.page("runs", {})):
+        assert all(mark.partition(":")[0] in text for mark in marks)
+    assert "The file has no times: the holdout is drawn." in report
+    # The whole path is for finding the file, not for reading.
+    assert "fedmf on ratings, test items" in result.stdout
+    assert "fedmf on ratings<" in pages.page("runs", {}).replace(" <", "<")
 
 
 def test_evaluate_gives_back_the_stored_figures(demo_runs: Path) -> None:

@@ -1,17 +1,22 @@
-"""Groups of users: known worlds and the paper's words."""
+"""Groups of users, and the marks of a split: known worlds and the paper's words."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import interactions
+from hushrec.data import load
+from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.evaluation.groups import (
     gate_statistics,
     gates_by_user,
     popular_items,
+    split_marks,
     spread,
     user_groups,
 )
+from hushrec.streams import Streams
 from hushrec.testing import clients_of
 
 
@@ -71,3 +76,77 @@ def test_gate_statistics_do_not_depend_on_chunks():
     assert said["user_quantiles"]["0.5"] == pytest.approx(np.median(gates.mean(axis=1)))
     assert said["groups"]["cold"]["mean"] == pytest.approx(gates[:2].mean())
     assert said["groups"]["warm"]["popular"] == pytest.approx(gates[10:, :9].mean())
+
+
+# ------------------------------------------------------------ marks
+
+
+def world(n_users=120, ties=0, length=5, **more):
+    """Users with distinct times; the last two rows of some users have the same one."""
+    rows = [
+        (user, (user + place) % 9, place - (user < ties and place == length - 1))
+        for user in range(n_users)
+        for place in range(length)
+    ]
+    return interactions(rows, **more)
+
+
+def marks(data, **config):
+    return split_marks(make_split(data, SplitConfig(**config), Streams(0)))
+
+
+def test_figures_that_can_be_trusted_have_no_mark():
+    assert marks(world()) == []
+    assert marks(world(ties=5)) == []  # 4 % of the users
+
+
+def test_tied_ends_are_marked_unless_ties_stay_together_or_the_order_is_drawn():
+    data = world(ties=30)
+    words = (
+        "25 % of users have ties at the end: the order of lines in the file decides what is held "
+        "out"
+    )
+    assert marks(data) == [words]
+    assert marks(data, kind="ratio", valid=0.2) == [words]
+    assert marks(data, ties="together") == []
+    assert marks(data, order="random") == []
+    assert marks(data, kind="time", valid_from=2, test_from=3) == []  # one date for everybody ties nobody
+
+
+def test_a_tie_below_the_cut_changes_nothing():
+    """Rows of one time that all train, or all test, are held out whatever the order of lines."""
+    rows = [(user, item, time) for user in range(120) for item, time in enumerate([1, 1, 1, 4, 5])]
+    assert marks(interactions(rows)) == []
+    rows = [(user, item, time) for user in range(120) for item, time in enumerate([1, 2, 3, 7, 7])]
+    assert marks(interactions(rows), kind="ratio", test=0.4, valid=0.2) == []
+    assert len(marks(interactions(rows))) == 1
+
+
+def test_an_item_had_again_is_no_tie():
+    """The row that tests is the latest of its pair; its earlier rows train."""
+    rows = [(u, item, time) for u in range(120) for item, time in [(0, 1), (1, 1), (2, 2), (0, 5)]]
+    assert marks(interactions(rows), repeats="keep") == []
+
+
+def test_few_evaluated_users_are_marked():
+    assert marks(world(99)) == ["99 of 99 users are evaluated"]
+    # 150 late users of 2,000: enough for a mean, but not for what it is said to be of.
+    rows = [(user, item, 100 * (user >= 1850) + item) for user in range(2000) for item in range(2)]
+    rows += [(user, item, 148 + item) for user in range(1850, 2000) for item in range(2, 6)]
+    config = {"kind": "time", "test_from": 152, "valid_from": 150}
+    assert marks(interactions(rows), **config) == ["150 of 2,000 users are evaluated"]
+    # Whole users that are drawn stand for the others, however small their share.
+    assert marks(world(2000), kind="unseen-users", test=0.06) == []
+
+
+def test_missing_times_are_marked():
+    data = world(has_time=False)
+    assert marks(data) == ["the file has no times: the holdout is drawn"]
+    by_file = "the file has no times: the order of its lines decides the holdout"
+    assert marks(data, order="time") == [by_file]
+    assert marks(world(has_time=False, rows_in_order=True)) == []
+
+
+def test_movielens_is_marked(data_dir):
+    (mark,) = marks(load("ml-100k"))
+    assert mark.startswith("44 % of users have ties at the end: ")

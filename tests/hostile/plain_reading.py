@@ -72,7 +72,7 @@ def read_plainly(text):
     if "time" in found:
         times = time_numbers(columns["time"], lambda row: at(row, "time"), notes)
     else:
-        notes.append("no time column: the order of the file is taken as time")
+        notes.append("no time column: rows have no order in time")
         times = list(range(len(rows)))
     titles = None
     if "title" in found:

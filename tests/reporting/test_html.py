@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -215,7 +216,28 @@ def test_published_figures_are_marked_everywhere(tmp_path):
 
 def test_an_honest_report_does_not_mention_the_leak(text):
     assert "leaks" not in text
-    assert 'class="banner"' not in text
+    assert text.count('class="banner"') == 1
+
+
+def test_few_users_are_marked_in_every_caption(text):
+    mark = f"{N_USERS} of {N_USERS} users are evaluated"
+    assert f"<p>{mark}.</p>" in text.partition('class="banner"')[2].partition("</div>")[0]
+    captions = re.findall("<figcaption>(.*?)</figcaption>", text, re.S)
+    assert captions
+    assert all(mark in caption for caption in captions)
+
+
+def test_marks_of_compared_runs_are_shown_once(tmp_path):
+    paths = [tmp_path / name for name in ("one", "two")]
+    for path in paths:
+        train(tiny(), "popularity", out=path)
+    summary = json.loads((paths[1] / "summary.json").read_text())
+    (paths[1] / "summary.json").write_text(
+        json.dumps({**summary, "marks": ["odd", *summary["marks"]]})
+    )
+    text = write_comparison(paths, tmp_path / "page.html").read_text()
+    assert text.count(f"{N_USERS} of {N_USERS} users are evaluated") == 1
+    assert "two: odd." in text
 
 
 def test_a_method_without_loss_and_with_one_round(tmp_path):

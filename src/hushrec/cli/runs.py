@@ -33,7 +33,7 @@ from hushrec.runs.folder import RunFolder
 from hushrec.runs.release import release
 from hushrec.runs.schema import AdaptationCurve, Baselines
 from hushrec.serving.bundle import BundleForm
-from hushrec.serving.model import Recommendation
+from hushrec.serving.data import Recommendation
 
 
 @click.command("evaluate")
@@ -90,7 +90,7 @@ def _adapt(
 
 def _heading(run: Run) -> dict[str, Any]:
     """Return what every result of a run begins with."""
-    names = ("method", "data", "protocol", "protocol_mark", "seed")
+    names = ("method", "data", "protocol", "protocol_mark", "marks", "seed")
     return {name: getattr(run.summary, name) for name in names}
 
 
@@ -139,9 +139,9 @@ def analyse_command(
         print_json({**_heading(run), "part": part, "model": model, **found})
         return
     console = Console()
-    console.print(f"{summary.method} on {summary.data}", style="bold")
-    if summary.protocol_mark:
-        console.print(summary.protocol_mark, style="bold red")
+    console.print(f"{summary.method} on {summary.data_name}", style="bold")
+    for mark in summary.all_marks:
+        console.print(mark, style="bold red")
     if "tables" in found:
         console.print(tables.own_table_table(found["tables"], part))
     if "groups" in found:

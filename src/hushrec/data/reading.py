@@ -83,7 +83,7 @@ def interactions_of(
         table.notes.append("no value column: every row counts 1")
     values = np.ones(table.rows, np.float32) if value is None else value.result()
     if time is None:
-        table.notes.append("no time column: the order of the file is taken as time")
+        table.notes.append("no time column: rows have no order in time")
     data = Interactions(
         name=table.path.name.removesuffix(".gz").rsplit(".", 1)[0] or table.path.name,
         user=user_codes,

@@ -172,6 +172,13 @@ IMPORT = "hushrec data import …"
 """The command with options for everything that is guessed."""
 
 
+def short_name(data: str) -> str:
+    """Return what people call data: its name, or the stem of its file, which is a whole path."""
+    path = Path(data)
+    stem = path.name.removesuffix(".gz").rsplit(".", 1)[0]
+    return (stem or path.name) if path.is_absolute() else data
+
+
 def is_number(entry: str) -> bool:
     """Return whether a text is a number."""
     try:

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import wilcoxon
 
-from hushrec.data.views import TrainView
+from hushrec.data.splitting import Split
+from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError, InputError
 from hushrec.evaluation.metrics import Ranks, per_user
 
@@ -130,6 +131,58 @@ def _checked(values: Values) -> Values:
     if values.ndim != 1 or len(values) == 0 or not np.all(np.isfinite(values)):
         raise InputError("a test needs one finite value for each of at least one user")
     return values
+
+
+FEW_USERS, FEW_SHARE = 100, 0.1
+"""Evaluated users, and their share of all users, below which a mean is marked."""
+TIED_SHARE = 0.05
+"""Share of evaluated users with tied ends from which a mean is marked."""
+
+
+def few_users_mark(evaluated: int, users: int, *, drawn: bool = False) -> list[str]:
+    """Return the mark of figures of few users; ``drawn`` ones stand for all, whatever the share."""
+    few = evaluated < FEW_USERS or (not drawn and evaluated < FEW_SHARE * users)
+    return [f"{evaluated:,} of {users:,} users are evaluated"] if few else []
+
+
+def split_marks(split: Split) -> list[str]:
+    """Return why the figures of a split are not what they seem, a sentence each.
+
+    The words before a colon are its short form.
+    """
+    evaluated, data = split.evaluated("test"), split.data
+    if not len(evaluated):
+        return []  # no figures
+    drawn = split.config.order == "random"
+    marks = few_users_mark(len(evaluated), split.n_users, drawn=split.config.kind == "unseen-users")
+    if not data.in_order:
+        held_out = "the holdout is drawn" if drawn else "the order of its lines decides the holdout"
+        return [*marks, f"the file has no times: {held_out}"]
+    tied = 0.0 if drawn else _tied_share(split, evaluated)
+    if tied >= TIED_SHARE:
+        marks.append(
+            f"{100 * tied:.0f} % of users have ties at the end: the order of lines in the file "
+            "decides what is held out"
+        )
+    return marks
+
+
+def _tied_share(split: Split, evaluated: NDArray[np.int64]) -> float:
+    """Return the share of evaluated users who have a test row and another row of the same time."""
+    data, n_users = split.data.merged(), split.n_users
+
+    def are_in(part: Ragged) -> NDArray[np.bool_]:
+        owner = np.repeat(np.arange(n_users), part.lengths)
+        pair = data.user.astype(np.int64) * data.n_items + data.item
+        return np.isin(pair, owner * data.n_items + part.values)
+
+    tests = are_in(split.test)
+    others = ~(tests | are_in(split.disliked))
+    first = np.full(n_users, np.iinfo(np.int64).max)
+    np.minimum.at(first, data.user[tests], data.time[tests])
+    tied = np.zeros(n_users, np.bool_)
+    tied[data.user[others & (data.time == first[data.user])]] = True
+    return float(tied[evaluated].mean()) if len(evaluated) else 0.0
 
 
 SHARE = 0.3

@@ -165,6 +165,7 @@ def write_comparison(paths: Sequence[Path], file: Path) -> Path:
     page = {
         "data": summaries[0].data,
         "mark": next(iter(marks), None),
+        "marks": tables.shared_marks(dict(zip(names.values(), summaries, strict=True))),
         "first": names[str(paths[0])],
         "count": len(paths),
         "headline": [_headline(metric, rows, names) for metric in HEADLINE],

@@ -21,10 +21,10 @@ from hushrec.evaluation.groups import Spread
 from hushrec.io.codec import Tables
 from hushrec.methods.base import Method
 from hushrec.runs.comparison import ComparedRun
+from hushrec.runs.progress import NO_BREAK
+from hushrec.runs.progress import human_duration as human_duration
 from hushrec.runs.schema import AdaptationCurve, Summary
 from hushrec.tuning import Search
-
-NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def human_size(size: float) -> str:
@@ -35,17 +35,6 @@ def human_size(size: float) -> str:
         units.pop(0)
     digits = 0 if units[0] == "bytes" or size >= 100 else 1
     return f"{size:.{digits}f}{NO_BREAK}{units[0]}"
-
-
-def human_duration(seconds: float) -> str:
-    """Write a duration for people."""
-    if seconds < 1:
-        return f"{1000 * seconds:.0f}{NO_BREAK}ms"
-    if seconds < 90:
-        return f"{seconds:.1f}{NO_BREAK}s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f}{NO_BREAK}min"
-    return f"{seconds / 3600:.1f}{NO_BREAK}h"
 
 
 def figure(value: float) -> str:
@@ -84,8 +73,20 @@ def metric_name(metric: str) -> str:
 
 
 def marked(summary: Summary, label: str) -> str:
-    """Return the accessible label of a plot, with the mark of a protocol that leaks."""
-    return f"{label}, {summary.protocol_mark}" if summary.protocol_mark else label
+    """Return the accessible label of a plot, with the marks of its figures."""
+    return ", ".join([label, *summary.short_marks])
+
+
+def shared_marks(summaries: Mapping[str, Summary]) -> list[str]:
+    """Return the marks of compared runs, each once; those of some runs begin with their names."""
+    having: dict[str, list[str]] = {}
+    for name, summary in summaries.items():
+        for mark in summary.marks:
+            having.setdefault(mark, []).append(name)
+    return [
+        mark if len(names) == len(summaries) else f"{', '.join(names)}: {mark}"
+        for mark, names in having.items()
+    ]
 
 
 def options(method: Method, summary: Summary) -> list[tuple[str, Any, str]]:
@@ -99,23 +100,28 @@ def options(method: Method, summary: Summary) -> list[tuple[str, Any, str]]:
 
 def split_words(run: Run) -> str:
     """Describe the split, and the order of the rows that it uses."""
-    config, data = run.experiment.split, run.split.data
-    order = "the order of the file (no times)"
-    if data.has_time:
-        order = "time, ties by the order of the file"
+    config, data = run.split.config, run.split.data
+    if not config.hold_out:
+        return "Nothing is held out: all rows train."
+    order = "the order of the rows" if data.rows_in_order else "the order of the file (no times)"
+    if config.order == "random":
+        order = "an order drawn from the seed"
+    elif data.has_time:
+        ties = "rows of one time together" if config.ties == "together" else "ties by file order"
+        order = f"time, {ties}"
     shares = f"{100 * config.test:g} % test, {100 * config.valid:g} % validation"
-    if config.order == "random" and config.kind in ("ratio", "unseen-users"):
-        order = "a random order drawn from the seed"
     words = {
         "leave-one-out": f"Each user’s last item tests, the one before validates, by {order}.",
         "ratio": f"Each user’s rows: {shares}; ordered by {order}.",
         "time": f"One date for everybody: {shares}; later rows test.",
         "unseen-users": f"Whole users: {shares}. They adapt on the first half of their rows and "
         f"are tested on the second, ordered by {order}.",
+        "next-basket": "Each user’s last basket tests, the one before validates; a basket is the "
+        "rows of one time.",
     }
     repeats = {
         "merge": "Repeated (user, item) rows are merged before the split.",
-        "keep": "Repeated (user, item) rows are kept: a held-out item can be a training item too.",
+        "keep": "Items that a user had again are kept: a held-out item can be a training item too.",
     }
     return f"{words[config.kind]} {repeats[config.repeats]}"
 
@@ -190,9 +196,9 @@ def result_table(summary: Summary, names: Sequence[str] = (), part: Part = "test
     """Show a run's metrics beside those of the baselines, where these are known."""
     tables: Tables = summary.test if part == "test" else summary.valid
     names = names or shown_metrics(tables["full"])
-    title = f"{summary.method} on {summary.data}, {part} items"
+    title = f"{summary.method} on {summary.data_name}, {part} items"
     heads = map(str.upper, names)
-    more: dict[str, Any] = {"caption": summary.protocol_mark, "caption_style": "bold red"}
+    more: dict[str, Any] = {"caption": "\n".join(summary.all_marks), "caption_style": "bold red"}
     table = plain_table(title, "candidates", "", figures=heads, **more)
     baselines: dict[str, Tables] = dict(summary.baselines or {})
     mark = " (leaks)" if summary.leaks else ""

@@ -15,6 +15,7 @@ from hushrec.data import partition as silos
 from hushrec.data.splitting import Part, Split
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
+from hushrec.evaluation.groups import few_users_mark, split_marks
 from hushrec.evaluation.metrics import Coverage, PopularityBias
 from hushrec.federation.backends import Backend
 from hushrec.federation.experiment import Experiment
@@ -28,13 +29,40 @@ from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.statement import PrivacyStatement, compose
 from hushrec.runs import schema
 from hushrec.runs.folder import FINAL, SUMMARY, RunFolder
-from hushrec.runs.schema import Summary
+from hushrec.runs.schema import Followed, Summary
+
+FINAL_MARK = (
+    "final model: it is trained on everything, so no figure belongs to it; figures are those of "
+    "the run that it follows"
+)
 
 
 def summarise(
-    training: SimulatedTraining, split: Split, state: ServerState, data: Interactions
+    training: SimulatedTraining,
+    split: Split,
+    state: ServerState,
+    data: Interactions,
+    final_of: Followed | None = None,
 ) -> Summary:
-    """Return the summary of a run whose clients are all here; ``data`` is what was split."""
+    """Return the summary of a run whose clients are all here; ``data`` is what was split.
+
+    ``final_of`` is the run that a final model follows.
+    """
+    holders, evaluator = split.holders, training.backend.evaluator
+    ranked = 0 if evaluator is None else len(evaluator.users["test"])
+    figures: dict[str, Any] = {"final_of": final_of, "test": {}, "valid": {}, "marks": [FINAL_MARK]}
+    return Summary(
+        **_common(training, state),
+        **(figures if final_of else _figures(training, split, state)),
+        data_digest=data_digest(data),
+        users=schema.UserCounts(**split.facts(), ranked_users=ranked),
+        silos=None if holders is None else schema.SiloFacts(**silos.facts(split.train, holders)),
+        notes=list(split.data.notes),
+    )
+
+
+def _figures(training: SimulatedTraining, split: Split, state: ServerState) -> dict[str, Any]:
+    """Return metrics of a run and of the baselines, and their marks."""
     backend, method = training.backend, training.task.method
     evaluator, store, shared = backend.evaluator, backend.selected, state.selected_shared
     assert evaluator is not None and store is not None, "a round was selected"
@@ -42,24 +70,19 @@ def summarise(
     top = evaluator.top_items(model, "test", 10)
     counts = np.bincount(split.train.positives.values, minlength=split.data.n_items)
     popularity = popularity_ranks(evaluator, "test")
-    holders = split.holders
-    return Summary(
-        **_common(training, state),
-        data_digest=data_digest(data),
-        test=evaluator.summarise(backend.ranks["test"]),
-        valid=evaluator.summarise(backend.ranks["valid"]),
-        baselines=schema.Baselines(
+    return {
+        "test": evaluator.summarise(backend.ranks["test"]),
+        "valid": evaluator.summarise(backend.ranks["valid"]),
+        "baselines": schema.Baselines(
             popularity=evaluator.summarise(popularity),
             chance=evaluator.summarise(chance_ranks(popularity)),
         ),
-        lists={
+        "lists": {
             "coverage@10": Coverage(10).value(top, counts),
             "popularity_bias@10": PopularityBias(10).value(top, counts),
         },
-        users=schema.UserCounts(**split.facts(), ranked_users=len(evaluator.users["test"])),
-        silos=None if holders is None else schema.SiloFacts(**silos.facts(split.train, holders)),
-        notes=list(split.data.notes),
-    )
+        "marks": split_marks(split),
+    }
 
 
 def summarise_federation(
@@ -86,6 +109,7 @@ def summarise_federation(
             not_evaluated_users=users - ranked,
             ranked_users=ranked,
         ),
+        marks=few_users_mark(ranked, users),
         notes=[],
     )
 
@@ -145,6 +169,7 @@ def mean_summary(summaries: Sequence[Summary]) -> Summary:
             "rounds": [summary.rounds for summary in summaries],
             "selected_round": [summary.selected_round for summary in summaries],
             "improving": False,
+            "marks": list(dict.fromkeys(mark for summary in summaries for mark in summary.marks)),
             "test": table("test", np.mean),
             "valid": table("valid", np.mean),
             "test_sd": table("test", deviation),
@@ -259,6 +284,11 @@ def prolonged(folder: RunFolder, rounds: int | None) -> Experiment:
     experiment, name = folder.experiment(), folder.checkpoint_name()
     if rounds is None or rounds == experiment.rounds:
         return experiment
+    if not experiment.split.hold_out:
+        raise ConfigError(
+            f"{folder.path} is a final model, of as many rounds as the run it follows: leave out "
+            "the number of rounds"
+        )
     header = folder.read_checkpoint(name) if name else None
     reached, selected = (header.round, header.selected_round) if header else (0, 0)
     if rounds <= reached:

@@ -9,7 +9,7 @@ from typing import Unpack
 
 import numpy as np
 
-from hushrec.data import Interactions, load
+from hushrec.data import Interactions
 from hushrec.data.splitting import Part, Split, make_split
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.evaluator import Evaluator, PartRanks, chance_ranks, popularity_ranks
@@ -70,7 +70,7 @@ class Run(Recommends):
         experiment = folder.experiment()
         streams = Streams(experiment.seed)
         try:
-            data = data or load(experiment.data, items=experiment.items)
+            data = data or experiment.load_data()
         except ConfigError as error:
             raise ConfigError(
                 f"{error}; in Python, give a run of data in memory its data again: "
@@ -88,7 +88,8 @@ class Run(Recommends):
         except RunError as error:
             changed = f"has the data '{experiment.data}' changed since training?"
             raise RunError(f"{path}: {error}; {changed}") from None
-        return cls(experiment, split, model, summary, read_ranks(folder), folder)
+        ranks = {} if summary.final_of else read_ranks(folder)
+        return cls(experiment, split, model, summary, ranks, folder)
 
     @property
     def data(self) -> Interactions:
@@ -109,15 +110,16 @@ class Run(Recommends):
         return self.folder.read_metrics()
 
     def __repr__(self) -> str:
-        summary, figures = self.summary, self.metrics["full"]
+        summary, figures = self.summary, self.summary.test.get("full", {})
         shown = [name for name in ("hr@10", "ndcg@10") if name in figures] or list(figures)[:2]
         values = ", ".join(f"{name} {figures[name]:.4f}" for name in shown)
-        mark = f"; {summary.protocol_mark}" if summary.protocol_mark else ""
+        results = f"test {values} at round {summary.selected_round} of {summary.rounds}"
+        if summary.final_of is not None:
+            results = f"{summary.rounds} rounds on everything, as {summary.final_of.run}"
+        mark = "".join(f"; {mark}" for mark in summary.short_marks)
         where = "in memory" if self.folder is None else str(self.folder.path)
-        return (
-            f"<Run {summary.method} on {summary.data}, seed {summary.seed}: test {values} "
-            f"at round {summary.selected_round} of {summary.rounds}{mark}; {where}>"
-        )
+        about = f"{summary.method} on {summary.data_name}, seed {summary.seed}"
+        return f"<Run {about}: {results}{mark}; {where}>"
 
     # ------------------------------------------------------------ results and files
 
@@ -138,7 +140,7 @@ class Run(Recommends):
     def evaluator(self, threads: int) -> Evaluator:
         """Return an evaluator of this run's split and evaluation options."""
         model, config = self.model, self.experiment.evaluation
-        return Evaluator(self.split, config, model.streams, threads, model.tolerant)
+        return Evaluator(self.split, config, model.streams, threads, model.promises)
 
     def evaluate(self, *metrics: str, part: Part = "test", threads: int | None = None) -> Rows:
         """Rank the held-out items again: a row for each metric of the model and of each baseline.
@@ -163,6 +165,7 @@ class Run(Recommends):
 
         Metrics of lists, such as coverage, are under full, and only for the model.
         """
+        self.summary.require_figures("this run", "evaluate")
         evaluator = self.evaluator(threads)
         parsed = {name: parse_metric(name) for name in metrics}
         of_lists = {n: metric for n, metric in parsed.items() if isinstance(metric, ListMetric)}

@@ -6,6 +6,7 @@ metrics.jsonl, one line       `RoundLine` (`federation.rounds`)
 ``privacy`` in summary.json   `PrivacyStatement` (made by the plan, `privacy.statement`)
 checkpoint/*/state.json       `CheckpointHeader`
 seeds.json                    `Seeds`
+followed.json                 `Followed`, of a final model
 adaptation.json               `AdaptationCurve`
 audit.json                    `Audit`
 trials.jsonl, one line        `Trial` (of a search, `hushrec.tuning`)
@@ -17,10 +18,13 @@ file and key. A run of a federation has the same files; what only its nodes know
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
+from hushrec.data.text import short_name
+from hushrec.errors import ConfigError, RunError
 from hushrec.federation.rounds import RoundLine as RoundLine
 from hushrec.io.codec import Count, Metrics, Number, Positive, Stored, Tables
 from hushrec.privacy.statement import BudgetSummary as BudgetSummary
@@ -102,6 +106,8 @@ class Summary(Stored):
     """Identifies the interactions; None where no party sees all of them."""
     protocol: Literal["honest", "published"]
     protocol_mark: str | None
+    marks: list[str] = Field(default_factory=list)
+    """Why a figure is not what it seems: few evaluated users, no times, tied times."""
     preset: str | None = None
     options: dict[str, Any]
     rounds: Count | list[Count]
@@ -114,7 +120,10 @@ class Summary(Stored):
     """Folders of the single seeds, of a summary over several."""
     nodes: dict[str, Count] | None = None
     """Users of each node, of a federation."""
+    final_of: Followed | None = None
+    """The run whose options a final model was trained with, on all interactions."""
     test: Tables
+    """Test metrics by candidate set; empty for a final model, which has no figures of its own."""
     valid: Tables
     test_sd: Tables | None = None
     """Standard deviation over the seeds."""
@@ -135,6 +144,37 @@ class Summary(Stored):
     def leaks(self) -> bool:
         """Whether the protocol gives training knowledge of the held-out items."""
         return self.protocol == "published"
+
+    @property
+    def data_name(self) -> str:
+        """What people call the data: its name, or the stem of its file."""
+        return short_name(self.data)
+
+    @property
+    def all_marks(self) -> list[str]:
+        """The mark of the protocol, if any, and the other marks."""
+        return [*([self.protocol_mark] if self.protocol_mark else []), *self.marks]
+
+    @property
+    def short_marks(self) -> list[str]:
+        """The marks beside a figure: the protocol's, and of the others what comes before a colon.
+
+        The whole sentences are shown once, in a caption or a banner.
+        """
+        return [mark.partition(":")[0] for mark in self.all_marks]
+
+    @property
+    def figures(self) -> Summary:
+        """The summary whose figures are shown: of a final model, that of the run it follows."""
+        return self if self.final_of is None else self.final_of.summary
+
+    def require_figures(self, name: str, verb: str) -> None:
+        """Refuse a final model where figures of its own are needed."""
+        if self.final_of is not None:
+            raise ConfigError(
+                f"{name} is a final model, trained on everything: nothing is held out to {verb} it "
+                f"on; {verb} the run that it follows, {self.final_of.run}"
+            )
 
     @property
     def shipped_round(self) -> int:
@@ -158,6 +198,10 @@ class Summary(Stored):
     def _check_tables(self) -> Summary:
         if isinstance(self.seed, list) != bool(self.runs):
             raise ValueError("'seed' and 'runs' do not fit together")
+        if self.final_of is not None:
+            if self.test or self.valid or self.baselines:
+                raise ValueError("a final model has no figures of its own")
+            return self
         if self.nodes is None and self.baselines is None:
             raise ValueError("it lacks 'baselines'")
         if not self.test.get("full"):
@@ -173,6 +217,28 @@ class Summary(Stored):
                 if not metrics.keys() <= tables.get(candidates, {}).keys():
                     raise ValueError(f"'{name}' lacks what 'test' has for '{candidates}'")
         return self
+
+
+class Followed(Stored):
+    """The run that a final model follows: options and number of rounds are those it chose."""
+
+    run: str
+    """Its folder, or what it is if it was in memory."""
+    digest: str
+    """SHA-256 of its summary."""
+    summary: Summary
+
+    @classmethod
+    def of(cls, run: str, summary: Summary) -> Followed:
+        """Return what a final model keeps of a run; refuse one that has chosen nothing."""
+        if summary.runs is not None:
+            raise RunError(f"{run} holds several seeds: name one, such as {run}/{summary.runs[0]}")
+        if summary.nodes is not None:
+            raise RunError(f"{run} was trained by a federation, whose nodes hold the interactions")
+        if summary.final_of is not None:
+            raise ConfigError(f"{run} is a final model already; it follows {summary.final_of.run}")
+        digest = hashlib.sha256(summary.to_json().encode()).hexdigest()
+        return cls(run=run, digest=digest, summary=summary)
 
 
 # ------------------------------------------------------------ checkpoints and seeds

@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from hushrec.analysis.run import one_user, some_users
 from hushrec.api import Run
+from hushrec.data.text import short_name
 from hushrec.errors import ConfigError, HushrecError, RunError
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine
@@ -62,6 +63,12 @@ class FoundRun:
     def single(self) -> bool:
         """Whether its model can be opened here: finished, one seed, not on the nodes of others."""
         return self.summary is not None and not self.seeds and self.summary.nodes is None
+
+    @property
+    def data_name(self) -> str:
+        """What people call its data."""
+        assert self.experiment is not None, "a run that can be read"
+        return short_name(self.experiment.data)
 
     @property
     def rounds(self) -> int:
@@ -231,7 +238,13 @@ class Studio:
         runs = find_runs(self.folder)
         names = [run.name for run in runs.values() if run.state == "finished"]
         chosen = [query.get(key) or "" for key in ("first", "second")]
-        context: Context = {"names": names, "chosen": chosen, "metrics": [], "mark": None}
+        context: Context = {
+            "names": names,
+            "chosen": chosen,
+            "metrics": [],
+            "mark": None,
+            "marks": [],
+        }
         if not all(chosen):
             return {**context, "chosen": names[:2], "problem": ""}
         pair = [require(runs, name) for name in chosen]
@@ -249,6 +262,7 @@ class Studio:
             "costs": [(by_path[row.run], row) for row in by_metric[0]],
             "drawing": _validation_curves(pair),
             "mark": f"{', '.join(leaks)}: {PUBLISHED_MARK}" if leaks else None,
+            "marks": tables.shared_marks({run.name: run.summary for run in pair if run.summary}),
         }
 
     def _privacy(self, query: Query) -> Context:
