@@ -64,9 +64,9 @@ def oracle(orders: list[list[int]], targets: list[list[int]]) -> dict[str, NDArr
         for item in row
     ]
     run = [
-        ir_measures.ScoredDoc(str(query), str(item), float(-place))
+        ir_measures.ScoredDoc(str(query), str(item), float(-rank))
         for query, order in enumerate(orders)
-        for place, item in enumerate(order)
+        for rank, item in enumerate(order)
     ]
     values = {name: np.full(len(orders), np.nan) for name in MEASURES}
     name_of = {measure: name for name, measure in MEASURES.items()}
@@ -147,18 +147,18 @@ def test_constant_scores_are_exactly_chance(n_items: int) -> None:
     assert found["hr@10"] == found["recall@10"] == 10 / n_items
     assert found["precision@10"] == 10 / n_items / 10
     assert found["auc"] == 0.5
-    places = np.arange(1, 11)
-    assert found["ndcg@10"] == pytest.approx(np.sum(1 / np.log2(places + 1)) / n_items, rel=1e-13)
-    assert found["mrr@10"] == pytest.approx(np.sum(1 / places) / n_items, rel=1e-13)
+    ranks = np.arange(1, 11)
+    assert found["ndcg@10"] == pytest.approx(np.sum(1 / np.log2(ranks + 1)) / n_items, rel=1e-13)
+    assert found["mrr@10"] == pytest.approx(np.sum(1 / ranks) / n_items, rel=1e-13)
 
 
 def test_several_targets_in_a_large_tied_group() -> None:
-    """The chance that 10 of 100 places miss all 5 targets, by the hypergeometric formula."""
+    """The chance that 10 of 100 ranks miss all 5 targets, by the hypergeometric formula."""
     ranks = ranked(np.zeros((1, 100)), [[1, 2, 3, 5, 8]])
     miss = hypergeom(100, 5, 10).pmf(0)
     assert_allclose(per_user(ranks, "hr@10"), [1 - miss], rtol=1e-12)
-    first = [hypergeom(100, 5, place).pmf(0) for place in range(11)]
-    mrr = sum((first[place - 1] - first[place]) / place for place in range(1, 11))
+    first = [hypergeom(100, 5, rank).pmf(0) for rank in range(11)]
+    mrr = sum((first[rank - 1] - first[rank]) / rank for rank in range(1, 11))
     assert_allclose(per_user(ranks, "mrr@10"), [mrr], rtol=1e-12)
 
 
@@ -220,7 +220,7 @@ def test_users_do_not_influence_each_other(parts: list[Ranks], name: str) -> Non
         merged = merged.merge(tally(part, [name]))
     whole = tally(Ranks.concat(parts[::-1]), [name])
     assert (merged.users, merged.sums) == (whole.users, whole.sums), "sums are exact in any order"
-    assert_array_equal(merged.places, whole.places)
+    assert_array_equal(merged.rank_counts, whole.rank_counts)
     assert merged.mean(name) == pytest.approx(np.concatenate(separate).mean(), abs=1e-9)
 
 

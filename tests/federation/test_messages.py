@@ -194,9 +194,9 @@ def test_a_download_comes_back():
 NAMES = {"full": ["hr@10", "auc"]}
 
 
-def evaluation(users=3, hits=STEPS, places=3):
+def evaluation(users=3, hits=STEPS, rank_counts=3):
     histogram = np.zeros(32, np.int64)
-    histogram[2] = places
+    histogram[2] = rank_counts
     return Evaluation({"full": Tally(users, {"hr@10": hits, "auc": STEPS}, histogram)})
 
 
@@ -205,7 +205,7 @@ def test_an_evaluation_comes_back_and_merges():
     both = read.merge(Evaluation({})).merge(evaluation(hits=3 * STEPS))
     assert both.users == 6
     assert both.means() == {"full": {"hr@10": 4 / 6, "auc": 2 / 6}}
-    assert both.tallies["full"].places[2] == 6
+    assert both.tallies["full"].rank_counts[2] == 6
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_an_evaluation_comes_back_and_merges():
     [
         (evaluation(hits=4 * STEPS), "between 0 and 1"),
         (evaluation(hits=-1), "between 0 and 1"),
-        (evaluation(places=2), "places"),
+        (evaluation(rank_counts=2), "ranks do not fit"),
         (Evaluation({}), "candidate sets"),
         (Evaluation({"full": Tally(1, {"hr@5": 0}, np.eye(32, dtype=np.int64)[0])}), "metrics"),
     ],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_shipped import with_other_validation_items
 
-from hushrec.aggregation import PLACES, Tally, exact_sum
+from hushrec.aggregation import RANK_BINS, Tally, exact_sum
 from hushrec.api import Run, train
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, StoppedError
@@ -116,9 +116,9 @@ def test_where_everybody_takes_part_gaussians_add_up(tiny):
 
 def tally_of(scores):
     scores = np.array(scores, float)
-    places = np.zeros(PLACES, np.int64)
-    places[0] = len(scores)
-    return Tally(len(scores), {"ndcg@10": exact_sum(scores)} if len(scores) else {}, places)
+    rank_counts = np.zeros(RANK_BINS, np.int64)
+    rank_counts[0] = len(scores)
+    return Tally(len(scores), {"ndcg@10": exact_sum(scores)} if len(scores) else {}, rank_counts)
 
 
 score = st.floats(0, 1)

@@ -343,7 +343,7 @@ class ExactSum:
 
 STEPS = 2**128
 """Metrics and losses are summed in whole steps of 1 / STEPS: exactly, so in any order."""
-PLACES = 32
+RANK_BINS = 32
 """Bins of the histogram of ranks: bin b counts ranks from 2^b on."""
 LARGEST_LOSS = 2.0**100
 """A larger loss, or one that is NaN, counts as lost."""
@@ -397,7 +397,7 @@ class Tally:
     users: int
     sums: Mapping[str, int]
     """Of each metric, in steps."""
-    places: NDArray[np.int64]
+    rank_counts: NDArray[np.int64]
     """Users by the rank of their best held-out item: bin b from 2^b on."""
 
     def merge(self, other: Tally) -> Tally:
@@ -405,7 +405,7 @@ class Tally:
         if not self.users or not other.users:
             return self if self.users else other
         sums = {name: total + other.sums[name] for name, total in self.sums.items()}
-        return Tally(self.users + other.users, sums, self.places + other.places)
+        return Tally(self.users + other.users, sums, self.rank_counts + other.rank_counts)
 
     def mean(self, name: str) -> float:
         """Return the mean of a metric."""
@@ -444,7 +444,7 @@ class Evaluation:
         return _EvaluationMessage(
             {name: tally.users for name, tally in self.tallies.items()},
             {name: dict(tally.sums) for name, tally in self.tallies.items()},
-            {name: tally.places for name, tally in self.tallies.items()},
+            {name: tally.rank_counts for name, tally in self.tallies.items()},
         ).to_bytes()
 
     @classmethod
@@ -453,8 +453,8 @@ class Evaluation:
         sent = _EvaluationMessage.from_bytes(data)
         if not sent.users.keys() == sent.sums.keys() == names.keys():
             raise MessageError("the evaluation is not of the candidate sets that were asked for")
-        specs = dict.fromkeys(names, ArraySpec("int64", (PLACES,)))
-        check_arrays("evaluation", sent.places, specs)
+        specs = dict.fromkeys(names, ArraySpec("int64", (RANK_BINS,)))
+        check_arrays("evaluation", sent.rank_counts, specs)
         tallies = {}
         for candidates, metrics in names.items():
             users, sums = sent.users[candidates], sent.sums[candidates]
@@ -462,10 +462,10 @@ class Evaluation:
                 raise MessageError("the evaluation is not of the metrics that were asked for")
             if not all(0 <= value <= users * STEPS for value in sums.values()):
                 raise MessageError("a metric lies between 0 and 1: the evaluation's does not")
-            if sent.places[candidates].sum() != users:
-                raise MessageError("the evaluation's places do not fit its users")
+            if sent.rank_counts[candidates].sum() != users:
+                raise MessageError("the evaluation's ranks do not fit its users")
             own = {name: sums[name] for name in metrics if users}
-            tallies[candidates] = Tally(users, own, sent.places[candidates])
+            tallies[candidates] = Tally(users, own, sent.rank_counts[candidates])
         return cls(tallies)
 
 
@@ -473,4 +473,4 @@ class Evaluation:
 class _EvaluationMessage(Message, kind="evaluation", most_bytes=4 * HEADER_BYTES):
     users: Mapping[str, Count]
     sums: Mapping[str, Mapping[str, int]]
-    places: ArrayGroup
+    rank_counts: ArrayGroup

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from hushrec.aggregation import PLACES, Tally, exact_sum
+from hushrec.aggregation import RANK_BINS, Tally, exact_sum
 from hushrec.config import find
 from hushrec.data.views import Ragged
 from hushrec.errors import ConfigError, DivergedError, InputError, RunError
@@ -52,15 +52,19 @@ class Ranks:
     """Other candidates scored exactly equal, other targets included."""
     candidates: IntArray
     """Size of the user's candidate set, targets included."""
+    repeated: NDArray[np.int8] | None = None
+    """1 for targets that are in the user's history; None where those are no candidates."""
 
     def __post_init__(self) -> None:
+        arrays = [array for array in vars(self).values() if array is not None]
         if not (
-            all(array.ndim == 1 and array.dtype.kind in "iu" for array in vars(self).values())
+            all(array.ndim == 1 and array.dtype.kind in "iu" for array in arrays)
             and len(self.indptr) > 0
             and len(self.users) == len(self.candidates) == len(self.indptr) - 1
             and len(self.targets) == len(self.ahead) == len(self.tied) == self.indptr[-1]
             and self.indptr[0] == 0
             and np.all(np.diff(self.indptr) > 0)
+            and (self.repeated is None or len(self.repeated) == len(self.targets))
         ):
             raise InputError("ranks: the arrays do not fit together")
 
@@ -71,22 +75,25 @@ class Ranks:
         joined: dict[str, Any] = {
             field.name: np.concatenate([none, *(getattr(part, field.name) for part in parts)])
             for field in fields(cls)
+            if field.name != "repeated" or any(part.repeated is not None for part in parts)
         }
         sizes = [np.zeros(1, np.int64), *(np.diff(part.indptr) for part in parts)]
         return cls(**joined | {"indptr": np.cumsum(np.concatenate(sizes))})
 
     def to_arrays(self, prefix: str = "") -> dict[str, NDArray[np.generic]]:
         """Return the arrays under ``prefix + field name``, ready for npz or safetensors."""
-        return {prefix + name: array for name, array in vars(self).items()}
+        return {prefix + name: array for name, array in vars(self).items() if array is not None}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[np.generic]], prefix: str = "") -> Ranks:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Ranks:
         """Read back what `to_arrays` wrote."""
         try:
-            stored: dict[str, Any] = {f.name: arrays[prefix + f.name] for f in fields(cls)}
+            stored: dict[str, Any] = {
+                f.name: arrays[prefix + f.name] for f in fields(cls) if f.name != "repeated"
+            }
         except KeyError as missing:
             raise RunError(f"stored ranks lack {missing}") from None
-        return cls(**stored)
+        return cls(**stored, repeated=arrays.get(f"{prefix}repeated"))
 
 
 def rank_full(scores: FloatArray, users: IntArray, seen: Ragged, targets: Ragged) -> Ranks:
@@ -253,11 +260,11 @@ def tally(ranks: Ranks, names: Iterable[str]) -> Tally:
     users = len(ranks.users)
     # Rounding can take a metric past 1 by its last bit, and no user counts for more than one.
     sums = {name: exact_sum(per_user(ranks, name).clip(0, 1)) for name in names if users}
-    places = np.zeros(PLACES, np.int64)
+    rank_counts = np.zeros(RANK_BINS, np.int64)
     if users:
         best = np.minimum.reduceat(ranks.ahead, ranks.indptr[:-1]).astype(np.int64) + 1
-        places += np.bincount(np.log2(best).astype(np.int64), minlength=PLACES)
-    return Tally(users, sums, places)
+        rank_counts += np.bincount(np.log2(best).astype(np.int64), minlength=RANK_BINS)
+    return Tally(users, sums, rank_counts)
 
 
 def summarise(ranks: Ranks, names: Iterable[str]) -> dict[str, float]:
@@ -267,15 +274,18 @@ def summarise(ranks: Ranks, names: Iterable[str]) -> dict[str, float]:
     return tally(ranks, names).means()
 
 
-def expected_gain(ranks: Ranks, gains: Values) -> Values:
+def expected_gain(
+    ranks: Ranks, gains: Values, counted: NDArray[Any] | np.bool_ = np.True_
+) -> Values:
     """Return each user's expected sum of gains over the targets, ties broken at random.
 
-    ``gains[r]`` is the gain of a target at rank ``r + 1``; later ranks gain nothing.
+    ``gains[r]`` is the gain of a target at rank ``r + 1``; later ranks gain nothing, and neither do
+    targets that are not ``counted``.
     """
     total, last = np.append(0, np.cumsum(gains)), len(gains)  # of the first r ranks
     size = ranks.tied + 1  # a target takes each rank of its tied group with equal probability
     of_group = total[np.minimum(ranks.ahead + size, last)] - total[np.minimum(ranks.ahead, last)]
-    return np.add.reduceat(of_group / size, ranks.indptr[:-1])
+    return np.add.reduceat(of_group / size * counted, ranks.indptr[:-1])
 
 
 class HitRate(Metric):
@@ -333,6 +343,33 @@ class Precision(Metric):
     def values(self, ranks: Ranks) -> Values:
         """Divide the expected number of hits."""
         return expected_gain(ranks, np.ones(self.cut(ranks))) / self.k
+
+
+class F1(Metric):
+    """``f1@k``: harmonic mean of recall and precision, 2 · hits / (k + number of targets)."""
+
+    def values(self, ranks: Ranks) -> Values:
+        """Divide the expected number of hits."""
+        hits = 2 * expected_gain(ranks, np.ones(self.cut(ranks)))
+        return np.asarray(hits / (self.k + np.diff(ranks.indptr)))
+
+
+class RepeatRecall(Metric):
+    """``recall_repeat@k``: targets in the top k that the user had before, over all targets."""
+
+    def values(self, ranks: Ranks) -> Values:
+        """Count targets of the history; with those of `NewRecall` they add up to recall."""
+        repeated = np.False_ if ranks.repeated is None else ranks.repeated > 0
+        return expected_gain(ranks, np.ones(self.cut(ranks)), repeated) / np.diff(ranks.indptr)
+
+
+class NewRecall(Metric):
+    """``recall_new@k``: targets in the top k that are new to the user, over all targets."""
+
+    def values(self, ranks: Ranks) -> Values:
+        """Count targets that are not in the history."""
+        new = np.True_ if ranks.repeated is None else ranks.repeated == 0
+        return expected_gain(ranks, np.ones(self.cut(ranks)), new) / np.diff(ranks.indptr)
 
 
 class SingleTargetHits(Recall):

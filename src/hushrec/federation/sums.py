@@ -28,7 +28,7 @@ from pydantic import Field
 
 from hushrec.aggregation import (
     LARGEST_LOSS,
-    PLACES,
+    RANK_BINS,
     STEPS,
     STEPS_PER_UNIT,
     Evaluation,
@@ -232,7 +232,7 @@ class EvaluationVector:
         """Names and shapes of the vector's parts."""
         arrays: dict[str, tuple[int, ...]] = {}
         for name in self.metrics:
-            arrays |= {f"users/{name}": (1,), f"places/{name}": (PLACES,)}
+            arrays |= {f"users/{name}": (1,), f"ranks/{name}": (RANK_BINS,)}
         wide = [f"{name}/{each}" for name, metrics in self.metrics.items() for each in metrics]
         return _layout(arrays, tuple(wide))
 
@@ -242,7 +242,7 @@ class EvaluationVector:
         wide: dict[str, int] = {}
         for name, metrics in self.metrics.items():
             tally = found.tallies[name]
-            arrays |= {f"users/{name}": np.array([tally.users]), f"places/{name}": tally.places}
+            arrays |= {f"users/{name}": np.array([tally.users]), f"ranks/{name}": tally.rank_counts}
             wide |= {f"{name}/{each}": tally.sums.get(each, 0) for each in metrics}
         return self.layout.pack(arrays, wide, nodes)
 
@@ -253,7 +253,7 @@ class EvaluationVector:
         for name, metrics in self.metrics.items():
             users = int(arrays[f"users/{name}"][0])
             sums = {each: wide[f"{name}/{each}"] for each in metrics if users}
-            tallies[name] = Tally(users, sums, arrays[f"places/{name}"].copy())
+            tallies[name] = Tally(users, sums, arrays[f"ranks/{name}"].copy())
         return Evaluation(tallies)
 
 

@@ -130,8 +130,8 @@ class BackendContract:
             assert (one.loss, one.valid) == (other.loss, other.valid), f"round {one.round} differs"
         assert test.means() == expected_test.means(), "the test differs"
         for name, tally in test.tallies.items():
-            ranks = expected_test.tallies[name].places
-            assert np.array_equal(tally.places, ranks), "the histogram of ranks differs"
+            ranks = expected_test.tallies[name].rank_counts
+            assert np.array_equal(tally.rank_counts, ranks), "the histogram of ranks differs"
 
     def _setup(self, method: str, settings: Mapping[str, Any]) -> SimulationSetup:
         rest = dict(settings)
