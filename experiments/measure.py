@@ -54,7 +54,7 @@ def measure(
             out,
             replace(execution, resume=resume),
             on_seed,
-        )
+        ).summary
     except DivergedError as error:
         planned = request_of(task).experiment().rounds
         seeds = list(range(task.seeds))

@@ -30,7 +30,7 @@ SECTIONS = (
     Section(
         "Train and use",
         "hushrec",
-        ("train", "Run", "Model", "Recommendation", "Machine", "HushrecError"),
+        ("train", "Run", "SeedRuns", "Model", "Recommendation", "Machine", "HushrecError"),
     ),
     Section("Data", "hushrec", ("load", "Interactions")),
     Section("Write a callback", "hushrec", ("Callback",)),

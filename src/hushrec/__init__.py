@@ -12,12 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hushrec.api import Run, train
+    from hushrec.api import Run, SeedRuns, train
     from hushrec.data import Interactions, load
     from hushrec.errors import HushrecError
     from hushrec.federation.backends import Machine
     from hushrec.federation.rounds import Callback
-    from hushrec.serving.model import Model, Recommendation
+    from hushrec.serving.data import Recommendation
+    from hushrec.serving.model import Model
 
 __all__ = [
     "Callback",
@@ -27,6 +28,7 @@ __all__ = [
     "Model",
     "Recommendation",
     "Run",
+    "SeedRuns",
     "load",
     "train",
 ]
@@ -37,8 +39,9 @@ _HOMES = {
     "Interactions": "hushrec.data",
     "Machine": "hushrec.federation.backends",
     "Model": "hushrec.serving.model",
-    "Recommendation": "hushrec.serving.model",
+    "Recommendation": "hushrec.serving.data",
     "Run": "hushrec.api",
+    "SeedRuns": "hushrec.api",
     "load": "hushrec.data",
     "train": "hushrec.api",
 }

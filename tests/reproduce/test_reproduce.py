@@ -14,7 +14,7 @@ from experiments.runner import changes, expected_seconds, steps_for
 from experiments.states import state_of
 
 from hushrec.analysis.run import guidance_effects, metrics_by_group
-from hushrec.api import Execution, Run, train_seeds
+from hushrec.api import Execution, Run, train
 from hushrec.cli import main
 from hushrec.data import load
 from hushrec.errors import ConfigError, RunError
@@ -312,13 +312,13 @@ def test_changes_are_those_of_common_figures():
 def test_users_of_seeds_that_test_others_stand_side_by_side(tmp_path, tiny):
     unseen = {"split.kind": "unseen-users", "split.test": 0.4}
     for method in ("popularity", "fedals"):
-        train_seeds(tiny, method, [0, 1], tmp_path / method, settings=unseen, rounds=1)
+        train(tiny, method, seeds=[0, 1], out=tmp_path / method, settings=unseen, rounds=1)
     test = paired(tmp_path / "fedals", tmp_path / "popularity", "full", "hits@10")
     parts = [
         json.loads((tmp_path / "popularity" / f"seed-{s}/summary.json").read_text()) for s in (0, 1)
     ]
     assert test.n == sum(part["users"]["ranked_users"] for part in parts)
-    train_seeds(tiny, "popularity", [0], tmp_path / "one", settings=unseen)
+    train(tiny, "popularity", seeds=[0], out=tmp_path / "one", settings=unseen)
     with pytest.raises(RunError, match="different held-out items or users"):
         paired(tmp_path / "fedals", tmp_path / "one", "full", "hits@10")
 

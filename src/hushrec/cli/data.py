@@ -9,7 +9,15 @@ import click
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
 from hushrec.cli.display import reading_progress
-from hushrec.cli.options import PATH, SOURCE, column_options, gather, items_option, json_option
+from hushrec.cli.options import (
+    PATH,
+    SOURCE,
+    column_options,
+    gather,
+    items_option,
+    json_option,
+    title_option,
+)
 from hushrec.cli.terminal import echo_err, progress, show, text_column
 from hushrec.data.catalog import fetch, import_file, load, names
 from hushrec.data.reading import FeatureFiles
@@ -102,9 +110,7 @@ def fetch_command(name: str, as_json: bool) -> None:
 @data_commands.command("import")
 @click.argument("file", type=PATH)
 @click.option("--name", required=True, help="Name of the import, for --data NAME.")
-@gather(
-    "columns", Columns, *column_options, click.option("--title", help="Column of items' titles.")
-)
+@gather("columns", Columns, *column_options, title_option)
 @gather(
     "features",
     FeatureFiles,

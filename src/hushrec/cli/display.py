@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,23 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, TaskProgressColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
 
 from hushrec.cli.options import PATH, gather
 from hushrec.cli.terminal import Console, echo_err, progress, text_column
 from hushrec.config import DEFAULT_METHOD
 from hushrec.data import Interactions, load
 from hushrec.data.text import OnProgress
-from hushrec.errors import ConfigError, plain
+from hushrec.errors import ConfigError
 from hushrec.federation.experiment import Experiment, ExperimentRequest
 from hushrec.federation.rounds import Callback, RoundRecord
 from hushrec.io.files import append_line
-from hushrec.reporting.tables import human_duration, shown_metrics
+from hushrec.runs.progress import PRINT_INTERVAL, Output, TrainingDisplay, bar, lines
 
 DISPLAY_DELAY = 0.5
 """Seconds of reading after which a progress bar appears."""
-PRINT_INTERVAL, LOG_INTERVAL = 5.0, 1.0
-"""Seconds between two lines where there is no terminal, and in a log."""
+LOG_INTERVAL = 1.0
+"""Seconds between two lines of a log."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,17 @@ verbosity_options = gather(
 )
 
 
-def load_with_progress(name: str, items: str | None, *, quiet: bool) -> Interactions:
+def load_with_progress(request: ExperimentRequest | Experiment, *, quiet: bool) -> Interactions:
     """Load the data of a run; show the progress of reading, and print the notes of the reader."""
-    for source in (name, items):
+    named: Any = request.columns or {}
+    for source in (request.data, request.items):
         if source is not None and _is_stream(Path(source)):
             raise ConfigError(
                 f"{source} can be read only once, and a run must find its data again: keep it "
                 f"first with 'hushrec data import {source} --name NAME'"
             )
     with reading_progress(quiet) as progress:
-        data = load(name, items=items, progress=progress)
+        data = load(request.data, items=request.items, progress=progress, **named)
     if not quiet:
         for note in data.notes:
             echo_err(note)
@@ -136,74 +136,19 @@ def interrupt_callback() -> Iterator[SignalInterrupt]:
         restore_handlers()
 
 
-_Output = Callable[[RoundRecord, str, list[str], str], None]
-"""Shows a round: its record, the label of the training, loss and metrics, and the time left."""
-
-
-class TrainingDisplay(Callback):
-    """Shows every round on several outputs: a progress bar, lines on standard error, a log file."""
-
-    def __init__(self, outputs: Sequence[_Output], label: str = "training") -> None:
-        self.outputs, self.label = outputs, label
-        self.began, self.rounds = time.monotonic(), 0
-        self.validation = ""
-
-    def on_round_end(self, record: RoundRecord) -> None:
-        """Show loss, latest validation, phase, and the mean time of a round."""
-        self.rounds += 1
-        seconds = (time.monotonic() - self.began) / self.rounds
-        if record.valid is not None:
-            measured = record.valid["full"]
-            name = next(iter(shown_metrics(measured)[1:]), "auc")
-            self.validation = f"valid {name} {measured[name]:.4f}"
-        loss = "" if record.loss is None else f"loss {record.loss:.4f}"
-        parts = (loss, self.validation, record.phase, f"{human_duration(seconds)} a round")
-        left = human_duration(seconds * (record.rounds - record.round))
-        for show in self.outputs:
-            show(record, self.label, [part for part in parts if part], left)
-
-
 @contextmanager
 def training_display(
     quiet: bool, verbosity: Verbosity = DEFAULT_VERBOSITY
 ) -> Iterator[TrainingDisplay]:
     """Show the progress of training on standard error: a bar, or lines without a terminal."""
-    outputs: list[_Output] = []
+    outputs: list[Output] = []
     with ExitStack() as stack:
         if verbosity.log is not None:
-            outputs.append(_lines(partial(append_line, verbosity.log), LOG_INTERVAL))
+            outputs.append(lines(partial(append_line, verbosity.log), LOG_INTERVAL))
         if not (quiet or verbosity.quiet):
             if Console(stderr=True).is_terminal and not verbosity.verbose:
-                outputs.append(stack.enter_context(_bar()))
+                outputs.append(stack.enter_context(bar(Console(stderr=True))))
             else:
                 every = 0.0 if verbosity.verbose else PRINT_INTERVAL
-                outputs.append(_lines(echo_err, every))
+                outputs.append(lines(echo_err, every))
         yield TrainingDisplay(outputs)
-
-
-def _lines(write: Callable[[str], None], every: float) -> _Output:
-    """Write a line for the first round, for the last, and after so many seconds."""
-    written = -math.inf
-
-    def show(record: RoundRecord, label: str, state: list[str], left: str) -> None:
-        nonlocal written
-        now = time.monotonic()
-        if record.round >= record.rounds or now >= written + every:
-            written = now
-            text = ", ".join([*state, f"{left} left"])
-            write(plain(f"{label}: round {record.round} of {record.rounds}: {text}"))
-
-    return show
-
-
-@contextmanager
-def _bar() -> Iterator[_Output]:
-    columns = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with progress(*columns, TimeRemainingColumn(), text_column("{task.fields[state]}")) as bars:
-        task = bars.add_task("training", total=None, state="")
-
-        def show(record: RoundRecord, label: str, state: list[str], left: str) -> None:
-            done: dict[str, Any] = {"completed": record.round, "total": record.rounds}
-            bars.update(task, description=label, state="  ".join(state), **done)
-
-        yield show

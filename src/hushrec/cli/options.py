@@ -132,6 +132,7 @@ column_options = (
     click.option("--time", help="Column of times: numbers or ISO dates."),
     click.option("--delimiter", help="Field delimiter, if it is not recognised."),
 )
+title_option = click.option("--title", help="Column of items' titles.")
 part_option = click.option("--part", type=click.Choice(["valid", "test"]), default="test")
 
 

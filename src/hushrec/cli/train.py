@@ -9,7 +9,15 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from hushrec.api import Execution, Run, find_callbacks, train_request, train_request_seeds
+from hushrec.api import (
+    Execution,
+    Run,
+    final_experiment,
+    find_callbacks,
+    train_final,
+    train_request,
+    train_request_seeds,
+)
 from hushrec.cli import options
 from hushrec.cli.display import (
     Verbosity,
@@ -21,9 +29,16 @@ from hushrec.cli.display import (
 )
 from hushrec.cli.options import PATH
 from hushrec.cli.terminal import show
+from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
-from hushrec.federation.experiment import Experiment, ExperimentRequest, parse_settings, read_config
+from hushrec.federation.experiment import (
+    Experiment,
+    ExperimentRequest,
+    parse_settings,
+    read_config,
+    with_named,
+)
 from hushrec.privacy.config import PrivacyConfig
 from hushrec.reporting.html import REPORT, write_report
 from hushrec.reporting.tables import summary_lines, trials_table
@@ -32,6 +47,11 @@ from hushrec.tuning import PRESET, base_experiment, tune
 
 RESUMING = {"resume", "out", "rounds", "threads", "callbacks", "quiet", "verbose", "log", "as_json"}
 """Options that go with --resume."""
+FOLLOWING = (RESUMING - {"resume", "rounds"}) | {
+    *("final", "overwrite", "data", "items"),
+    *vars(RECOGNISED),
+}
+"""Options that go with --final."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +59,7 @@ class Output:
     """The run folder, and the seeds that are trained in it."""
 
     out: Path | None
+    final: Path | None
     resume: bool
     overwrite: bool
     seeds: int
@@ -60,6 +81,7 @@ class Output:
     click.option("--rounds", type=int, metavar="N"),
     click.option("--seed", type=options.SEED, metavar="S", help="First (or only) seed.  [0]"),
 )
+@options.gather("columns", Columns, *options.column_options, options.title_option)
 @click.option(
     "--config",
     type=PATH,
@@ -69,11 +91,10 @@ class Output:
 )
 @options.threads_option
 @options.gather(
-    "privacy",
+    "named",
     dict,
     click.option(
         "--privacy",
-        "mode",
         type=click.Choice(get_args(PrivacyConfig.model_fields["mode"].annotation)),
         help="Noise on the sum, from nodes (--set privacy.nodes=N), or on every upload.  [none]",
     ),
@@ -94,6 +115,14 @@ class Output:
     "output",
     Output,
     click.option("--out", type=PATH, metavar="DIR", help="The run folder."),
+    click.option(
+        "--final",
+        type=PATH,
+        metavar="RUN",
+        help="Train on all interactions with the options and the number of rounds that this run "
+        "chose: a model to ship, to which no figure belongs.",
+        shell_complete=options.complete_runs,
+    ),
     click.option(
         "--resume",
         is_flag=True,
@@ -116,9 +145,10 @@ class Output:
 @options.json_option
 def train_command(
     request: ExperimentRequest,
+    columns: Columns,
     config: Path | None,
     threads: int | None,
-    privacy: dict[str, Any],
+    named: dict[str, Any],
     pairs: tuple[str, ...],
     output: Output,
     callbacks: tuple[str, ...],
@@ -131,6 +161,7 @@ def train_command(
     hushrec train --data ml-100k --method pfedrec --out runs/pfedrec
     hushrec train --data ml-100k --method pfedrec --preset paper --protocol published --seeds 3
     hushrec train --data ratings.csv --method fedmf --set d=64 --set lr=0.05
+    hushrec train --data log.csv --user customer --item product --time when
     hushrec train --method fedmf --set cohort.kind=fixed --set cohort.size=200
     hushrec train --method fedmf --privacy central --epsilon 4 --delta 1e-5
     hushrec train --data ratings.csv --items films.csv --privacy central --epsilon 8
@@ -140,32 +171,44 @@ def train_command(
     hushrec train --resume --out runs/pfedrec
     hushrec train --resume --out runs/pfedrec --rounds 400
     hushrec train --config runs/pfedrec/config.toml --seed 1 --out runs/again
+    hushrec train --final runs/pfedrec --out runs/shipped
 
     Sections for --set: split, cohort, evaluation, store, privacy, silos; all else is an option of
     the method. `hushrec methods` lists methods, options and presets.
     """
-    named, quiet = find_callbacks(callbacks), as_json or verbosity.quiet
+    installed, quiet = find_callbacks(callbacks), as_json or verbosity.quiet
+    followed, experiment, several = None, None, False
     if output.resume:
         request, several = _resumed(request, output)
         out = output.out or Path()
+    elif output.final is not None:
+        _refuse_beside("--final", "trains with the settings of its run", FOLLOWING)
+        followed, experiment = final_experiment(output.final)
+        request = _data_of(request, experiment)
+        out = output.out or output.final.with_name(f"{output.final.name}-final")
+        require_free(out, overwrite=output.overwrite)
     else:
         request, several = _with_config_values(request, config), output.seeds > 1
-        named_keys = {f"privacy.{key}": at for key, at in privacy.items() if at is not None}
-        settings = {**request.settings, **parse_settings(pairs), **named_keys}
+        settings = {**request.settings, **with_named(parse_settings(pairs), named)}
         request = replace(request, settings=settings)
         experiment = request.experiment()  # a typo is reported before data is read
         print_default_method(request, experiment, quiet=quiet)
         out = output.out or _default_out(experiment)
         require_free(out, overwrite=output.overwrite)
-    data = load_with_progress(request.data, request.items, quiet=quiet)
+    given = {role: at for role, at in vars(columns).items() if at is not None}
+    request = replace(request, columns=given or request.columns)
+    data = load_with_progress(request, quiet=quiet)
     with training_display(as_json, verbosity) as display, interrupt_callback() as stop:
-        called = (display, stop, *named)
+        called = (display, stop, *installed)
         execution = Execution(Machine(threads), called, output.overwrite, output.resume)
         run = None
         if several:
             first = request.seed or 0
             seeds = range(first, first + output.seeds)
-            summary = train_request_seeds(request, data, seeds, out, execution)
+            summary = train_request_seeds(request, data, seeds, out, execution).summary
+        elif followed is not None and experiment is not None:
+            run = train_final(followed, experiment, data, out, execution)
+            summary = run.summary
         elif output.resume and request.rounds is None and _needs_report(out):
             run = Run.open(out, data)
             summary = run.summary
@@ -191,7 +234,8 @@ def _with_config_values(request: ExperimentRequest, config: Path | None) -> Expe
         or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE
     }
     if context.get_parameter_source("data") is ParameterSource.COMMANDLINE:
-        unset.pop("items", None)  # a list of items belongs to its data
+        unset.pop("items", None)  # a list of items belongs to its data, and so do columns
+        unset.pop("columns", None)
     method = values.get("method")
     if unset.get("method", request.method) != method and values["settings"]:
         raise ConfigError(f"{config} has options of {method}: leave out --method {request.method}")
@@ -202,17 +246,26 @@ def _resumed(request: ExperimentRequest, output: Output) -> tuple[ExperimentRequ
     """Return the data of the run in --out, and whether it has several seeds."""
     if output.out is None:
         raise ConfigError("--resume needs the run folder: --resume --out DIR")
-    context = click.get_current_context()
-    for option in context.command.params:
-        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name not in RESUMING:
-            raise ConfigError(
-                f"--resume goes on with the run's own settings: leave out {option.opts[0]}"
-            )
+    _refuse_beside("--resume", "goes on with the run's own settings", RESUMING)
     folder = RunFolder.open(resumable(output.out))
-    begun = folder.experiment()
-    request = replace(request, data=begun.data, items=begun.items)
-    return request, (folder.path / SEEDS).exists()
+    return _data_of(request, folder.experiment()), (folder.path / SEEDS).exists()
+
+
+def _refuse_beside(option: str, does: str, allowed: set[str]) -> None:
+    """Refuse options of the command line that do not go with another one."""
+    context = click.get_current_context()
+    for each in context.command.params:
+        given = context.get_parameter_source(each.name or "") is ParameterSource.COMMANDLINE
+        if given and each.name not in allowed:
+            raise ConfigError(f"{option} {does}: leave out {each.opts[0]}")
+
+
+def _data_of(request: ExperimentRequest, begun: Experiment) -> ExperimentRequest:
+    """Return the request with a run's data, unless the command line names other data."""
+    context = click.get_current_context()
+    if context.get_parameter_source("data") is ParameterSource.COMMANDLINE:
+        return request
+    return replace(request, data=begun.data, items=begun.items, columns=begun.columns)
 
 
 def _needs_report(out: Path) -> bool:
@@ -237,6 +290,7 @@ def _default_out(experiment: Experiment) -> Path:
     click.option("--rounds", type=int, metavar="N", help="Rounds of a trial."),
     click.option("--seed", type=options.SEED, default=0, metavar="S"),
 )
+@options.gather("columns", Columns, *options.column_options, options.title_option)
 @click.option("--trials", type=click.IntRange(1, 100_000), default=20, metavar="N")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A fixed option.")
 @click.option("--out", type=PATH, metavar="DIR", help="The search's folder.")
@@ -245,6 +299,7 @@ def _default_out(experiment: Experiment) -> Path:
 @options.json_option
 def tune_command(
     request: ExperimentRequest,
+    columns: Columns,
     trials: int,
     pairs: tuple[str, ...],
     out: Path | None,
@@ -263,10 +318,11 @@ def tune_command(
     never scored. The same command goes on with a search that was interrupted, or with more
     --trials; the result is the same as without the stop.
     """
-    request = replace(request, settings=parse_settings(pairs))
+    given = {role: at for role, at in vars(columns).items() if at is not None}
+    request = replace(request, settings=parse_settings(pairs), columns=given or None)
     base = base_experiment(request)  # a typo is reported before data is read
     out = out or Path("tunes") / options.default_name(request.data, base.method)
-    data = load_with_progress(request.data, request.items, quiet=as_json or verbosity.quiet)
+    data = load_with_progress(request, quiet=as_json or verbosity.quiet)
     with training_display(as_json, verbosity) as display, interrupt_callback() as stop:
 
         def on_trial(number: int) -> None:
@@ -290,6 +346,7 @@ def _command(request: ExperimentRequest, trials: int, pairs: tuple[str, ...]) ->
     """Return the command of a search, for the comment in its preset."""
     names = ("data", "items", "method", "preset", "rounds")
     given = [(name, getattr(request, name)) for name in names]
+    given += list((request.columns or {}).items())
     words = [f"--{name} {value}" for name, value in given if value is not None]
     words += [f"--set {pair}" for pair in pairs]
     return " ".join(["hushrec tune", *words, f"--trials {trials} --seed {request.seed}"])

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from hushrec.errors import DiskError, InputError, RunError, StoppedError
+from hushrec.errors import DiskError, InputError, RunError, StoppedError, listed
 from hushrec.evaluation.evaluator import PartRanks
 from hushrec.evaluation.metrics import Ranks
 from hushrec.federation.experiment import Experiment
@@ -51,6 +51,7 @@ METRICS = "metrics.jsonl"
 FINAL = "final"
 AUDIT_FILE = "audit.json"
 SEEDS = "seeds.json"
+FOLLOWED = "followed.json"
 NEW, OLD = "new", "replaced"
 """Suffixes of the hidden folders of a run that replaces another, and of one that is replaced."""
 FEDERATED = "roster.json"
@@ -122,6 +123,14 @@ class RunFolder:
         if not file.exists():
             raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
         return codec.read_stored(kind, file)
+
+    def require_seeds(self, seeds: Sequence[int] | None) -> None:
+        """Refuse to go on with other seeds than those of this folder; None is for a single run."""
+        several = (self.path / SEEDS).exists()
+        begun = self.read(SEEDS, Seeds).seeds if several else None
+        if begun != (None if seeds is None else list(seeds)):
+            what = "a single run" if begun is None else f"the seeds {listed(list(map(str, begun)))}"
+            raise RunError(f"{self.path} holds {what}: resume it with the same 'seeds'")
 
     def read_summary(self) -> Summary:
         """Read summary.json."""

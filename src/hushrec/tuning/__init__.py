@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +65,8 @@ def base_experiment(request: ExperimentRequest) -> Experiment:
     base = request.experiment()
     if not search_space(base, request):
         raise ConfigError(f"{base.method} declares no options to search for (Tunable.search)")
+    if not base.split.hold_out:
+        raise ConfigError("a search needs validation items: leave out split.hold_out = false")
     if base.protocol != "honest":
         raise ConfigError("a search under the published protocol would tune the leak: use honest")
     if base.privacy.mode != "none":
@@ -95,8 +97,7 @@ def tune(
     callbacks: Sequence[Callback] = (),
 ) -> Search:
     """Search until the folder holds this many trials; ``on_trial`` announces each by its number."""
-    named = replace(request, data=data.name, items=data.items_file)
-    base = base_experiment(named).resolved(data)
+    base = base_experiment(request.of(data)).resolved(data)
     space = search_space(base, request)
     search = _open(out, base, space)
     write_preset(search, base, command)  # the search may have been stopped just before this
