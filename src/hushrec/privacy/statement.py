@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +38,13 @@ TRUSTED: dict[Trust, str] = {
         "the guarantee is for whoever sees the models it releases"
     ),
 }
+TRUSTED_PARTY: dict[str, str] = {
+    "nobody": "nobody but the device",
+    "nodes": "each node with its own users' uploads",
+    "aggregator": "the party that sums the uploads, or secure aggregation in its place",
+}
+TIERS = ((1.0, "strong"), (10.0, "reasonable"), (math.inf, "weak"))
+"""Largest epsilon of each tier of Ponomareva et al., "How to DP-fy ML" (JAIR 2023), section 5.2."""
 OTHER_RUNS = (
     "options tuned on the same data, and other runs or seeds on it, of which `hushrec privacy "
     "compose` states the sum"
@@ -124,6 +132,52 @@ class PrivacyStatement(Stored):
         """Whether there is a guarantee with a finite epsilon."""
         finite = self.epsilon is not None and math.isfinite(self.epsilon)
         return finite and self.guarantee != NO_GUARANTEE
+
+    @property
+    def in_words(self) -> tuple[str, str, str]:
+        """What an attacker learns at most, what is not covered, and what it rests on."""
+        if self.epsilon is None or not self.promises:
+            return (
+                self.statement,
+                "Nothing bounds what somebody who sees the uploads or the model learns about a "
+                f"{self.unit}; hushrec audit measures what attacks find.",
+                "Users have to trust the server; a privacy mode, such as privacy.mode = central "
+                "with privacy.epsilon = 8, replaces that trust by a guarantee.",
+            )
+        details = (re.split(", |: ", fact)[0] for fact in self.not_covered)
+        noise = "noise that stays secret"
+        if self.noise_seed is not None:
+            noise = f"noise that whoever knows privacy.noise_seed = {self.noise_seed} can remove"
+        return (
+            _largest_certainty(self),
+            f"Not covered are {'; '.join(details)}: the statement says each in full.",
+            f"The guarantee rests on trust in {TRUSTED_PARTY[self.trust]}, on {noise}, and "
+            f"on the privacy accountant's composition of {self.rounds:,} round"
+            f"{'' if self.rounds == 1 else 's'} (docs/guarantees.md).",
+        )
+
+
+def _largest_certainty(stated: PrivacyStatement) -> str:
+    """Bound the success of a test between neighbouring data sets with even prior odds.
+
+    Under (epsilon, delta)-DP no test is right more often than (e^epsilon + delta) / (e^epsilon + 1)
+    (Kairouz, Oh and Viswanath 2015, from the two lines that bound its error rates).
+    """
+    assert stated.epsilon is not None, "checked by the caller"
+    epsilon, delta = stated.epsilon, stated.delta
+    right = 1 / (1 + math.exp(-epsilon)) + delta * math.exp(-epsilon) / (1 + math.exp(-epsilon))
+    percent = math.ceil(min(right, 1) * 10_000) / 100
+    odds = f"{math.exp(epsilon):,.0f}" if 3 < epsilon < 20 else f"{math.exp(min(epsilon, 700)):.3g}"
+    tier = next(name for most, name in TIERS if epsilon <= most)
+    change = {"zero-out-one": "zeroed out", "replace-one": "replaced"}[stated.neighbours]
+    whose = f"one {stated.unit}'s data was used or {change}"
+    if stated.same_budgets:
+        whose += f", for the {stated.unit} with the largest budget,"
+    return (
+        f"Somebody who sees everything that training released, and has to tell whether {whose}, is "
+        f"right with a probability of at most {percent:g} %, where a coin gives 50 %: odds of "
+        f"{odds} to 1 (e^{epsilon:.4g}), a {tier} guarantee by the tiers of Ponomareva et al. 2023."
+    )
 
 
 def changed(unit: str, neighbours: str, *, same_budgets: bool) -> str:
