@@ -119,6 +119,7 @@ def analyse_command(
     hushrec analyse runs/fedrkg --only guidance --json
     """
     run = Run.open(folder)
+    run.summary.require_figures(str(folder), "analyse")
     makers: dict[str, Callable[[], Any]] = {
         "tables": lambda: analysis.metrics_by_table(run, part, threads or usable_cores()),
         "groups": lambda: analysis.metrics_by_group(run, part),

@@ -93,6 +93,8 @@ def write_report(
     """
     if run.folder is None:
         raise RunError("a report is written into the run's folder: train with out=FOLDER")
+    if run.summary.final_of is not None:
+        return _write_summary_report(run.folder, "final.html.j2")
     page = {
         **report_page(run, run.folder),
         "samples": sections.samples(run) if samples else [],
@@ -105,10 +107,15 @@ def write_report(
 
 def write_federated_report(folder: RunFolder) -> Path:
     """Write ``report.html`` of a federated run, from what the coordinator knows."""
+    return _write_summary_report(folder, "federated.html.j2")
+
+
+def _write_summary_report(folder: RunFolder, template: str) -> Path:
+    """Write the report of a run without ranks of users of its own."""
     experiment, summary = folder.experiment(), folder.read_summary()
     page = _common_values(experiment, summary, folder.read_metrics(), experiment.make_method())
     page |= {"together": None, "metric_name": metric_name}
-    folder.write_text(REPORT, render("federated.html.j2", page))
+    folder.write_text(REPORT, render(template, page))
     return folder.path / REPORT
 
 
@@ -148,7 +155,7 @@ def report_page(run: Run, folder: RunFolder) -> dict[str, Any]:
         "audit": audit,
         "audit_plot": sections.audit_plot(run, audit),
         "rate_names": sections.RATE_NAMES,
-        "split_words": tables.split_words(run),
+        "split_words": tables.split_words(run.split.config, run.split.data),
         "list_length": baselines.LIST_LENGTH,
     }
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hushrec.analysis.run import GuidanceEffect
-from hushrec.api import Run
-from hushrec.data.splitting import Part
+from hushrec.data.interactions import Interactions
+from hushrec.data.splitting import Part, SplitConfig
 from hushrec.errors import plain
 from hushrec.evaluation.groups import Spread
 from hushrec.io.codec import Tables
@@ -98,9 +98,8 @@ def options(method: Method, summary: Summary) -> list[tuple[str, Any, str]]:
     ]
 
 
-def split_words(run: Run) -> str:
-    """Describe the split, and the order of the rows that it uses."""
-    config, data = run.split.config, run.split.data
+def split_words(config: SplitConfig, data: Interactions) -> str:
+    """Describe a split whose settings are resolved, and the order of the rows that it uses."""
     if not config.hold_out:
         return "Nothing is held out: all rows train."
     order = "the order of the rows" if data.rows_in_order else "the order of the file (no times)"
@@ -193,12 +192,19 @@ def shown_metrics(measured: Iterable[str]) -> list[str]:
 
 
 def result_table(summary: Summary, names: Sequence[str] = (), part: Part = "test") -> Table:
-    """Show a run's metrics beside those of the baselines, where these are known."""
+    """Show a run's metrics beside those of the baselines, where these are known.
+
+    Of a final model the metrics are those of the run that it follows.
+    """
+    final, summary = summary, summary.figures
     tables: Tables = summary.test if part == "test" else summary.valid
     names = names or shown_metrics(tables["full"])
     title = f"{summary.method} on {summary.data_name}, {part} items"
+    if final.final_of is not None:
+        title += f" of {final.final_of.run}, which this model follows"
     heads = map(str.upper, names)
-    more: dict[str, Any] = {"caption": "\n".join(summary.all_marks), "caption_style": "bold red"}
+    marks = [*final.all_marks, *(mark for mark in summary.marks if final is not summary)]
+    more: dict[str, Any] = {"caption": "\n".join(marks), "caption_style": "bold red"}
     table = plain_table(title, "candidates", "", figures=heads, **more)
     baselines: dict[str, Tables] = dict(summary.baselines or {})
     mark = " (leaks)" if summary.leaks else ""
@@ -369,7 +375,7 @@ def summary_lines(summary: Summary) -> list[Table | Text]:
             f"{budgets.over_budget:,} of {budgets.clients:,} clients over budget, "
             f"{budgets.stopped:,} stopped"
         )
-    if users.not_evaluated_users:
+    if users.not_evaluated_users and summary.final_of is None:
         lines.append(
             f"{users.not_evaluated_users:,} of {users.users:,} users are not evaluated: "
             "too short for the split, or not asked by it"

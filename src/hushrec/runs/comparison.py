@@ -128,6 +128,7 @@ class _Stored:
     def of(cls, run: Ranked, candidates: str, number: str) -> _Stored:
         summary = run.summary
         name = f"{number}{summary.method}" if run.folder is None else str(run.folder.path)
+        summary.require_figures(name, "compare")
         ranks = [_chosen(run.ranks["test"], candidates, name)]
         return cls(name, summary, candidates, ranks, _costs(summary, run.lines, name))
 
@@ -135,6 +136,7 @@ class _Stored:
     def read(cls, path: Path, candidates: str) -> _Stored:
         folder = RunFolder.open(path)
         summary = folder.read_summary()
+        summary.require_figures(str(path), "compare")
         if summary.nodes is not None:
             costs = _costs(summary, folder.read_metrics(), str(path))
             return cls(str(path), summary, candidates, [], costs)
