@@ -51,9 +51,25 @@ def test_info_of_a_file(run, ratings):
     assert facts["density"] == 0.75
     assert facts["rows_per_user"] == {"min": 2, "median": 2.0, "max": 2}
     assert facts["share_of_users_tied_at_latest_time"] == 0.5
+    assert facts["share_of_rows_tied_with_another"] == 0.5
+    assert "rows of one time together" in facts["split"]
+    assert any(note.startswith("all 4 rows count as liked") for note in facts["notes"])
     text = run("info", str(ratings)).stdout
     assert "repeats" in text
     assert "0.75" in text
+
+
+def test_info_says_which_split_follows(run, tmp_path):
+    plain, receipts = tmp_path / "plain.csv", tmp_path / "receipts.csv"
+    plain.write_text("who,what\na,x\na,y\nb,x\nb,y\n")
+    facts = json.loads(run("info", str(plain), "--user", "who", "--item", "what", "--json").stdout)
+    assert "an order drawn from the seed" in facts["split"]
+    bought = [f"{u},{i},{day}" for u in "ab" for day in (1, 2) for i in ("tea", "milk", day)]
+    receipts.write_text("\n".join(["user,item,date", *bought]))
+    facts = json.loads(run("info", str(receipts), "--json").stdout)
+    assert facts["has_baskets"] and facts["share_of_rows_tied_with_another"] == 1
+    assert "rows of one time together" in facts["split"]
+    assert any("split.kind = next-basket" in note for note in facts["notes"])
 
 
 def test_info_of_a_named_data_set(run, data_dir, monkeypatch):

@@ -49,6 +49,19 @@ def test_a_runs_config_runs_again(table: Path, tmp_path: Path) -> None:
     assert both[0]["test"] == both[1]["test"]
 
 
+def test_low_ratings_that_count_as_liked_are_said_before_training(tmp_path: Path) -> None:
+    rated = tmp_path / "rated.csv"
+    rows = [f"{u},{n},{0.5 + n % 10 / 2},{n}" for u in range(20) for n in range(20)]
+    rated.write_text("\n".join(["user,item,rating,timestamp", *rows]))
+    words = "all 400 rows count as liked, values from 0.5 to 5 among them: split.drop_below = 4"
+    common = ["--data", rated, *QUICK, "--rounds", 1]
+    said = train(*common, "--out", tmp_path / "all")
+    assert words in said.stderr.partition("round 1")[0]
+    assert words in flat(said) and words in (tmp_path / "all" / "report.html").read_text()
+    liked = train(*common, "--set", "split.drop_below=4", "--out", tmp_path / "liked")
+    assert (liked.exit_code, "count as liked" in liked.output) == (0, False)
+
+
 def test_the_command_line_goes_before_the_file(table: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(f'data = "{table}"\nmethod = "fedmf"\nrounds = 1\n[options]\nd = 4\n')

@@ -20,10 +20,12 @@ from hushrec.cli.options import (
 )
 from hushrec.cli.terminal import echo_err, progress, show, text_column
 from hushrec.data.catalog import fetch, import_file, load, names
+from hushrec.data.interactions import Interactions
 from hushrec.data.reading import FeatureFiles
 from hushrec.data.sources import CATALOG, cache_dir
+from hushrec.data.splitting import SplitConfig, split_notes
 from hushrec.data.tables import Columns
-from hushrec.reporting.tables import facts_table, plain_table
+from hushrec.reporting.tables import facts_table, plain_table, split_words
 
 
 @click.group("data")
@@ -62,16 +64,20 @@ def list_command(as_json: bool) -> None:
 @data_commands.command("info")
 @click.argument("source", type=SOURCE, metavar="NAME|FILE")
 @items_option
+@gather("columns", Columns, *column_options, title_option)
 @json_option
-def info_command(source: str, items: str | None, as_json: bool) -> None:
-    """Describe a data set or a file: counts, density, ties, features, terms, checksums.
+def info_command(source: str, items: str | None, columns: Columns, as_json: bool) -> None:
+    """Describe a data set or a file: counts, ties, baskets, features, its split, terms, checksums.
 
     \b
     hushrec data info ml-100k
     hushrec data info ratings.csv.gz --items films.csv --json
+    hushrec data info log.csv --user customer --item product
     """
+    given: Any = {role: at for role, at in vars(columns).items() if at is not None}
     with reading_progress(as_json) as progress:
-        summary = load(source, items=items, progress=progress).facts()
+        data = load(source, items=items, progress=progress, **given)
+    summary = _facts(data)
     if source in CATALOG:
         dataset = CATALOG[source]
         folder = dataset.find() if dataset.files else None
@@ -145,7 +151,15 @@ def import_command(
     """
     with reading_progress(as_json) as progress:
         data = import_file(file, name, columns, features, overwrite=overwrite, progress=progress)
-    show(as_json, data.facts(), facts_table(data.facts()))
+    facts = _facts(data)
+    show(as_json, facts, facts_table(facts))
+
+
+def _facts(data: Interactions) -> dict[str, Any]:
+    """Describe interactions, and the split that a run makes of them by default."""
+    config, facts = SplitConfig().resolved(data.in_order, data.has_baskets), data.facts()
+    facts["notes"] += split_notes(data, config)
+    return {**facts, "split": split_words(config, data)}
 
 
 def _entry(name: str) -> dict[str, Any]:

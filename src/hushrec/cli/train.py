@@ -28,7 +28,8 @@ from hushrec.cli.display import (
     verbosity_options,
 )
 from hushrec.cli.options import PATH
-from hushrec.cli.terminal import show
+from hushrec.cli.terminal import echo_err, show
+from hushrec.data.splitting import split_notes
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
@@ -198,6 +199,8 @@ def train_command(
     given = {role: at for role, at in vars(columns).items() if at is not None}
     request = replace(request, columns=given or request.columns)
     data = load_with_progress(request, quiet=quiet)
+    for note in split_notes(data, experiment.split) if experiment and not quiet else ():
+        echo_err(note)
     with training_display(as_json, verbosity) as display, interrupt_callback() as stop:
         called = (display, stop, *installed)
         execution = Execution(Machine(threads), called, output.overwrite, output.resume)

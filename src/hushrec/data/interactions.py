@@ -235,6 +235,7 @@ class Interactions:
             "has_time": self.has_time,
             "has_baskets": self.has_baskets,
             "share_of_users_tied_at_latest_time": self._share_tied() if self.has_time else None,
+            "share_of_rows_tied_with_another": self._share_together() if self.has_time else None,
             "features": {
                 owner: {name: _describe(column) for name, column in columns.items()}
                 for owner, columns in features.items()
@@ -248,6 +249,13 @@ class Interactions:
         np.maximum.at(latest, self.user, self.time)
         at_latest = np.bincount(self.user[self.time == latest[self.user]], minlength=self.n_users)
         return float(np.mean(at_latest > 1))
+
+    def _share_together(self) -> float:
+        """Return the share of rows with the user and time of another row."""
+        order = np.lexsort((self.time, self.user))
+        user, time = self.user[order], self.time[order]
+        as_before = (user[1:] == user[:-1]) & (time[1:] == time[:-1])
+        return float(np.mean(np.append(False, as_before) | np.append(as_before, False)))
 
     def merged(self, *, baskets: bool = False) -> Interactions:
         """Keep the latest row of every (user, item) pair, in file order, and note how many went.
