@@ -48,7 +48,7 @@ def bundle(run, tmp_path_factory):
 
 
 def pairs(lines):
-    return [(line.item, line.title, line.score) for line in lines]
+    return [(line.item, line.title, line.score, line.because) for line in lines]
 
 
 def check_same(run, found, expected):

@@ -92,10 +92,10 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
         items = top_items(scores, view, count).tolist()
         return [Listed(data.title(i), float(scores[0, i]), i in held_out) for i in items]
 
-    scores = model.scores(number, view)
+    scores = model.list_scores(view, model.scores(number, view))
     best, own = top_items(scores, view, count), listed(scores)
-    experts = model.experts(view, best[None])[0]
-    own = [replace(line, expert=expert) for line, expert in zip(own, experts, strict=True)]
+    reasons = model.reasons(view, best[None])[0]
+    own = [replace(line, expert=why.expert) for line, why in zip(own, reasons, strict=True)]
     because, influence = _because(model, number, view, scores, best)
     if because is not None:
         past = view.positives[0][because].tolist()
@@ -129,8 +129,8 @@ def targets_of(ranks: Ranks, row: int) -> list[tuple[int, int, int]]:
 
 
 def some_users(run: Run, count: int = 6) -> list[str]:
-    """Return some evaluated users, from the least to the most active."""
-    users = run.ranks["test"]["full"].users
+    """Return some evaluated users, from the least to the most active; of a final model any."""
+    users = run.ranks["test"]["full"].users if run.ranks else run.split.training_users
     order = users[np.argsort(run.split.train.positives.lengths[users], kind="stable")]
     return [str(run.split.data.users[order[n]]) for n in evenly_spread(len(order), count)]
 
@@ -142,6 +142,8 @@ def evenly_spread(size: int, most: int) -> list[int]:
 
 
 def _held_out(run: Run, number: int) -> list[HeldOut]:
+    if not run.ranks:  # of a final model
+        return []
     ranks, data = run.ranks["test"]["full"], run.split.data
     return [
         HeldOut(data.title(item), ahead + 1, int(ranks.candidates[row]))

@@ -1,4 +1,4 @@
-"""Baselines: popularity, the negative counter, local training, and centralised factorisation.
+"""Baselines: popularity, own frequency, negative counter, local training, pooled factorisation.
 
 The negative counter detects dishonest evaluation. It learns nothing: every device counts how often
 each item was drawn as one of its negatives and ranks the least drawn first. With honest negatives
@@ -40,7 +40,7 @@ def where(items: Ragged, kept: NDArray[np.bool_]) -> Ragged:
     return Ragged(np.concatenate([[0], np.cumsum(kept)])[items.indptr], items.values[kept])
 
 
-class Popularity(Method):
+class Popularity(Method, base.ItemPopularity):
     """Recommend what most users touched: the baseline to beat."""
 
     name = "popularity"
@@ -65,6 +65,24 @@ class Popularity(Method):
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score by count."""
         return np.tile(shared["counts"], (len(history), 1))
+
+    def item_popularity(self, shared: Shared) -> Scores:
+        """Return the counts."""
+        return np.asarray(shared["counts"])
+
+
+class PersonalFrequency(Popularity):
+    """Recommend what the user had most often, then what most users had: the baseline of baskets."""
+
+    name = "personal-frequency"
+
+    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
+        """Score by the user's own count; popularity, below one, decides between equal counts."""
+        counts = shared["counts"]
+        scores = np.tile(counts / (counts.max(initial=0) + np.float32(1)), (len(history), 1))
+        past = history.positives
+        np.add.at(scores, (np.repeat(np.arange(len(past)), past.lengths), past.values), 1)
+        return scores
 
 
 class SharesNothing(Method):

@@ -82,7 +82,7 @@ class PrivRec(Method):
     name = "privrec"
     Config = PrivRecConfig
     config: PrivRecConfig
-    traits = Traits(rounds=300, batch_interactions=BATCH_INTERACTIONS)
+    traits = Traits(rounds=300, from_features=True, batch_interactions=BATCH_INTERACTIONS)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw all parameters."""
@@ -225,7 +225,7 @@ class PrivRecCEN(PrivRec):
     name = "privrec-cen"
     Config = PrivRecCENConfig
     config: PrivRecCENConfig
-    traits = Traits(rounds=20, pooled=True, batch_interactions=BATCH_INTERACTIONS)
+    traits = Traits(20, pooled=True, from_features=True, batch_interactions=BATCH_INTERACTIONS)
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Train for one epoch on pooled samples in random order."""

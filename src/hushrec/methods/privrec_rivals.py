@@ -59,7 +59,7 @@ class NNSelf(PrivRec):
     name = "nn-self"
     Config = NNSelfConfig
     config: NNSelfConfig
-    traits = Traits(rounds=300)
+    traits = Traits(rounds=300, from_features=True)
 
     def fit(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         """Upload the negative meta-gradient of each client, whose mean `apply` adds (eq. 5)."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 from safetensors.numpy import save
 
-from hushrec.errors import ConfigError, RunError
+from hushrec.errors import ConfigError, RunError, refuse_unknown
 from hushrec.io.codec import Array
 from hushrec.io.files import atomic_folder, checked_path, remove, require_empty, writing
 from hushrec.methods.base import Method, Shared
@@ -50,6 +50,7 @@ def export(model: Model, path: str | Path, **options: Unpack[BundleForm]) -> Pat
     By default single precision keeps all weights, and the scores are those of the model: bit by bit
     for item pairs, up to rounding for a mixture. Half precision keeps as many as suit a device.
     """
+    refuse_unknown("export", options, BundleForm.__annotations__)
     neighbours, precision = options.get("neighbours"), options.get("precision", "half")
     if neighbours is not None and neighbours < 1:
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
@@ -73,12 +74,16 @@ def export(model: Model, path: str | Path, **options: Unpack[BundleForm]) -> Pat
             f"a bundle holds a mixture or item-to-item weights, which {method.name} does not have; "
             "use fedmix, fednext or fedease"
         )
+    data, popularity = model.data, model.popularity
+    if popularity is not None:
+        form.put("popularity", popularity)
     content = save(form.tensors)
-    data = model.data
     manifest = {
         "format": FORMAT,
         "method": method.name,
         **header,
+        "popular": popularity is not None,
+        "repeats": data.repeats,
         "model_bytes": len(content),
         "model_sha256": hashlib.sha256(content).hexdigest(),
         "items": [str(item) for item in data.items],
@@ -134,6 +139,7 @@ def _pairs(method: ItemPairs, shared: Shared, form: _Form) -> dict[str, Any]:
     form.tensors["known"] = known.astype(np.uint8)
     return {
         "model": "pairs",
+        "because": method.because,
         "recency": float(shared["scalars"][0]),
         "recent": method.config.recent,
         "popularity": float(shared["scalars"][1]),
@@ -150,7 +156,8 @@ def _mixture(method: FedMix, shared: Shared, form: _Form) -> dict[str, Any]:
         experts[expert.name] = []
         for number, part in enumerate(parts):
             arrays, name = dict(part.arrays), f"{expert.name}/{number}/"
-            entry = {"kind": part.kind, **part.options}
+            words = expert.because or expert.name
+            entry = {"kind": part.kind, "because": words, **part.options}
             if part.kind == "lags":
                 table = arrays.pop("neighbours"), arrays.pop("weights")
                 entry["scale"] = form.put_table(name, *table)

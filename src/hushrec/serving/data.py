@@ -1,11 +1,15 @@
-"""`ServingData`: the catalogue, the users and the histories that a model recommends with."""
+"""`ServingData`: the catalogue, the users and the histories that a model recommends with.
+
+A `Filter` says which items a list of `Recommendation` may hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +21,18 @@ from hushrec.data.features import (
     of_newcomer,
     text_to_array,
 )
-from hushrec.data.interactions import StrArray
+from hushrec.data.interactions import (
+    Categorical,
+    Features,
+    MultiCategorical,
+    Numeric,
+    StrArray,
+)
 from hushrec.data.splitting import Split, join
 from hushrec.data.views import Ragged, TrainView
-from hushrec.errors import ConfigError, InputError
-from hushrec.kernels.ragged import checked_lists
+from hushrec.errors import ConfigError, InputError, nearest
+from hushrec.kernels.ragged import checked_lists, top_k
+from hushrec.methods.baselines import distinct_items, where
 
 Array = NDArray[Any]
 UserIndices = NDArray[np.int64]
@@ -91,9 +102,22 @@ class ServingData:
             return np.arange(len(self.users))
         return np.unique(self.holders, return_inverse=True)[1]
 
+    @property
+    def repeats(self) -> bool:
+        """Whether lists may hold items of the history, as where people buy again."""
+        return self.train.repeats
+
     def title(self, item: int) -> str:
         """Return what to print for an item."""
         return str(self.items[item] if self.titles is None else self.titles[item])
+
+    def item_numbers(self, items: Iterable[str | int]) -> NDArray[np.int64]:
+        """Return the numbers of item ids; refuse unknown ones."""
+        index, ids = self.item_index, [str(item) for item in items]
+        for item in ids:
+            if item not in index:
+                raise ConfigError(f"no item '{item}' in the catalogue{nearest(item, index)}")
+        return np.array([index[item] for item in ids], np.int64)
 
     def history(self, users: UserIndices) -> TrainView:
         """Return everything that these users touched, held-out items included."""
@@ -101,13 +125,20 @@ class ServingData:
         ones = Ragged(later.indptr, np.ones(len(later.values), np.float32))
         return _with_history(past, join(past.positives, later), join(past.values, ones))
 
+    def popularity(self) -> NDArray[np.float32] | None:
+        """Return the number of training users of every item; None without users."""
+        touched = distinct_items(self.train.positives.take(np.flatnonzero(self.trained)))
+        counts = np.bincount(touched.values, minlength=len(self.items)).astype(np.float32)
+        return counts if counts.any() else None
+
     def new_user(self, history: Iterable[str | int], features: Mapping[str, str]) -> TrainView:
-        """Return a client with this history (item ids, oldest first) and these user features."""
+        """Return a client with this history (item ids, oldest first) and these user features.
+
+        Items that are not in the catalogue are left out.
+        """
         index = self.item_index
-        known = [index[str(item)] for item in history if str(item) in index]
-        if not known:
-            raise ConfigError("none of the items in the history is in the catalogue of this model")
-        latest_first = list(dict.fromkeys(reversed(known)))
+        known = [index[str(item)] for item in reversed(list(history)) if str(item) in index]
+        latest_first = known if self.repeats else list(dict.fromkeys(known))
         client = replace(
             self.train.take(NO_USERS),
             users=np.array([len(self.users)], np.int32),
@@ -143,6 +174,7 @@ class ServingData:
             "later.items": self.later.values,
             "trained": self.trained,
             "top_value": np.array([self.top_value]),
+            "repeats": np.array([self.repeats]),
         }
         if self.titles is not None:
             arrays["titles"] = text_to_array(self.titles)
@@ -166,7 +198,7 @@ class ServingData:
             times, values = arrays["train.times"], arrays["train.values"]
             numbers, trained = arrays["numbers"].astype(np.int32), arrays["trained"].astype(bool)
             holders = arrays["holders"].astype(np.int32) if "holders" in arrays else None
-            (top_value,) = arrays["top_value"].tolist()
+            (top_value,), (repeats,) = (arrays[n].tolist() for n in ("top_value", "repeats"))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"the data of the model is damaged: {error!r}") from None
         per_user = [numbers, trained, *features["user"].values()]
@@ -186,8 +218,141 @@ class ServingData:
             values=Ragged(positives.indptr, values.astype(np.float32)),
             user_features=features["user"],
             item_features=features["item"],
+            repeats=bool(repeats),
         )
         return cls(items, titles, users, train, later, trained, top_value, holders)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """One item of a list."""
+
+    item: str
+    title: str
+    score: float
+    because: str = ""
+    """The largest contribution to the score, in words: "often after Heat", "popular"; empty where
+    the method's scores are no sums of contributions."""
+
+
+LIST_COLUMNS = ("user", "rank", *(field.name for field in fields(Recommendation)))
+"""Columns of a table of lists."""
+
+
+def list_rows(user: str, lines: Sequence[Recommendation]) -> list[tuple[Any, ...]]:
+    """Return the rows of one user's list in a table of lists."""
+    return [(user, rank, *vars(line).values()) for rank, line in enumerate(lines, 1)]
+
+
+class FilterOptions(TypedDict, total=False):
+    """Keyword arguments that say which items a list may hold."""
+
+    only: Iterable[str | int] | None
+    """Ids of the items to choose from; None for the whole catalogue."""
+    without: Iterable[str | int]
+    """Ids of items to leave out."""
+    where: Iterable[str]
+    """Conditions on item features that all hold: ``genres=Comedy``, ``year>=1990``."""
+    seen: bool
+    """Whether items of the user's history are listed too."""
+
+
+CONDITION = re.compile(r"(?P<name>[^<>=!]+)(?P<sign>>=|<=|!=|=|>|<)(?P<value>.*)", re.DOTALL)
+COMPARE: Mapping[str, Callable[[Array, float], Array]] = {
+    ">=": np.greater_equal,
+    "<=": np.less_equal,
+    ">": np.greater,
+    "<": np.less,
+    "=": np.equal,
+    "!=": np.not_equal,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Filter:
+    """Which items lists may hold."""
+
+    items: NDArray[np.int64]
+    """Numbers of the allowed items, ascending."""
+    seen: bool
+    """Whether a list may hold items of the user's own history."""
+
+    @classmethod
+    def of(cls, data: ServingData, options: FilterOptions) -> Filter:
+        """Return the filter of some options; refuse unknown items, features and categories."""
+        unknown = [name for name in options if name not in FilterOptions.__annotations__]
+        if unknown:
+            known = nearest(unknown[0], FilterOptions.__annotations__)
+            raise TypeError(f"got an unexpected keyword argument '{unknown[0]}'{known}")
+        only, allowed = options.get("only"), np.ones(len(data.items), np.bool_)
+        if only is not None:
+            allowed[:] = False
+            allowed[data.item_numbers(only)] = True
+        allowed[data.item_numbers(options.get("without", ()))] = False
+        for condition in options.get("where", ()):
+            allowed &= _holds(data.train.item_features, condition)
+        return cls(np.flatnonzero(allowed), options.get("seen", False) or data.repeats)
+
+    def top(
+        self, scores: NDArray[np.float32], seen: Ragged, k: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Return each row's best allowed items, [rows, k], and their scores; -1 is no item."""
+        if not len(self.items):
+            nothing = len(scores), 0
+            return np.zeros(nothing, np.int32), np.zeros(nothing, np.float32)
+        if self.seen:
+            seen = Ragged.empty(len(scores))
+        length = min(int(k), len(self.items))
+        if len(self.items) == scores.shape[1]:
+            return top_k(scores, seen.indptr, seen.values, length)
+        index = np.full(scores.shape[1], -1, np.int32)
+        index[self.items] = np.arange(len(self.items))
+        among = index[seen.values]
+        left = where(Ragged(seen.indptr, among), among >= 0)
+        found, values = top_k(scores[:, self.items], left.indptr, left.values, length)
+        return np.where(found < 0, -1, self.items[found]).astype(np.int32), values
+
+
+def _holds(features: Features, condition: str) -> NDArray[np.bool_]:
+    """Return for which items a condition on a feature holds."""
+    parts = CONDITION.fullmatch(condition)
+    if parts is None:
+        raise ConfigError(f"'{condition}' is no condition: write genres=Comedy or year>=1990")
+    name, sign, value = (parts[group].strip() for group in ("name", "sign", "value"))
+    if name not in features:
+        known = nearest(name, features) if features else ": the items of this data have none"
+        raise ConfigError(f"no item feature '{name}'{known}")
+    column = features[name]
+    if isinstance(column, Numeric):
+        holds = COMPARE[sign](column.values, _number(condition, value))
+        return np.asarray(holds & ~np.isnan(column.values))
+    if sign in ("=", "!="):
+        chosen = np.isin(column.names, _categories(column, name, value))
+    else:
+        numbers = np.array([_number(f"{name}{sign}", each) for each in column.names.tolist()])
+        chosen = COMPARE[sign](numbers, _number(condition, value))
+        sign = "="
+    if isinstance(column, MultiCategorical):
+        has = column.flags[:, chosen].any(axis=1)
+    else:
+        has = np.append(chosen, False)[column.codes]
+    return np.asarray(~has if sign == "!=" else has)
+
+
+def _categories(column: Categorical | MultiCategorical, name: str, value: str) -> list[str]:
+    """Return the categories that a condition names, divided by "|"."""
+    wanted, known = value.split("|"), set(column.names.tolist())
+    for one in wanted:
+        if one not in known:
+            raise ConfigError(f"item feature '{name}' has no '{one}'{nearest(one, known)}")
+    return wanted
+
+
+def _number(condition: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfigError(f"'{condition}' compares numbers, and '{value}' is none") from None
 
 
 def _with_history(client: TrainView, items: Ragged, values: Ragged) -> TrainView:

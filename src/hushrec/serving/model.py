@@ -12,10 +12,11 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +24,36 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from hushrec.data.views import TrainView, chunks
+from hushrec.data.views import Ragged, TrainView, chunks
 from hushrec.errors import ConfigError, InputError, RunError
 from hushrec.io import usable_cores
 from hushrec.io.codec import Array, Arrays, Rows, Stored, read_stored
 from hushrec.io.files import atomic_folder, checked_path
 from hushrec.kernels.ragged import top_k
-from hushrec.methods.base import Explains, Method, Shared, method_class
+from hushrec.methods.base import (
+    Explains,
+    ItemNeighbours,
+    ItemPopularity,
+    ItemTables,
+    Method,
+    Reason,
+    Shared,
+    method_class,
+)
+from hushrec.methods.statistics.pair_weights import POPULAR
 from hushrec.private import Private, PrivateStore, StoreConfig
-from hushrec.serving.data import ServingData, UserIndices
+from hushrec.serving.data import (
+    LIST_COLUMNS,
+    Filter,
+    FilterOptions,
+    Recommendation,
+    ServingData,
+    UserIndices,
+    list_rows,
+)
 from hushrec.streams import Round, Streams
 
-FORMAT = "hushrec-model-1"
+FORMAT = "hushrec-model-2"
 HEADER, SHARED, DATA = "model.json", "shared.safetensors", "data.safetensors"
 PRIVATE = "private-{:06d}.safetensors"
 """Files of a saved model; those of private parameters are numbered."""
@@ -50,19 +69,8 @@ Scorer = Callable[[Shared, Private, TrainView], Scores]
 """(shared parameters, private parameters, histories) -> scores, as `Method.score`."""
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    """One item of a recommendation list."""
-
-    item: str
-    title: str
-    score: float
-    because: str = ""
-    """Expert with the largest contribution to the score; empty unless the method mixes experts."""
-
-
 class Recommends(ABC):
-    """`recommend`, which a model has, and a run through its model."""
+    """`recommend` and `similar`, which a model has, and a run through its model."""
 
     @property
     @abstractmethod
@@ -76,10 +84,16 @@ class Recommends(ABC):
         history: Iterable[str | int] | None = None,
         features: Mapping[str, str] | None = None,
         threads: int | None = None,
+        **chosen: Unpack[FilterOptions],
     ) -> list[Recommendation]: ...
     @overload
     def recommend(
-        self, users: Iterable[str | int] | None = None, k: int = 10, *, threads: int | None = None
+        self,
+        users: Iterable[str | int] | None = None,
+        k: int = 10,
+        *,
+        threads: int | None = None,
+        **chosen: Unpack[FilterOptions],
     ) -> Rows: ...
     def recommend(
         self,
@@ -88,6 +102,7 @@ class Recommends(ABC):
         history: Iterable[str | int] | None = None,
         features: Mapping[str, str] | None = None,
         threads: int | None = None,
+        **chosen: Unpack[FilterOptions],
     ) -> list[Recommendation] | Rows:
         """Return the best k items that a user has not touched, for one user or for many.
 
@@ -96,23 +111,32 @@ class Recommends(ABC):
 
         A user that the model does not know is folded in from ``history``, item ids oldest first:
         their private parameters are trained on it, the shared parameters stay as they are.
-        ``features`` are the user features of such a user.
+        ``features`` are the user features of such a user. A user without a history, also with
+        ``history=[]`` or one of unknown items only, gets the most popular items.
+
+        ``only``, ``without``, ``where`` and ``seen`` say which items a list may hold:
+        ``run.recommend("42", where=["genres=Comedy", "year>=1990"])``.
         """
         model = self._recommender
+        filtered = Filter.of(model.data, chosen)
         if isinstance(users, str | int | np.integer):
-            return model._list(str(users), k, history, features or {})
+            return model._list(str(users), k, history, features or {}, filtered)
         if history is not None or features:
             raise ConfigError("history and features belong to one user: give one id")
         ids = model.data.users.tolist() if users is None else [str(user) for user in users]
-        lists = model._lists(model.indices(ids), k, threads or usable_cores())
+        lists = model.lists(model.indices(ids), k, filtered, threads or usable_cores())
         return Rows.of(
-            ("user", "rank", *(field.name for field in fields(Recommendation))),
-            [
-                (user, rank, *vars(line).values())
-                for user, lines in zip(ids, lists, strict=True)
-                for rank, line in enumerate(lines, 1)
-            ],
+            LIST_COLUMNS,
+            [row for user, lines in zip(ids, lists, strict=True) for row in list_rows(user, lines)],
         )
+
+    def similar(self, item: str | int, k: int = 10) -> list[Recommendation]:
+        """Return the k items nearest to an item.
+
+        They are found by the method's weights from item to item, or by the cosine of item vectors;
+        methods that have neither are refused.
+        """
+        return self._recommender._similar(item, k)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,8 +149,9 @@ class Model(Recommends):
     data: ServingData
     streams: Streams
     """The seed's random streams, for fold-in and adaptation."""
-    tolerant: bool = False
-    """Whether NaN and infinite scores become the lowest score; else they are errors."""
+    promises: bool = False
+    """Whether privacy is promised: NaN and infinite scores become the lowest score, else they are
+    errors, and nothing is listed by raw counts of interactions."""
 
     def __repr__(self) -> str:
         users, items = len(self.data.users), len(self.data.items)
@@ -139,7 +164,7 @@ class Model(Recommends):
         stored: tuple[Shared, Iterable[Arrays]],
         data: ServingData,
         streams: Streams,
-        tolerant: bool,
+        promises: bool,
         store: StoreConfig = StoreConfig(),  # noqa: B008 - a frozen value
     ) -> Model:
         """Return the model of stored parameters: the shared ones, and parts of the private ones.
@@ -159,7 +184,7 @@ class Model(Recommends):
                 private.restore(part)
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise RunError(f"the private parameters do not fit ({error!r})") from None
-        return cls(method, shared, private, data, streams, tolerant)
+        return cls(method, shared, private, data, streams, promises)
 
     def save(self, path: str | Path) -> Path:
         """Write the model into a new folder, private parameters and histories included."""
@@ -172,7 +197,7 @@ class Model(Recommends):
                 "under_noise": type(self.method) is method_class(self.method.name).under_noise,
                 "options": self.method.config.model_dump(mode="json"),
                 "seed": self.streams.seed,
-                "tolerant": self.tolerant,
+                "promises": self.promises,
                 "files": digests,
             }
             (fresh / HEADER).write_text(json.dumps(header, indent=1), "utf-8")
@@ -194,7 +219,7 @@ class Model(Recommends):
             shared, known = (_read(folder / name, header.files) for name in (SHARED, DATA))
             stored = shared, (_read(folder / name, header.files) for name in names)
             data, streams = ServingData.from_arrays(known), Streams(header.seed)
-            return cls.restored(method, stored, data, streams, header.tolerant)
+            return cls.restored(method, stored, data, streams, header.promises)
         except (InputError, ValidationError, SafetensorError) as error:
             raise RunError(f"{folder} is damaged: {error}") from None
 
@@ -263,7 +288,7 @@ class Model(Recommends):
         return both.read(users)
 
     def _finite(self, scores: Scores) -> Scores:
-        if not self.tolerant or np.isfinite(scores).all():
+        if not self.promises or np.isfinite(scores).all():
             return scores
         return np.where(np.isfinite(scores), scores, np.finfo(np.float32).min)
 
@@ -274,32 +299,66 @@ class Model(Recommends):
         return self
 
     def _list(
-        self, user: str, k: int, history: Iterable[str | int] | None, features: Mapping[str, str]
+        self,
+        user: str,
+        k: int,
+        history: Iterable[str | int] | None,
+        features: Mapping[str, str],
+        chosen: Filter,
     ) -> list[Recommendation]:
         if history is not None:
             new = self.data.new_user(history, features)
-            return self._best(new, self.scores_of_new(new), k)[0]
+            return self._best(new, self.scores_of_new(new), k, chosen, new.positives)[0]
         if features:
             raise ConfigError(f"the data has the features of user '{user}': leave them out")
-        return self._lists(self.indices([user]), k, threads=1)[0]
+        return next(self.lists(self.indices([user]), k, chosen, threads=1))
 
     def explain(self, user: str | int, items: Sequence[str | int]) -> list[str]:
-        """Return, for each item, the expert with the largest contribution to the user's score.
+        """Return, for each item, the largest contribution to the user's score, in words.
 
-        The names are empty unless the method mixes experts.
+        The words are empty unless the method's scores are sums of contributions.
         """
         history = self.data.history(self.indices([user]))
-        try:
-            numbers = [self.data.item_index[str(item)] for item in items]
-        except KeyError as unknown:
-            raise ConfigError(f"item {unknown} is not in the catalogue of this model") from None
-        return self.experts(history, np.array([numbers], np.int32))[0]
+        numbers = self.data.item_numbers(items).astype(np.int32)
+        return [self._because(reason) for reason in self.reasons(history, numbers[None])[0]]
 
-    def experts(self, history: TrainView, items: NDArray[np.int32]) -> list[list[str]]:
-        """Return the expert with the largest contribution to each score: items [clients, ranks]."""
+    def reasons(self, history: TrainView, items: NDArray[np.int32]) -> list[list[Reason]]:
+        """Return the largest contribution to each score: items [clients, ranks]."""
+        found = [[Reason()] * items.shape[1]] * len(items)
         if isinstance(self.method, Explains):
-            return self.method.contributions(self.shared, history, items)
-        return [[""] * items.shape[1]] * len(items)
+            found = self.method.contributions(self.shared, history, items)
+        popular = [POPULAR] * items.shape[1]
+        without = self._without_history(history).tolist()
+        return [popular if none else mine for none, mine in zip(without, found, strict=True)]
+
+    def _because(self, reason: Reason) -> str:
+        title = self.data.title(reason.item) if reason.item >= 0 else "items of the history"
+        return reason.words.replace("{}", title)
+
+    @cached_property
+    def popularity(self) -> Scores | None:
+        """Popularity of every item, for users without a history; None where nothing says it.
+
+        It comes from the shared parameters or, where no privacy is promised, from the training
+        interactions: no guarantee covers raw counts.
+        """
+        found = None
+        if isinstance(self.method, ItemPopularity):
+            found = self.method.item_popularity(self.shared)
+        return self.data.popularity() if found is None and not self.promises else found
+
+    def _without_history(self, history: TrainView) -> NDArray[np.bool_]:
+        """Return which clients get the popular items."""
+        if self.popularity is None or (self.method.traits.from_features and history.user_features):
+            return np.zeros(len(history), np.bool_)
+        return np.asarray(history.positives.lengths == 0)
+
+    def list_scores(self, history: TrainView, scores: Scores) -> Scores:
+        """Return what lists are sorted by: scores, or popularity for clients without a history."""
+        without = self._without_history(history)
+        if self.popularity is None or not without.any():
+            return scores
+        return np.where(without[:, None], self.popularity, scores)
 
     def indices(self, users: Sequence[str | int]) -> UserIndices:
         """Return the indices of user ids; unknown users are an error."""
@@ -307,30 +366,76 @@ class Model(Recommends):
         for user in users:
             if str(user) not in index:
                 raise ConfigError(
-                    f"user '{user}' is unknown to this run; give their items with --history FILE"
+                    f"user '{user}' is unknown to this model: give their items, oldest first, as "
+                    "history=[…]; history=[] gives the popular items"
                 )
         return np.array([index[str(user)] for user in users], np.int64)
 
-    def _lists(self, users: UserIndices, k: int, threads: int) -> list[list[Recommendation]]:
+    def lists(
+        self,
+        users: UserIndices,
+        k: int,
+        chosen: Filter,
+        threads: int,
+        past: Callable[[UserIndices], tuple[TrainView, Ragged]] | None = None,
+    ) -> Iterator[list[Recommendation]]:
+        """Yield the list of each user, a few batches at a time.
+
+        ``past`` returns histories, and the items that are not listed, in place of the whole ones.
+        """
+
         def work(batch: UserIndices) -> list[list[Recommendation]]:
             history = self.data.history(batch)
-            return self._best(history, self.scores(batch, history), k)
+            seen = history.positives
+            if past is not None:
+                history, seen = past(batch)
+            return self._best(history, self.scores(batch, history), k, chosen, seen)
 
+        together = max(1, self.batch_size) * 4 * threads
         with ThreadPoolExecutor(threads) as pool:
-            return [one for done in pool.map(work, chunks(users, self.batch_size)) for one in done]
+            for some in chunks(users, together):
+                for done in pool.map(work, chunks(some, self.batch_size)):
+                    yield from done
 
-    def _best(self, history: TrainView, scores: Scores, k: int) -> list[list[Recommendation]]:
-        """Return each client's best items that are not in its history."""
-        data, seen = self.data, history.positives
-        items, values = top_k(scores, seen.indptr, seen.values, min(int(k), len(data.items)))
-        experts = self.experts(history, items)
+    def _best(
+        self, history: TrainView, scores: Scores, k: int, chosen: Filter, seen: Ragged
+    ) -> list[list[Recommendation]]:
+        """Return each client's best allowed items that are not seen."""
+        data = self.data
+        items, values = chosen.top(self.list_scores(history, scores), seen, k)
         return [
             [
-                Recommendation(str(data.items[item]), data.title(item), float(value), expert)
-                for item, value, expert in zip(*listed, strict=True)
+                Recommendation(str(data.items[item]), data.title(item), float(value), because)
+                for item, value, because in zip(*listed, map(self._because, why), strict=True)
                 if item >= 0
             ]
-            for listed in zip(items, values, experts, strict=True)
+            for *listed, why in zip(items, values, self.reasons(history, items), strict=True)
+        ]
+
+    def _similar(self, item: str | int, k: int) -> list[Recommendation]:
+        (number,) = self.data.item_numbers([item]).tolist()
+        method, weights = self.method, None
+        if isinstance(method, ItemNeighbours):
+            weights = method.item_neighbours(self.shared, number)
+        elif isinstance(method, ItemTables):
+            # The table of a client that has done nothing is the server's.
+            nobody = self.fold_in(self.data.new_user([], {}))
+            table = next(iter(method.item_tables(self.shared, nobody).values()))
+            units = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
+            weights = units @ units[number]
+        if weights is None:
+            raise ConfigError(
+                f"{method.name} has neither weights from item to item nor item vectors: similar "
+                "items need fedmix, fednext, fedease or a method with an item table"
+            )
+        itself = Ragged(np.array([0, 1]), np.array([number], np.int32))
+        (items,), (values,) = top_k(
+            weights[None], itself.indptr, itself.values, min(int(k), len(weights))
+        )
+        return [
+            Recommendation(str(self.data.items[near]), self.data.title(near), float(value))
+            for near, value in zip(items.tolist(), values.tolist(), strict=True)
+            if near >= 0 and value > 0
         ]
 
 
@@ -342,7 +447,7 @@ class _Header(Stored):
     under_noise: bool
     options: dict[str, Any]
     seed: int
-    tolerant: bool
+    promises: bool
     files: dict[str, str]
     """SHA-256 of every other file."""
 

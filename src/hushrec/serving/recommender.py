@@ -28,12 +28,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT = "hushrec-bundle-4"
+FORMAT = "hushrec-bundle-5"
 MANIFEST, MODEL = "manifest.json", "model.safetensors"
 MOST_BYTES = 2**30
 """A larger file is refused: a device has no use for it."""
 SMALLEST, LARGEST = 1e-30, 1e30
 """Of a number above 0: single precision knows hardly more."""
+LONGEST = 200
+"""Characters of a reason."""
 DTYPES = {"F16": "<f2", "F32": "<f4", "U8": "u1", "U16": "<u2", "I32": "<i4"}
 Array = NDArray[Any]
 IDS, NUMBERS = ("U16", "I32"), ("F16", "F32")
@@ -41,8 +43,10 @@ IDS, NUMBERS = ("U16", "I32"), ("F16", "F32")
 STEEPNESS = np.float32(1.702)
 """Of the sigmoid in the hidden layers of the network."""
 
-Experts = Callable[[Array], list[str]]
-"""Items -> for each, the expert with the largest contribution to its score."""
+Reasons = Callable[[Array], list[tuple[str, int]]]
+"""Items -> for each, the largest contribution to its score in words, and the item of the history
+that adds most to it, or -1."""
+POPULAR = "popular"
 
 
 class BundleError(ValueError):
@@ -57,7 +61,7 @@ class Suggestion:
     title: str
     score: float
     because: str = ""
-    """Expert with the largest contribution to the score; empty unless the model mixes experts."""
+    """The largest contribution to the score, in words: "often after Heat", "popular"."""
 
 
 class Recommender:
@@ -69,11 +73,15 @@ class Recommender:
         self.items, self.titles = _catalogue(manifest)
         given = _Given(manifest, dict(tensors), len(self.items))
         kind = _one_of(manifest, "model", ("pairs", "mixture"))
+        self._repeats = _flag(manifest, "repeats")
+        self._popularity: Array | None = None
+        if _flag(manifest, "popular"):
+            self._popularity = given.take("popularity", ("F32",), len(self.items))
         self._model: _Pairs | _Mixture = _Pairs(given) if kind == "pairs" else _Mixture(given)
         if given.tensors:
             raise BundleError(f"the model has unknown tensors {sorted(given.tensors)}")
         self._number = {item: number for number, item in enumerate(self.items)}
-        self._history: dict[int, None] = {}
+        self._history: list[int] = []
         for item in history:
             self.touch(item)
 
@@ -100,26 +108,69 @@ class Recommender:
         number = self._number.get(item)
         if number is None:
             return False
-        self._history.pop(number, None)
-        self._history[number] = None
+        if number in self._history and not self._repeats:
+            self._history.remove(number)
+        self._history.append(number)
         return True
 
-    def recommend(self, k: int = 10) -> list[Suggestion]:
-        """Return the best k items not touched yet; ties go to the earlier one in the catalogue."""
-        if k < 1:
-            raise ValueError(f"k = {k}: a list has at least 1 item")
-        past = np.array(list(reversed(self._history)), np.int64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            scores, experts = self._model.score(past)
+    def recommend(
+        self,
+        k: int = 10,
+        only: Iterable[str] | None = None,
+        without: Iterable[str] = (),
+        seen: bool = False,
+    ) -> list[Suggestion]:
+        """Return the best k items; ties go to the earlier one in the catalogue.
+
+        Touched items are left out unless ``seen``; ``only`` and ``without`` are ids of items to
+        choose from and to leave out. Without a history these are the most popular items.
+        """
+        past = np.array(self._history[::-1], np.int64)
+        if len(past) or self._popularity is None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                scores, reasons = self._model.score(past)
+        else:
+            scores, reasons = self._popularity, lambda items: [(POPULAR, -1)] * len(items)
         if not np.isfinite(scores).all():
             raise BundleError("the model has scores that are NaN or infinite")
-        scores[past] = -np.inf
-        best = _largest(scores, min(k, len(scores) - len(past)))
+        allowed = np.full(len(scores), only is None)
+        allowed[self._numbers(only or ())] = True
+        allowed[self._numbers(without)] = False
+        if not (seen or self._repeats):
+            allowed[past] = False
+        return self._suggested(scores, allowed, k, reasons)
+
+    def similar(self, item: str, k: int = 10) -> list[Suggestion]:
+        """Return the k items with the largest weights from an item."""
+        (number,) = self._numbers([item])
+        weights = self._model.neighbours(number)
+        allowed = weights > 0
+        allowed[number] = False
+        return self._suggested(weights, allowed, k, lambda items: [("", -1)] * len(items))
+
+    def _numbers(self, items: Iterable[str]) -> list[int]:
+        """Return the numbers of item ids; refuse unknown ones."""
+        ids = list(items)
+        for item in ids:
+            if item not in self._number:
+                raise ValueError(f"item '{item}' is not in the catalogue")
+        return [self._number[item] for item in ids]
+
+    def _suggested(
+        self, scores: Array, allowed: Array, k: int, reasons: Reasons
+    ) -> list[Suggestion]:
+        if k < 1:
+            raise ValueError(f"k = {k}: a list has at least 1 item")
+        left = np.flatnonzero(allowed)
+        best = left[_largest(scores[left], min(k, len(left)))]
         best = best[np.argsort(-scores[best], kind="stable")]
         return [
-            Suggestion(self.items[n], self.titles[n], float(scores[n]), expert)
-            for n, expert in zip(best, experts(best), strict=True)
+            Suggestion(self.items[n], self.titles[n], float(scores[n]), self._because(*why))
+            for n, why in zip(best, reasons(best), strict=True)
         ]
+
+    def _because(self, words: str, item: int) -> str:
+        return words.replace("{}", self.titles[item] if item >= 0 else "items of the history")
 
 
 # ---------------------------------------------------------------- models
@@ -132,25 +183,38 @@ class _Pairs:
         options = given.manifest
         self._table = _Table(given, "", options)
         self._known = given.take("known", ("U8",), given.n_items) > 0
-        popularity = np.float32(_number(options, "popularity"))
-        self._prior = given.take("shares", ("F32",), given.n_items) * popularity
+        self._words = _words(options, "because")
+        shares = given.take("shares", ("F32",), given.n_items)
+        self._prior = shares * np.float32(_number(options, "popularity"))
         self._by_lag = _by_lag(_whole(options, "recent", 1), _number(options, "recency"))
 
-    def score(self, past: Array) -> tuple[Array, Experts]:
-        scores = self._prior.copy()
-        for weight, item in zip(self._by_lag, past[self._known[past]], strict=False):
-            # An item's neighbours are distinct. Unused entries name the item itself, which is in
-            # the history and not recommended.
+    def score(self, past: Array) -> tuple[Array, Reasons]:
+        scores, mean = self._prior.copy(), self._prior.mean()
+        past = past[self._known[past]][: len(self._by_lag)]
+        for weight, item in zip(self._by_lag, past, strict=False):
+            # An item's neighbours are distinct. Unused entries name the item itself with weight 0.
             row = self._table.weights[item].astype(np.float32) * self._table.scale
             scores[self._table.neighbours[item]] += weight * row
-        return scores, lambda items: [""] * len(items)
+
+        def reasons(items: Array) -> list[tuple[str, int]]:
+            """Compare the weights from the history with popularity above the mean."""
+            lifted = scores[items] - self._prior[items] >= self._prior[items] - mean
+            weights = self._table.between(past, items) * self._by_lag[: len(past), None]
+            found = np.where(lifted, _most(past, weights), -2).tolist()
+            return [(POPULAR, -1) if item == -2 else (self._words, item) for item in found]
+
+        return scores, reasons
+
+    def neighbours(self, item: int) -> Array:
+        return self._table.row(item)
 
 
 class _Mixture:
     """Weighted sum of expert scores, and a network of two hidden layers that reranks the best."""
 
     def __init__(self, given: _Given) -> None:
-        self._names: list[str] = []
+        self._words: list[str] = []
+        self._first: list[_Part] = []
         self._parts: list[_Part] = []
         owners: list[int] = []
         experts = given.manifest.get("experts")
@@ -162,8 +226,10 @@ class _Mixture:
             for index, options in enumerate(parts):
                 part = _KINDS[_one_of(options, "kind", _KINDS)](given, f"{name}/{index}/", options)
                 self._parts.append(part)
-                owners += [len(self._names)] * part.size
-            self._names.append(name)
+                if index == 0:
+                    self._words.append(_words(options, "because"))
+                    self._first.append(part)
+                owners += [len(self._first) - 1] * part.size
         width = len(owners) + 1
         self._owners = np.array(owners)
         self._weights = given.take("mixture/weights", ("F32",), width - 1)
@@ -179,19 +245,28 @@ class _Mixture:
         cut = np.split(flat, ends[:-1])
         self._layers = [layer.reshape(shape) for layer, shape in zip(cut, shapes, strict=True)]
 
-    def score(self, past: Array) -> tuple[Array, Experts]:
+    def score(self, past: Array) -> tuple[Array, Reasons]:
         parts = np.concatenate([part.score(past) for part in self._parts])
         scores = self._weights @ parts
         self._rerank(scores, parts, past)
 
-        def experts(items: Array) -> list[str]:
+        def reasons(items: Array) -> list[tuple[str, int]]:
             """Return the expert that raises each item most above the mean item."""
-            lifts = np.zeros((len(self._names), len(items)))
+            lifts = np.zeros((len(self._words), len(items)))
             above = parts[:, items] - parts.mean(axis=1, keepdims=True)
             np.add.at(lifts, self._owners, self._weights[:, None] * above)
-            return [self._names[n] for n in lifts.argmax(axis=0)]
+            best, out = lifts.argmax(axis=0), np.full(len(items), -1)
+            for n in np.unique(best):
+                out[best == n] = _most(past, self._first[n].influence(past, items[best == n]))
+            return [(self._words[n], item) for n, item in zip(best, out.tolist(), strict=True)]
 
-        return scores, experts
+        return scores, reasons
+
+    def neighbours(self, item: int) -> Array:
+        rows = [part.table.row(item) for part in self._first if isinstance(part, _Lags)]
+        if not rows:
+            raise ValueError("the model has no weights from item to item")
+        return np.asarray(sum(row / max(row.max(), np.float32(1e-12)) for row in rows))
 
     def _rerank(self, scores: Array, parts: Array, past: Array) -> None:
         """Replace the scores of the best new items by the network's; the others stay below them."""
@@ -208,10 +283,6 @@ class _Mixture:
         scores[best] = logits
 
 
-# A part has ``size`` scores per item; `score` returns them from a history, latest item first:
-# [scores, items].
-
-
 class _Table:
     """Item-to-item weights: the neighbours of each item, and their weights divided by ``scale``."""
 
@@ -223,12 +294,40 @@ class _Table:
         if ids.size and not (ids.min() >= 0 and ids.max() < given.n_items):
             raise BundleError("a neighbour is not in the catalogue")
 
+    def between(self, past: Array, items: Array) -> Array:
+        """Return the weights from each item of a history to some items: [history, items]."""
+        index = np.full(len(self.neighbours), -1)
+        index[items] = np.arange(len(items))
+        at, out = index[self.neighbours[past]], np.zeros((len(past), len(items)), np.float32)
+        rows, columns = np.nonzero(at >= 0)
+        np.add.at(out, (rows, at[rows, columns]), self.weights[past[rows], columns] * self.scale)
+        return out
 
-class _Lags:
+    def row(self, item: int) -> Array:
+        """Return the weights from an item to every item."""
+        weights = self.weights[item].astype(np.float32) * self.scale
+        return np.bincount(self.neighbours[item], weights, len(self.neighbours)).astype("f4")
+
+
+class _Part:
+    """Some scores of an expert: ``size`` of them for every item."""
+
+    size: int
+
+    def score(self, past: Array) -> Array:
+        """Return the scores from a history, latest item first: [scores, items]."""
+        raise NotImplementedError
+
+    def influence(self, past: Array, items: Array) -> Array:
+        """Return what each item of a history adds to the scores of items: [history, items]."""
+        return np.zeros((len(past), len(items)), np.float32)
+
+
+class _Lags(_Part):
     """Sums of weights from the latest items, by lag, and their logarithms."""
 
     def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
-        self._table = _Table(given, name, options)
+        self.table = _Table(given, name, options)
         self._ends: list[int | None] = [*_wholes(options, "ends", 0)]
         if self._ends[-1] == 0:
             self._ends[-1] = None
@@ -240,7 +339,7 @@ class _Lags:
         self.size = len(self._ends) + self._of_sum
 
     def score(self, past: Array) -> Array:
-        table, by_lag = self._table, _by_lag(len(past), self._recency) * self._table.scale
+        table, by_lag = self.table, _by_lag(len(past), self._recency) * self.table.scale
         out = np.zeros((self.size, len(table.neighbours)), np.float32)
         start: int | None = 0
         for row, end in zip(out, self._ends, strict=False):
@@ -253,8 +352,13 @@ class _Lags:
             return out
         return _log(out, self._floor)
 
+    def influence(self, past: Array, items: Array) -> Array:
+        out = self.table.between(past, items) * _by_lag(len(past), self._recency)[:, None]
+        out[len(past) if self._ends[-1] is None else self._ends[-1] :] = 0
+        return out
 
-class _Factors:
+
+class _Factors(_Part):
     """Inner products with the user's vector, their logarithm, and products with recent items."""
 
     size = 3
@@ -276,7 +380,7 @@ class _Factors:
         return np.stack([by_own, _log(by_own, self._floor), by_recent])
 
 
-class _Shares:
+class _Shares(_Part):
     """An item's share of all interactions, and its logarithm."""
 
     size = 2
@@ -291,7 +395,7 @@ class _Shares:
         return self._scores
 
 
-class _Groups:
+class _Groups(_Part):
     """Mean affinity of the latest items' categories to every item, by field and span."""
 
     def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
@@ -313,8 +417,12 @@ class _Groups:
             start += size
         return out
 
+    def influence(self, past: Array, items: Array) -> Array:
+        affinity = np.ascontiguousarray(self._affinity[:, items].T, np.float32)
+        members = self._members[past].astype(np.float32)
+        return np.asarray((members[:, None] * affinity).sum(axis=2))
 
-_Part = _Lags | _Factors | _Shares | _Groups
+
 _KINDS: dict[str, Callable[[_Given, str, Mapping[str, Any]], _Part]] = {
     "lags": _Lags,
     "factors": _Factors,
@@ -332,6 +440,13 @@ def _by_lag(length: int, recency: float) -> Array:
 
 def _log(values: Array, floor: float) -> Array:
     return np.asarray(np.log(np.maximum(values, np.float32(0)) + np.float32(floor)))
+
+
+def _most(past: Array, influence: Array) -> Array:
+    """Return the item of the history with the largest influence on each item; -1 if none has."""
+    if not len(past):
+        return np.full(influence.shape[1], -1)
+    return np.where(influence.max(axis=0) > 0, past[influence.argmax(axis=0)], -1)
 
 
 def _soft(values: Array) -> Array:
@@ -398,6 +513,20 @@ def _number(options: Mapping[str, Any], name: str, least: float = 0.0) -> float:
     if type(value) not in (int, float) or not least <= value <= LARGEST:  # true for NaN as well
         raise BundleError(f"'{name}' is not a number from {least:g} to {LARGEST:g}")
     return float(value)
+
+
+def _flag(options: Mapping[str, Any], name: str) -> bool:
+    value = options.get(name)
+    if type(value) is not bool:
+        raise BundleError(f"'{name}' is neither true nor false")
+    return value
+
+
+def _words(options: Mapping[str, Any], name: str) -> str:
+    value = options.get(name)
+    if not isinstance(value, str) or len(value) > LONGEST:
+        raise BundleError(f"'{name}' is not a short text")
+    return value
 
 
 def _whole(options: Mapping[str, Any], name: str, least: int) -> int:

@@ -22,15 +22,13 @@ from hushrec.deployment.node.runs import FinishedRound, NodeRun, NodeRuns
 from hushrec.errors import ConfigError, MessageError, RunError
 from hushrec.evaluation.evaluator import Evaluator
 from hushrec.federation.backends import THIS_MACHINE, InProcess, Machine
-from hushrec.federation.experiment import Experiment
 from hushrec.federation.requests import Assignment, EvaluationRequest, TrainRequest
 from hushrec.federation.setup import Setup, set_up_public
 from hushrec.federation.sums import NodeSum, round_shape
 from hushrec.io.codec import Arrays
-from hushrec.privacy.budgets import by_feature
 from hushrec.privacy.protection import Protection
 from hushrec.private import PrivateFields, PrivateStore
-from hushrec.serving.model import Recommendation
+from hushrec.serving.data import Recommendation
 from hushrec.streams import SecretStreams, Streams
 
 Numbers = NDArray[np.int64]
@@ -81,19 +79,6 @@ def split_of(store: NodeDatabase, run: NodeRun, assignment: Assignment | None = 
     experiment, silos = store.contract.experiment, store.contract.silos
     share = Share(numbers, population, clients.astype(np.int32) if silos else None)
     return split_share(data, experiment.split, Streams(experiment.seed), share)
-
-
-def activity_of(view: TrainView) -> Numbers:
-    """Count the training interactions of each client."""
-    return np.diff(view.positives.indptr[view.client_indptr])
-
-
-def declared_by(experiment: Experiment, split: Split) -> NDArray[np.float64]:
-    """Return the budgets that users declare; those who do not train declare none."""
-    feature = experiment.privacy.budget_feature
-    assert feature is not None, "checked"
-    features = split.train.user_features
-    return by_feature(features, feature, split.data.users, split.members)
 
 
 def _told_budgets(store: NodeDatabase, assignment: Assignment) -> NDArray[np.float64] | None:
@@ -154,28 +139,18 @@ class NodeTrainer:
         """Return the setup of a run, from the contract and the server's assignment."""
         digest = assignment.digest
         if self._setup is None or self._setup[0] != digest:
-            contract, budgets = self.store.contract, _told_budgets(self.store, assignment)
-            self._setup = (
-                digest,
-                set_up_public(
-                    contract.experiment,
-                    contract.public,
-                    self.store.noise_key,
-                    assignment.run,
-                    assignment.training,
-                    budgets,
-                ),
-            )
+            contract, key = self.store.contract, self.store.noise_key
+            experiment, public, run = contract.experiment, contract.public, assignment.run
+            clients, budgets = assignment.training, _told_budgets(self.store, assignment)
+            setup = set_up_public(experiment, public, key, run, clients, budgets)
+            self._setup = digest, setup
         return self._setup[1]
 
     def engine(self, run: NodeRun, assignment: Assignment) -> Engine:
         """Return the engine of a run."""
         key = run.id, assignment.digest, run.upto, run.members, run.clients
-        if self._engine is None or self._engine[0] != key:
-            self._engine = key, self._make_engine(run, assignment)
-        return self._engine[1]
-
-    def _make_engine(self, run: NodeRun, assignment: Assignment) -> Engine:
+        if self._engine is not None and self._engine[0] == key:
+            return self._engine[1]
         contract, split = self.store.contract, split_of(self.store, run, assignment)
         experiment, setup = contract.experiment, self.setup(assignment)
         task, deviations = setup.task, setup.plan.deviations
@@ -194,7 +169,9 @@ class NodeTrainer:
         }
         if deviations is not None:
             view = replace(view, noise=deviations[view.clients])
-        return Engine(setup, view, fields, evaluator, indices, kept, numbers)
+        engine = Engine(setup, view, fields, evaluator, indices, kept, numbers)
+        self._engine = key, engine
+        return engine
 
     def shape(self, request: TrainRequest) -> UploadShape:
         """Return the shape of a sum of this round, which depends on no client's data."""
@@ -212,8 +189,14 @@ class NodeTrainer:
         engine, number = self.engine(run, request.assignment), request.download.round
         backend, task = engine.backend(self.machine), engine.setup.task
         check_received(task.method.phase_of(number).download(task.initial), request.download.common)
-        if self.store.contract.secure is not None:
-            _check_everybody(engine, request)
+        complete = np.isin(engine.training, request.clients).all()
+        # A secure sum over few clients would reveal their uploads. Clients with budgets of their
+        # own may have used them up, and add noise of their own.
+        personal = engine.setup.plan.budgets is not None
+        if self.store.contract.secure is not None and not personal and not complete:
+            raise MessageError(
+                "the server asks for some of this node's clients, and it is all or none"
+            )
         able = self._affordable(run, engine, request)
         # The backend knows its clients by index, and takes them in ascending order.
         indices = np.array([engine.indices[c] for c in request.clients[able].tolist()], np.int64)
@@ -267,15 +250,6 @@ def check_received(known: Arrays, received: Arrays) -> None:
             raise MessageError(
                 f"'{name}' is {came.dtype}{came.shape}, not {array.dtype}{array.shape}"
             )
-
-
-def _check_everybody(engine: Engine, request: TrainRequest) -> None:
-    """Refuse to train some clients only: a sum over few clients would reveal their uploads.
-
-    Clients with budgets of their own may have used them up, and add noise of their own.
-    """
-    if engine.setup.plan.budgets is None and not np.isin(engine.training, request.clients).all():
-        raise MessageError("the server asks for some of this node's clients, and it is all or none")
 
 
 def recommend(store: NodeDatabase, user: str, k: int = 10) -> list[Recommendation]:

@@ -51,12 +51,22 @@ class PairExpert(Expert):
         """Return the sums of the head apart from the others."""
         return Head.of(keys, sums, len(model["neighbours"]), self.config.dense_items)
 
+    def influence(self, model: Shared, past: Array, items: Array) -> Scores:
+        """Return the weights of the table."""
+        table = model["neighbours"], model["weights"]
+        return np.asarray(pair_kernels.weights_between(past, items, *table))
+
+    def neighbours(self, model: Shared, item: int) -> Scores:
+        """Return the weights of the table."""
+        return pair_weights.weights_of(model, item)
+
 
 class Transitions(PairExpert):
     """Scores the next item from the last item, the one before, and so on, and from all of them."""
 
     name = "transitions"
     counted = "head and rest"
+    because = "often after {}"
     start: ClassVar[dict[str, float]] = {"log of all": 1.0}
 
     @property
@@ -93,6 +103,12 @@ class Transitions(PairExpert):
         alone = pair_weights.weights_alone(values, counts, power, ridge)
         return extended_table(model, pairs, alone)
 
+    def influence(self, model: Shared, past: Array, items: Array) -> Scores:
+        """Return the weights of the table, less for items further back."""
+        out = super().influence(model, past, items) * fading(len(past))[:, None]
+        out[LAGS[-1] :] = 0
+        return out
+
     def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Add up the weights from the client's last items, by lag."""
         _add_by_lag(out[:, :-1], view, model, LAGS, fading(int(LAGS[-1])))
@@ -115,6 +131,7 @@ class RecentTransitions(Transitions):
     """Scores what came right after the last items, by regression and by counts."""
 
     name = "recent-transitions"
+    because = "often right after {}"
     start: ClassVar[dict[str, float]] = {}
     regression = (3, 0.5, 0.2, 20.0)
 
@@ -140,6 +157,12 @@ class RecentTransitions(Transitions):
         pairs, values, _ = rest(keys, sums[:, 0], len(model["neighbours"]))
         counted = extended_table(_counts(model), pairs, np.maximum(values, 0.0))
         return _with_counts(super().extend(model, keys, sums), counted)
+
+    def influence(self, model: Shared, past: Array, items: Array) -> Scores:
+        """Return the weights of the table from the last items, all alike."""
+        out = PairExpert.influence(self, model, past, items)
+        out[RECENT_LAGS[-1] :] = 0
+        return out
 
     def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Add up the weights, and look up the counts."""
@@ -194,6 +217,7 @@ class Cooccurrence(PairExpert):
 
     name = "cooccurrence"
     counted = "head"
+    because = "often together with {}"
     start: ClassVar[dict[str, float]] = {"log of the factors": 0.3}
 
     def init(self, view: TrainView) -> Shared:
@@ -282,6 +306,7 @@ class PopularityExpert(Expert):
     """An item's share of all interactions, and its logarithm."""
 
     name = "popularity"
+    because = "popular"
     start: ClassVar[dict[str, float]] = {"log share": 0.1}
 
     def init(self, view: TrainView) -> Shared:
@@ -327,6 +352,7 @@ class Categories(Expert):
     """Scores how much more often an item's categories follow those of the past than by chance."""
 
     name = "categories"
+    because = "of categories that follow those of {}"
 
     def is_applicable(self, view: TrainView) -> bool:
         """Need at least one categorical feature of items."""
@@ -363,6 +389,12 @@ class Categories(Expert):
             start += size
         return {**model, "said": said}
 
+    def influence(self, model: Shared, past: Array, items: Array) -> Scores:
+        """Return the affinity of each past item's categories."""
+        # Summed for each pair alone, so that items of equal categories tie.
+        members, affinity = model["members"][past], np.ascontiguousarray(model["said"].T[items])
+        return np.asarray((members[:, None] * affinity).sum(axis=2))
+
     def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Average over the past items and over an item's categories."""
         past, learnt = view.positives, (model["members"], model["sizes"], model["said"])
@@ -372,3 +404,55 @@ class Categories(Expert):
         """Return the same scores for bundles."""
         options = {"sizes": model["sizes"].tolist(), "latest": list(CATEGORY_LATEST)}
         return (Part("groups", options, {n: model[n] for n in ("members", "said")}),)
+
+
+RATE_SMOOTHING = 20.0
+"""Baskets at the mean rate that are added to those of every item."""
+
+
+class PersonalFrequencyExpert(Expert):
+    """Scores what the client bought before: how often, how recently, and how regularly.
+
+    The model holds how often an item is bought again by those who bought it once, as the logarithm
+    of its rate over that of all items, and how often it is in a client's last basket.
+    """
+
+    name = "personal-frequency"
+    because = "often bought before"
+    start: ClassVar[dict[str, float]] = {"bought before": 2.0, "log count": 1.0}
+
+    def is_applicable(self, view: TrainView) -> bool:
+        """Need lists that may hold items of the history."""
+        return view.repeats
+
+    def init(self, view: TrainView) -> Shared:
+        """Start from equal rates and no baskets."""
+        return {name: np.zeros(view.n_items, np.float32) for name in ("rates", "latest")}
+
+    def scores(self, model: Shared) -> tuple[str, ...]:
+        """Of items in the history: counts, recency, and the item's rate; of all: last baskets."""
+        own = "bought before", "log count", "log recent count", "log baskets ago"
+        more = "log share of baskets", "rate of the item", "log intervals ago"
+        return *own, *more, "log share of last baskets"
+
+    def count(self, view: TrainView) -> KeyedRows:
+        """Count each own item's baskets after the first with it, and which of them have it."""
+        past = view.positives
+        found = mixture.repeated_items(past.indptr, past.values, view.times.values)
+        return KeyedRows(*found, space=view.n_items)
+
+    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+        """Divide the sums: rates are smoothed towards the mean, shares are those of a mean item."""
+        baskets, again, latest = np.maximum(sums, 0.0).T
+        mean = (again.sum() + 1e-3) / (baskets.sum() + 1.0)
+        rates, shares = (np.zeros_like(model["rates"]) for _ in range(2))
+        smoothed = (again + RATE_SMOOTHING * mean) / (baskets + RATE_SMOOTHING)
+        rates[keys] = np.log(smoothed / mean)
+        shares[keys] = latest / max(latest.sum(), 1e-12) * len(shares)
+        return {"rates": rates, "latest": shares}
+
+    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
+        """Score the items of the history, and all items by last baskets."""
+        past = view.positives
+        mixture.score_own_items(past.indptr, past.values, view.times.values, model["rates"], out)
+        out[:, -1] = np.log(model["latest"] + np.float32(POPULARITY_FLOOR))

@@ -98,6 +98,8 @@ class Expert(ABC):
     and `extend` the others."""
     start: ClassVar[dict[str, float]] = {}
     """Weights of its scores before weights are fitted; they choose the candidates."""
+    because: ClassVar[str] = ""
+    """Why it scores an item high, as "often after {}"; {} is an item of the history.  [its name]"""
 
     def __init__(self, config: ExpertsConfig) -> None:
         self.config = config
@@ -132,6 +134,19 @@ class Expert(ABC):
     @abstractmethod
     def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
         """Fill ``out[client, score, item]``, which is all zeros, from the clients' histories."""
+
+    def influence(
+        self, model: Shared, past: NDArray[np.int32], items: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """Return how much each item of one history, latest first, adds to the scores of items.
+
+        [items of the history, items]; zeros, as by default, where no single item does.
+        """
+        return np.zeros((len(past), len(items)), np.float32)
+
+    def neighbours(self, model: Shared, item: int) -> NDArray[np.float32] | None:
+        """Return the weight from an item to every item; None if the expert has no such weights."""
+        return None
 
     def parts(self, model: Shared) -> tuple[Part, ...] | None:
         """Return all scores, in order, as parts that a bundle can hold; None if it cannot."""
@@ -256,8 +271,9 @@ class Counting:
 def shortened(view: TrainView, less: NDArray[np.int64]) -> TrainView:
     """Return the clients without their last so many items."""
     past = view.positives
-    ends = np.repeat(past.indptr[1:] - less, past.lengths)
-    return replace(view, positives=where(past, np.arange(len(past.values)) < ends))
+    kept = np.arange(len(past.values)) < np.repeat(past.indptr[1:] - less, past.lengths)
+    times = where(view.times, kept) if view.repeats else view.times
+    return replace(view, positives=where(past, kept), times=times)
 
 
 def _added(first: KeyedSums | None, second: KeyedSums | None) -> KeyedSums | None:

@@ -61,6 +61,7 @@ class PrivateFedEASE(PrivatePairs):
     """FedEASE under differential privacy: see `statistics.private_pairs`."""
 
     name = "fedease"
+    because = "often together with {}"
     Config = PrivateFedEASEConfig
     config: PrivateFedEASEConfig
     ordered = False
@@ -82,6 +83,7 @@ class FedEASE(ExactPairs, Tunable):
     """EASE from the sum of the clients' item pairs, scored from recent history."""
 
     name = "fedease"
+    because = "often together with {}"
     Config = FedEASEConfig
     config: FedEASEConfig
     under_noise = PrivateFedEASE

@@ -46,14 +46,15 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from hushrec.aggregation import ClientRows, KeyedRows, Total, Update
 from hushrec.config import Count, Width
-from hushrec.data.views import Ragged, TrainView, chunks
+from hushrec.data.views import TrainView, chunks
 from hushrec.kernels import mixture
 from hushrec.kernels.draws import draw_each
 from hushrec.methods import base
-from hushrec.methods.base import Between, Fitted, OneOf, Phase, Scores, SearchSpace, Shared
+from hushrec.methods.base import Between, Fitted, OneOf, Phase, Reason, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import adam_step, first_moments, first_trial, next_trial
 from hushrec.methods.statistics import experts
 from hushrec.methods.statistics.experts import HEAD, HELD_OUT, Expert, flatten, unflatten
+from hushrec.methods.statistics.pair_weights import reasons_from
 from hushrec.private import PerClientRows, Private, PrivateFields, rows_in
 from hushrec.streams import Round, Streams
 
@@ -71,6 +72,7 @@ class FedMixConfig(experts.ExpertsConfig):
         "cooccurrence",
         "popularity",
         "categories",
+        "personal-frequency",
     )
     """Experts in the ensemble, by the names of `hushrec.experts`; inapplicable ones are skipped."""
     count_rounds: Count = 1
@@ -79,7 +81,10 @@ class FedMixConfig(experts.ExpertsConfig):
     fit_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of the clients, drawn once, that fit weights and network: a few thousand suffice."""
     held_out: Count = 2
-    """How many of its last training items a client holds out to fit weights and network."""
+    """How many of its last training items a client holds out to fit weights and network; where the
+    next basket is predicted (``split.kind=next-basket``), its last basket."""
+    basket_items: Count = 6
+    """How many items of the held-out basket a client predicts."""
     gap: NonNegativeInt = 0
     """Number of items between the history of a prediction task and its held-out item. 0 predicts
     the next item; use more where targets come much later (``split.kind=time``)."""
@@ -105,13 +110,13 @@ class FedMixConfig(experts.ExpertsConfig):
     """Weight decay of Adam."""
 
 
-class FedMix(base.Method, base.Explains, base.Tunable):
+class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularity, base.Tunable):
     """A log-linear ensemble of experts, and a small network; under noise on sums use fednext."""
 
     name = "fedmix"
     Config: ClassVar[type[base.MethodConfig]] = FedMixConfig
     config: FedMixConfig
-    traits = base.Traits(every=8, exact_sums=True, batch_interactions=2**14)
+    traits = base.Traits(every=8, patience=16, exact_sums=True, batch_interactions=2**14)
 
     search: ClassVar[SearchSpace] = {
         "ridge": Between(10.0, 1000.0),
@@ -194,7 +199,7 @@ class FedMix(base.Method, base.Explains, base.Tunable):
     # ------------------------------------------------------------ on the devices
 
     def _fit_counts(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        held, counting = self._held_out_counts(view.positives), self._counting(shared, now.number)
+        held, counting = self._held_out_counts(view), self._counting(shared, now.number)
         rows = counting.count(self._applicable(view), view, held)
         return Fitted(Update(len(view), rows=rows), private)
 
@@ -241,15 +246,18 @@ class FedMix(base.Method, base.Explains, base.Tunable):
             clients, key = np.flatnonzero(held >= back), now.streams.key("candidates", back)
             for some, buffer in self._parts(clients, width - 1, view.n_items):
                 mine = view.take(some)
-                before = mine.positives.lengths - back
-                earlier = experts.shortened(mine, back + np.minimum(self.config.gap, before - 1))
+                later = self._held_out_counts(mine) if view.repeats else np.full(len(mine), back)
+                before = mine.positives.lengths - later
+                earlier = experts.shortened(mine, later + np.minimum(self.config.gap, before - 1))
                 scores = self._scores(self.active(shared, held_out=True), earlier, buffer)
                 prior = np.zeros((len(mine), view.n_items), np.float32)
                 mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
                 for c in range(len(mine)):
                     items, user = mine.positives[c], int(mine.users[c])
+                    # In a basket, the other items are no candidates, and those before it are.
+                    others = items[-later[c] :] if view.repeats else items[:-back]
                     chosen, log_weights = mixture.choose_candidates(
-                        prior[c], items[:-back], items[-back], *sizes, key, user
+                        prior[c], others, items[-back], *sizes, key, user
                     )
                     start = indptr[some[c]] + (back - 1) * block
                     here = rows[start : start + len(chosen)]
@@ -313,30 +321,48 @@ class FedMix(base.Method, base.Explains, base.Tunable):
             mixed = np.zeros((len(mine), history.n_items), np.float32)
             mixture.weigh(scores, weights / shared["scale"][:-1], mixed)
             if self.reranks(shared):
-                past = mine.positives
-                lengths = np.log(np.maximum(past.lengths, 1)).astype(np.float32)
-                mixture.rerank(mixed, scores, lengths, past.indptr, past.values, network)
+                lengths = np.log(np.maximum(mine.positives.lengths, 1)).astype(np.float32)
+                mixture.rerank(mixed, scores, lengths, mine.seen.indptr, mine.seen.values, network)
             out[some] = mixed
         return out
 
     def contributions(
         self, shared: Shared, history: TrainView, items: NDArray[np.int32]
-    ) -> list[list[str]]:
-        """Name the expert whose scores lift each item most above the mean item."""
-        weights = shared["weights"] / shared["scale"][:-1]
-        out: list[list[str]] = []
-        for client in range(len(history)):
-            alone = history.take(np.array([client]))
-            buffer = np.zeros((1, len(weights), history.n_items), np.float32)
-            scores = self._scores(self.active(shared), alone, buffer)[0]
-            lifted = weights[:, None] * (scores - scores.mean(axis=1, keepdims=True))
-            active, end = self.active(shared), 0
-            lifts = np.zeros((len(active), items.shape[1]))
-            for n, (expert, model) in enumerate(active):
-                start, end = end, end + len(expert.scores(model))
-                lifts[n] = lifted[start:end, items[client]].sum(axis=0)
-            out.append([active[n][0].name for n in lifts.argmax(axis=0)])
+    ) -> list[list[Reason]]:
+        """Find the expert whose scores lift each item most above the mean item."""
+        weights, active = shared["weights"] / shared["scale"][:-1], self.active(shared)
+        owners = np.repeat(np.arange(len(active)), [len(e.scores(model)) for e, model in active])
+        buffer = np.zeros((1, len(weights), history.n_items), np.float32)
+        out: list[list[Reason]] = []
+        for client, listed in enumerate(items):
+            scores = self._scores(active, history.take(np.array([client])), buffer)[0]
+            lifted = weights[:, None] * (scores[:, listed] - scores.mean(axis=1, keepdims=True))
+            lifts = np.zeros((len(active), len(listed)))
+            np.add.at(lifts, owners, lifted)
+            chosen, past = lifts.argmax(axis=0), history.positives[client][::-1]
+            reasons = [Reason()] * len(listed)
+            for n in np.unique(chosen[listed >= 0]).tolist():
+                (expert, model), mine = active[n], np.flatnonzero((chosen == n) & (listed >= 0))
+                influence = expert.influence(model, past, listed[mine])
+                found = reasons_from(expert.because or expert.name, past, influence, expert.name)
+                for at, reason in zip(mine.tolist(), found, strict=True):
+                    reasons[at] = reason
+            out.append(reasons)
         return out
+
+    def item_neighbours(self, shared: Shared, item: int) -> Scores | None:
+        """Add up the weights of the experts that have any, each over its largest one."""
+        found = [expert.neighbours(model, item) for expert, model in self.active(shared)]
+        tables = [one for one in found if one is not None]
+        total = np.zeros(len(tables[0]) if tables else 0, np.float32)
+        for one in tables:
+            total += one / max(one.max(), np.float32(1e-12))
+        return total if tables else None
+
+    def item_popularity(self, shared: Shared) -> Scores | None:
+        """Return the shares of the popularity expert, if it is one of the experts."""
+        models = {expert.name: model for expert, model in self.active(shared)}
+        return models["popularity"]["shares"] if "popularity" in models else None
 
     # ------------------------------------------------------------ what several of these use
 
@@ -374,13 +400,21 @@ class FedMix(base.Method, base.Explains, base.Tunable):
         reranker = mixture.Reranker(*network, self.config.hidden, self.config.reranked)
         return shared["weights"].astype(np.float32), reranker
 
-    def _held_out_counts(self, past: Ragged) -> NDArray[np.int64]:
-        """Return the number of held-out items of each client; at least one item is not held out."""
-        return np.clip(past.lengths - 1, 0, self.config.held_out)
+    def _held_out_counts(self, view: TrainView) -> NDArray[np.int64]:
+        """Return the number of held-out items of each client; at least one item is not held out.
+
+        Where items are bought again, they are those of the last basket.
+        """
+        past = view.positives
+        if not view.repeats:
+            return np.clip(past.lengths - 1, 0, self.config.held_out)
+        last = mixture.last_baskets(view.times.indptr, view.times.values)
+        return np.where(last < past.lengths, last, 0)
 
     def _task_counts(self, view: TrainView, streams: Streams) -> NDArray[np.int64]:
         """Return the number of prediction tasks of each client: none if it was not drawn."""
-        held = self._held_out_counts(view.positives)
+        most = self.config.basket_items if view.repeats else self.config.held_out
+        held = np.minimum(self._held_out_counts(view), most)
         if self.config.fit_fraction == 1:
             return held
         drawn = draw_each(streams.key("asked"), view.users, np.zeros(len(view), np.int64))

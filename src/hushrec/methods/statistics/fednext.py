@@ -76,6 +76,7 @@ class PrivateFedNext(PrivatePairs):
     """FedNext under differential privacy: see `statistics.private_pairs`."""
 
     name = "fednext"
+    because = "often after {}"
     Config = PrivateFedNextConfig
     config: PrivateFedNextConfig
 
@@ -96,6 +97,7 @@ class FedNext(ExactPairs, Tunable):
     """Ridge regression of the next item on the recent history, from one round of sums."""
 
     name = "fednext"
+    because = "often after {}"
     Config = FedNextConfig
     config: FedNextConfig
     under_noise = PrivateFedNext

@@ -40,7 +40,18 @@ from hushrec.errors import DivergedError
 from hushrec.io import require_memory
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.kernels.jit import Array, njit
-from hushrec.methods.base import IDLE, Fitted, Method, MethodConfig, Phase, Scores, Shared, Traits
+from hushrec.methods import base
+from hushrec.methods.base import (
+    IDLE,
+    Fitted,
+    Method,
+    MethodConfig,
+    Phase,
+    Reason,
+    Scores,
+    Shared,
+    Traits,
+)
 from hushrec.methods.baselines import where
 from hushrec.private import Private
 from hushrec.streams import Round, Streams
@@ -77,11 +88,13 @@ class ItemPairsConfig(MethodConfig):
     """Items up to which the system is solved in full; beyond, these many most popular ones."""
 
 
-class ItemPairs(Method):
+class ItemPairs(Method, base.Explains, base.ItemNeighbours, base.ItemPopularity):
     """Base of the family: weights and their scalars, and how a device scores with them."""
 
     Config: ClassVar[type[MethodConfig]] = ItemPairsConfig
     config: ItemPairsConfig
+    because: ClassVar[str]
+    """What a large weight from an item of the history says, as "often after {}"."""
 
     def scalars(self) -> list[tuple[float, float]]:
         """Return the pairs of recency and popularity to try."""
@@ -108,10 +121,43 @@ class ItemPairs(Method):
         """Add up the weights from the client's last items."""
         recency, popularity = shared["scalars"]
         scores = np.tile(shared["shares"] * np.float32(popularity), (len(history), 1))
-        past, table = history.positives, (shared["neighbours"], shared["weights"])
-        by_lag = fading(self.config.recent, recency)
+        past = self.weighted(shared, history.positives)
+        table, by_lag = (
+            (shared["neighbours"], shared["weights"]),
+            fading(self.config.recent, recency),
+        )
         pair_kernels.add_from_history(scores, past.indptr, past.values, *table, by_lag)
         return scores
+
+    def weighted(self, shared: Shared, past: Ragged) -> Ragged:
+        """Return the items of histories that have weights."""
+        return past
+
+    def contributions(
+        self, shared: Shared, history: TrainView, items: NDArray[np.int32]
+    ) -> list[list[Reason]]:
+        """Compare the weights from the history with popularity above the mean."""
+        recency, popularity = shared["scalars"]
+        prior = (shared["shares"] - shared["shares"].mean()) * popularity
+        table, recent = (shared["neighbours"], shared["weights"]), self.config.recent
+        past, out = self.weighted(shared, history.positives), []
+        for client, listed in enumerate(items):
+            mine = past[client][::-1][:recent]
+            weights = pair_kernels.weights_between(mine, listed[listed >= 0], *table)
+            weights *= fading(len(mine), recency)[:, None]
+            reasons = reasons_from(self.because, mine, weights)
+            lifted = weights.sum(axis=0) >= prior[listed[listed >= 0]]
+            known = [r if w else POPULAR for r, w in zip(reasons, lifted, strict=True)]
+            out.append([*known, *[Reason()] * (len(listed) - len(known))])
+        return out
+
+    def item_neighbours(self, shared: Shared, item: int) -> Scores:
+        """Return the weights of the table."""
+        return weights_of(shared, item)
+
+    def item_popularity(self, shared: Shared) -> Scores:
+        """Return the shares of all interactions."""
+        return np.asarray(shared["shares"])
 
 
 class ExactPairs(ItemPairs):
@@ -218,6 +264,30 @@ def both_ways(keys: Keys, values: Sums, n_items: int) -> tuple[Keys, Sums]:
     both = np.concatenate([keys, keys % n_items * n_items + keys // n_items])
     order = np.argsort(both)
     return both[order], np.concatenate([values, values])[order]
+
+
+POPULAR = Reason("popular")
+
+
+def reasons_from(
+    words: str, past: NDArray[np.int32], influence: NDArray[np.float32], expert: str = ""
+) -> list[Reason]:
+    """Return the item of one history with the largest influence on each item, if it is above 0.
+
+    ``influence`` is [items of the history, items].
+    """
+    if not len(past):
+        return [Reason(words, expert)] * influence.shape[1]
+    best, most = past[influence.argmax(axis=0)], influence.max(axis=0)
+    found = np.where(most > 0, best, -1).tolist()
+    return [Reason(words, expert, item) for item in found]
+
+
+def weights_of(table: Shared, item: int) -> Scores:
+    """Return the weight from an item to every item."""
+    out = np.zeros(len(table["neighbours"]), np.float32)
+    np.add.at(out, table["neighbours"][item], table["weights"][item])
+    return out
 
 
 def latest(items: Ragged, count: int) -> Ragged:

@@ -27,7 +27,6 @@ scored by popularity alone.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -40,7 +39,7 @@ from hushrec.data.features import category_shares
 from hushrec.data.views import Ragged, TrainView
 from hushrec.io import require_memory
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.base import Fitted, Phase, Scores, Shared
+from hushrec.methods.base import Fitted, Phase, Shared
 from hushrec.methods.shared.denoising import expected_powers, find_head, head_phase, only
 from hushrec.methods.statistics.pair_weights import (
     TABLE,
@@ -199,10 +198,9 @@ class PrivatePairs(ItemPairs):
             level += self.config.categories * (mine @ said @ mine.T)
         return level
 
-    def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
-        """Score from the last items of the head: no other item has weights."""
-        known = replace(history, positives=only(history.positives, shared["head"]))
-        return super().score(shared, private, known)
+    def weighted(self, shared: Shared, past: Ragged) -> Ragged:
+        """Return the items of the head."""
+        return only(past, shared["head"])
 
 
 def like_groups(levels: Sums) -> NDArray[np.int64]:
