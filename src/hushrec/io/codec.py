@@ -35,7 +35,7 @@ from pydantic_core import to_jsonable_python
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from hushrec.errors import MessageError, MissingExtraError, RunError, plain
+from hushrec.errors import MessageError, MissingExtraError, RunError, plain, refuse_unknown
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -301,6 +301,7 @@ class Rows(Sequence[dict[str, Any]]):
 
     def where(self, **wanted: Any) -> Rows:
         """Return the rows with these values, as in ``rows.where(metric="hr@10")``."""
+        refuse_unknown("where", wanted, self.columns)
         kept = [row for row in self if all(row[name] == value for name, value in wanted.items())]
         return Rows.of(self.columns, [list(row.values()) for row in kept])
 
