@@ -336,6 +336,7 @@ def train_experiment(
             "then train the final model with --final RUN",
         )
     split = make_split(data, experiment.split, Streams(experiment.seed), experiment.silos)
+    served = ServingData.of(split)
     setup = set_up(experiment, split)  # refusals come before anything is written
     if out is not None and folder is None:
         folder = RunFolder.create(out, experiment)
@@ -349,7 +350,8 @@ def train_experiment(
         if folder is None:
             callbacks.append(history)
         else:
-            saves = recording.CheckpointCallback(folder, backend, state, machine.checkpoint_seconds)
+            every = machine.checkpoint_seconds
+            saves = recording.CheckpointCallback(folder, backend, state, every, served)
             if resume and recording.restore(state, backend, folder, experiment.rounds):
                 saves.reopen()
             callbacks.append(saves)
@@ -364,7 +366,7 @@ def train_experiment(
         method,
         state.selected_shared,
         backend.selected,
-        ServingData.of(split),
+        served,
         training.task.streams,
         experiment.privacy.promises,
     )

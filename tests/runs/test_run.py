@@ -124,8 +124,10 @@ def test_what_a_run_says_of_itself(runs):
 def test_a_run_of_data_in_memory_asks_for_its_data(small, tmp_path):
     data = hushrec.load(ratings(small), user="who", item="film", time="day")
     hushrec.train(data, "popularity", out=tmp_path / "run")
+    run = hushrec.Run.open(tmp_path / "run")
+    assert run.recommend(1)
     with pytest.raises(ConfigError, match=r"no data set or file 'frame'.*Run\.open\(path, data\)"):
-        hushrec.Run.open(tmp_path / "run")
+        run.evaluate()
 
 
 def test_exporting(small, tmp_path):

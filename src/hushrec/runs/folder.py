@@ -178,6 +178,7 @@ class RunFolder:
             for file, arrays in tensors:
                 target = folder / f"{file}.safetensors"
                 save_file({key: np.ascontiguousarray(a) for key, a in arrays.items()}, target)
+                target.chmod(0o600)  # as private as the data
                 digests[target.name] = _digest(target)
             header = CheckpointHeader(**state, settings=self._settings(), files=digests)
             record = header.as_dict()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hushrec.aggregation import Evaluation
 from hushrec.data import Interactions
 from hushrec.data import partition as silos
+from hushrec.data.catalog import names
 from hushrec.data.splitting import Part, Split
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
@@ -30,6 +33,7 @@ from hushrec.privacy.statement import PrivacyStatement, compose
 from hushrec.runs import schema
 from hushrec.runs.folder import FINAL, SUMMARY, RunFolder
 from hushrec.runs.schema import Followed, Summary
+from hushrec.serving.data import ServingData
 
 FINAL_MARK = (
     "final model: it is trained on everything, so no figure belongs to it; figures are those of "
@@ -206,6 +210,10 @@ def data_digest(data: Interactions) -> str:
 LEDGER = "ledger"
 """File of a checkpoint with what each client has spent."""
 CURRENT, SELECTED = "current", "selected"
+SERVING = "serving"
+"""File of the final checkpoint with what serving needs: catalogue, users and histories."""
+SOURCE = "source"
+"""Array of that file: size and time of change of the data file."""
 NUMBERS = schema.CheckpointHeader.model_fields.keys() - {"settings", "files"}
 """Fields of the state that are written into the header of a checkpoint."""
 
@@ -214,10 +222,16 @@ class CheckpointCallback(Callback):
     """Writes metrics.jsonl and checkpoints into the folder of a run."""
 
     def __init__(
-        self, folder: RunFolder, backend: Backend, state: ServerState, seconds: float = 0.0
+        self,
+        folder: RunFolder,
+        backend: Backend,
+        state: ServerState,
+        seconds: float = 0.0,
+        data: ServingData | None = None,
     ) -> None:
-        """``seconds`` lie between two checkpoints at least."""
+        """``seconds`` lie between two checkpoints at least; ``data`` is kept with the last one."""
         self.folder, self.backend, self.state, self.seconds = folder, backend, state, seconds
+        self.data = data
         self.saved_at, self.saved_round = time.monotonic(), -1
 
     def on_round_end(self, record: RoundRecord) -> None:
@@ -268,6 +282,18 @@ class CheckpointCallback(Callback):
                 yield f"{role}-private-{number:05d}", part
         if state.ledger is not None:
             yield LEDGER, vars(state.ledger)
+        if self.data is not None and CURRENT not in roles:
+            source = file_stamp(self.folder.experiment().data)
+            yield SERVING, {**self.data.to_arrays(), SOURCE: source}
+
+
+def file_stamp(source: str) -> NDArray[np.int64]:
+    """Return size and time of change of a data file; zeros for a data set by name."""
+    path = Path(source)
+    if source in names() or not path.is_file():
+        return np.zeros(2, np.int64)
+    found = path.stat()
+    return np.array([found.st_size, found.st_mtime_ns])
 
 
 def saved_key(folder: RunFolder) -> str | None:

@@ -30,7 +30,7 @@ from hushrec.data.interactions import (
 )
 from hushrec.data.splitting import Split, join
 from hushrec.data.views import Ragged, TrainView
-from hushrec.errors import ConfigError, InputError, nearest
+from hushrec.errors import ConfigError, InputError, nearest, refuse_unknown
 from hushrec.kernels.ragged import checked_lists, top_k
 from hushrec.methods.baselines import distinct_items, where
 
@@ -101,6 +101,11 @@ class ServingData:
         if self.holders is None:
             return np.arange(len(self.users))
         return np.unique(self.holders, return_inverse=True)[1]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of interactions in all histories."""
+        return len(self.train.positives.values) + len(self.later.values)
 
     @property
     def repeats(self) -> bool:
@@ -280,10 +285,7 @@ class Filter:
     @classmethod
     def of(cls, data: ServingData, options: FilterOptions) -> Filter:
         """Return the filter of some options; refuse unknown items, features and categories."""
-        unknown = [name for name in options if name not in FilterOptions.__annotations__]
-        if unknown:
-            known = nearest(unknown[0], FilterOptions.__annotations__)
-            raise TypeError(f"got an unexpected keyword argument '{unknown[0]}'{known}")
+        refuse_unknown("recommend", options, FilterOptions.__annotations__)
         only, allowed = options.get("only"), np.ones(len(data.items), np.bool_)
         if only is not None:
             allowed[:] = False

@@ -365,9 +365,10 @@ class Model(Recommends):
         index = self.data.user_index
         for user in users:
             if str(user) not in index:
+                unknown = f"user '{user}' is unknown to this model: give their items, oldest first,"
                 raise ConfigError(
-                    f"user '{user}' is unknown to this model: give their items, oldest first, as "
-                    "history=[…]; history=[] gives the popular items"
+                    f"{unknown} as history=[…]; history=[] gives the popular items",
+                    command=f"{unknown} with --history FILE; --new lists the popular items",
                 )
         return np.array([index[str(user)] for user in users], np.int64)
 
