@@ -292,8 +292,8 @@ def test_the_deadline_of_a_round_is_that_of_its_phase(tmp_path):
     ]
     np.testing.assert_allclose(asked[: len(expected)], expected, atol=5)
     assert max(phase.rounds for phase in phases) > 1 and len(phases) > 2
-    with pytest.raises(ConfigError, match="has no phase 'warm up': name one of count"):
-        begin(phase_seconds={"warm up": 1.0}).train(lossy.link())
+    with pytest.raises(ConfigError, match="has no phase 'fit netwrk'; did you mean 'fit network'"):
+        begin(phase_seconds={"fit netwrk": 1.0}).train(lossy.link())
 
 
 def test_too_few_nodes_stop_the_run_and_nothing_is_lost(tmp_path):
@@ -307,6 +307,25 @@ def test_too_few_nodes_stop_the_run_and_nothing_is_lost(tmp_path):
         begin(retries=1).train(lossy.link())
     lossy.lose = set()
     assert begin(resume=True).train(lossy.link()).test == whole.test
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("trains", [[0, "x"]], "'trains': not a list of spans"),
+        ("members", [[0, 10_000]], "'clients' is fewer"),
+        ("epsilon", ["much"], "'epsilon'"),
+        ("nodes", {"node-1": {"users": []}}, "it lacks 'nodes.node-1.clients'"),
+    ],
+)
+def test_a_damaged_roster_is_a_sentence(key, value, match, tmp_path):
+    begin, lossy = rehearsal(tmp_path / "f", taste_world(), "pfedrec")
+    with pytest.raises(StoppedError):
+        begin().train(lossy.link(), [StopAfter(1)])
+    file = tmp_path / "f" / "runs" / "run-0001" / "roster.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(RunError, match=rf"roster.json is damaged: {match}"):
+        begin(resume=True).train(lossy.link())
 
 
 def test_nobody_takes_anothers_name(tmp_path):

@@ -143,9 +143,7 @@ def renew_server(folder: Path) -> datetime:
     return provisioning.read_certificate(server.certificate).not_valid_after_utc
 
 
-def _partition(
-    federation: FederationSpec,
-) -> tuple[dict[str, Holding], NDArray[np.int32] | None]:
+def _partition(federation: FederationSpec) -> tuple[dict[str, Holding], NDArray[np.int32] | None]:
     """Return what each node holds of a rehearsal's data, in the order of its database, and silos.
 
     The experiment is set up once on the way, so that its errors show.

@@ -22,6 +22,7 @@ from the party that provisioned it, and never from the server.
 from __future__ import annotations
 
 import json
+import re
 import stat
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -288,7 +289,14 @@ class _Folder:
     @property
     def identities(self) -> Mapping[str, bytes]:
         """Public identities of all nodes, for secure aggregation."""
-        return read_identities(self.path, self.config.federation)
+        stored, file, own = _Identities.read(self.path), self.path / _Identities.NAME, self.config
+        if stored.federation != own.federation:
+            which = f"the federation '{stored.federation}', not '{own.federation}'"
+            raise ConfigError(f"{file} is of {which}")
+        for name, text in stored.nodes.items():
+            if not re.fullmatch(f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}", text):
+                raise ConfigError(f"{file}: nodes.{name} is not {KEY_BYTES} bytes in hexadecimal")
+        return {name: bytes.fromhex(text) for name, text in stored.nodes.items()}
 
     @property
     def registered(self) -> NodeRegistry:
@@ -411,19 +419,3 @@ def write_identities(path: Path, federation: str, identities: Mapping[str, bytes
     """Write the public identities of all nodes into a folder."""
     nodes = {name: public.hex() for name, public in identities.items()}
     _Identities(federation=federation, nodes=nodes).write(path)
-
-
-def read_identities(path: Path, federation: str) -> dict[str, bytes]:
-    """Read the public identities of all nodes from a folder."""
-    stored, file = _Identities.read(path), path / _Identities.NAME
-    if stored.federation != federation:
-        raise ConfigError(f"{file} is of the federation '{stored.federation}', not '{federation}'")
-    identities = {}
-    for name, text in stored.nodes.items():
-        try:
-            identities[name] = bytes.fromhex(text)
-        except ValueError:
-            identities[name] = b""
-        if len(identities[name]) != KEY_BYTES:
-            raise ConfigError(f"{file}: nodes.{name} is not {KEY_BYTES} bytes in hexadecimal")
-    return identities

@@ -84,8 +84,7 @@ class Identity:
 def is_signed(public: bytes, signature: bytes, purpose: str, message: bytes) -> bool:
     """Whether the owner of a public identity signed these bytes for this purpose."""
     try:
-        key = Ed25519PublicKey.from_public_bytes(public)
-        key.verify(signature, _for_purpose(purpose, message))
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _for_purpose(purpose, message))
     except (InvalidSignature, ValueError):
         return False
     return True

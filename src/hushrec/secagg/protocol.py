@@ -112,7 +112,8 @@ class NodeState:
 
 _STATE = TypeAdapter(NodeState)
 Step = tuple[NodeState, bytes]
-Table = dict[int, bytes]
+Table = Mapping[int, bytes]
+"""Parts of a message, by the node that each concerns."""
 
 
 @dataclass(frozen=True)
@@ -266,10 +267,6 @@ class SumNode:
         return keys.derive(shared, "shares", about), about
 
 
-_Sent = Mapping[int, bytes]
-"""A node's message, by the node that each part concerns."""
-
-
 @dataclass(frozen=True)
 class _SavedSum(Message, kind="secure-sum", most_bytes=2**36):
     """The server's state before the last stage."""
@@ -288,7 +285,7 @@ class SumServer:
         self.stage: Stage = Stage.KEYS
         """Stage of the messages that are awaited."""
         self._awaited = set(range(len(terms.names)))
-        self._arrived: dict[int, _Sent] = {}
+        self._arrived: dict[int, Table] = {}
         """Messages of this stage, by sender."""
         self._announced: dict[int, Announcement] = {}
         self._survivors: frozenset[int] = frozenset()
@@ -403,7 +400,7 @@ class SumServer:
         total = vectors.add_masks(self._masked, self.terms.layout, laid)
         return total.view("<i8").astype(np.int64, copy=False)
 
-    def _accepted(self, index: int, body: memoryview, what: str) -> _Sent:
+    def _accepted(self, index: int, body: memoryview, what: str) -> Table:
         """Check a message of this stage; return what is kept of it."""
         if self.stage == Stage.KEYS:
             messages.check_size(body, messages.ANNOUNCEMENT_BYTES, what)

@@ -60,7 +60,7 @@ class OnNodes(BackendContract):
         _, session, roster = federated(self.folder, setup.split.data, setup.experiment, self.nodes)
         assert roster.newcomers == setup.split.newcomers
         promised = setup.experiment.privacy.promises
-        assert roster.clients(promised=promised).tolist() == setup.clients.tolist()
+        assert roster.pool(promised=promised).tolist() == setup.clients.tolist()
         return RemoteBackend(setup.task, setup.experiment, roster, session)
 
 

@@ -17,7 +17,6 @@ their first answer. The folder of a run holds::
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +38,7 @@ from hushrec.deployment.coordinator.session import (
     Session,
 )
 from hushrec.deployment.coordinator.summing import PlainSumming, RecoveryJournal, SecureSumming
-from hushrec.errors import ConfigError, FederationError, RunError
+from hushrec.errors import FederationError, RunError
 from hushrec.federation import rounds
 from hushrec.federation.backends import Collected
 from hushrec.federation.client import Download, Task
@@ -48,7 +47,7 @@ from hushrec.federation.experiment import Experiment
 from hushrec.federation.requests import EvaluationRequest, Link, NodeId, TrainRequest
 from hushrec.federation.setup import set_up_public
 from hushrec.federation.sums import ExpectedSum, round_shape
-from hushrec.io.codec import Arrays, read_json
+from hushrec.io.codec import Arrays
 from hushrec.methods.base import Shared
 from hushrec.privacy.plan import Plan
 from hushrec.privacy.protection import Protection
@@ -81,10 +80,7 @@ class RemoteBackend:
         summing: SecureSumming | None = None,
     ) -> None:
         """``summing`` adds up the nodes' sums, by default in the clear."""
-        self.task = task
-        self.experiment = experiment
-        self.roster = roster
-        self.session = session
+        self.task, self.experiment, self.roster, self.session = task, experiment, roster, session
         self.summing = summing or PlainSumming(session)
         self.assignments = roster.assignments(promised=experiment.privacy.promises)
         self.round = self.selected = 0
@@ -106,8 +102,13 @@ class RemoteBackend:
         most_steps = 2**62 // max(1, len(self.assignments)) - 1
         expected = ExpectedSum(self.roster.run, self.round, 0, shape, largest, most_steps)
         collected, nodes = self.summing.train(requests, expected)
-        if collected.lost:
-            self._check_can_skip()
+        method = self.task.method
+        alone = min(self.experiment.rounds, method.phase_of(self.round).rounds) == 1
+        if collected.lost and (alone or method.budget_shares):  # later rounds need it
+            raise FederationError(
+                f"round {self.round} can be summed no more, and {method.name} cannot do without "
+                "it: begin a new run"
+            )
         sent = (requests[name] for name in nodes)
         down_bytes = sum(replace(download, own=r.own).nbytes(len(r.clients)) for r in sent)
         return replace(collected, down_bytes=down_bytes)
@@ -131,16 +132,6 @@ class RemoteBackend:
 
     def load(self, parts: Iterable[Arrays], *, selected: bool) -> None:
         """Put nothing back."""
-
-    def _check_can_skip(self) -> None:
-        """Refuse to continue without a round that later ones need."""
-        method = self.task.method
-        alone = min(self.experiment.rounds, method.phase_of(self.round).rounds) == 1
-        if alone or method.budget_shares:
-            raise FederationError(
-                f"round {self.round} can be summed no more, and {method.name} cannot do without "
-                "it: begin a new run"
-            )
 
 
 @dataclass(frozen=True)
@@ -189,12 +180,13 @@ class FederatedRun:
             roster, session = self._gather(link)
             journal = RecoveryJournal(self.folder.path / "sums")
             experiment, public = self.contract.experiment, self.contract.public
-            clients = roster.clients(promised=experiment.privacy.promises)
+            clients = roster.pool(promised=experiment.privacy.promises)
             key, budgets = saved_key(self.folder) or new_key(), roster.epsilon
             setup = set_up_public(experiment, public, key, roster.digest, len(clients), budgets)
-            summing = self._summing(session, journal)
+            secure = self.contract.secure is not None
+            summing = SecureSumming(session, self.registered, journal) if secure else None
             nodes = RemoteBackend(setup.task, experiment, roster, session, summing)
-            state = setup.first_state(len(roster.trains))
+            state = setup.first_state(roster.clients)
             restore(state, nodes, self.folder, experiment.rounds)
             nodes.round, nodes.selected = state.round, state.selected_round
             began: RunEvent = "going on" if state.round else "begun"
@@ -207,7 +199,7 @@ class FederatedRun:
             rounds.run_rounds(training, state, callbacks)
             results = rounds.finish(training, state, callbacks)
             journal.clear()
-            users = {name: len(holding.users) for name, holding in roster.holdings.items()}
+            users = {name: len(holding.users) for name, holding in roster.nodes.items()}
             summary = summarise_federation(training, state, users, results)
             self.folder.write(SUMMARY, summary)
             ended, selected = state.round, state.selected_round
@@ -217,24 +209,15 @@ class FederatedRun:
     def _gather(self, link: Link) -> tuple[Roster, Session]:
         """Meet the nodes: those of the run, or in a new one all that take part."""
         path = self.folder.path / FEDERATED
-        known = Roster.from_json(read_json(path), str(path)) if path.exists() else None
+        known = self.folder.read(FEDERATED, Roster) if path.exists() else None
         run = secrets.token_hex(8) if known is None else known.run
         session = Session(self.contract, run, link, self.policy, self.events, self.node_ids)
         if known is not None:
-            session.meet(list(known.holdings))
+            session.meet(list(known.nodes))
             return known, session
         roster = Roster.of(run, self.contract.experiment, session.gather(), self.partition)
-        self.folder.write_text(FEDERATED, json.dumps(roster.to_json()))
+        self.folder.write_text(FEDERATED, roster.to_json())
         return roster, session
-
-    def _summing(self, session: Session, journal: RecoveryJournal) -> SecureSumming | None:
-        if self.contract.secure is None:
-            return None
-        if self.registered is None:
-            raise ConfigError(
-                "secure sums need every node's identity: start from the server's folder"
-            )
-        return SecureSumming(session, self.registered, journal)
 
 
 class _RoundEvents(rounds.Callback):

@@ -15,11 +15,10 @@ keep the numbers that they have in the file, so that results do not depend on th
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,11 +26,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from hushrec.config import Settings
 from hushrec.data.splitting import may_train
-from hushrec.errors import ConfigError, FederationError, MessageError, RunError
+from hushrec.errors import ConfigError, FederationError, MessageError, RunError, nearest
 from hushrec.federation import requests as messages
 from hushrec.federation.contract import Contract
 from hushrec.federation.experiment import Experiment
@@ -41,7 +40,30 @@ from hushrec.io.files import append_line
 from hushrec.privacy.budgets import by_activity, levels_of
 from hushrec.streams import Streams
 
-Numbers = NDArray[np.int64]
+
+def _spans(numbers: NDArray[np.int64]) -> list[list[int]]:
+    """Write numbers as spans of consecutive ones, in their order."""
+    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
+    return [[int(span[0]), len(span)] for span in np.split(numbers, cuts) if len(span)]
+
+
+def _numbers(spans: Any) -> NDArray[np.int64]:
+    """Read spans; numbers stay as they are."""
+    if isinstance(spans, np.ndarray):
+        return spans
+    try:
+        parts = [np.arange(start, start + length) for start, length in spans]
+        return np.concatenate([np.zeros(0, np.int64), *parts], dtype=np.int64)
+    except TypeError:
+        raise ValueError("not a list of spans") from None
+
+
+Numbers = Annotated[NDArray[np.int64], PlainValidator(_numbers), PlainSerializer(_spans)]
+Budgets = Annotated[
+    NDArray[np.float64] | None,
+    PlainValidator(lambda given: None if given is None else np.asarray(given, np.float64)),
+    PlainSerializer(lambda budgets: None if budgets is None else budgets.tolist()),
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,19 +78,20 @@ Partition = Mapping[str, Holding]
 """What each node holds, by its name."""
 
 
-@dataclass(frozen=True, eq=False)
-class Roster:
-    """All users and clients of a run."""
+class Roster(Stored):
+    """All users and clients of a run: roster.json."""
 
     run: str
-    holdings: Partition
-    trains: NDArray[np.bool_]
-    """Of every client, by number, whether it trains."""
-    members: NDArray[np.bool_]
-    """Of every client, whether it belongs to the population that a guarantee is for."""
+    nodes: dict[str, Holding]
+    trains: Numbers
+    """Clients that train."""
+    members: Numbers
+    """Clients of the population that a guarantee is for."""
+    clients: Count
+    """Number of all clients, those included that do not train."""
     newcomers: bool
     """Whether users are evaluated that training leaves out."""
-    epsilon: NDArray[np.float64] | None = None
+    epsilon: Budgets
     """Budget of every client, where they have budgets."""
 
     @classmethod
@@ -95,77 +118,50 @@ class Roster:
         if not silos:
             member &= seen
         newcomers = bool(any(node.idle for node in enrolled) or not seen.all())
-        found = cls(run, holdings, member & past, member, newcomers)
-        return replace(found, epsilon=_epsilon(experiment, enrolled, found))
+        return cls(
+            run=run,
+            nodes=holdings,
+            trains=np.flatnonzero(member & past),
+            members=np.flatnonzero(member),
+            clients=count,
+            newcomers=newcomers,
+            epsilon=_epsilon(experiment, enrolled, holdings, member),
+        )
 
     @property
     def population(self) -> int:
         """Number of users, the largest number and one."""
-        return _count(holding.users for holding in self.holdings.values())
+        return _count(holding.users for holding in self.nodes.values())
 
-    def clients(self, *, promised: bool) -> Numbers:
+    def pool(self, *, promised: bool) -> NDArray[np.int64]:
         """Return the clients that cohorts are drawn from; under a privacy guarantee, independent of
         any client's data."""
-        return np.flatnonzero(self.members if promised else self.trains)
+        return self.members if promised else self.trains
 
     @cached_property
     def digest(self) -> str:
         """Identify the population: a checkpoint is of no use with another one."""
-        return hashlib.blake2b(json.dumps(self.to_json()).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
 
     def assignments(self, *, promised: bool) -> dict[str, Assignment]:
         """Return the numbers and budgets that each node is assigned."""
-        epsilon, training = self.epsilon, len(self.clients(promised=promised))
+        epsilon, largest, assigned = self.epsilon, 0.0, {}
         if epsilon is not None:
             # Rounded down to what noise is worked out for, so that a node finds the same noise.
             levels, level = levels_of(epsilon)
             epsilon = np.where(epsilon > 0, levels[level], 0.0)
-        return {
-            name: Assignment(
-                self.run,
-                self.population,
-                training,
-                holding.users,
-                holding.clients,
-                None if epsilon is None else epsilon[holding.clients],
-                0.0 if epsilon is None else float(epsilon.max()),
-            )
-            for name, holding in self.holdings.items()
-        }
+            largest = float(epsilon.max())
+        whole = self.run, self.population, len(self.pool(promised=promised))
+        for name, held in self.nodes.items():
+            own = None if epsilon is None else epsilon[held.clients]
+            assigned[name] = Assignment(*whole, held.users, held.clients, own, largest)
+        return assigned
 
-    def to_json(self) -> dict[str, Any]:
-        """Write it for a file."""
-        return {
-            "run": self.run,
-            "nodes": {
-                name: {"users": _spans(holding.users), "clients": _spans(holding.clients)}
-                for name, holding in self.holdings.items()
-            },
-            "trains": _spans(np.flatnonzero(self.trains)),
-            "members": _spans(np.flatnonzero(self.members)),
-            "clients": len(self.trains),
-            "newcomers": self.newcomers,
-            "epsilon": None if self.epsilon is None else self.epsilon.tolist(),
-        }
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any], source: str) -> Roster:
-        """Read back what `to_json` wrote."""
-        try:
-            count = int(stored["clients"])
-            trains, members = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-            trains[_numbers(stored["trains"])] = True
-            members[_numbers(stored["members"])] = True
-            holdings = {
-                name: Holding(_numbers(node["users"]), _numbers(node["clients"]))
-                for name, node in stored["nodes"].items()
-            }
-            budgets = stored["epsilon"]
-            epsilon = None if budgets is None else np.array(budgets, np.float64)
-            run, newcomers = str(stored["run"]), bool(stored["newcomers"])
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            raise RunError(f"{source} is damaged: start the run anew") from None
-        return cls(run, holdings, trains, members, newcomers, epsilon)
+    @model_validator(mode="after")
+    def _check_numbers(self) -> Roster:
+        if max(_count([self.trains]), _count([self.members])) > self.clients:
+            raise ValueError("'clients' is fewer than there are numbers of clients")
+        return self
 
 
 def _numbered(enrolled: Sequence[Enrolment], silos: bool) -> dict[str, Holding]:
@@ -193,37 +189,29 @@ def _as_partitioned(enrolled: Sequence[Enrolment], partition: Partition) -> dict
 
 
 def _epsilon(
-    experiment: Experiment, enrolled: Sequence[Enrolment], roster: Roster
+    experiment: Experiment,
+    enrolled: Sequence[Enrolment],
+    holdings: Partition,
+    member: NDArray[np.bool_],
 ) -> NDArray[np.float64] | None:
     """Return the privacy budget of every client."""
     config = experiment.privacy
     if config.budgets is None:
         return None
-    declared = np.zeros(len(roster.trains))
+    declared = np.zeros(len(member))
     for node in enrolled:
         own = node.activity if config.budgets == "activity" else node.epsilon
         assert own is not None, "read with the contract's rule"
-        declared[roster.holdings[node.name].clients] = own
+        declared[holdings[node.name].clients] = own
     if config.budgets == "activity":
         assert config.epsilon_min is not None and config.epsilon_max is not None, "checked"
-        counts, clients = declared.astype(np.int64), roster.clients(promised=True)
+        counts, clients = declared.astype(np.int64), np.flatnonzero(member)
         return by_activity(counts, clients, config.epsilon_min, config.epsilon_max)
-    return np.where(roster.members, declared, 0.0)
+    return np.where(member, declared, 0.0)
 
 
-def _count(numbers: Iterable[Numbers]) -> int:
+def _count(numbers: Iterable[NDArray[np.int64]]) -> int:
     return 1 + max((int(each.max(initial=-1)) for each in numbers), default=-1)
-
-
-def _spans(numbers: Numbers) -> list[list[int]]:
-    """Write numbers as spans of consecutive ones, in their order."""
-    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
-    return [[int(span[0]), len(span)] for span in np.split(numbers, cuts) if len(span)]
-
-
-def _numbers(spans: Sequence[Sequence[int]]) -> Numbers:
-    parts = [np.arange(start, start + length) for start, length in spans]
-    return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
 
 Reply = TypeVar("Reply")
@@ -263,13 +251,13 @@ class EventLine(Stored):
     down_bytes: Count = 0
 
 
+@dataclass(frozen=True)
 class EventLog:
     """A file of events that grows line by line."""
 
-    def __init__(self, path: Path, echo: Callable[[EventLine], None] = lambda line: None) -> None:
-        """``echo`` is called with every event as well."""
-        self.path = path
-        self.echo = echo
+    path: Path
+    echo: Callable[[EventLine], None] = lambda line: None
+    """Called with every event as well."""
 
     def tell(self, line: EventLine) -> None:
         """Write an event, with the time."""
@@ -317,39 +305,31 @@ class Policy(Settings):
     it off with authentication: a name then belongs to the key that enrolled it."""
 
 
+@dataclass(eq=False)
 class Session:
     """The coordinator's exchanges with the nodes of one run."""
 
-    def __init__(
-        self,
-        contract: Contract,
-        run: str,
-        link: Link,
-        policy: Policy,
-        events: EventLog,
-        registered: Mapping[str, NodeId] | None = None,
-    ) -> None:
-        """``registered`` is the transport identity of each name, where it is known beforehand."""
-        self.contract = contract
-        self.run = run
-        self.link = link
-        self.policy = policy
-        self.events = events
-        self.registered = registered
-        self.known: dict[str, NodeId] = {}
-        """The transport identity that each name is bound to."""
-        self.strangers: set[NodeId] = set()
-        """Identities that were invited and refused."""
-        self.invalid_replies: Counter[str] = Counter()
-        self.method = contract.experiment.make_method()
-        self.first_rounds: dict[str, int] = {}
-        """The first round of each phase in this session."""
+    contract: Contract
+    run: str
+    link: Link
+    policy: Policy
+    events: EventLog
+    registered: Mapping[str, NodeId] | None = None
+    """The transport identity of each name, where it is known beforehand."""
+    known: dict[str, NodeId] = field(default_factory=dict, init=False)
+    """The transport identity that each name is bound to."""
+    strangers: set[NodeId] = field(default_factory=set, init=False)
+    """Identities that were invited and refused."""
+    invalid_replies: Counter[str] = field(default_factory=Counter, init=False)
+    first_rounds: dict[str, int] = field(default_factory=dict, init=False)
+    """The first round of each phase in this session."""
+
+    def __post_init__(self) -> None:
+        self.method = self.contract.experiment.make_method()
         phases = [phase.name for phase in self.method.phases]
-        for name in sorted(policy.phase_seconds.keys() - set(phases)):
-            raise ConfigError(
-                f"policy.phase_seconds: {self.method.name} has no phase '{name}': name one of "
-                + ", ".join(phases)
-            )
+        for name in sorted(self.policy.phase_seconds.keys() - set(phases)):
+            has_none = f"{self.method.name} has no phase '{name}'{nearest(name, phases)}"
+            raise ConfigError(f"policy.phase_seconds: {has_none}")
 
     # ------------------------------------------------------------ enrolment
 

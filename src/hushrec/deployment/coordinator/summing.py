@@ -33,7 +33,6 @@ from hushrec.secagg import Stage, SumServer, VectorLayout
 
 LARGEST_TOTAL = 2**62 - 1
 Metrics = Mapping[str, list[str]]
-Names = tuple[str, ...]
 Value = TypeVar("Value")
 
 
@@ -98,7 +97,7 @@ class PlainSumming:
 
     def train(
         self, requests: Mapping[str, TrainRequest], expected: ExpectedSum
-    ) -> tuple[Collected, Names]:
+    ) -> tuple[Collected, tuple[str, ...]]:
         """Train on the nodes whose clients take part; return the total, and the nodes in it."""
         active = {name: request for name, request in requests.items() if len(request.clients)}
         total, names = _empty(expected), []
@@ -135,21 +134,23 @@ class SecureSumming:
     """The coordinator learns the sum of the nodes' vectors, and no vector (`hushrec.secagg`)."""
 
     def __init__(
-        self, session: Session, registered: NodeRegistry, journal: RecoveryJournal
+        self, session: Session, registered: NodeRegistry | None, journal: RecoveryJournal
     ) -> None:
         agreed = session.contract.secure
         if agreed is None:
             raise ConfigError("sums are agreed to be in the clear: nodes are in no secure one")
+        if registered is None:
+            raise ConfigError(
+                "secure sums need every node's identity: start from the server's folder"
+            )
         session.contract.check_nodes(len(registered.identities))
-        self.session = session
-        self.registered = registered
-        self.journal = journal
+        self.session, self.registered, self.journal = session, registered, journal
         self.agreed = agreed
         self.noised = session.contract.experiment.privacy.mode == "distributed"
 
     def train(
         self, requests: Mapping[str, TrainRequest], expected: ExpectedSum
-    ) -> tuple[Collected, Names]:
+    ) -> tuple[Collected, tuple[str, ...]]:
         """Sum a round, once, so that no two sums of it can be compared.
 
         After a restart, a sum that nodes have begun to open is continued. A round that too many
@@ -169,10 +170,8 @@ class SecureSumming:
             lost = EventLine(event="lost", round=expected.round, why=str(error))
             self.session.events.tell(lost)
             return replace(_empty(expected), lost=True), ()
-        total = Collected(
-            found.summed, found.loss, found.up_bytes, 0, found.zeroed_out, self.noised
-        )
-        return total, kept.survivors
+        sizes = found.up_bytes, 0, found.zeroed_out
+        return Collected(found.summed, found.loss, *sizes, self.noised), kept.survivors
 
     def evaluate(self, requests: Mapping[str, EvaluationRequest], metrics: Metrics) -> Evaluation:
         """Sum an evaluation."""

@@ -134,18 +134,15 @@ async def _serve_one(
     """Forward one request or refuse it; return the bytes forwarded each way."""
     try:
         async with asyncio.timeout(HEAD_SECONDS):
-            head, length = forwarded_head(await _read_head(reader))
-    except _RefusedError as refused:
-        status = f"{refused.status.value} {refused.status.phrase}"
-        response = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-        writer.write(response.encode())
+            head, length = forwarded_head(await reader.readuntil(b"\r\n\r\n"))
+    except (_RefusedError, asyncio.LimitOverrunError) as error:
+        status = error.status if isinstance(error, _RefusedError) else HTTPStatus(431)
+        line = f"HTTP/1.1 {status.value} {status.phrase}"
+        writer.write(f"{line}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
         await writer.drain()
         return 0, 0
     upstream_reader, upstream_writer = await asyncio.open_connection(
-        "127.0.0.1",
-        settings.upstream_port,
-        ssl=settings.upstream_tls,
-        server_hostname="127.0.0.1",
+        "127.0.0.1", settings.upstream_port, ssl=settings.upstream_tls, server_hostname="127.0.0.1"
     )
     try:
         upstream_writer.write(head)
@@ -155,13 +152,6 @@ async def _serve_one(
         upstream_writer.close()
         with suppress(OSError):
             await upstream_writer.wait_closed()
-
-
-async def _read_head(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.readuntil(b"\r\n\r\n")
-    except asyncio.LimitOverrunError:
-        raise _RefusedError(431) from None
 
 
 def forwarded_head(head: bytes) -> tuple[bytes, int]:
@@ -205,9 +195,8 @@ async def _copy(
     """Copy ``length`` bytes, or all until the end, in chunks; return how many were copied."""
     copied = 0
     while copied != length:
-        chunk = await reader.read(
-            CHUNK_BYTES if length is None else min(CHUNK_BYTES, length - copied)
-        )
+        left = CHUNK_BYTES if length is None else length - copied
+        chunk = await reader.read(min(CHUNK_BYTES, left))
         if not chunk and length is None:
             break
         if not chunk:
@@ -243,9 +232,8 @@ class StatusCollector(Collector):
         for name, (about, value) in gauges.items():
             if value is not None:
                 yield GaugeMetricFamily(f"{PREFIX}_{name}", about, value)
-        sent = CounterMetricFamily(
-            f"{PREFIX}_message_bytes", "Bytes of messages", labels=["direction"]
-        )
+        about, name = "Bytes of messages", f"{PREFIX}_message_bytes"
+        sent = CounterMetricFamily(name, about, labels=["direction"])
         sent.add_metric(["up"], status.up_bytes)
         sent.add_metric(["down"], status.down_bytes)
         yield sent
@@ -255,9 +243,8 @@ class StatusCollector(Collector):
             for node, of in status.nodes.items():
                 counter.add_metric([node], getattr(of, name))
             yield counter
-        excluded = GaugeMetricFamily(
-            f"{PREFIX}_node_excluded", "Whether a node is excluded", labels=["node"]
-        )
+        name, about = f"{PREFIX}_node_excluded", "Whether a node is excluded"
+        excluded = GaugeMetricFamily(name, about, labels=["node"])
         for node, of in status.nodes.items():
             excluded.add_metric([node], of.excluded)
         yield excluded

@@ -61,18 +61,15 @@ REASONS = {
     "Failed to activate SuperNode": "the server does not know this node's key",
 }
 """Messages in Flower's log, and the reasons they stand for."""
-APP = {
-    "project": {"name": "hushrec", "version": "1.0.0", "dependencies": []},
-    "tool": {
-        "flwr": {
-            "app": {
-                "publisher": "hushrec",
-                "components": {"serverapp": "nothing:app", "clientapp": "nothing:app"},
-            }
-        }
-    },
-}
-"""The app that Flower wants with every run; no process executes it."""
+APP = """
+project = {name = "hushrec", version = "1.0.0", dependencies = []}
+[tool.flwr.app]
+publisher = "hushrec"
+components = {serverapp = "nothing:app", clientapp = "nothing:app"}
+"""
+"""pyproject.toml of the app that Flower wants with every run; no process executes it."""
+TASK_KEY = "secret"
+"""File with the secret that gives access to tasks."""
 NODE_IDS = "node-ids.json"
 """File with Flower's id of each node, by the node's name."""
 PARALLEL_COMMANDS = 4
@@ -216,8 +213,7 @@ def stopped_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _handling(
-    numbers: Sequence[signal.Signals],
-    handler: Callable[[int, object], None] | signal.Handlers,
+    numbers: Sequence[signal.Signals], handler: Callable[[int, object], None] | signal.Handlers
 ) -> Iterator[None]:
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
@@ -257,13 +253,13 @@ def begin_run(folder: ServerFolder) -> tuple[int, RuntimeEndpoint, dict[str, str
     try:
         config = tomllib.loads((work / "flwr" / "config.toml").read_text("utf-8"))
         address = str(config["superlink"][CONNECTION]["address"])
-        secret = read_secret(_secret_in(work))
+        secret = read_secret(work / TASK_KEY)
         node_ids = json.loads((work / NODE_IDS).read_text("utf-8"))
     except (OSError, KeyError, TypeError, ValueError):
         raise RunError(f"{folder.path} is starting, or damaged: try again in a moment") from None
     app = work / "app"
     app.mkdir(exist_ok=True)
-    write_text(app / "pyproject.toml", tomli_w.dumps(APP))
+    write_text(app / "pyproject.toml", APP)
     write_text(app / "nothing.py", "app = None\n")
     started = flwr({**os.environ, **_environment(work)}, "run", str(app.resolve()), CONNECTION)
     endpoint = RuntimeEndpoint(address, secret, folder.authority.read_bytes())
@@ -285,7 +281,11 @@ def server_running(folder: ServerFolder) -> Iterator[RunningServer]:
         write_text(work / "flwr" / "config.toml", tomli_w.dumps(config))
         node_ids = _register(folder, processes.environment)
         write_text(work / NODE_IDS, json.dumps(node_ids))
-        with reverse_proxy(_proxy(folder, port, tls)) as traffic:
+        outer = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        outer.minimum_version = ssl.TLSVersion.TLSv1_2
+        outer.load_cert_chain(folder.certificate, folder.key)
+        listen, outer_port = folder.config.listen, folder.config.port
+        with reverse_proxy(ProxySettings(listen, outer_port, port, outer, tls)) as traffic:
             yield RunningServer(folder, superlink, node_ids, traffic)
 
 
@@ -378,17 +378,14 @@ def _supernode(folder: NodeFolder, port: int) -> list[str]:
 
 def _task_options(work: Path) -> list[str]:
     """Start no app; hand tasks to the process that knows the secret."""
-    return ["--isolation", "process", "--superexec-auth-secret-file", str(_secret_in(work))]
-
-
-def _secret_in(work: Path) -> Path:
-    return work.resolve() / "secret"
+    secret = str(work.resolve() / TASK_KEY)
+    return ["--isolation", "process", "--superexec-auth-secret-file", secret]
 
 
 def _new_secret(work: Path) -> bytes:
-    """Draw the secret that gives access to tasks, anew at every start."""
+    """Draw a secret anew at every start."""
     secret = secrets.token_bytes(32)
-    write_bytes(_secret_in(work), secret, secret=True)
+    write_bytes(work / TASK_KEY, secret, secret=True)
     return secret
 
 
@@ -451,13 +448,6 @@ def _listens(port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _proxy(folder: ServerFolder, port: int, upstream: ssl.SSLContext) -> ProxySettings:
-    outer = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    outer.minimum_version = ssl.TLSVersion.TLSv1_2
-    outer.load_cert_chain(folder.certificate, folder.key)
-    return ProxySettings(folder.config.listen, folder.config.port, port, outer, upstream)
 
 
 def _register(folder: ServerFolder, environment: Mapping[str, str]) -> dict[str, str]:

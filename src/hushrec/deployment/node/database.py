@@ -85,9 +85,7 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     """,
     # Parameters that recommend, once a run is finished.
-    """
-    ALTER TABLE runs ADD COLUMN model BLOB;
-    """,
+    "ALTER TABLE runs ADD COLUMN model BLOB",
     # Secure sums: the pending sum of a run, and the round whose vector was sent.
     """
     ALTER TABLE runs ADD COLUMN masked INTEGER NOT NULL DEFAULT 0;
@@ -186,8 +184,7 @@ class NodeDatabase:
     """One node's file."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self.path = path
-        self.connection = connection
+        self.path, self.connection = path, connection
 
     @classmethod
     def create(cls, path: Path, name: str, contract: Contract) -> NodeDatabase:

@@ -73,10 +73,8 @@ class NodeRuns:
         with store.changing():
             if store.one("SELECT id FROM runs WHERE id = ?", (run,)) is None:
                 number = store.one("SELECT COALESCE(MAX(number), 0) + 1 FROM runs")
-                upto = store.one("SELECT COALESCE(MAX(id), 0) FROM interactions")
-                store.connection.execute(
-                    "INSERT INTO runs (id, number, upto) VALUES (?, ?, ?)", (run, number, upto)
-                )
+                query = "INSERT INTO runs (id, number, upto) VALUES (?, ?, ?)"
+                store.connection.execute(query, (run, number, store.latest()))
                 store.connection.executemany(
                     "INSERT INTO members VALUES (?, ?, ?, ?)",
                     ((run, *member) for member in self._everybody()),
@@ -101,8 +99,7 @@ class NodeRuns:
             raise MessageError(f"this node was not invited to the run '{run}', or is out of it")
         members = store.rows("SELECT place, user, client FROM members WHERE run = ?", (run,))
         indices = {user: index for index, user, _ in members}
-        clients = {index: client for index, _, client in members}
-        fields = (*found[0], indices, clients)
+        fields = (*found[0], indices, {index: client for index, _, client in members})
         return NodeRun(*fields)
 
     def pin_terms(self, run: NodeRun, terms: str) -> None:
@@ -137,21 +134,12 @@ class NodeRuns:
 
         Return False, and store nothing, if another process changed the run meanwhile.
         """
-        connection = self.store.connection
+        values = {"round": done.round, "request": done.request, "reply": done.reply}
         with self.store.changing():
-            changed = connection.execute(
-                "UPDATE runs SET round = ?, selected = ?, request = ?, reply = ?, "
-                "version = version + 1 WHERE id = ? AND version = ?",
-                (done.round, done.selected, done.request, done.reply, run.id, run.version),
-            ).rowcount
-            if changed != 1:
-                return False
-            for client in done.clients:
-                self._write_private(run.id, client, done)
-                self._drop_outdated(run.id, client, done.round, done.selected)
-            if done.charged:
-                self._charge(run, done)
-        return True
+            stored = self._store_round(run, done, values)
+            if stored:
+                self._drop_outdated(run.id, done.round, done.selected)
+        return stored
 
     def send_round(self, run: NodeRun, done: FinishedRound) -> bool:
         """Store a round whose vector is sent for a secure sum, in the open transaction.
@@ -159,20 +147,7 @@ class NodeRuns:
         The round is charged to the privacy budget now. Its private parameters are used once the
         round is finished.
         """
-        connection = self.store.connection
-        changed = connection.execute(
-            "UPDATE runs SET masked = ?, masked_request = ?, selected = MAX(selected, ?), "
-            "version = version + 1 WHERE id = ? AND version = ?",
-            (done.round, done.request, done.selected, run.id, run.version),
-        ).rowcount
-        if changed != 1:
-            return False
-        connection.execute("DELETE FROM private WHERE run = ? AND round > ?", (run.id, run.round))
-        for client in done.clients:
-            self._write_private(run.id, client, done)
-        if done.charged:
-            self._charge(run, done)
-        return True
+        return self._store_round(run, done, {"masked": done.round, "masked_request": done.request})
 
     def close_round(self, run: NodeRun, number: int) -> None:
         """Finish a round whose sum this node helps to open, in the open transaction."""
@@ -181,9 +156,7 @@ class NodeRuns:
             "WHERE id = ?",
             (number, run.id),
         )
-        trained = "SELECT client FROM private WHERE run = ? AND round = ?"
-        for (client,) in self.store.rows(trained, (run.id, number)):
-            self._drop_outdated(run.id, client, number, run.selected)
+        self._drop_outdated(run.id, number, run.selected)
 
     def select(self, run: NodeRun, round_number: int) -> NodeRun:
         """Store the number of the selected round."""
@@ -222,9 +195,8 @@ class NodeRuns:
 
     def status(self) -> dict[str, Any] | None:
         """Return the progress of the newest run; None before the first."""
-        newest = self.store.rows(
-            "SELECT id, model IS NOT NULL FROM runs ORDER BY number DESC LIMIT 1"
-        )
+        query = "SELECT id, model IS NOT NULL FROM runs ORDER BY number DESC LIMIT 1"
+        newest = self.store.rows(query)
         if not newest:
             return None
         run, uploads = self.get(newest[0][0]), self.uploads(newest[0][0])
@@ -257,12 +229,31 @@ class NodeRuns:
         with self.store.changing():
             self.store.connection.execute(query, values)
 
-    def _drop_outdated(self, run: str, client: int, number: int, selected: int) -> None:
-        """Delete private parameters except those of a round and the newest up to the selected."""
+    def _store_round(self, run: NodeRun, done: FinishedRound, values: Mapping[str, object]) -> bool:
+        """Store private parameters, ledger and columns of the run, in the open transaction."""
+        connection, columns = self.store.connection, "".join(f"{name} = ?, " for name in values)
+        changed = connection.execute(
+            f"UPDATE runs SET {columns} selected = MAX(selected, ?), version = version + 1 "  # noqa: S608
+            "WHERE id = ? AND version = ?",
+            (*values.values(), done.selected, run.id, run.version),
+        ).rowcount
+        if changed != 1:
+            return False
+        connection.execute("DELETE FROM private WHERE run = ? AND round > ?", (run.id, run.round))
+        for client in done.clients:
+            self._write_private(run.id, client, done)
+        if done.charged:
+            self._charge(run, done)
+        return True
+
+    def _drop_outdated(self, run: str, number: int, selected: int) -> None:
+        """Keep, of a round's clients, its parameters and the newest up to the selected round."""
         self.store.connection.execute(
-            "DELETE FROM private WHERE run = ? AND client = ? AND round != ? AND round IS NOT "
-            "(SELECT MAX(round) FROM private WHERE run = ? AND client = ? AND round <= ?)",
-            (run, client, number, run, client, selected),
+            "DELETE FROM private WHERE run = ? AND round != ? AND client IN "
+            "(SELECT client FROM private WHERE run = ? AND round = ?) AND round IS NOT "
+            "(SELECT MAX(round) FROM private AS kept WHERE kept.run = private.run AND "
+            "kept.client = private.client AND kept.round <= ?)",
+            (run, number, run, number, selected),
         )
 
     def _write_private(self, run: str, client: int, done: FinishedRound) -> None:

@@ -16,9 +16,11 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
 
+import numpy as np
+
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import FinishedRound, NodeRun, NodeRuns
-from hushrec.deployment.node.training import NodeTrainer, activity_of, declared_by, split_of
+from hushrec.deployment.node.training import NodeTrainer, split_of
 from hushrec.errors import ConfigError, HushrecError, MessageError
 from hushrec.federation import requests as messages
 from hushrec.federation import sums
@@ -27,6 +29,7 @@ from hushrec.federation.contract import NodeRegistry
 from hushrec.federation.requests import EvaluationRequest, Invitation, TrainRequest
 from hushrec.federation.sums import StageRequest
 from hushrec.io.codec import kind_of
+from hushrec.privacy.budgets import by_feature
 from hushrec.secagg import Identity, NodeState, Stage, SumNode, VectorLayout
 from hushrec.streams import SecretRound
 
@@ -105,17 +108,22 @@ class Worker:
                 "this node agreed to other settings than the server has: give both the same "
                 "contract"
             )
-        run, budgets = self.runs.begin(invitation.run), contract.experiment.privacy.budgets
+        run, privacy = self.runs.begin(invitation.run), contract.experiment.privacy
         split = split_of(self.store, run)
-        activity = activity_of(split.train_view(contract.experiment.protocol))
+        view = split.train_view(contract.experiment.protocol)
+        activity, declared = np.diff(view.positives.indptr[view.client_indptr]), None
+        if privacy.budgets == "declared":
+            assert privacy.budget_feature is not None, "checked"
+            feature, features = privacy.budget_feature, split.train.user_features
+            declared = by_feature(features, feature, split.data.users, split.members)
         return messages.Enrolment(
             run.id,
             self.store.name,
             users=len(run.members),
             idle=int((split.train.positives.lengths == 0).sum()),
             trains=activity > 0,
-            activity=activity if budgets == "activity" else None,
-            epsilon=declared_by(contract.experiment, split) if budgets == "declared" else None,
+            activity=activity if privacy.budgets == "activity" else None,
+            epsilon=declared,
         )
 
     def _train(self, request: TrainRequest, digest: str) -> bytes:
@@ -217,11 +225,14 @@ class SecureSumWorker:
                 return sums.RoundClosed(number).to_bytes()
             _check_same(run, number, step.request)
         try:
-            layout = self._layout(request).to_json()
+            if isinstance(request, TrainRequest):
+                layout = sums.RoundVector(self.trainer.shape(request)).layout
+            else:
+                layout = self.evaluation.layout
         except ConfigError as error:
             raise MessageError(str(error)) from None
-        about = sums.about(request)
-        begun = PendingSum(step.number, number, layout, about, step.request, b"", digest, None)
+        form, about = layout.to_json(), sums.about(request)
+        begun = PendingSum(step.number, number, form, about, step.request, b"", digest, None)
         state, message = self._node(begun).announce(0 if kept is None else kept.number)
         return self._keep(run, kept, replace(begun, state=state.to_bytes()), message)
 
@@ -256,17 +267,11 @@ class SecureSumWorker:
         assert kept.asked is not None, "its vector is due"
         trained = self.trainer.train(run, request, digest_of(kept.asked))
         # Two sums of one round must not share noise, so the stream is that of this sum.
-        streams = SecretRound(kept.round, trained.secret)
-        own = streams.of(f"node {self.store.name}/sum {kept.number}")
-        for share in trained.protection.shares(own):
+        own = f"node {self.store.name}/sum {kept.number}"
+        for share in trained.protection.shares(SecretRound(kept.round, trained.secret).of(own)):
             trained.sum.summed.add_steps(share)
         form = sums.RoundVector(self.trainer.shape(request))
         return form.pack(trained.sum, self.count), trained.done
-
-    def _layout(self, request: TrainRequest | EvaluationRequest) -> VectorLayout:
-        if isinstance(request, TrainRequest):
-            return sums.RoundVector(self.trainer.shape(request)).layout
-        return self.evaluation.layout
 
     def _node(self, kept: PendingSum) -> SumNode:
         layout, agreed = VectorLayout.from_json(kept.layout), self.store.contract.secure
