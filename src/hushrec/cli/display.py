@@ -87,13 +87,13 @@ def print_default_method(
 
 
 @contextmanager
-def reading_progress(quiet: bool) -> Iterator[OnProgress]:
-    """Show a progress bar if reading takes longer than `DISPLAY_DELAY`."""
-    columns = (text_column("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+def reading_progress(quiet: bool, what: str = "reading") -> Iterator[OnProgress]:
+    """Show a progress bar if reading, or ``what``, takes longer than `DISPLAY_DELAY`."""
+    columns = (text_column(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     began = time.monotonic()
     with ExitStack() as stack:
         bars = progress(*columns, transient=True, quiet=quiet)
-        task = bars.add_task("reading", total=1.0)
+        task = bars.add_task(what, total=1.0)
 
         def report(share: float) -> None:
             if time.monotonic() > began + DISPLAY_DELAY and not bars.live.is_started:

@@ -24,7 +24,7 @@ from hushrec.cli.options import (
     preset_option,
     set_option,
 )
-from hushrec.cli.runs import show_recommendations
+from hushrec.cli.serving import show_recommendations
 from hushrec.cli.terminal import Console, echo, echo_err, print_json, show
 from hushrec.data import Interactions, load
 from hushrec.data.partition import Deal

@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from hushrec.cli.options import COUNT, PATH, column_options, gather, json_option
-from hushrec.cli.runs import show_recommendations
+from hushrec.cli.serving import show_recommendations
 from hushrec.cli.terminal import show
 from hushrec.data.reading import read_interactions
 from hushrec.data.tables import Columns

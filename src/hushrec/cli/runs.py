@@ -1,12 +1,12 @@
 """Commands over finished runs; nothing is trained again.
 
-``evaluate``, ``analyse``, ``compare`` and ``report`` show results, ``recommend`` and ``export``
-serve the model, and ``release`` writes what of a run may be published.
+``evaluate``, ``analyse``, ``compare`` and ``report`` show results, and ``release`` writes what of a
+run may be published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import click
 from hushrec.analysis import run as analysis
 from hushrec.api import Run
 from hushrec.cli import options
-from hushrec.cli.options import COUNT, PATH, complete_runs, json_option, run_argument
-from hushrec.cli.terminal import Console, echo, echo_err, print_json, show
-from hushrec.data.reading import read_history
+from hushrec.cli.options import PATH, complete_runs, json_option, run_argument
+from hushrec.cli.serving import file_sizes, size_line
+from hushrec.cli.terminal import Console, echo, print_json, show
 from hushrec.data.splitting import Part
 from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import Evaluator
@@ -27,13 +27,10 @@ from hushrec.methods.base import facts_of
 from hushrec.reporting import tables
 from hushrec.reporting.html import write_comparison, write_federated_report, write_report
 from hushrec.reporting.sections import ADAPTATION, write_convergence
-from hushrec.reporting.tables import human_size, plain_table
 from hushrec.runs.comparison import compare_runs
 from hushrec.runs.folder import RunFolder
 from hushrec.runs.release import release
 from hushrec.runs.schema import AdaptationCurve, Baselines
-from hushrec.serving.bundle import BundleForm
-from hushrec.serving.data import Recommendation
 
 
 @click.command("evaluate")
@@ -187,114 +184,6 @@ def compare_command(
     show(as_json, rows, *tables.comparison_tables(rows), tables.cost_table(rows))
 
 
-@click.command("recommend")
-@run_argument
-@click.option("--user", required=True, metavar="ID")
-@click.option("-k", "count", type=COUNT, default=10)
-@click.option(
-    "--history",
-    type=PATH,
-    metavar="FILE",
-    help="Items of a user the run does not know: one id a line, oldest first, or a table.",
-)
-@click.option(
-    "--feature",
-    "features",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="What such a user is; repeatable.",
-)
-@json_option
-def recommend_command(
-    folder: Path,
-    user: str,
-    count: int,
-    history: Path | None,
-    features: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Recommend items that a user has not touched yet.
-
-    \b
-    hushrec recommend runs/pfedrec --user 42
-    hushrec recommend runs/pfedrec --user anna --history anna.txt -k 5 --json
-    hushrec recommend runs/privrec --user anna --history anna.txt --feature 'region=coast'
-    """
-    for pair in features:
-        if "=" not in pair:
-            raise ConfigError(f"--feature {pair}: expected NAME=VALUE")
-    run = Run.open(folder)
-    items = None if history is None else read_history(history)
-    if items is not None:
-        unknown = len(set(items) - set(run.split.data.items.tolist()))
-        if unknown:
-            echo_err(f"{unknown} of {len(set(items))} items are not in the catalogue")
-    found = run.recommend(user, count, items, dict(pair.split("=", 1) for pair in features))
-    show_recommendations(user, found, as_json)
-
-
-def show_recommendations(user: str, found: Sequence[Recommendation], as_json: bool) -> None:
-    """Print a list."""
-    if not found:
-        echo_err(f"nothing is left to recommend to '{user}'")
-    table = plain_table(figures=[""])
-    table.add_column("title", overflow="fold")
-    table.add_column("item", overflow="fold")
-    table.add_column("score", justify="right")
-    explained = any(line.because for line in found)
-    if explained:
-        table.add_column("because of")
-    for rank, line in enumerate(found, 1):
-        cells = str(rank), line.title, line.item, f"{line.score:.3f}"
-        table.add_row(*cells, *([line.because] if explained else []))
-    show(as_json, {"user": user, "recommendations": found}, table)
-
-
-@click.command("export")
-@run_argument
-@click.argument("bundle", metavar="DIR", type=PATH)
-@click.option(
-    "--neighbours",
-    type=COUNT,
-    help="Weights kept per item and table, the largest ones.  [all in single precision; in half "
-    "600, or 300 in each of fedmix' tables]",
-)
-@click.option("--precision", type=click.Choice(["half", "single"]), default="half")
-@click.option("--overwrite", is_flag=True, help="Replace the bundle in DIR.")
-@json_option
-def export_command(
-    folder: Path,
-    bundle: Path,
-    neighbours: int | None,
-    precision: Any,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    """Write a run's model for devices: a folder that numpy alone can serve.
-
-    \b
-    hushrec export runs/fednext bundle
-    python -c "from hushrec.serving.recommender import Recommender as R
-    print(R.load('bundle', history=['1193', '661']).recommend(5))"
-
-    `hushrec/serving/recommender.py` imports nothing else of hushrec: copy it to the device.
-    """
-    form: BundleForm = {"neighbours": neighbours, "precision": precision, "overwrite": overwrite}
-    path = Run.open(folder).export(bundle, **form)
-    sizes = _sizes(path)
-    show(as_json, {"bundle": str(path), "bytes": sizes}, _size_line(path, sizes))
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """Return the bytes of every file below a folder."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
-
-
-def _size_line(folder: Path, sizes: Mapping[str, int]) -> str:
-    return f"{folder}: " + ", ".join(f"{name} {human_size(size)}" for name, size in sizes.items())
-
-
 @click.command("release")
 @run_argument
 @click.argument("target", metavar="DIR", type=PATH)
@@ -313,38 +202,41 @@ def release_command(folder: Path, target: Path, as_json: bool) -> None:
     """
     run = Run.open(folder)
     path = release(run, target)
-    sizes, statement = _sizes(path), run.summary.privacy.statement
+    sizes, statement = file_sizes(path), run.summary.privacy.statement
     result = {"release": str(path), "bytes": sizes, "statement": statement}
-    show(as_json, result, _size_line(path, sizes), statement)
+    show(as_json, result, size_line(path, sizes), statement)
 
 
 @click.command("report")
 @click.argument(
     "folders", metavar="RUN...", nargs=-1, required=True, type=PATH, shell_complete=complete_runs
 )
-@click.option("--without-samples", is_flag=True, help="Leave out users' histories and lists.")
+@click.option("--samples", is_flag=True, help="Show some users' histories and lists.")
 @click.option("--map", "with_map", is_flag=True, help="Draw the items as one user sees them.")
 @click.option("--user", metavar="ID", help="Show a user's lists: own, global, random, popular.")
 @click.option("--out", type=PATH, metavar="FILE.html", help="Where the page of several runs goes.")
 def report_command(
     folders: tuple[Path, ...],
-    without_samples: bool,
+    samples: bool,
     with_map: bool,
     user: str | None,
     out: Path | None,
 ) -> None:
     """Write the report of a run, or one page of several, and print its path.
 
+    A page shows nothing of a single user unless --samples, --map or --user asks for it; of a
+    private run it then says that its guarantee does not cover them.
+
     \b
     hushrec report runs/pfedrec
-    hushrec report runs/pfedrec --without-samples
+    hushrec report runs/pfedrec --samples
     hushrec report runs/pfedrec --map --user viewer-0001
     hushrec report runs/popularity runs/fedmf runs/pfedrec --out compared.html
     """
-    of_users = with_map or user is not None
+    of_users = samples or with_map or user is not None
     if len(folders) > 1:
         if of_users:
-            raise ConfigError("--map and --user are for the page of one run")
+            raise ConfigError("--samples, --map and --user are for the page of one run")
         echo(write_comparison(folders, out or Path("compared.html")))
         return
     if out is not None:
@@ -352,8 +244,10 @@ def report_command(
     folder = RunFolder.open(folders[0])
     if folder.read_summary().nodes is None:
         run = Run.open(folders[0])
-        echo(write_report(run, samples=not without_samples, item_map=with_map, user=user))
+        echo(write_report(run, samples=samples, item_map=with_map, user=user))
     elif of_users:
-        raise ConfigError("--map and --user need users' interactions, which stay on the nodes")
+        raise ConfigError(
+            "--samples, --map and --user need users' interactions, which stay on the nodes"
+        )
     else:
         echo(write_federated_report(folder))

@@ -121,6 +121,11 @@ class RunFolder:
         """Read a JSON file as ``kind``."""
         file = self.path / name
         if not file.exists():
+            if (self.path / "statement.json").exists():
+                raise RunError(
+                    f"{self.path} is a release: it has neither results nor users; use the run that "
+                    "it was made from, or 'hushrec recommend' with --history FILE or --new"
+                )
             raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
         return codec.read_stored(kind, file)
 
