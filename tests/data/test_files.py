@@ -544,3 +544,46 @@ def test_empty_history_and_missing_history(write, tmp_path):
             read_history(write(text))
     with pytest.raises(DataError, match="no such file"):
         read_history(tmp_path / "none")
+
+
+# ------------------------------------------------------------------ ratings in the place of times
+
+
+def swapped(header="user,item,rating,timestamp", stars=(0.5, 1, 3.5, 5)):
+    rows = [f"u{n % 3},i{n},{964_982_703 + n},{stars[n % len(stars)]}" for n in range(12)]
+    return "\n".join([*([header] if header else []), *rows]) + "\n"
+
+
+def test_ratings_and_times_that_are_swapped_are_refused(write):
+    with pytest.raises(DataError) as refused:
+        read_interactions(write(swapped()))
+    words = str(refused.value)
+    assert "column 'timestamp' is taken as time and holds 0.5 to 5, as ratings do" in words
+    assert "they look swapped; name them: --time rating --value timestamp" in words
+    named = Columns(time="rating", value="timestamp")
+    data = read_interactions(write(swapped()), named)
+    assert (data.value.max(), data.time.min()) == (5, 964_982_703)
+    # Days written as a number are times too, and columns may have no names.
+    days = swapped(None, (1, 2, 5)).replace("964982", "19980")
+    with pytest.raises(DataError, match="--time 2 --value 3"):
+        read_interactions(write(days))
+
+
+def test_half_stars_are_no_times(write):
+    rows = "".join(f"u{n % 3},i{n},{n % 10 / 2}\n" for n in range(20))
+    with pytest.raises(DataError, match="as ratings do; name its role: --value time"):
+        read_interactions(write(f"user,item,time\n{rows}"))
+    data = read_interactions(write(f"user,item,time\n{rows}"), Columns(value="time"))
+    assert (data.has_time, data.value.max()) == (False, 4.5)
+
+
+def test_who_names_the_time_is_believed(write):
+    data = read_interactions(write(swapped()), Columns(time="timestamp"))
+    assert data.time.max() == 5_000_000  # with fractions, in microseconds
+
+
+def test_small_times_are_times(write):
+    """Steps of a sequence, weeks, hours and their quarters: none of them a scale of ratings."""
+    for times in (range(12), [n % 4 for n in range(12)], [n / 4 for n in range(12)]):
+        rows = "".join(f"u{n % 3},i{n},{1 + n % 5},{time}\n" for n, time in enumerate(times))
+        assert read_interactions(write(f"user,item,rating,time\n{rows}")).has_time

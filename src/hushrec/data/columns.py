@@ -139,9 +139,13 @@ class Times:
                 self._parse = float if self._blocks or is_number(entries[0]) else _iso_seconds
         self._blocks.append(_parsed(self._parse, entries))
 
+    def numbers(self) -> NDArray[Any]:
+        """Return the numbers as they are in the column; dates are seconds, others NaN."""
+        return np.concatenate(self._blocks)
+
     def result(self) -> NDArray[np.int64]:
         """Return whole seconds, or microseconds where some time has a fraction."""
-        times = np.concatenate(self._blocks)
+        times = self.numbers()
         if self._parse is int:
             return times
         table, column = self.table, self.column

@@ -82,6 +82,8 @@ def interactions_of(
     if value is None:
         table.notes.append("no value column: every row counts 1")
     values = np.ones(table.rows, np.float32) if value is None else value.result()
+    if time is not None and columns.time is None:
+        _refuse_ratings_as_time(table, found, values, time.numbers())
     if time is None:
         table.notes.append("no time column: rows have no order in time")
     data = Interactions(
@@ -103,6 +105,40 @@ def interactions_of(
         titles=public.titles,
         item_features=public.features,
         notes=(*data.notes, *public.notes),
+    )
+
+
+MOST_STARS, LONGEST_SCALE = 10, 41
+"""The largest rating where there are half stars, and the most different values of any scale."""
+CALENDAR = 19_000_000
+"""Numbers from here on are times: seconds of an epoch, or days written as 19000101."""
+
+
+def _refuse_ratings_as_time(
+    table: Table, found: Mapping[str, int], values: NDArray[Any], times: NDArray[Any]
+) -> None:
+    """Refuse a column of times that nobody named and that holds what looks like ratings."""
+    low, high = times.min(), times.max()
+    if not 0 <= low <= high <= 100 or (different := len(np.unique(times))) > LONGEST_SCALE:
+        return
+    swapped = "value" in found and values.min() >= CALENDAR
+    halves = high <= MOST_STARS and (times % 1 != 0).any() and (times * 2 % 1 == 0).all()
+    if not (swapped or (halves and 2 * different <= len(times))):
+        return
+    names: dict[str, str | int] = {
+        role: table.names[column] if table.names else column for role, column in found.items()
+    }
+    rating = table.label(found["time"])
+    said = f"{table.path}: {rating} is taken as time and holds {low:g} to {high:g}, as ratings do"
+    keep = f"if it is the time, name it: --time {names['time']}"
+    if not swapped:
+        raise DataError(
+            f"{said}; name its role: --value {names['time']}, and the time with --time; {keep}"
+        )
+    raise DataError(
+        f"{said}, and {table.label(found['value'])} holds times, {values.min():.0f} to "
+        f"{values.max():.0f}: they look swapped; name them: --time {names['value']} --value "
+        f"{names['time']} (in Python time= and value=); {keep}"
     )
 
 
