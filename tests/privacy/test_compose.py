@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from hushrec.api import Run, train, train_seeds
+from hushrec.api import Run, train
 from hushrec.cli import main
 from hushrec.data import load
 from hushrec.errors import ConfigError, RunError
@@ -183,7 +183,9 @@ def test_a_grid_too_coarse_for_all_runs_leaves_the_plain_sum():
 
 
 def test_several_seeds_say_what_one_and_what_all_of_them_cost(small, tmp_path):
-    said = train_seeds(small, "popularity", [0, 1, 2], tmp_path / "runs", settings=CENTRAL)
+    said = train(
+        small, "popularity", seeds=[0, 1, 2], out=tmp_path / "runs", settings=CENTRAL
+    ).summary
     privacy = said.privacy
     delta = privacy.delta
     expected = Accountant(3 * privacy.account).epsilon(delta)
@@ -201,15 +203,19 @@ def test_several_seeds_say_what_one_and_what_all_of_them_cost(small, tmp_path):
 
 
 def test_seeds_without_a_guarantee_have_no_sum(tiny, tmp_path):
-    said = train_seeds(tiny, "popularity", [0, 1], tmp_path / "runs").privacy
+    said = train(tiny, "popularity", seeds=[0, 1], out=tmp_path / "runs").summary.privacy
     assert said.statement.startswith("No formal guarantee")
     assert said.together is None
-    one = train_seeds(tiny, "popularity", [0], tmp_path / "one", settings=CENTRAL).privacy
+    one = train(
+        tiny, "popularity", seeds=[0], out=tmp_path / "one", settings=CENTRAL
+    ).summary.privacy
     assert one.together is None
 
 
 def test_of_personal_budgets_the_largest_count(small, tmp_path):
-    said = train_seeds(small, "popularity", [0, 1], tmp_path / "runs", settings=BUDGETS).privacy
+    said = train(
+        small, "popularity", seeds=[0, 1], out=tmp_path / "runs", settings=BUDGETS
+    ).summary.privacy
     (entry,) = said.claimed
     assert Accountant([entry]).epsilon(said.delta) == pytest.approx(said.epsilon, rel=1e-3)
     together = said.together
@@ -224,7 +230,9 @@ def test_rounds_that_were_planned_and_not_run_are_claimed_too(tiny, tmp_path):
     """Looks may end a run; whoever may stop at any round claims for all, in the sum as alone."""
     looks = {"privacy.selection_share": 0.25, "evaluation.patience": 1, "privacy.noise_seed": 2}
     settings = {**CENTRAL, **looks, "privacy.delta": 1e-3, "d": 2}
-    said = train_seeds(tiny, "fedmf", [0, 1], tmp_path / "runs", rounds=40, settings=settings)
+    said = train(
+        tiny, "fedmf", seeds=[0, 1], out=tmp_path / "runs", rounds=40, settings=settings
+    ).summary
     privacy = said.privacy
     assert max(said.rounds) < 40
     assert privacy.spent_epsilon < privacy.epsilon
@@ -322,7 +330,7 @@ def folders(tmp_path_factory):
     place, data = tmp_path_factory.mktemp("composed"), load("demo")
     train(data, "popularity", settings=CENTRAL, out=place / "one")
     train(data, "popularity", settings={**CENTRAL, "privacy.epsilon": 2.0}, out=place / "two")
-    train_seeds(data, "popularity", [0, 1], place / "seeds", settings=CENTRAL)
+    train(data, "popularity", seeds=[0, 1], out=place / "seeds", settings=CENTRAL)
     train(data, "popularity", out=place / "open")
     return place
 

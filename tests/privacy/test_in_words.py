@@ -64,3 +64,25 @@ def test_every_mode_has_three_sentences(tiny, settings):
     assert all(sentence.endswith(".") for sentence in words)
     assert sum(len(sentence.split()) for sentence in words) < 150
     assert ("No formal guarantee" in words[0]) == (not settings)
+
+
+def test_delta_and_the_largest_budget_are_named():
+    assert "99.97 %, delta = 1e-05 included, where" in stated(8.0, 1e-5).in_words[0]
+    assert "delta" not in stated(8.0).in_words[0]
+    budgets = stated(8.0, same_budgets=True).in_words[0]
+    assert "for the user with the largest budget, is right" in budgets
+
+
+def test_several_seeds_are_said_together(tiny):
+    settings = {"privacy.mode": "central", "privacy.epsilon": 4.0}
+    summary = hushrec.train(tiny, "popularity", seeds=2, settings=settings).summary
+    together = summary.privacy.together
+    assert f"(e^{together.epsilon:.4g})" in summary.privacy.in_words[0]
+    assert together.epsilon > 4
+    assert "all rounds of 2 runs" in summary.privacy.in_words[2]
+
+
+def test_statements_of_other_versions_are_put_in_words_too():
+    bound, _, rests = stated(8.0, neighbours="add-remove", trust="somebody").in_words
+    assert "one user's data was used or changed" in bound
+    assert "trust in whom the statement names" in rests

@@ -455,7 +455,8 @@ def test_the_command_line_finds_the_noise_and_prints_the_guarantee(tmp_path):
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
-    assert "User-level (7.99" in said or "User-level (8," in said
+    assert "User-level (ε = 7.99" in said or "User-level (ε = 8," in said
+    assert "at most 99.97 %" in said and "Not covered are" in said and "rests on" in said
     run = Run.open(out)
     assert run.summary.privacy.statement in (tmp_path / "run/report.html").read_text()
     assert run.experiment.privacy.epsilon == 8

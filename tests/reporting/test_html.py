@@ -11,11 +11,10 @@ import pytest
 from hushrec.analysis import item_map
 from hushrec.api import Run, train
 from hushrec.data.interactions import Interactions, MultiCategorical
-from hushrec.errors import RunError
+from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.metrics import per_user, summarise
 from hushrec.privacy.statement import PrivacyStatement
 from hushrec.reporting.html import write_comparison, write_report
-from hushrec.reporting.sections import guarantee
 from hushrec.reporting.tables import human_size
 from hushrec.runs.comparison import compare_runs
 from hushrec.runs.schema import PUBLISHED_MARK
@@ -85,8 +84,8 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def report(run: Run) -> str:
-    return write_report(run).read_text("utf-8")
+def report(run: Run, **shown: bool) -> str:
+    return write_report(run, **{"samples": True, **shown}).read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +119,7 @@ def test_headline_shows_the_figures_of_the_run(run, page):
         assert f"{run.metrics['full'][name]:.4f}" in page.text
     assert "Recall@k is HR@k" in page.text
     assert "for comparison with papers only" in page.text
-    assert run.summary.privacy.statement in page.text
+    assert all(sentence in page.text for sentence in run.summary.privacy.in_words)
 
 
 def test_popularity_is_what_a_popularity_run_gives(run, text, tmp_path):
@@ -354,14 +353,67 @@ def test_a_tiny_world_is_still_reported(tmp_path):
 # ------------------------------------------------------------- what else a page may be asked
 
 
-def test_a_page_without_samples_names_nobody(run):
-    whole = report(run)
-    write_report(run, samples=False)
-    short = (run.folder.path / "report.html").read_text()
+def test_a_page_names_nobody_unless_asked(run):
+    whole, short = report(run), write_report(run).read_text()
     assert 'id="samples"' in whole and 'id="samples"' not in short
-    assert "#samples" not in short and not re.search(r"User u\d", short)
+    assert "#samples" not in short and not re.search(r"\bu\d", short)
+    assert not re.search(r"Film \d|item-\d", short)
     assert Page(short).open == []
-    write_report(run)
+    assert "because it was asked for with --samples" in Page(whole).text
+    assert "does not cover" not in whole
+    report(run)
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory) -> Run:
+    world = replace(tiny(), items_declared=True)
+    folder = tmp_path_factory.mktemp("runs") / "private"
+    named = {"privacy": "central", "epsilon": 8.0}
+    return train(world, "fedmf", rounds=2, d=4, out=folder, **named)
+
+
+def test_users_data_in_a_private_report_is_said_to_be_uncovered(private, monkeypatch):
+    monkeypatch.setattr(item_map, "LIKED", 3)
+    said = "The privacy guarantee does not cover this section"
+    assert said not in write_report(private).read_text()
+    for shown, option in (
+        ({"samples": True}, "--samples"),
+        ({"item_map": True}, "--map"),
+        ({"user": "u3"}, "--user"),
+    ):
+        page = Page(write_report(private, **shown).read_text()).text
+        assert f"{option} ; hushrec report RUN writes the page without it. {said}" in page
+
+
+def test_a_final_model_has_no_users_to_show(run, tmp_path):
+    final = train(tiny(), final=run, out=tmp_path / "final")
+    assert "No figure belongs to this model" in write_report(final).read_text()
+    for shown in ({"samples": True}, {"item_map": True}, {"user": "u3"}):
+        with pytest.raises(ConfigError, match="in the report of the run that it follows"):
+            write_report(final, **shown)
+
+
+def test_pages_show_names_and_no_places(tmp_path):
+    data, folder = tiny(), tmp_path / "secret place"
+    folder.mkdir()
+    rows = zip(data.users[data.user], data.items[data.item], data.time, strict=True)
+    file = folder / "ratings.csv"
+    file.write_text("user,item,time\n" + "".join(f"{u},{i},{t}\n" for u, i, t in rows))
+    (folder / "films.csv").write_text("item\n" + "\n".join(data.items.tolist()) + "\n")
+    (folder / "mine.toml").write_text("[options]\nd = 4\n")
+    preset = str(folder / "mine.toml")
+    named = {"items": folder / "films.csv", "preset": preset, "rounds": 2}
+    run = train(str(file), "fedmf", **named, out=folder / "run")
+    final = train(final=folder / "run", out=folder / "final")
+    other = train(str(file), "popularity", out=folder / "popular")
+    compared = write_comparison([run.folder.path, other.folder.path], folder / "compared.html")
+    pages = [report(run), write_report(final).read_text(), compared.read_text()]
+    for page in pages:
+        assert "secret place" not in page
+        assert re.search(r"<title>.*on ratings( ·|<)", page)
+        assert re.search("<h1>.*ratings", page)
+    assert "mine.toml" in pages[0] and "films.csv" in pages[0]
+    assert "<dt>Follows</dt><dd>run</dd>" in pages[1]
 
 
 def test_every_figure_of_a_table_carries_the_name_of_its_column(text):
@@ -372,11 +424,23 @@ def test_every_figure_of_a_table_carries_the_name_of_its_column(text):
             assert len(re.findall(r"<td data-label=", row)) == heads == len(re.findall("<td", row))
 
 
-def test_a_guarantee_is_a_sentence_with_its_words_folded(text):
-    assert "<blockquote>No formal guarantee: interactions stay on the clients, but raw" in text
-    assert "word for word</summary>" in text
-    noised = PrivacyStatement(guarantee="DP", epsilon=8.0, delta=1e-5, statement="User-level …")
-    assert guarantee(noised).startswith("user-level (ε = 8, δ = 1e-05) differential privacy")
+def test_privacy_is_three_sentences_with_the_statement_folded_beneath(private, text):
+    whole = write_report(private).read_text()
+    section = whole.partition('<section id="privacy"')[2].partition("</section>")[0]
+    shown, _, folded = section.partition("<details>")
+    words = Page(f"<main>{shown}</main>").text
+    assert "User-level (ε = 8, δ = 1e-05) differential privacy of everything" in words
+    names = ("What an attacker learns at most", "What is not covered", "What it rests on")
+    for name, sentence in zip(names, private.summary.privacy.in_words, strict=True):
+        assert f"{name} {sentence}" in words
+    statement = private.summary.privacy.statement
+    assert statement not in words and statement in Page(f"<main><details>{folded}</main>").text
+    plain = text.partition('<section id="privacy"')[2].partition("</section>")[0]
+    assert "No formal guarantee: interactions stay on the clients" in plain
+    assert "Users have to trust the server" in plain
+    assert "<blockquote>" not in plain and "<details>" not in plain
+    noised = PrivacyStatement(guarantee="DP", epsilon=8.0, noise_seed=1, statement="User-level …")
+    assert noised.headline.startswith("Simulated: user-level (ε = 8")
 
 
 def test_the_items_can_be_drawn_as_one_user_sees_them(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hushrec.api import Run, train, train_seeds
+from hushrec.api import Run, train
 from hushrec.errors import RunError, StoppedError
 from hushrec.federation.experiment import Experiment
 from hushrec.runs.release import LEFT_OUT, MANIFEST, covered, release
@@ -282,7 +282,7 @@ def test_the_command_line_refuses(tmp_path):
     world = taste_world()
     with pytest.raises(StoppedError):
         go("central adaptive", tmp_path / "cut", callbacks=[StopAfter(1)])
-    train_seeds(world, "popularity", range(2), tmp_path / "seeds", settings=CENTRAL)
+    train(world, "popularity", seeds=2, out=tmp_path / "seeds", settings=CENTRAL)
     train("demo", "popularity", out=tmp_path / "open")
     for name, message in (
         ("cut", "not finished"),

@@ -119,6 +119,15 @@ class Experiment(Settings):
                 "for silos (lipm, pfedme)"
             )
 
+    def without_paths(self) -> Experiment:
+        """Return the same experiment without places on this machine: files by their names."""
+        names = {
+            key: Path(value).name
+            for key in ("data", "items", "preset")
+            if (value := getattr(self, key)) is not None
+        }
+        return self.model_copy(update={**names, "store": StoreConfig()})
+
     def to_toml(self) -> str:
         """Write as TOML; what is None is left out."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))

@@ -134,8 +134,23 @@ class PrivacyStatement(Stored):
         return finite and self.guarantee != NO_GUARANTEE
 
     @property
+    def headline(self) -> str:
+        """The guarantee in one line, of several seeds that of all; empty if there is none."""
+        if not self.promises:
+            return ""
+        claimed, unit = self.together or self, f"{self.unit}-level"
+        unit = unit.capitalize() if self.noise_seed is None else f"Simulated: {unit}"
+        return (
+            f"{unit} (ε = {claimed.epsilon:.4g}, δ = {claimed.delta:.2g}) differential privacy of "
+            "everything that training released."
+        )
+
+    @property
     def in_words(self) -> tuple[str, str, str]:
-        """What an attacker learns at most, what is not covered, and what it rests on."""
+        """What an attacker learns at most, what is not covered, and what it rests on.
+
+        Of several seeds it is said of all of them together.
+        """
         if self.epsilon is None or not self.promises:
             return (
                 self.statement,
@@ -144,20 +159,24 @@ class PrivacyStatement(Stored):
                 "Users have to trust the server; a privacy mode, such as privacy.mode = central "
                 "with privacy.epsilon = 8, replaces that trust by a guarantee.",
             )
-        details = (re.split(", |: ", fact)[0] for fact in self.not_covered)
+        rounds = f"{self.rounds:,} round{'' if self.rounds == 1 else 's'}"
+        if self.together is not None:
+            rounds = f"all rounds of {len(self.together.runs):,} runs"
+        claimed = self.together or self
+        trusted = TRUSTED_PARTY.get(claimed.trust, "whom the statement names")
+        details = (re.split(", |: ", fact)[0] for fact in claimed.not_covered)
         noise = "noise that stays secret"
         if self.noise_seed is not None:
             noise = f"noise that whoever knows privacy.noise_seed = {self.noise_seed} can remove"
         return (
-            _largest_certainty(self),
+            _largest_certainty(claimed),
             f"Not covered are {'; '.join(details)}: the statement says each in full.",
-            f"The guarantee rests on trust in {TRUSTED_PARTY[self.trust]}, on {noise}, and "
-            f"on the privacy accountant's composition of {self.rounds:,} round"
-            f"{'' if self.rounds == 1 else 's'} (docs/guarantees.md).",
+            f"The guarantee rests on trust in {trusted}, on {noise}, and "
+            f"on the privacy accountant's composition of {rounds} (docs/guarantees.md).",
         )
 
 
-def _largest_certainty(stated: PrivacyStatement) -> str:
+def _largest_certainty(stated: PrivacyStatement | ComposedStatement) -> str:
     """Bound the success of a test between neighbouring data sets with even prior odds.
 
     Under (epsilon, delta)-DP no test is right more often than (e^epsilon + delta) / (e^epsilon + 1)
@@ -169,14 +188,18 @@ def _largest_certainty(stated: PrivacyStatement) -> str:
     percent = math.ceil(min(right, 1) * 10_000) / 100
     odds = f"{math.exp(epsilon):,.0f}" if 3 < epsilon < 20 else f"{math.exp(min(epsilon, 700)):.3g}"
     tier = next(name for most, name in TIERS if epsilon <= most)
-    change = {"zero-out-one": "zeroed out", "replace-one": "replaced"}[stated.neighbours]
+    change = {"zero-out-one": "zeroed out", "replace-one": "replaced"}.get(
+        stated.neighbours, "changed"
+    )
     whose = f"one {stated.unit}'s data was used or {change}"
     if stated.same_budgets:
-        whose += f", for the {stated.unit} with the largest budget,"
+        whose += f", for the {stated.unit} with the largest budget"
+    failure = f", delta = {delta:.2g} included" if delta else ""
     return (
         f"Somebody who sees everything that training released, and has to tell whether {whose}, is "
-        f"right with a probability of at most {percent:g} %, where a coin gives 50 %: odds of "
-        f"{odds} to 1 (e^{epsilon:.4g}), a {tier} guarantee by the tiers of Ponomareva et al. 2023."
+        f"right with a probability of at most {percent:g} %{failure}, where a coin gives 50 %: "
+        f"odds of {odds} to 1 (e^{epsilon:.4g}), a {tier} guarantee by the tiers of Ponomareva et "
+        "al. 2023."
     )
 
 

@@ -84,16 +84,22 @@ def add_labels(markup: str) -> str:
 
 
 def write_report(
-    run: Run, *, samples: bool = True, item_map: bool = False, user: str | None = None
+    run: Run, *, samples: bool = False, item_map: bool = False, user: str | None = None
 ) -> Path:
     """Write ``report.html`` into the run's folder and return its path.
 
-    ``samples`` shows some users' histories and lists; ``item_map`` draws the items, which takes a
-    while; ``user`` is a user whose lists with other tables and by popularity are shown too.
+    A report shows nothing of a single user unless asked: ``samples`` shows some users' histories
+    and lists; ``item_map`` draws the items as one user scores them, which takes a while; ``user``
+    is a user whose lists with other tables and by popularity are shown.
     """
     if run.folder is None:
         raise RunError("a report is written into the run's folder: train with out=FOLDER")
     if run.summary.final_of is not None:
+        if samples or item_map or user is not None:
+            raise ConfigError(
+                "users' data is shown beside held-out items, and a final model has none: ask for "
+                "samples, a map or a user in the report of the run that it follows"
+            )
         return _write_summary_report(run.folder, "final.html.j2")
     page = {
         **report_page(run, run.folder),
@@ -123,17 +129,17 @@ def _common_values(
     experiment: Experiment, summary: Summary, lines: Sequence[RoundLine], method: Method
 ) -> dict[str, Any]:
     """Return what the reports of simulated and of federated runs have in common."""
+    public = experiment.without_paths()
     return {
         "summary": summary,
-        "experiment": experiment,
+        "experiment": public,
         "mark": summary.protocol_mark,
         "convergence": sections.convergence(experiment, summary, lines),
         "costs": sections.costs(experiment, summary, lines, pooled=method.traits.pooled),
         "budgets_plot": sections.budgets_plot(summary),
-        "guarantee": sections.guarantee(summary.privacy),
         "options": tables.options(method, summary),
         "curve_style": plots.CURVE_STYLE,
-        "toml": experiment.to_toml(),
+        "toml": public.to_toml(),
     }
 
 
@@ -170,7 +176,7 @@ def write_comparison(paths: Sequence[Path], file: Path) -> Path:
     summaries = [RunFolder.open(path).read_summary() for path in paths]
     marks = {summary.protocol_mark for summary in summaries} - {None}
     page = {
-        "data": summaries[0].data,
+        "data": summaries[0].data_name,
         "mark": next(iter(marks), None),
         "marks": tables.shared_marks(dict(zip(names.values(), summaries, strict=True))),
         "first": names[str(paths[0])],

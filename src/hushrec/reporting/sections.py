@@ -26,7 +26,7 @@ from hushrec.federation.rounds import RoundLine
 from hushrec.io.files import write_text
 from hushrec.methods.base import Guided
 from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
-from hushrec.privacy.statement import ComposedStatement, PrivacyStatement
+from hushrec.privacy.statement import ComposedStatement
 from hushrec.reporting import plots
 from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
@@ -204,18 +204,6 @@ def _plot(run: Run, name: str, places: list[list[int]], liked: set[int], held: s
         dots.append(plots.circle(kind, x, y, 5 if kind == "item" else 10))
     label = marked(run.summary, f"Map of {len(places):,} items, {name}")
     return plots.drawing("map", label, dots, viewBox=f"-20 -20 {GRID + 40} {GRID + 40}")
-
-
-def guarantee(privacy: PrivacyStatement) -> str:
-    """Return the guarantee in one sentence; the statement has the details."""
-    if privacy.epsilon is None:
-        first, _, _ = privacy.statement.partition(". ")
-        return first.split(", and the rows")[0].rstrip(".") + "."
-    mark = "Simulated: " if privacy.noise_seed is not None else ""
-    return (
-        f"{mark}{privacy.unit}-level (ε = {privacy.epsilon:.4g}, δ = {privacy.delta:.2g}) "
-        "differential privacy of everything that training released."
-    )
 
 
 def budgets_plot(summary: Summary) -> Markup | None:

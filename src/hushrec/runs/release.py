@@ -30,7 +30,6 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save
 
-from hushrec.data.catalog import names
 from hushrec.errors import RunError
 from hushrec.io.files import LOCK, atomic_folder, checked_path
 from hushrec.privacy.statement import PrivacyStatement
@@ -114,11 +113,8 @@ def refuse_uncovered(run: Run) -> None:
 
 def covered(run: Run) -> Covered:
     """Take from a run what its guarantee covers: not where files or private parameters lay."""
-    config = run.experiment.model_dump(mode="json", exclude_none=True, exclude={"store"})
-    for key in ("data", "items", "preset"):
-        if key in config and config[key] not in names():
-            config[key] = Path(config[key]).name
-    summary = run.summary
+    experiment, summary = run.experiment.without_paths(), run.summary
+    config = experiment.model_dump(mode="json", exclude_none=True, exclude={"store"})
     return Covered(run.model.without_users(), config, summary.privacy, summary.shipped_round)
 
 

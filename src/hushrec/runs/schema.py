@@ -19,6 +19,7 @@ file and key. A run of a federation has the same files; what only its nodes know
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
@@ -227,6 +228,11 @@ class Followed(Stored):
     digest: str
     """SHA-256 of its summary."""
     summary: Summary
+
+    @property
+    def name(self) -> str:
+        """Its folder's name, for pages that are handed over."""
+        return Path(self.run).name
 
     @classmethod
     def of(cls, run: str, summary: Summary) -> Followed:

@@ -229,6 +229,7 @@ class Studio:
             user = query.get("user") or some[len(some) // 2]
             context |= {"some": some, "user": user, "mark": run.summary.protocol_mark}
             context |= {"suggested": run.split.data.users[:SUGGESTED_USERS].tolist()}
+            context |= {"summary": run.summary}
             try:
                 return {**context, "shown": one_user(run, user), "problem": ""}
             except ConfigError as error:
