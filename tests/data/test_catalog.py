@@ -14,8 +14,10 @@ from hushrec.data import catalog, load, names
 from hushrec.data.catalog import fetch, import_file
 from hushrec.data.interactions import Categorical, MultiCategorical, Numeric
 from hushrec.data.sources import CATALOG
+from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.data.tables import Columns
 from hushrec.errors import ConfigError, DataError
+from hushrec.streams import Streams
 
 CONTRACT = [
     "ml-100k",
@@ -26,6 +28,8 @@ CONTRACT = [
     "lastfm-2k/tags-10",
     "amazon-video/pfedrec",
     "amazon-video/fedrkg",
+    "amazon-beauty",
+    "amazon-sports",
     "filmtrust",
     "frappe",
     "demo",
@@ -40,6 +44,8 @@ COUNTS = {
     "lastfm-2k/tags-10": (183_415, 1_269, 12_322, 69_279),
     "amazon-video/pfedrec": (63_836, 8_072, 11_830, 63_836),
     "amazon-video/fedrkg": (23_181, 1_372, 7_957, 23_181),
+    "amazon-beauty": (198_502, 22_363, 12_101, 198_502),
+    "amazon-sports": (296_337, 35_598, 18_357, 296_337),
     "filmtrust": (33_372, 1_002, 2_042, None),
     "frappe": (96_203, 957, 4_082, 18_842),
     "demo": (34_997, 1_000, 1_495, 34_997),
@@ -67,7 +73,9 @@ def test_counts_of_the_real_data(name, data_dir):
         assert len(data.merged()) == pairs
     assert data.name == name
     timeless = ("lastfm-2k/listens", "lastfm-2k/listens-10", "filmtrust", "frappe")
-    assert data.has_time is (name not in timeless)
+    sequences = ("amazon-beauty", "amazon-sports")
+    assert data.has_time is (name not in (*timeless, *sequences))
+    assert data.rows_in_order is (name in sequences)
     for features, length in (
         (data.user_features, users),
         (data.item_features, items),
@@ -87,6 +95,17 @@ def test_counts_of_the_real_data(name, data_dir):
 def test_checksums_of_the_real_data(name, data_dir):
     dataset = CATALOG[name]
     assert set(dataset.states(dataset.find(data_dir)).values()) == {"ok"}
+
+
+def test_sequences_are_in_the_order_of_time(data_dir):
+    data = load("amazon-beauty", data_dir=data_dir)
+    second = data.user == data.user_index("2")
+    assert data.items[data.item[second]].tolist() == ["6", "7", "8", "9", "10", "4", "11"]
+    assert (np.diff(data.time[second]) > 0).all()
+    split = make_split(data, SplitConfig(), Streams(0))
+    assert data.items[split.test[data.user_index("2")]].tolist() == ["11"]
+    with pytest.raises(ConfigError, match="no timestamps"):
+        make_split(data, SplitConfig(kind="time"), Streams(0))
 
 
 def test_ml_100k_details(data_dir):
