@@ -13,10 +13,9 @@ from click.testing import CliRunner
 from numba.core.dispatcher import Dispatcher
 from rich.table import Table
 
-from hushrec import load, train
+from hushrec import train
 from hushrec.cli import COMMANDS, main
 from hushrec.cli.terminal import Console
-from hushrec.kernels import mixture, pairs
 
 HEAVY = "{'numpy', 'numba', 'scipy', 'pydantic', 'torch', 'jinja2'}"
 
@@ -112,16 +111,33 @@ def test_no_figure_is_cut_however_narrow(
         assert max(len(line) for line in out.splitlines() if "\x1b" not in line) <= width
 
 
-def test_kernels_are_compiled_before_they_are_needed() -> None:
-    """Training the default method afterwards needs no kernel in a form that is not there."""
+def test_kernels_are_compiled_before_they_are_needed(tmp_path: Path) -> None:
+    """Training and serving the defaults afterwards needs no kernel in a form that is not there."""
     assert CliRunner().invoke(main, ["doctor", "--compile", "--json"]).exit_code == 0
-    kernels = [
-        kernel
-        for module in (mixture, pairs)
-        for kernel in vars(module).values()
-        if isinstance(kernel, Dispatcher)
-    ]
-    forms = [kernel.signatures for kernel in kernels]
-    assert mixture.rerank.signatures
-    train(load("demo"), settings={"newton_rounds": 1, "network_rounds": 1})
-    assert [kernel.signatures for kernel in kernels] == forms
+
+    def forms() -> dict[str, list[object]]:
+        modules = [module for name, module in sys.modules.items() if name.startswith("hushrec.")]
+        return {
+            f"{module.__name__}.{name}": list(kernel.signatures)
+            for module in modules
+            for name, kernel in vars(module).items()
+            if isinstance(kernel, Dispatcher)
+        }
+
+    compiled = forms()
+    for needed in ("mixture.rerank", "pairs.following_pairs", "ragged.draw_whole"):
+        assert compiled[f"hushrec.kernels.{needed}"], needed
+    rows = [f"{u},{(u * 7 + n * n) % 53},{n}" for u in range(60) for n in range(12)]
+    table = tmp_path / "rows.csv"
+    table.write_text("\n".join(["user,item,timestamp", *dict.fromkeys(rows)]))
+    few = {"newton_rounds": 1, "network_rounds": 1}
+    for data, options in (
+        ("demo", {"settings": few}),
+        (table, {"settings": few}),
+        ("demo", {"privacy": "central", "epsilon": 8}),
+    ):
+        run = train(data, **options)
+        run.recommend(k=3)
+        run.recommend("new", history=run.data.items[:2].tolist())
+        run.evaluate("hr@10")
+        assert forms() == compiled, options

@@ -41,7 +41,7 @@ def test_a_run_works_each_part_out_once(saved, tiny, tmp_path, calls):
 
 
 def test_unknown_keywords_are_refused_by_name(tiny):
-    with pytest.raises(TypeError, match="'round'; did you mean 'rounds'"):
+    with pytest.raises(TypeError, match=r"'round', which .*; did you mean 'rounds'"):
         hushrec.train(tiny, "fedmf", round=2)
-    with pytest.raises(TypeError, match="'over_write'; did you mean 'overwrite'"):
+    with pytest.raises(TypeError, match=r"'over_write', which .*; did you mean 'overwrite'"):
         hushrec.train(tiny, "fedmf", over_write=True)

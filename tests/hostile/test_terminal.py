@@ -122,10 +122,13 @@ def test_a_file_of_many_columns_gets_a_short_message(tmp_path):
         assert "more" in result.output
 
 
-def test_only_one_module_prints():
-    """Whoever prints in another way has to make words safe again, and forgets it."""
+def test_only_two_modules_print():
+    """Whoever prints in another way has to make words safe again, and forgets it.
+
+    `runs.progress` shows labels, phases and metrics, which `test_progress` holds to be safe.
+    """
     for file in Path(hushrec.__file__).parent.rglob("*.py"):
-        if file.name == "terminal.py":
+        if file.name in ("terminal.py", "progress.py"):
             continue
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Call):

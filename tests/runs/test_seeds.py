@@ -5,15 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from hushrec.api import Run, train, train_seeds
-from hushrec.errors import RunError, StoppedError
+from hushrec.api import Run, train
+from hushrec.errors import ConfigError, RunError, StoppedError
 from test_api import StopAfter, bits
 
 OPTIONS = {"rounds": 4, "protocol": "published", "settings": {"d": 3, "item_rate": 1.0}}
 
 
 def test_mean_and_spread_over_seeds(tiny, tmp_path):
-    summary = train_seeds(tiny, "fedmf", [0, 5, 2], tmp_path / "runs", **OPTIONS)
+    runs = train(tiny, "fedmf", seeds=[0, 5, 2], out=tmp_path / "runs", **OPTIONS)
+    summary = runs.summary
     parts = [
         json.loads((tmp_path / "runs" / f"seed-{s}" / "summary.json").read_text())
         for s in (0, 5, 2)
@@ -30,7 +31,7 @@ def test_mean_and_spread_over_seeds(tiny, tmp_path):
     with pytest.raises(RunError, match="several seeds"):
         Run.open(tmp_path / "runs", tiny)
     with pytest.raises(RunError, match="exists already"):
-        train_seeds(tiny, "fedmf", [0], tmp_path / "runs", **OPTIONS)
+        train(tiny, "fedmf", seeds=[0], out=tmp_path / "runs", **OPTIONS)
 
 
 @pytest.mark.parametrize("after", [2, 4, 6])
@@ -39,9 +40,11 @@ def test_resuming_needs_the_folder_alone(after, tiny, tmp_path):
     stop = StopAfter(after)
     more = {"callbacks": [stop]}
     with pytest.raises(StoppedError):
-        train_seeds(tiny, "fedmf", [0, 5, 2], tmp_path / "runs", **OPTIONS, **more)
-    train_seeds(tiny, "pfedrec", [], tmp_path / "runs", resume=True)
-    train_seeds(tiny, "fedmf", [0, 5, 2], tmp_path / "plain", **OPTIONS)
+        train(tiny, "fedmf", seeds=[0, 5, 2], out=tmp_path / "runs", **OPTIONS, **more)
+    with pytest.raises(RunError, match="holds the seeds '0', '5', '2': resume it with the same"):
+        train(tiny, out=tmp_path / "runs", resume=True)
+    train(tiny, seeds=[0, 5, 2], out=tmp_path / "runs", resume=True)
+    train(tiny, "fedmf", seeds=[0, 5, 2], out=tmp_path / "plain", **OPTIONS)
     for seed in (0, 5, 2):
         part = f"seed-{seed}"
         assert bits(tmp_path / "runs" / part) == bits(tmp_path / "plain" / part)
@@ -55,5 +58,22 @@ def test_a_file_given_by_its_path_is_found_again(tmp_path):
     path = str(tmp_path / "my.csv")
     train(path, "popularity", out=tmp_path / "one")
     assert Run.open(tmp_path / "one").experiment.data == path
-    train_seeds(path, "popularity", [0, 1], tmp_path / "runs")
+    train(path, "popularity", seeds=2, out=tmp_path / "runs")
     assert Run.open(tmp_path / "runs" / "seed-1").experiment.data == path
+
+
+def test_seeds_without_a_folder_are_in_memory(tiny, tmp_path):
+    runs = train(tiny, "fedmf", seeds=[0, 5, 2], **OPTIONS)
+    stored = train(tiny, "fedmf", seeds=[0, 5, 2], out=tmp_path / "runs", **OPTIONS)
+    assert [run.experiment for run in runs] == [run.experiment for run in stored]
+    assert [run.metrics for run in runs] == [run.metrics for run in stored]
+    assert runs.metrics == stored.metrics and runs.summary.test_sd == stored.summary.test_sd
+    assert len(runs) == 3 and runs[-1].summary.seed == 2 and "seeds [0, 5, 2]" in repr(runs)
+
+
+def test_so_many_seeds_follow_the_first(tiny):
+    runs = train(tiny, "popularity", seed=4, seeds=2)
+    assert runs.summary.seed == [4, 5]
+    for wrong in (0, [], [1, 1]):
+        with pytest.raises(ConfigError, match="seeds = "):
+            train(tiny, "popularity", seeds=wrong)

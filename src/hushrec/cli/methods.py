@@ -280,7 +280,8 @@ EXTRAS = {"neural": "torch", "flower": "flwr", "tune": "optuna", "parquet": "pya
     "--compile",
     "compiles",
     is_flag=True,
-    help="Compile the default method's kernels now, so that the first training does not wait.",
+    help="Compile the kernels of the defaults now, with and without privacy, so that the first "
+    "training does not wait.",
 )
 @json_option
 def doctor_command(compiles: bool, as_json: bool) -> None:
@@ -321,10 +322,17 @@ def doctor_command(compiles: bool, as_json: bool) -> None:
 
 
 def _compile() -> None:
-    """Compile all kernels of the default method: train on users for two batches, write a report."""
+    """Compile all kernels of the defaults: with and without privacy, of training and of serving."""
     few = {"newton_rounds": 1, "network_rounds": 2, "evaluation.every": 1}
+    data = demo(viewers=600)  # users for two batches
+    defaults: list[dict[str, Any]] = [{"settings": few}, {"privacy": "central", "epsilon": 8.0}]
     with TemporaryDirectory() as folder:
-        write_report(train(demo(viewers=600), out=Path(folder) / "run", settings=few))
+        for number, options in enumerate(defaults):
+            out = Path(folder) / f"run-{number}"
+            run = train(data, out=out, progress=False, **options)
+            write_report(run)
+            run.recommend(data.users[:2].tolist())
+            run.recommend("somebody new", history=data.items[:3].tolist())
 
 
 @click.command("studio")

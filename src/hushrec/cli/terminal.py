@@ -46,7 +46,7 @@ NO_CACHE = (
     "hushrec: no folder can be written for compiled kernels, so each process compiles them again; "
     "set NUMBA_CACHE_DIR to a writable folder"
 )
-COMPILING = "compiling kernels for this machine, once: this takes up to a minute"
+COMPILING = "compiling kernels that this machine needs for the first time: up to a minute"
 MAX_MESSAGE = 300
 """Characters of an unexpected error's message that are shown."""
 
