@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, permutations, product
 
 import ir_measures
@@ -18,13 +19,16 @@ from hushrec.data.views import Ragged
 from hushrec.errors import ConfigError, InputError
 from hushrec.evaluation.metrics import (
     AUC,
+    F1,
     NDCG,
     Coverage,
     HitRate,
     Metric,
+    NewRecall,
     PopularityBias,
     Ranks,
     ReciprocalRank,
+    RepeatRecall,
     SingleTargetNDCG,
     parse_metric,
     per_user,
@@ -282,6 +286,37 @@ class TestNDCG(MetricContract):
 
 class TestSingleTargetNDCG(MetricContract):
     metric = SingleTargetNDCG
+
+
+class TestF1(MetricContract):
+    metric = F1
+
+
+class TestRepeatRecall(MetricContract):
+    metric = RepeatRecall
+
+
+class TestNewRecall(MetricContract):
+    metric = NewRecall
+
+
+def test_f1_is_the_harmonic_mean_and_recall_splits_into_repeated_and_new_targets():
+    scores = np.array([[9, 8, 7, 6, 5, 4], [1, 2, 3, 4, 5, 6]], np.float32)
+    targets = Ragged(np.array([0, 3, 5]), np.array([0, 2, 5, 4, 0], np.int32))
+    ranks = rank_full(scores, np.arange(2, dtype=np.int32), Ragged.empty(2), targets)
+    ranks = replace(ranks, repeated=np.array([1, 0, 1, 0, 1], np.int8))
+    recall, precision = per_user(ranks, "recall@3"), per_user(ranks, "precision@3")
+    harmonic = 2 * recall * precision / (recall + precision)
+    np.testing.assert_allclose(per_user(ranks, "f1@3"), harmonic)
+    assert per_user(ranks, "recall_repeat@3").tolist() == [1 / 3, 0]
+    assert per_user(ranks, "recall_new@3").tolist() == [1 / 3, 1 / 2]
+    # They are kept with the ranks, and there are none where the history is no candidate.
+    assert Ranks.from_arrays(ranks.to_arrays()).repeated.tolist() == [1, 0, 1, 0, 1]
+    assert Ranks.concat([ranks, ranks]).repeated.tolist() == [1, 0, 1, 0, 1] * 2
+    plain = replace(ranks, repeated=None)
+    assert "repeated" not in plain.to_arrays()
+    assert per_user(plain, "recall_repeat@3").tolist() == [0, 0]
+    np.testing.assert_array_equal(per_user(plain, "recall_new@3"), recall)
 
 
 class TestAUC(MetricContract):

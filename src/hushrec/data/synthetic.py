@@ -1,4 +1,4 @@
-"""Generated data: a small data set with known structure, and large populations for benchmarks."""
+"""Generated data: small data sets with known structure, and large populations for benchmarks."""
 
 from __future__ import annotations
 
@@ -158,6 +158,95 @@ DEMO = DataSet(
     items=1_495,
     rows=34_997,
     loader=lambda _: demo(),
+)
+
+
+_DEPARTMENTS = (
+    *("Bakery", "Dairy", "Fruit", "Vegetables", "Meat", "Drinks", "Snacks", "Frozen"),
+    *("Pantry", "Household", "Baby", "Pets"),
+)
+_KINDS = (
+    *("Fresh", "Organic", "Family", "Light", "Classic", "Mini", "Smoked", "Sweet", "Green"),
+    *("Crunchy", "Daily", "Premium", "Country", "Mild"),
+)
+_GOODS = ("box", "pack", "jar", "bottle", "bag")
+
+
+def receipts(seed: int = 0, customers: int = 1_000, products: int = 800) -> Interactions:
+    """Make receipts of a supermarket over four months: baskets of several products at a time.
+
+    A customer likes a few departments, and has favourites in them that run out and are bought
+    again, each after its own number of days, until the customer changes to another one. The rest of
+    a basket is bought once: complements of what is in it already, and products by taste and by
+    popularity, which has a long tail and rises for two weeks where a product is on offer.
+    """
+    rng = np.random.default_rng(seed)
+    department = rng.integers(len(_DEPARTMENTS), size=products)
+    popularity = (np.arange(products) + 3.0) ** -0.9
+    popularity = popularity[rng.permutation(products)]
+    # What runs out is bought again: milk within days, a pan hardly ever.
+    lasts = np.exp(rng.normal(2.9, 1.0, products))
+    complements = rng.integers(products, size=(products, 3))
+    days = 120
+    offered = rng.random((days // 7 + 2, products)) < 0.02
+    offered[1:] |= offered[:-1]
+    by_day = [np.cumsum(popularity * (1 + 8.0 * offered[day // 7 + 1])) for day in range(days)]
+    age = rng.integers(len(_AGE_GROUPS), size=customers)
+    rows: list[tuple[int, int, int]] = []
+    for customer in range(customers):
+        liked = rng.choice(len(_DEPARTMENTS), 4, replace=False)
+        weight = popularity**0.7 * np.where(np.isin(department, liked), 1.0, 0.05)
+        count = 4 + rng.poisson(8)
+        own = rng.choice(products, count, replace=False, p=weight / weight.sum())
+        every = lasts[own] * np.exp(rng.normal(0, 0.3, count))
+        bought, since = -every * rng.random(count), rng.uniform(-60, 100, count)
+        until = since + 20 + rng.exponential(50, count)
+        by_taste = np.cumsum(weight)
+        gap, size = 6 + rng.exponential(12), 1 + rng.poisson(3)
+        day = min(rng.exponential(gap), days - 1.0)
+        while day < days:
+            due = np.where((since < day) & (day < until), (day - bought) / every, 0.0)
+            basket = dict.fromkeys(own[rng.random(count) < 0.7 * (1 - np.exp(-(due**3)))].tolist())
+            bought[np.isin(own, list(basket))] = day
+            for how, where, which in rng.random((1 + rng.poisson(size), 3)):
+                if basket and how < 0.25:
+                    last = list(basket)[int(where * len(basket))]
+                    basket[int(complements[last, int(which * 3)])] = None
+                else:
+                    sums = by_taste if how < 0.5 else by_day[int(day)]
+                    basket[int(np.searchsorted(sums, where * sums[-1]))] = None
+            rows += [(customer, product, int(day)) for product in basket]
+            day += 1 + rng.exponential(gap)
+    user, item, when = np.array(rows).T
+    named = [
+        f"{_KINDS[k % len(_KINDS)]} {_DEPARTMENTS[d].lower()} {_GOODS[k % len(_GOODS)]} {k}"
+        for k, d in enumerate(department)
+    ]
+    made = Interactions(
+        name="receipts",
+        user=user.astype(np.int32),
+        item=item.astype(np.int32),
+        value=np.ones(len(rows), np.float32),
+        time=_START + when * _DAY,
+        users=np.array([f"customer-{k + 1:04d}" for k in range(customers)]),
+        items=np.array([f"product-{k + 1:03d}" for k in range(products)]),
+        titles=np.array(named),
+        user_features={"age group": _declared(age, _AGE_GROUPS)},
+        item_features={"department": _declared(department, _DEPARTMENTS)},
+        notes=("made up: no person or product in it exists",),
+    )
+    return replace(made.compacted(), items_declared=True)
+
+
+RECEIPTS = DataSet(
+    name="receipts",
+    title="Made-up receipts of a supermarket: baskets, and products that are bought again",
+    licence="none needed: made up by hushrec",
+    citation="hushrec",
+    users=1_000,
+    items=800,
+    rows=58_431,
+    loader=lambda _: receipts(),
 )
 
 

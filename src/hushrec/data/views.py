@@ -132,6 +132,11 @@ class TrainView:
             _excluded=None if excluded is None else excluded.take(clients),
         )
 
+    @property
+    def seen(self) -> Ragged:
+        """Items of each history that lists do not hold; none where items are bought again."""
+        return Ragged.empty(len(self)) if self.repeats else self.positives
+
     def excluded(self) -> Ragged:
         """Return, ascending, the items that are no negatives of each client."""
         if self._excluded is not None:

@@ -68,14 +68,15 @@ class EvaluationConfig(Settings):
         """Name of the candidate set that selects the round."""
         return "full" if self.select_on == "full" else self.sampled_name
 
-    @property
-    def reported(self) -> dict[str, list[str]]:
-        """Metrics that an evaluation reports, by candidate set."""
-        return {name: self.metric_names() for name in ("full", self.sampled_name)}
+    def reported(self, repeats: bool) -> dict[str, list[str]]:
+        """Return the metrics that an evaluation reports, by candidate set."""
+        return {name: self.metric_names(repeats) for name in ("full", self.sampled_name)}
 
-    def metric_names(self) -> list[str]:
-        """Return the reported metrics."""
-        kinds = ("hr", "ndcg", "recall", "precision", "mrr")
+    def metric_names(self, repeats: bool) -> list[str]:
+        """Return the reported metrics; those of baskets too where items are bought again."""
+        kinds = ["hr", "ndcg", "recall", "precision", "mrr"]
+        if repeats:
+            kinds += ["f1", "recall_repeat", "recall_new"]
         names = [*(f"{kind}@{k}" for k in self.k for kind in kinds), "auc"]
         return names if self.select in names else [*names, self.select]
 
@@ -120,7 +121,11 @@ class Evaluator:
             scores = model.scores(users, view, score)
             aim, seen, drawn = targets.take(users), self.seen(users, view), samples.take(positions)
             full = rank_full(scores, view.users, seen, aim)
-            return full, rank_sampled(scores, view.users, drawn, aim)
+            sampled = rank_sampled(scores, view.users, drawn, aim)
+            if not view.repeats:
+                return full, sampled
+            repeated = _are_in(aim, view.positives)
+            return replace(full, repeated=repeated), replace(sampled, repeated=repeated)
 
         batches = chunks(np.arange(len(self.users[part])), model.batch_size)
         with ThreadPoolExecutor(self.threads) as pool:
@@ -133,12 +138,12 @@ class Evaluator:
 
     def tally(self, ranks: PartRanks) -> Evaluation:
         """Return sums and histograms of ranks, the only thing about ranks that leaves a node."""
-        names = self.config.metric_names()
+        names = self.config.metric_names(self.split.train.repeats)
         return Evaluation({candidates: tally(r, names) for candidates, r in ranks.items()})
 
     def summarise(self, ranks: PartRanks, metrics: Sequence[str] = ()) -> Tables:
         """Return the mean of each metric, by default the reported ones, for each candidate set."""
-        names = metrics or self.config.metric_names()
+        names = metrics or self.config.metric_names(self.split.train.repeats)
         return {candidates: summarise(r, names) for candidates, r in ranks.items()}
 
     def groups(self, part: Part) -> grouping.Groups:
@@ -162,7 +167,7 @@ class Evaluator:
 
         def work(users: NDArray[np.int64]) -> NDArray[np.int32]:
             view = self._history[part].take(users)
-            seen = view.positives
+            seen = view.seen
             return top_k(model.scores(users, view), seen.indptr, seen.values, count)[0]
 
         with ThreadPoolExecutor(self.threads) as pool:
@@ -170,11 +175,12 @@ class Evaluator:
         return np.concatenate(lists)
 
     def seen(self, users: NDArray[np.int64], view: TrainView) -> Ragged:
-        """Return the items that are no candidates: histories and held-out non-relevant items."""
+        """Return the items that are no candidates: histories and held-out non-relevant items.
+
+        Where items are bought again, those of the history are candidates too.
+        """
         disliked = self.split.disliked
-        if not len(disliked.values):
-            return view.positives
-        return view.positives.union(disliked.take(users))
+        return view.seen.union(disliked.take(users)) if len(disliked.values) else view.seen
 
     def _choose_users(self, part: Part) -> NDArray[np.int64]:
         users = self.split.evaluated(part)
@@ -184,10 +190,15 @@ class Evaluator:
         return np.sort(generator.choice(users, self.config.users, replace=False))
 
     def _draw_samples(self, part: Part) -> Ragged:
-        """Draw items that a user never touches, as papers do; targets are added when ranking."""
+        """Draw items that a user never touches, as papers do; targets are added when ranking.
+
+        Where items are bought again, all items but the targets can be drawn.
+        """
         users, split = self.users[part], self.split
-        touched = self._history["test"].positives.take(users).union(split.test.take(users))
+        touched = self._history["test"].seen.take(users).union(split.test.take(users))
         touched = touched.union(split.disliked.take(users))
+        if split.train.repeats:
+            touched = touched.union(split.valid.take(users))
         drawn = draws.draw_distinct_outside(
             self.streams.key(f"evaluation/sample/{part}"),
             split.train.users[users],
@@ -197,6 +208,13 @@ class Evaluator:
             self.config.sampled,
         )
         return Ragged(*drawn)
+
+
+def _are_in(targets: Ragged, past: Ragged) -> NDArray[np.int8]:
+    """Return 1 for every target that is in the history of its user, else 0."""
+    most = np.int64(max(targets.values.max(initial=0), past.values.max(initial=0))) + 1
+    pairs = [np.repeat(np.arange(len(r)), r.lengths) * most + r.values for r in (targets, past)]
+    return np.isin(*pairs).astype(np.int8)
 
 
 def popularity_ranks(evaluator: Evaluator, part: Part) -> PartRanks:

@@ -266,7 +266,7 @@ class OneByOne:
             own = split.take(np.flatnonzero(owner == client))
             noise = None if deviations is None else deviations[client : client + 1]
             self.devices[client] = Device(agreed, own, experiment, noise)
-        self.metrics = experiment.evaluation.reported
+        self.metrics = experiment.evaluation.reported(experiment.split.next_basket)
 
     def train(
         self, download: Download, protection: Protection, cohort: NDArray[np.int64]

@@ -173,6 +173,11 @@ def check_supported(experiment: Experiment, method: type[Method], population: in
     """Refuse what cannot be guaranteed to so many clients, whatever their data."""
     config, evaluation = experiment.privacy, experiment.evaluation
     check_privacy(config, experiment.cohort, method, population)
+    if experiment.split.next_basket and not method.traits.repeats:
+        raise ConfigError(
+            f"{method.name} scores items that a user does not have yet, and a next basket holds "
+            "items that are bought again: use fedmix or personal-frequency, or another split.kind"
+        )
     dates, dated = (experiment.split.valid_from, experiment.split.test_from), _dated(experiment)
     if config.promises and dated and None in dates:
         raise ConfigError(

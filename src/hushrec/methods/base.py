@@ -105,6 +105,11 @@ class Traits:
     that would add noise to them is refused."""
     reveals: frozenset[str] = frozenset()
     """Private fields that some rounds upload all the same, because the paper's method does."""
+    training_only: frozenset[str] = frozenset()
+    """Private fields that `adapt` and `score` do not read; a device that serves drops them."""
+    repeats: bool = True
+    """False where scores of items in the history mean nothing; such a method is refused where lists
+    may hold them (``split.kind = next-basket``)."""
     from_features: bool = False
     """True where a client without a history is scored from its user features."""
     batch_interactions: int | None = None

@@ -110,7 +110,7 @@ class NegativeCounter(SharesNothing):
     name = "negative-counter"
     Config = NegativeCounterConfig
     config: NegativeCounterConfig
-    traits = Traits(learns=False)
+    traits = Traits(learns=False, repeats=False)
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep a count per item on the device."""

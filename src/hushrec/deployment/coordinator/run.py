@@ -120,7 +120,8 @@ class RemoteBackend:
             name: EvaluationRequest(assignment, self.round, part, self.selected, selected, shared)
             for name, assignment in self.assignments.items()
         }
-        return self.summing.evaluate(requests, self.experiment.evaluation.reported)
+        repeats = self.experiment.split.next_basket
+        return self.summing.evaluate(requests, self.experiment.evaluation.reported(repeats))
 
     def keep_selected(self) -> None:
         """Let the nodes keep this round's private parameters: the next request says so."""
@@ -201,7 +202,7 @@ class FederatedRun:
             journal.clear()
             users = {name: len(holding.users) for name, holding in roster.nodes.items()}
             summary = summarise_federation(training, state, users, results)
-            self.folder.write(SUMMARY, summary)
+            self.folder.write_results(summary)
             ended, selected = state.round, state.selected_round
             self.events.tell(EventLine(event="finished", round=ended, selected_round=selected))
             return summary

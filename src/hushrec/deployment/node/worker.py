@@ -31,7 +31,6 @@ from hushrec.federation.sums import StageRequest
 from hushrec.io.codec import kind_of
 from hushrec.privacy.budgets import by_feature
 from hushrec.secagg import Identity, NodeState, Stage, SumNode, VectorLayout
-from hushrec.streams import SecretRound
 
 ATTEMPTS = 5
 """Attempts where another process changes the database meanwhile."""
@@ -138,8 +137,8 @@ class Worker:
                     "twice"
                 )
             self.runs.pin_terms(run, request.assignment.digest)
-            trained = self.trainer.train(run, request, digest)
-            done = replace(trained.done, reply=trained.sum.to_bytes())
+            summed, trained = self.trainer.train(run, request, digest)
+            done = replace(trained, reply=summed.to_bytes())
             if self.runs.finish_round(run, done):
                 return done.reply
         raise MessageError("the node's users changed again and again while they were trained")
@@ -180,7 +179,9 @@ class SecureSumWorker:
         self.count = len(credentials.registered.identities)
         """Number of nodes."""
         contract = self.store.contract
-        self.evaluation = sums.EvaluationVector(contract.experiment.evaluation.reported)
+        agreed = contract.experiment
+        reported = agreed.evaluation.reported(agreed.split.next_basket)
+        self.evaluation = sums.EvaluationVector(reported)
         contract.check_nodes(self.count)
         if credentials.registered.identities.get(self.store.name) != credentials.identity.public:
             raise ConfigError(
@@ -265,13 +266,11 @@ class SecureSumWorker:
     ) -> tuple[sums.Vector, FinishedRound]:
         """Train a round, add this node's share of the noise, and return the sum as a vector."""
         assert kept.asked is not None, "its vector is due"
-        trained = self.trainer.train(run, request, digest_of(kept.asked))
         # Two sums of one round must not share noise, so the stream is that of this sum.
         own = f"node {self.store.name}/sum {kept.number}"
-        for share in trained.protection.shares(SecretRound(kept.round, trained.secret).of(own)):
-            trained.sum.summed.add_steps(share)
+        summed, done = self.trainer.train(run, request, digest_of(kept.asked), own)
         form = sums.RoundVector(self.trainer.shape(request))
-        return form.pack(trained.sum, self.count), trained.done
+        return form.pack(summed, self.count), done
 
     def _node(self, kept: PendingSum) -> SumNode:
         layout, agreed = VectorLayout.from_json(kept.layout), self.store.contract.secure

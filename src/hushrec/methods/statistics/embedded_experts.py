@@ -407,19 +407,21 @@ class Categories(Expert):
 
 
 RATE_SMOOTHING = 20.0
-"""Baskets at the mean rate that are added to those of every item."""
+"""Baskets at the mean rate that are added to those of every item, and of every state."""
+STATE_COUNTS, STATE_AGOS = np.array([1, 2, 3, 5, 8]), np.array([1, 2, 3, 5, 9, 16])
+"""Ends of all buckets but the last: in how many baskets an item is, and how many baskets ago."""
 
 
 class PersonalFrequencyExpert(Expert):
     """Scores what the client bought before: how often, how recently, and how regularly.
 
-    The model holds how often an item is bought again by those who bought it once, as the logarithm
-    of its rate over that of all items, and how often it is in a client's last basket.
+    The model holds how often items are bought again: by item, and by the state of an item, that is
+    how often and how recently a client bought it. Both are logarithms of rates over the mean rate.
     """
 
     name = "personal-frequency"
     because = "often bought before"
-    start: ClassVar[dict[str, float]] = {"bought before": 2.0, "log count": 1.0}
+    start: ClassVar[dict[str, float]] = {"bought before": 3.0, "rate of the state": 1.0}
 
     def is_applicable(self, view: TrainView) -> bool:
         """Need lists that may hold items of the history."""
@@ -427,32 +429,42 @@ class PersonalFrequencyExpert(Expert):
 
     def init(self, view: TrainView) -> Shared:
         """Start from equal rates and no baskets."""
-        return {name: np.zeros(view.n_items, np.float32) for name in ("rates", "latest")}
+        n_states = (len(STATE_COUNTS) + 1) * (len(STATE_AGOS) + 1)
+        sizes = {"rates": view.n_items, "latest": view.n_items, "states": n_states}
+        return {name: np.zeros(size, np.float32) for name, size in sizes.items()}
 
     def scores(self, model: Shared) -> tuple[str, ...]:
-        """Of items in the history: counts, recency, and the item's rate; of all: last baskets."""
+        """Of items in the history: counts, recency and rates; of all: share of last baskets."""
         own = "bought before", "log count", "log recent count", "log baskets ago"
-        more = "log share of baskets", "rate of the item", "log intervals ago"
-        return *own, *more, "log share of last baskets"
+        more = "log share of baskets", "log intervals ago", "rate of the item", "rate of the state"
+        return *own, *more, "log share of repeats", "log share of last baskets"
 
     def count(self, view: TrainView) -> KeyedRows:
-        """Count each own item's baskets after the first with it, and which of them have it."""
-        past = view.positives
-        found = mixture.repeated_items(past.indptr, past.values, view.times.values)
-        return KeyedRows(*found, space=view.n_items)
+        """Count how often own items came again, by item and by state."""
+        past, ends = view.positives, (STATE_COUNTS, STATE_AGOS)
+        found = mixture.count_repeats(
+            past.indptr, past.values, view.times.values, view.n_items, *ends
+        )
+        n_states = (len(STATE_COUNTS) + 1) * (len(STATE_AGOS) + 1)
+        return KeyedRows(*found, space=view.n_items + n_states)
 
     def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
         """Divide the sums: rates are smoothed towards the mean, shares are those of a mean item."""
-        baskets, again, latest = np.maximum(sums, 0.0).T
-        mean = (again.sum() + 1e-3) / (baskets.sum() + 1.0)
-        rates, shares = (np.zeros_like(model["rates"]) for _ in range(2))
-        smoothed = (again + RATE_SMOOTHING * mean) / (baskets + RATE_SMOOTHING)
-        rates[keys] = np.log(smoothed / mean)
-        shares[keys] = latest / max(latest.sum(), 1e-12) * len(shares)
-        return {"rates": rates, "latest": shares}
+        n_items = len(model["rates"])
+        dense = np.zeros((n_items + len(model["states"]), 3))
+        dense[keys] = np.maximum(sums, 0.0)
+        items, states = dense[:n_items], dense[n_items:]
+        mean = (states[:, 1].sum() + 1e-3) / (states[:, 0].sum() + 1.0)
+        by_item, by_state = (
+            np.log((again + RATE_SMOOTHING * mean) / (baskets + RATE_SMOOTHING) / mean)
+            for baskets, again in (items.T[:2], states.T[:2])
+        )
+        shares = items[:, 2] / max(items[:, 2].sum(), 1e-12) * n_items
+        learnt = {"rates": by_item, "states": by_state, "latest": shares}
+        return {name: array.astype(np.float32) for name, array in learnt.items()}
 
     def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Score the items of the history, and all items by last baskets."""
-        past = view.positives
-        mixture.score_own_items(past.indptr, past.values, view.times.values, model["rates"], out)
+        past, rates = view.positives, (model["rates"], model["states"], STATE_COUNTS, STATE_AGOS)
+        mixture.score_own_items(past.indptr, past.values, view.times.values, *rates, out)
         out[:, -1] = np.log(model["latest"] + np.float32(POPULARITY_FLOOR))

@@ -272,8 +272,7 @@ def shortened(view: TrainView, less: NDArray[np.int64]) -> TrainView:
     """Return the clients without their last so many items."""
     past = view.positives
     kept = np.arange(len(past.values)) < np.repeat(past.indptr[1:] - less, past.lengths)
-    times = where(view.times, kept) if view.repeats else view.times
-    return replace(view, positives=where(past, kept), times=times)
+    return replace(view, positives=where(past, kept), times=where(view.times, kept))
 
 
 def _added(first: KeyedSums | None, second: KeyedSums | None) -> KeyedSums | None:

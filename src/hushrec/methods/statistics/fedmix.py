@@ -116,7 +116,13 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
     name = "fedmix"
     Config: ClassVar[type[base.MethodConfig]] = FedMixConfig
     config: FedMixConfig
-    traits = base.Traits(every=8, patience=16, exact_sums=True, batch_interactions=2**14)
+    traits = base.Traits(
+        every=8,
+        patience=16,
+        exact_sums=True,
+        training_only=frozenset({CANDIDATES}),
+        batch_interactions=2**14,
+    )
 
     search: ClassVar[SearchSpace] = {
         "ridge": Between(10.0, 1000.0),

@@ -93,6 +93,7 @@ class ItemPairs(Method, base.Explains, base.ItemNeighbours, base.ItemPopularity)
 
     Config: ClassVar[type[MethodConfig]] = ItemPairsConfig
     config: ItemPairsConfig
+    traits = Traits(repeats=False)
     because: ClassVar[str]
     """What a large weight from an item of the history says, as "often after {}"."""
 
@@ -163,7 +164,7 @@ class ItemPairs(Method, base.Explains, base.ItemNeighbours, base.ItemPopularity)
 class ExactPairs(ItemPairs):
     """Base of the members without noise: clients count once, all pairs that they have."""
 
-    traits = Traits(exact_sums=True)
+    traits = Traits(exact_sums=True, repeats=False)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
