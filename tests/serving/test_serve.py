@@ -200,6 +200,10 @@ WRONG_MANIFESTS = {
         {"titles": [None] * 60},
         {"model": "other"},
         {"model": None},
+        {"repeats": None},
+        {"repeats": 1},
+        {"popular": "yes"},
+        {"popular": False},
     ],
     "pairs": [
         {"recent": 0},
@@ -208,6 +212,8 @@ WRONG_MANIFESTS = {
         {"recency": float("nan")},
         {"scale": "1"},
         {"popularity": float("inf")},
+        {"because": None},
+        {"because": "x" * 10**6},
     ],
     "mixture": [
         {"experts": {}},
@@ -219,6 +225,7 @@ WRONG_MANIFESTS = {
         {"hidden": 0},
         {"hidden": 5},
         expert("popularity", kind="other"),
+        expert("popularity", because=["popular"]),
         expert("popularity", floor=0),
         expert("transitions", ends=[]),
         expert("transitions", ends=[3, 2, 1]),
@@ -248,7 +255,11 @@ def test_a_wrong_manifest_is_refused(run, bundle, tmp_path):
 
 SHAPE = (60, 60)
 WRONG_TENSORS = {
-    "any": [{"more": np.zeros(3, np.float32)}],
+    "any": [
+        {"more": np.zeros(3, np.float32)},
+        {"popularity": np.zeros(3, np.float32)},
+        {"popularity": np.full(60, np.nan, np.float32)},
+    ],
     "pairs": [
         {"weights": np.full(SHAPE, np.nan, np.float32)},
         {"weights": np.zeros(SHAPE, np.float64)},

@@ -1,7 +1,7 @@
 """Commands that serve a finished run: ``recommend``, ``similar`` and ``export``.
 
-Lists come from the run folder alone. A bundle, and a release that has one, serve too: for a history,
-or for somebody who has none.
+Lists come from the run folder alone. A bundle, and a release that has one, serve too: for a
+history, or for somebody who has none.
 """
 
 from __future__ import annotations

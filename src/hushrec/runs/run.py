@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,8 @@ from hushrec.federation.rounds import RoundLine, ServerState
 from hushrec.io import usable_cores
 from hushrec.io.codec import Rows, Tables, imported
 from hushrec.io.files import atomic_file, checked_path
-from hushrec.runs.comparison import ComparedRun, compare_runs
+from hushrec.runs.compared import Comparison
+from hushrec.runs.comparison import METRICS, compare
 from hushrec.runs.folder import FINAL, RunFolder, new_run_folder, read_ranks
 from hushrec.runs.recording import (
     SELECTED,
@@ -185,7 +186,7 @@ class Run(Recommends):
             folder.write_metrics(self.unsaved.lines)
             kept = self.unsaved
             CheckpointCallback(folder, kept.backend, kept.state, data=self.model.data).save_final()
-            folder.write_results(self.ranks, self.summary)
+            folder.write_results(self.summary, self.ranks)
         self.folder, self.unsaved = RunFolder(target), None
         return target
 
@@ -235,13 +236,11 @@ class Run(Recommends):
     def compare(
         self,
         *others: Run | str | Path,
-        metrics: Sequence[str] = ("hr@10", "ndcg@10"),
+        metrics: Sequence[str] = METRICS,
         candidates: str = "full",
-    ) -> Rows:
+    ) -> Comparison:
         """Compare with other runs user by user, this one as the baseline, metric by metric."""
-        rows = compare_runs([self, *others], metrics, candidates)
-        names = [field.name for field in fields(ComparedRun)]
-        return Rows.of(names, [tuple(vars(row).values()) for row in rows])
+        return compare([self, *others], metrics, candidates=candidates)
 
     def export(self, path: str | Path, **form: Unpack[BundleForm]) -> Path:
         """Write the model for devices: a folder that numpy alone can serve."""
@@ -271,6 +270,7 @@ class Run(Recommends):
         filtered, threads = Filter.of(model.data, chosen), threads or usable_cores()
         users, past = np.arange(len(model.data.users)), None
         if part is not None:
+            self.summary.require_figures("this run", "evaluate")
             evaluator, histories = self.evaluator(threads), self.split.history(part)
             users, past = evaluator.users[part], partial(_past, evaluator, histories)
 
@@ -286,6 +286,7 @@ class Run(Recommends):
 
     def write_qrels(self, path: str | Path, part: Part = "test") -> Path:
         """Write the held-out items of the evaluated users as TREC relevance judgements."""
+        self.summary.require_figures("this run", "evaluate")
         target, data = checked_path(path), self.model.data
         users, heldout = self.evaluator(1).users[part], self.split.heldout(part)
         with atomic_file(target) as written, written.open("w", encoding="utf-8") as file:

@@ -57,6 +57,8 @@ class ServingData:
     """Largest value of an interaction; each item in a new user's history gets it."""
     holders: NDArray[np.int32] | None = None
     """Silo of every user; None if every user is a client."""
+    later_times: Ragged | None = None
+    """Times of the later items, where items are bought again and those of one time are a basket."""
 
     @classmethod
     def of(cls, split: Split) -> ServingData:
@@ -72,6 +74,7 @@ class ServingData:
             trained=trained,
             top_value=float(split.data.value.max()),
             holders=split.holders,
+            later_times=split.later_times() if split.train.repeats else None,
         )
 
     def without_users(self) -> ServingData:
@@ -83,6 +86,7 @@ class ServingData:
             later=Ragged.empty(0),
             trained=self.trained[:0],
             holders=None,
+            later_times=Ragged.empty(0, np.int64) if self.repeats else None,
         )
 
     @cached_property
@@ -128,7 +132,11 @@ class ServingData:
         """Return everything that these users touched, held-out items included."""
         past, later = self.train.take(users), self.later.take(users)
         ones = Ragged(later.indptr, np.ones(len(later.values), np.float32))
-        return _with_history(past, join(past.positives, later), join(past.values, ones))
+        items, values = join(past.positives, later), join(past.values, ones)
+        if self.later_times is None:
+            return _with_history(past, items, values)
+        times = join(past.times, self.later_times.take(users))
+        return replace(_with_history(past, items, values), times=times)
 
     def popularity(self) -> NDArray[np.float32] | None:
         """Return the number of training users of every item; None without users."""
@@ -139,7 +147,8 @@ class ServingData:
     def new_user(self, history: Iterable[str | int], features: Mapping[str, str]) -> TrainView:
         """Return a client with this history (item ids, oldest first) and these user features.
 
-        Items that are not in the catalogue are left out.
+        Items that are not in the catalogue are left out. Where items are bought again, a new basket
+        begins with an item that the last one has already.
         """
         index = self.item_index
         known = [index[str(item)] for item in reversed(list(history)) if str(item) in index]
@@ -152,7 +161,8 @@ class ServingData:
         indptr, items = np.array([0, len(latest_first)]), np.array(latest_first[::-1], np.int32)
         # An item that is named without a rating is taken as liked.
         values = np.full(len(latest_first), self.top_value, np.float32)
-        return _with_history(client, Ragged(indptr, items), Ragged(indptr, values))
+        made = _with_history(client, Ragged(indptr, items), Ragged(indptr, values))
+        return replace(made, times=Ragged(indptr, _baskets(items))) if self.repeats else made
 
     @property
     def clients(self) -> TrainView:
@@ -185,6 +195,8 @@ class ServingData:
             arrays["titles"] = text_to_array(self.titles)
         if self.holders is not None:
             arrays["holders"] = self.holders
+        if self.later_times is not None:
+            arrays["later.times"] = self.later_times.values
         features = {"user": train.user_features, "item": train.item_features}
         return arrays | features_to_arrays(features)
 
@@ -204,6 +216,7 @@ class ServingData:
             numbers, trained = arrays["numbers"].astype(np.int32), arrays["trained"].astype(bool)
             holders = arrays["holders"].astype(np.int32) if "holders" in arrays else None
             (top_value,), (repeats,) = (arrays[n].tolist() for n in ("top_value", "repeats"))
+            later_times = arrays["later.times"].astype(np.int64) if repeats else None
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"the data of the model is damaged: {error!r}") from None
         per_user = [numbers, trained, *features["user"].values()]
@@ -213,6 +226,7 @@ class ServingData:
             {len(column) for column in per_user} == {len(users)}
             and {len(column) for column in per_item} <= {len(items)}
             and len(times) == len(values) == len(positives.values)
+            and (later_times is None or len(later_times) == len(later.values))
         ):
             raise InputError("the data of the model is damaged: its arrays do not fit together")
         train = TrainView(
@@ -225,7 +239,8 @@ class ServingData:
             item_features=features["item"],
             repeats=bool(repeats),
         )
-        return cls(items, titles, users, train, later, trained, top_value, holders)
+        baskets = None if later_times is None else Ragged(later.indptr, later_times)
+        return cls(items, titles, users, train, later, trained, top_value, holders, baskets)
 
 
 @dataclass(frozen=True)
@@ -355,6 +370,30 @@ def _number(condition: str, value: str) -> float:
         return float(value)
     except ValueError:
         raise ConfigError(f"'{condition}' compares numbers, and '{value}' is none") from None
+
+
+def has_features(view: TrainView) -> NDArray[np.bool_]:
+    """Return which users have any known feature."""
+    known = np.zeros(len(view), np.bool_)
+    for column in view.user_features.values():
+        if isinstance(column, Numeric):
+            known |= ~np.isnan(column.values)
+        elif isinstance(column, Categorical):
+            known |= column.codes >= 0
+        else:
+            known |= column.flags.any(axis=1)
+    return known
+
+
+def _baskets(items: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Number the baskets of one history: an item is in a basket once."""
+    number, basket, out = 0, set[int](), np.zeros(len(items), np.int64)
+    for place, item in enumerate(items.tolist()):
+        if item in basket:
+            number, basket = number + 1, set()
+        basket.add(item)
+        out[place] = number
+    return out
 
 
 def _with_history(client: TrainView, items: Ragged, values: Ragged) -> TrainView:

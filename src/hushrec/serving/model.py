@@ -49,6 +49,7 @@ from hushrec.serving.data import (
     Recommendation,
     ServingData,
     UserIndices,
+    has_features,
     list_rows,
 )
 from hushrec.streams import Round, Streams
@@ -349,9 +350,10 @@ class Model(Recommends):
 
     def _without_history(self, history: TrainView) -> NDArray[np.bool_]:
         """Return which clients get the popular items."""
-        if self.popularity is None or (self.method.traits.from_features and history.user_features):
-            return np.zeros(len(history), np.bool_)
-        return np.asarray(history.positives.lengths == 0)
+        without = np.asarray(history.positives.lengths == 0)
+        if self.popularity is None:
+            return np.zeros_like(without)
+        return without & ~has_features(history) if self.method.traits.from_features else without
 
     def list_scores(self, history: TrainView, scores: Scores) -> Scores:
         """Return what lists are sorted by: scores, or popularity for clients without a history."""
