@@ -111,7 +111,8 @@ def make_federation(folder: Path, federation: FederationSpec) -> dict[str, Impor
         _write_server(server, federation, authority)
         provisioning.write_identities(server, name, public)
         if partition:
-            provisioning.write_partition(server, partition)
+            stored = provisioning.PARTITION_FILE.dump_json(partition)
+            (server / provisioning.PARTITION).write_bytes(stored)
         for node, identity in identities.items():
             own = _directory(nodes / node)
             private_key, public_key = provisioning.new_node_key(node)

@@ -21,7 +21,6 @@ from the party that provisioned it, and never from the server.
 
 from __future__ import annotations
 
-import json
 import re
 import stat
 import tomllib
@@ -32,7 +31,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-import numpy as np
 import tomli_w
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -40,9 +38,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from hushrec.deployment.coordinator.session import Holding, Partition, Policy
+from hushrec.deployment.coordinator.session import Partition, Policy
 from hushrec.deployment.node.worker import NodeCredentials
 from hushrec.errors import ConfigError, nearest
 from hushrec.federation.contract import Contract, NodeRegistry
@@ -54,6 +52,7 @@ SERVER_DAYS = 825
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 """Names that every server's certificate is valid for."""
 CONTRACT, AUTHORITY, PARTITION = "contract.hushrec", "ca.crt", "partition.json"
+PARTITION_FILE = TypeAdapter(Partition)
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -353,12 +352,8 @@ class ServerFolder(_Folder):
         if not file.exists():
             return None
         try:
-            stored = json.loads(file.read_text("utf-8"))
-            return {
-                name: Holding(*(np.array(each[of], np.int64) for of in ("users", "clients")))
-                for name, each in stored.items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return PARTITION_FILE.validate_json(file.read_bytes())
+        except (OSError, ValidationError):
             raise ConfigError(f"{file} is damaged: copy the whole folder again") from None
 
 
@@ -404,15 +399,6 @@ class NodeFolder(_Folder):
     def credentials(self) -> NodeCredentials:
         """This node's credentials in secure aggregation."""
         return NodeCredentials(self.registered, self.identity)
-
-
-def write_partition(path: Path, partition: Partition) -> None:
-    """Write the users and clients of each node into the server's folder."""
-    stored = {
-        name: {"users": holding.users.tolist(), "clients": holding.clients.tolist()}
-        for name, holding in partition.items()
-    }
-    (path / PARTITION).write_text(json.dumps(stored), "utf-8")
 
 
 def write_identities(path: Path, federation: str, identities: Mapping[str, bytes]) -> None:

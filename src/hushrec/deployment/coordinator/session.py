@@ -47,15 +47,14 @@ def _spans(numbers: NDArray[np.int64]) -> list[list[int]]:
     return [[int(span[0]), len(span)] for span in np.split(numbers, cuts) if len(span)]
 
 
-def _numbers(spans: Any) -> NDArray[np.int64]:
-    """Read spans; numbers stay as they are."""
-    if isinstance(spans, np.ndarray):
-        return spans
-    try:
-        parts = [np.arange(start, start + length) for start, length in spans]
-        return np.concatenate([np.zeros(0, np.int64), *parts], dtype=np.int64)
-    except TypeError:
-        raise ValueError("not a list of spans") from None
+def _numbers(given: Any) -> NDArray[np.int64]:
+    """Read spans, or numbers one by one."""
+    array = np.asarray(given)
+    if array.size and (array.dtype != np.int64 or array.shape[1:] not in ((), (2,))):
+        raise ValueError("not a list of spans")
+    if array.ndim < 2 or not array.size:
+        return array.astype(np.int64).ravel()
+    return np.concatenate([np.arange(start, start + length) for start, length in array])
 
 
 Numbers = Annotated[NDArray[np.int64], PlainValidator(_numbers), PlainSerializer(_spans)]
@@ -74,7 +73,7 @@ class Holding:
     clients: Numbers
 
 
-Partition = Mapping[str, Holding]
+Partition = dict[str, Holding]
 """What each node holds, by its name."""
 
 
@@ -82,7 +81,7 @@ class Roster(Stored):
     """All users and clients of a run: roster.json."""
 
     run: str
-    nodes: dict[str, Holding]
+    nodes: Partition
     trains: Numbers
     """Clients that train."""
     members: Numbers

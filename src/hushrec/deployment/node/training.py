@@ -26,10 +26,9 @@ from hushrec.federation.requests import Assignment, EvaluationRequest, TrainRequ
 from hushrec.federation.setup import Setup, set_up_public
 from hushrec.federation.sums import NodeSum, round_shape
 from hushrec.io.codec import Arrays
-from hushrec.privacy.protection import Protection
 from hushrec.private import PrivateFields, PrivateStore
 from hushrec.serving.data import Recommendation
-from hushrec.streams import SecretStreams, Streams
+from hushrec.streams import SecretRound, Streams
 
 Numbers = NDArray[np.int64]
 
@@ -110,17 +109,6 @@ def _check_budgets(store: NodeDatabase, view: TrainView, assignment: Assignment)
             raise MessageError("the server gives a client a larger budget than it declared")
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedRound:
-    """The results of a training round."""
-
-    sum: NodeSum
-    done: FinishedRound
-    """What is to be stored; its reply is still empty."""
-    protection: Protection
-    secret: SecretStreams
-
-
 class NodeTrainer:
     """Trains and evaluates the node's clients.
 
@@ -181,10 +169,13 @@ class NodeTrainer:
         common = request.download.to(np.zeros(0, np.int64))
         return round_shape(task, task.protection_of(common), request.download)
 
-    def train(self, run: NodeRun, request: TrainRequest, digest: str) -> TrainedRound:
+    def train(
+        self, run: NodeRun, request: TrainRequest, digest: str, share: str | None = None
+    ) -> tuple[NodeSum, FinishedRound]:
         """Train the requested clients whose privacy budget allows another upload.
 
-        ``digest`` is that of the request.
+        ``digest`` is that of the request. ``share`` names the random stream of this node's share of
+        distributed noise, which is added to the sum. The result is to be stored with its reply.
         """
         engine, number = self.engine(run, request.assignment), request.download.round
         backend, task = engine.backend(self.machine), engine.setup.task
@@ -210,7 +201,10 @@ class NodeTrainer:
         summed = NodeSum(run.id, number, found.summed, found.loss, found.up_bytes, found.zeroed_out)
         selected, charged = max(run.selected, request.selected), engine.costs(number)
         done = FinishedRound(number, selected, digest, b"", backend.store, clients, charged)
-        return TrainedRound(summed, done, protection, task.secret)
+        if share is not None:
+            for steps in protection.shares(SecretRound(number, task.secret).of(share)):
+                summed.summed.add_steps(steps)
+        return summed, done
 
     def evaluate(self, run: NodeRun, request: EvaluationRequest) -> Evaluation:
         """Evaluate the node's users with the newest or the selected private parameters."""
