@@ -1,0 +1,57 @@
+"""Early stopping: what a method declares, what an option says, and what privacy forbids."""
+
+from dataclasses import replace
+
+import pytest
+
+from hushrec import train
+from hushrec.methods.fedmf import FedMF
+from hushrec.testing.checks import check_same
+
+FALLING = {"lr": 0.5, "progress": False}
+"""A learning rate of fedmix' network at which validation falls from the first round on."""
+
+
+@pytest.fixture(scope="module")
+def whole(tiny):
+    run = train(tiny, "fedmix", settings={"evaluation.patience": 0}, **FALLING)
+    assert (run.summary.selected_round, run.summary.rounds) == (8, 48)
+    return run
+
+
+def test_the_default_stops_where_validation_falls_and_selects_the_same_model(whole, tiny):
+    """Two evaluations, 16 rounds of the network, in place of 75 evaluations."""
+    run = train(tiny, "fedmix", **FALLING)
+    assert (run.summary.selected_round, run.summary.rounds) == (8, 24)
+    check_same(whole.model.shared, run.model.shared, "shared parameters")
+    assert run.metrics == whole.metrics
+    assert run.summary.communication.up_bytes < whole.summary.communication.up_bytes
+
+
+@pytest.mark.parametrize(("patience", "rounds"), [(1, 16), (3, 32)])
+def test_an_option_wins(patience, rounds, tiny):
+    run = train(tiny, "fedmix", settings={"evaluation.patience": patience}, **FALLING)
+    assert run.summary.rounds == rounds
+
+
+def test_it_is_a_number_of_rounds_however_often_they_are_evaluated(tiny):
+    run = train(tiny, "fedmix", settings={"evaluation.every": 1}, **FALLING)
+    assert run.summary.rounds == max(run.summary.selected_round, 8) + 16
+    seldom = train(tiny, "fedmix", settings={"evaluation.every": 20}, **FALLING)
+    assert seldom.summary.rounds == 48  # the second stale evaluation is the last one
+
+
+def test_phases_before_the_last_do_not_count(tiny):
+    """Counting in 30 rounds improves nothing before weights are fitted."""
+    run = train(tiny, "fedmix", count_rounds=30, settings={"evaluation.every": 2}, **FALLING)
+    assert run.summary.selected_round < 38  # the first evaluation of the network
+    assert run.summary.rounds == 52  # the eighth
+
+
+def test_under_privacy_all_rounds_are_run(tiny, monkeypatch):
+    given = {"rounds": 8, "d": 4, "item_rate": 500.0, "settings": {"privacy.noise_seed": 0}}
+    monkeypatch.setattr(FedMF, "traits", replace(FedMF.traits, patience=1))
+    private = train(tiny, "fedmf", privacy="central", epsilon=0.5, delta=1e-3, **given)
+    assert private.summary.rounds == 8
+    open_ = train(tiny, "fedmf", rounds=40, d=4, item_rate=500.0)
+    assert open_.summary.rounds < 40
