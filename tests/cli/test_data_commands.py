@@ -202,7 +202,7 @@ def test_the_list_of_items_is_kept_with_an_import(run, ratings, described):
     assert loaded.items_declared
     assert loaded.items.tolist() == ["x", "y", "z"]
     for name in ("mine", "demo"):
-        with pytest.raises(ConfigError, match="--items is for data that is a file"):
+        with pytest.raises(ConfigError, match="items= is for data that is a file"):
             run("info", name, "--items", str(described_by))
     said = json.loads(run("info", str(ratings), "--items", str(described_by), "--json").stdout)
     assert (said["items"], said["items_declared"]) == (3, True)

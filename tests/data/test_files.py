@@ -587,3 +587,106 @@ def test_small_times_are_times(write):
     for times in (range(12), [n % 4 for n in range(12)], [n / 4 for n in range(12)]):
         rows = "".join(f"u{n % 3},i{n},{1 + n % 5},{time}\n" for n, time in enumerate(times))
         assert read_interactions(write(f"user,item,rating,time\n{rows}")).has_time
+
+
+# ------------------------------------------------------------------ RecBole's atomic files
+
+INTER = (
+    "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+    "ann\tt1\t4.0\t30.0\nbob\tt2\t1\t10\nann\tt2\t5\t20\n"
+)
+ITEM = (
+    "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\tprice:float\t"
+    "vector:float_seq\n"
+    "t2\tToy Story\t1995\tAnimation Comedy\t2.5\t0.1 0.2\n"
+    "t1\tHeat\t\tAction\t\t0.3 0.4\n"
+    "t3\tNobody saw it, ever\t1999\t\t7\t0.5 0.6\n"
+)
+USER = "user_id:token\tage:token\tincome:float\nbob\t23\t1\ncarl\t40\t2\n"
+
+
+@pytest.fixture
+def atomic(write):
+    write(ITEM, "ml.item")
+    write(USER, "ml.user")
+    return write(INTER, "ml.inter")
+
+
+def test_atomic_files_are_read_as_they_are(atomic):
+    data = read_interactions(atomic)
+    assert rows(data) == [("ann", "t1", 4, 30), ("bob", "t2", 1, 10), ("ann", "t2", 5, 20)]
+    assert data.items_declared and data.items.tolist() == ["t1", "t2", "t3"]
+    assert data.titles.tolist() == ["Heat", "Toy Story", "Nobody saw it, ever"]
+    year, kinds = data.item_features["release_year"], data.item_features["class"]
+    assert year.codes.tolist() == [-1, 0, 1] and year.names.tolist() == ["1995", "1999"]
+    assert kinds.names.tolist() == ["Action", "Animation", "Comedy"]
+    assert kinds.flags.tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
+    price = data.item_features["price"].values
+    assert np.isnan(price[0]) and price[1:].tolist() == [2.5, 7]
+    age = data.user_features["age"]
+    assert age.codes.tolist() == [-1, 0] and age.names.tolist() == ["23"]
+    assert data.user_features["income"].values[1] == 1
+    assert "ml.item: column 'vector' left out: vectors are no features" in data.notes
+    assert "ml.item: title and release_year and class and price taken" in data.notes
+
+
+def test_atomic_files_may_be_packed_alone_or_incomplete(write):
+    alone = read_interactions(write(INTER, "ml.inter"))
+    assert not alone.items_declared and alone.titles is None and not alone.item_features
+    write(gzip.compress(ITEM.replace("t1\tHeat\t\tAction\t\t0.3 0.4\n", "").encode()), "ml.item.gz")
+    data = read_interactions(write(gzip.compress(INTER.encode()), "ml.inter.gz"))
+    assert not data.items_declared and data.items.tolist() == ["t1", "t2"]
+    assert data.titles.tolist() == ["t1", "Toy Story"]
+    assert data.item_features["class"].flags.tolist() == [[0, 0], [1, 1]]
+    assert "ml.item.gz: 1 items have no line: the list of items is not public" in data.notes
+
+
+def test_a_list_that_is_given_goes_before_the_one_beside(atomic, write):
+    data = read_interactions(atomic, items=write("t1\nt2\nt9\n", "mine.txt"))
+    assert data.items.tolist() == ["t1", "t2", "t9"] and not data.item_features
+    assert "age" in data.user_features
+    typed = read_interactions(atomic, items=atomic.with_suffix(".item"))
+    assert typed.items.tolist() == ["t1", "t2", "t3"]
+    assert list(typed.item_features) == ["release_year", "class", "price"]
+    assert any("vector" in note for note in typed.notes)
+
+
+def test_columns_of_atomic_files_are_declared_by_their_types(atomic):
+    ids, file = np.array(["t1", "t2"]), atomic.with_suffix(".item")
+    found = files.read_features(file, "item", ids, ["class", "price", "release_year"])
+    assert [type(column).__name__ for column in found.values()] == [
+        "MultiCategorical",
+        "Numeric",
+        "Categorical",
+    ]
+    with pytest.raises(DataError, match="column 'vector': a float_seq, which is a vector"):
+        files.read_features(file, "item", ids, ["vector"])
+
+
+def test_atomic_files_that_cannot_be_are_refused(atomic, write):
+    write("item_id,title\nt1,a\nt2,b\n", "ml.item")
+    with pytest.raises(DataError, match=r"ml\.item: no atomic file, whose header has types"):
+        read_interactions(atomic)
+    write(ITEM.replace("t3\t", "t1\t"), "ml.item")
+    with pytest.raises(DataError, match="line 4, column 'item_id': 't1' has a line already"):
+        read_interactions(atomic)
+    write(ITEM.replace("\t2.5\t", "\tcheap\t"), "ml.item")
+    with pytest.raises(DataError, match="line 2, column 'price': 'cheap' is not a number"):
+        read_interactions(atomic)
+
+
+def test_columns_that_describe_nothing_or_are_ids_are_left_out(write):
+    lines = [f"i{n}\tword{n} other{n}\t\t{n % 2}" for n in range(1_100)]
+    header = "item_id:token\ttext:token_seq\tempty:float\tkind:token"
+    write("\n".join([header, *lines]), "a.item")
+    data = read_interactions(write("user_id:token\titem_id:token\nu\ti1\nv\ti2\n", "a.inter"))
+    assert list(data.item_features) == ["kind"]
+    assert "a.item: column 'text' left out: 2,200 categories" in data.notes
+    assert "a.item: column 'empty' left out: it is empty" in data.notes
+
+
+def test_labels_of_atomic_files_are_values(write):
+    inter = "user_id:token\titem_id:token\tlabel:float\nu\ti1\t0\nv\ti2\t1\n"
+    assert read_interactions(write(inter, "a.inter")).value.tolist() == [0, 1]
+    plain = inter.replace(":token", "").replace(":float", "")
+    assert read_interactions(write(plain)).value.tolist() == [1, 1]

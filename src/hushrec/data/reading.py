@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hushrec.data import text as guesses
-from hushrec.data.columns import Ids, Times, Titles, Values, read_columns
+from hushrec.data.columns import LONGEST_TITLE, Ids, Times, Titles, Values, read_columns
 from hushrec.data.interactions import (
     Categorical,
     Column,
@@ -51,11 +51,89 @@ def read_interactions(
     ``items`` is a file with the public list of items (`read_items`): all of them can be
     recommended, and rows of other items are refused. With ``share`` the file is one node's part of
     the data, which may have a single user or item.
+
+    Beside an atomic file of RecBole, ``NAME.inter``, the files ``NAME.item`` and ``NAME.user`` are
+    found: the list of items, unless another is given, and features.
     """
     public = None if items is None else read_items(items)
     table = read_table(Path(path), columns, progress)
     found = interactions_of(table, columns, public, share=share)
+    if table.types is not None and not share:
+        owners: tuple[Owner, ...] = ("user",) if items else ("item", "user")
+        for owner in owners:
+            found = _with_atomic_file(found, table.path, owner)
     return found if name is None else replace(found, name=name)
+
+
+def _with_atomic_file(data: Interactions, path: Path, owner: Owner) -> Interactions:
+    """Return the interactions with what the atomic file of items or users beside them says."""
+    stem = path.name.removesuffix(".gz").removesuffix(".inter")
+    beside = [path.with_name(f"{stem}.{owner}{packed}") for packed in ("", ".gz")]
+    file = next(filter(Path.is_file, beside), None)
+    if file is None:
+        return data
+    table = read_table(file)
+    if table.types is None:
+        raise DataError(
+            f"{file}: no atomic file, whose header has types as in {owner}_id:token; mend it, or "
+            "rename it to leave it out"
+        )
+    columns = table.choose(RECOGNISED, owner)
+    line_of = _line_of(table, columns[owner])
+    if owner == "user":
+        lines = [line_of.get(str(one)) for one in data.users]
+        features = _typed_features(table, columns, owner, lines)
+        return replace(data, user_features=features, notes=(*data.notes, *_taken(table, features)))
+    missing = sum(item not in line_of for item in data.items.tolist())
+    if missing:
+        table.notes.append(f"{missing:,} items have no line: the list of items is not public")
+    else:
+        data = replace(data, titles=None).with_public_items(line_of)
+    lines = [line_of.get(str(one)) for one in data.items]
+    features = _typed_features(table, columns, owner, lines)
+    if "title" in columns:
+        names = list(table.entries(columns["title"]))
+        ids = zip(data.items.tolist(), lines, strict=True)
+        titles = [item if line is None else names[line][:LONGEST_TITLE] for item, line in ids]
+        data = replace(data, titles=np.array(titles, np.str_))
+    notes = _taken(table, [*(["title"] if "title" in columns else []), *features])
+    return replace(data, item_features=features, notes=(*data.notes, *notes))
+
+
+def _typed_features(
+    table: Table, columns: Mapping[str, int], owner: Owner, lines: Sequence[int | None]
+) -> dict[str, Column]:
+    """Return the other columns of an atomic file as features, by their types; note the rest."""
+    found: dict[str, Column] = {}
+    for column, kind in enumerate(table.types or ()):
+        if column in (columns[owner], columns.get("title")):
+            continue
+        name, entries = (table.names or [])[column], table.entries(column)
+        different = len(set(_words(entries) if kind == "token_seq" else entries) - {""})
+        why = "" if different else "it is empty"
+        if kind == "float_seq":
+            why = "vectors are no features"
+        elif kind != "float" and different > MOST_GENRES:
+            why = f"{different:,} categories"
+        if why:
+            table.notes.append(f"column '{name}' left out: {why}")
+        else:
+            found[name] = _read_declared(name, table, owner, lines)
+    return found
+
+
+def _words(entries: Iterable[str]) -> Iterator[str]:
+    return (word for entry in entries for word in entry.split())
+
+
+def _taken(table: Table, used: Iterable[str]) -> list[str]:
+    """Return the notes of a file beside the data: what is taken of it, and what is not."""
+    taken = " and ".join(used)
+    return [
+        f"{table.path.name}: {note}"
+        for note in (f"{taken} taken" if taken else "", *table.notes)
+        if note
+    ]
 
 
 def interactions_of(
@@ -150,13 +228,16 @@ class ItemList:
     ids: StrArray
     titles: StrArray | None
     features: Features = field(default_factory=dict)
-    """What was recognised in it: genres and years."""
+    """What was recognised in it: genres and years; in an atomic file, whatever has a type."""
+    left_out: tuple[str, ...] = ()
+    """A note for each column of an atomic file that is no feature."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Name the columns that are used beside the ids."""
+        """Name the columns that are used beside the ids, and those that are left out."""
         found = [*(["title"] if self.titles is not None else []), *self.features]
-        return (f"{self.path.name}: {' and '.join(found)} of each item taken",) if found else ()
+        taken = (f"{' and '.join(found)} of each item taken",) if found else ()
+        return tuple(f"{self.path.name}: {note}" for note in (*taken, *self.left_out))
 
     def described(self, declared: Sequence[str]) -> Features:
         """Return the declared features; where none are, those that were recognised."""
@@ -196,7 +277,11 @@ def items_of(table: Table, columns: Mapping[str, int] | None = None) -> ItemList
         row = int(np.delete(np.arange(len(codes)), np.unique(codes, return_index=True)[1])[0])
         raise DataError(f"{table.at(row, columns['item'])}: '{ids[codes[row]]}' is there already")
     named = None if titles is None else titles.result()
-    return ItemList(table.path, ids, named, _recognised(table, np.argsort(codes), named))
+    order = np.argsort(codes)
+    if table.types is None:
+        return ItemList(table.path, ids, named, _recognised(table, order, named))
+    features = _typed_features(table, columns, "item", order.tolist())
+    return ItemList(table.path, ids, named, features, tuple(table.notes))
 
 
 def _recognised(table: Table, order: NDArray[Any], titles: StrArray | None) -> dict[str, Column]:
@@ -234,16 +319,24 @@ def read_features(
     if not declared:
         return {}
     table = read_table(Path(path))
-    columns = table.choose(RECOGNISED, owner)
-    line_of: dict[str, int] = {}
-    for row, entry in enumerate(table.entries(columns[owner])):
-        if entry in line_of:
-            raise DataError(f"{table.at(row, columns[owner])}: '{entry}' has a line already")
-        line_of[entry] = row
+    line_of = _line_of(table, table.choose(RECOGNISED, owner)[owner])
     lines = [line_of.get(str(one)) for one in ids]
     if all(line is None for line in lines):
         raise DataError(f"{path}: no {owner} of the interactions has a line in it")
     return {_declared(words)[0]: _read_declared(words, table, owner, lines) for words in declared}
+
+
+def _line_of(table: Table, column: int) -> dict[str, int]:
+    """Return the row of each id in a column; refuse an id that is there twice."""
+    ids = Ids(table, column)
+    read_columns(table, ids)
+    codes, found = ids.result()
+    line_of: dict[str, int] = {}
+    for row, entry in enumerate(found[codes].tolist()):
+        if entry in line_of:
+            raise DataError(f"{table.at(row, column)}: '{entry}' has a line already")
+        line_of[entry] = row
+    return line_of
 
 
 @dataclass(frozen=True)
@@ -276,17 +369,25 @@ class FeatureFiles:
 NO_FEATURES = FeatureFiles()
 
 
-def _read_declared(words: str, table: Table, owner: Owner, lines: list[int | None]) -> Column:
+def _read_declared(words: str, table: Table, owner: Owner, lines: Sequence[int | None]) -> Column:
     """Read the column that ``words`` declare, of these lines; refuse any entry that cannot be."""
     name, kind, parts = _declared(words)
     column = table.find(f"{owner} feature", name)
+    typed = "" if table.types is None else table.types[column]
+    if typed == "float_seq":
+        raise DataError(
+            f"{table.path}, {table.label(column)}: a float_seq, which is a vector of numbers and "
+            "no feature; leave it out"
+        )
+    kind = kind or {"token_seq": "set", "float": "number"}.get(typed, "category")
+    mark = None if typed == "token_seq" else "|"  # sequences are separated by spaces
     entries = list(table.entries(column))
     for row, entry in enumerate(entries):
         wrong = ""
         if kind == "number":
             if entry and not (is_number(entry) and np.isfinite(float(entry))):
                 wrong = "a number"
-        elif parts and not set(entry.split("|") if kind == "set" else [entry]) <= {"", *parts}:
+        elif parts and not set(entry.split(mark) if kind == "set" else [entry]) <= {"", *parts}:
             wrong = f"among the categories of '{words}'; declare it there, or leave the entry empty"
         if wrong:
             raise DataError(f"{table.at(row, column)}: '{entry}' is not {wrong}")
@@ -294,7 +395,7 @@ def _read_declared(words: str, table: Table, owner: Owner, lines: list[int | Non
     if kind == "category":
         return Categorical.of(ours, parts or None)
     if kind == "set":
-        return MultiCategorical.of((entry.split("|") for entry in ours), parts or None)
+        return MultiCategorical.of((entry.split(mark) for entry in ours), parts or None)
     values = np.array([float(entry) if entry else np.nan for entry in ours], np.float32)
     if np.isnan(values).all():
         raise DataError(f"{table.path}, {table.label(column)}: no number in it")
@@ -302,7 +403,7 @@ def _read_declared(words: str, table: Table, owner: Owner, lines: list[int | Non
 
 
 def _declared(words: str) -> tuple[str, str, list[str]]:
-    """Return a declared feature's name, its kind, and its categories or its range."""
+    """Return a declared feature's name, its kind if given, and its categories or its range."""
     name, _, rest = words.partition(":")
     kind, _, more = rest.partition(":")
     parts = more.split(":" if kind == "number" else "|") if more else []
@@ -316,7 +417,7 @@ def _declared(words: str) -> tuple[str, str, list[str]]:
         )
     elif parts and not float(parts[0]) < float(parts[1]):
         raise DataError(f"feature '{words}': the range must ascend")
-    return name, kind or "category", parts
+    return name, kind, parts
 
 
 def read_history(path: str | Path) -> list[str]:
@@ -342,8 +443,7 @@ def _item_table(path: Path) -> tuple[Table, dict[str, int]]:
     if not content.is_parquet and not text.lstrip().startswith("{"):
         lines = {n: line.strip() for n, line in enumerate(text.split("\n"), 1) if line.strip()}
         numbers, ids = list(lines), list(lines.values())
-        # "Movie: The Sequel" is a title, not a typed column name.
-        if ids and guesses.role_of(ids[0].replace(":", "")) == "item":
+        if ids and guesses.role_of(ids[0]) == "item":
             numbers, ids = numbers[1:], ids[1:]
         if not ids:
             raise DataError(f"{path}: the file is empty; write one item id per line")

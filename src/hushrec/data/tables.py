@@ -47,6 +47,8 @@ class Table:
     notes: list[str] = field(default_factory=list)
     text_only: bool = False
     """The first line has neither a known name nor a number: a header, or ids without one."""
+    types: list[str] | None = None
+    """RecBole's types of the columns (token, token_seq, float, float_seq), of an atomic file."""
 
     def entries(self, column: int) -> Iterator[str]:
         """Return the entries of a column."""
@@ -72,7 +74,8 @@ class Table:
         if self.names is None:
             chosen = {role: k for k, role in enumerate(guesses.POSITIONS) if k in free} | given
         else:
-            chosen = guesses.columns_by_name({k: self.names[k] for k in free}) | given
+            names = {k: self.names[k] for k in free}
+            chosen = guesses.columns_by_name(names, atomic=self.types is not None) | given
         for role in required:
             if role not in chosen:
                 headerless = "; if there is no header line, --user 0 --item 1"
@@ -210,8 +213,12 @@ def _delimited_table(
     def where(row: int) -> str:
         return f"line {numbers[row + skip]}"
 
+    typed = guesses.atomic_types(first) if header else None
     names, text_only = first if header else None, header and not known
-    return Table(path, names, width, len(numbers) - skip, blocks, where, notes, text_only)
+    if typed is not None:
+        names = [name for name, _ in typed]
+    types = None if typed is None else [kind for _, kind in typed]
+    return Table(path, names, width, len(numbers) - skip, blocks, where, notes, text_only, types)
 
 
 def _note_blank(notes: list[str], blank: int) -> None:

@@ -162,6 +162,10 @@ _NAMES = {
     "time": "timestamp time datetime date ts unixreviewtime unixtime createdat ratedat epoch",
     "title": "title itemtitle itemname movietitle artistname producttitle",
 }
+_ATOMIC_NAMES = {"value": "label", "title": "name"}
+"""Further names of columns in RecBole's atomic files."""
+_TYPED = re.compile(r"(.+):(token|token_seq|float|float_seq)")
+"""A column of an atomic file: its name and its type."""
 _FEATURES = {"genres": "genres genre categories category tags", "year": "year releaseyear"}
 """Columns that describe items: sets of categories, and a year."""
 NO_GENRES = "(no genres listed)"
@@ -193,10 +197,21 @@ def is_header(first: list[str]) -> bool:
     return not any(is_number(entry) or re.match(r"\d{4}-\d\d-\d\d", entry) for entry in first)
 
 
-def columns_by_name(names: Mapping[int, str]) -> dict[str, int]:
-    """Return the column of every role that is among these names; of equal names the first."""
+def columns_by_name(names: Mapping[int, str], *, atomic: bool = False) -> dict[str, int]:
+    """Return the column of every role that is among these names; of equal names the first.
+
+    ``atomic`` says that they are those of an atomic file, whose authors use further names.
+    """
     numbers = {_normal(name): number for number, name in reversed(list(names.items()))}
-    return _most_telling(numbers, _NAMES)
+    more = _ATOMIC_NAMES if atomic else {}
+    usual = {role: f"{known} {more.get(role, '')}" for role, known in _NAMES.items()}
+    return _most_telling(numbers, usual)
+
+
+def atomic_types(header: Iterable[str]) -> list[tuple[str, str]] | None:
+    """Return name and type of each column, ``user_id:token``; None where some have no type."""
+    found = [_TYPED.fullmatch(name) for name in header]
+    return None if None in found else [(each[1], each[2]) for each in found if each]
 
 
 def features_by_name(names: Iterable[str]) -> dict[str, int]:
@@ -253,7 +268,8 @@ def looks_like_a_table(lines: list[str]) -> bool:
 
 def _normal(name: str) -> str:
     """Lower-case letters and digits only; RecBole's ``user_id:token`` is ``userid``."""
-    return re.sub(r"[\W_]", "", name.split(":")[0].lower())
+    typed = _TYPED.fullmatch(name)
+    return re.sub(r"[\W_]", "", (typed[1] if typed else name).lower())
 
 
 def head_of(text: str, lines: int = 10) -> list[str]:
