@@ -1,24 +1,31 @@
-"""Item inference: raw uploads name a client's items, protected ones tell nothing."""
+"""Item inference: every kind of round is attacked; raw uploads name a client's items."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hushrec.aggregation import ClientRows, KeyedRows, Update
 from hushrec.api import train
 from hushrec.audit.inference import (
+    NO_ITEMS,
+    NOTHING,
     RAW,
     SENT,
     SUMMED,
-    attacked_round,
     by_item,
     item_inference,
+    kinds_of,
     leading_direction,
-    name_items,
+    named_items,
+    readings,
+    worst_of,
 )
 from hushrec.federation.setup import set_up
-from hushrec.methods.base import method_names
+from hushrec.methods.base import Fitted, Guided, method_class
+from hushrec.methods.baselines import Popularity
 from hushrec.streams import Streams
-from hushrec.testing import clients_of, taste_world
+from hushrec.testing import Federation, clients_of, taste_world
 
 OPTIONS = {
     "fedmf": {"d": 6, "item_rate": 5.0},
@@ -71,6 +78,7 @@ def test_raw_uploads_name_the_items(method, small):
     sampled = method in ("fedmf", "pfedrec", "fedrecon")
     if sampled:  # the support alone holds the negatives too
         assert raw["support_precision"] < 0.5
+        assert raw["reading"] == "direction"
     else:
         assert raw["support_precision"] == 1.0
 
@@ -100,16 +108,20 @@ def test_central_noise_trusts_the_aggregator(small):
     assert after["r_precision"] < max(found["chance"], found["popularity"]) + 0.05
 
 
-@pytest.mark.parametrize("method", ["local-only", "negative-counter", "central-mf"])
-def test_methods_without_uploads(method, small):
-    found = attack(small, method)
-    assert "nothing to attack" in found["skipped"] or "centralised" in found["skipped"]
+def test_methods_without_uploads_by_item():
+    """A test of all methods (test_plain_reader.py) holds refusals to what is uploaded."""
+    skipped = {
+        "central-mf": "a centralised baseline: the server has everybody's items already",
+        "negative-counter": NOTHING,
+        "privrec": f"nothing to attack by item: {NO_ITEMS}",
+    }
+    for method, reason in skipped.items():
+        assert attack(taste_world(), method) == {"skipped": reason}
 
 
-def test_every_installed_method_can_be_attacked():
-    for method in method_names():
-        found = attack(taste_world(), method, users=10)
-        assert "skipped" in found or found["clients"] == 10
+def test_a_sample_of_clients_is_attacked(small):
+    assert attack(small, "popularity", users=10)["clients"] == 10
+    assert attack(small, "popularity", users=1000)["clients"] == 120
 
 
 @pytest.mark.parametrize("method", ["fednext", "fedease", "fedals"])
@@ -127,19 +139,86 @@ def test_every_phase_of_the_default_is_attacked():
     run = train("demo", "fedmix", settings=short)
     plan = set_up(run.experiment, run.split).plan
     found = item_inference(run, plan, 30, Streams(0), lambda done, total: None)
-    assert found["phase"] == "count"
+    assert found["phase"] == "count, round 1"
     assert found["evidence"][RAW]["r_precision"] > 0.99 > 5 * found["chance"]
-    assert list(found["phases"]) == ["count", "score candidates", "fit weights", "fit network"]
-    for name in ("score candidates", "fit weights", "fit network"):
-        assert "entry per item" in found["phases"][name]
+    later = ("score candidates, round 2", "fit weights, round 3", "fit network, round 9")
+    assert list(found["phases"]) == ["count, round 1", *later]
+    assert all("entry per item" in found["phases"][name] for name in later)
 
 
-def test_the_next_round_that_uploads_is_replayed(small):
+# ------------------------------------------------------------ kinds of rounds
+
+
+class InTurns(Popularity, Guided):
+    """Uploads in every third round, and sends guidance in rounds 4 and 6."""
+
+    def fit(self, shared, private, view, now):
+        whole = super().fit(shared, private, view, now)
+        return whole if now.number % 3 == 0 else Fitted(Update(len(view)), {})
+
+    def marks(self, round_number):
+        return round_number in (4, 6)
+
+    def gates(self, shared, private):
+        raise NotImplementedError
+
+
+def test_kinds_differ_in_phase_layout_and_guidance():
+    task = Federation(InTurns(), clients_of([[0], [1]])).task
+    found = {kind.name: (kind.uploads, kind.rounds) for kind in kinds_of(task, 9)}
+    assert found == {
+        "train, round 1": (False, [1, 2, 5, 7, 8]),
+        "train, round 3": (True, [3, 9]),
+        "train, with guidance, round 4": (False, [4]),
+        "train, with guidance, round 6": (True, [6]),
+    }
+    fednext = Federation(method_class("fednext")(), clients_of([[0, 1], [1, 2]])).task
+    assert [kind.phase for kind in kinds_of(fednext, 3)] == ["count", "select scalars"]
+
+
+def test_first_selected_and_all_rounds_are_attacked(small):
+    """FedRKG uploads in some rounds only; each is attacked from the state that it starts from."""
     options = {**OPTIONS["fedrkg"], "evaluation.every": 1}
     run = train(small, "fedrkg", rounds=5, settings=options)
-    number = attacked_round(run)
-    assert number % 2 == 0
-    assert number > run.summary.selected_round or run.summary.selected_round >= 4
+    plan, done = set_up(run.experiment, run.split).plan, []
+    found = item_inference(run, plan, 120, Streams(0), lambda *progress: done.append(progress))
+    selected = run.summary.shipped_round
+    after = 2 if selected < 2 else 4
+    assert list(found["phases"]) == [
+        "train, round 1",
+        "train, round 2",
+        "train, with guidance, round 3",
+        f"train, round {after} from the selected model",
+        "2 rounds from 2 to 4 together",
+    ]
+    assert found["phases"]["train, round 1"] == "uploads nothing"
+    assert found["phases"][found["phase"]] == found["evidence"][RAW]["r_precision"]
+    assert done == [(number, 5) for number in range(1, 6)]
+
+
+def test_many_rounds_name_what_one_does_not(small):
+    """FedRec's virtual ratings hide items in one round; over rounds, real ones stay."""
+    found = attack(small, "fedrec")
+    together = found["phases"].pop("rounds 1 to 4 together")
+    assert together > 0.99 > max(found["phases"].values()) + 0.02
+    assert found["phase"] == "rounds 1 to 4 together"
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=1), st.floats(0, 1))
+def test_another_kind_of_round_never_lowers_the_headline(others, first):
+    def result(value):
+        if value is None:
+            return {"skipped": NO_ITEMS}
+        return {"evidence": {RAW: {"r_precision": value}}}
+
+    results = {"first": result(first)}
+    for number, value in enumerate(others):
+        before = worst_of(results)
+        results[f"other {number}"] = result(value)
+        after = worst_of(results)
+        headlines = [found["evidence"][RAW]["r_precision"] for found in (before, after)]
+        assert headlines[0] <= headlines[1]
+        assert list(after["phases"]) == list(results)
 
 
 # ------------------------------------------------------------ the parts
@@ -152,12 +231,17 @@ def test_an_upload_is_laid_out_by_item():
     one = np.full((1, 1), 7.0, np.float32)
     pairs = KeyedRows(np.array([0, 0, 1]), np.array([2 * 5 + 4]), one, space=25)
     counts = np.arange(10, dtype=np.float32).reshape(2, 5)
-    dense = {"counts": counts, "head": np.ones((2, 3), np.float32)}
+    output = np.arange(30, dtype=np.float32).reshape(2, 3, 5)
+    gram = np.zeros((2, 5, 5), np.float32)
+    gram[1, 2, 4] = -3
+    dense = {"counts": counts, "head": np.ones((2, 3), np.float32), "output": output, "gram": gram}
     laid = by_item(Update(2, {"a": table, "b": pairs}, dense), 1, {}, view)
-    assert laid.shape == (5, 2 + 1 + 1), "what has no entry per item is left out"
+    assert laid.shape == (5, 2 + 1 + 1 + 3 + 1 + 1), "what has no entry per item is left out"
     np.testing.assert_array_equal(laid[:, 0], [1, 0, 0, 0, 1])
     np.testing.assert_array_equal(laid[:, 2], [0, 0, 7, 0, 7])
     np.testing.assert_array_equal(laid[:, 3], [5, 6, 7, 8, 9])
+    np.testing.assert_array_equal(laid[:, 4:7], output[1].T)
+    np.testing.assert_array_equal(laid[:, 7:].T, [[0, 0, 3, 0, 0], [0, 0, 0, 0, 3]])
 
 
 def test_a_table_that_was_sent_is_taken_out():
@@ -176,8 +260,17 @@ def test_positives_are_the_side_of_the_right_size(sign):
     table = np.zeros((100, 2))
     table[:10] = sign * generator.uniform(0.1, 1, (10, 1)) * vector
     table[10:50] = -sign * generator.uniform(0.1, 1, (40, 1)) * vector
-    assert set(name_items(table, 10)) == set(range(10))
-    assert set(name_items(table, 60)) == set(range(50)), "the support, if it is not larger"
+    for count, named in ((10, range(10)), (60, range(50))):  # the support, if it is not larger
+        assert set(named_items(readings(table, count), "direction", count)) == set(named)
+
+
+def test_sizes_and_rounds_name_items_too():
+    table = np.array([[0.0, 0], [3, 3], [-1, 1], [0, 5], [0.5, 0]])
+    scores = readings(table, 2)
+    assert named_items(scores, "size", 2).tolist() == [1, 3]
+    again = readings(np.array([[0.0, 0], [0, 0], [1, 1], [0, 0], [0.1, 0]]), 2)
+    both = {name: scores[name] + again[name] for name in scores}
+    assert named_items(both, "support", 2).tolist() == [2, 4], "touched in both rounds"
 
 
 def test_the_leading_direction_is_the_first_singular_vector():

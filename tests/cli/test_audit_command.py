@@ -39,6 +39,9 @@ def test_a_run_without_guarantee_is_attacked_all_the_same(runs):
     said = " ".join(done.stdout.split())
     assert "no guarantee" in said
     assert "raw upload 100.0%" in said
+    assert "train, round 1 100.0%" in said, "every kind of round has its line"
+    assert "from the selected model 100.0%" in said
+    assert "rounds 1 to 3 together 100.0%" in said
     assert max(len(line) for line in done.stdout.splitlines()[:-1]) <= 80
     found = json.loads((runs / "open" / "audit.json").read_text())
     assert (found["verdict"], found["canaries"]) == ("no claim", [])

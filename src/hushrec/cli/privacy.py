@@ -81,6 +81,8 @@ def audit_command(folder: Path, users: int, trials: int, seed: int, as_json: boo
 def _tables(found: Audit) -> Iterator[Table]:
     yield _membership_table(found.membership)
     yield _items_table(found.items)
+    if isinstance(found.items, schema.ItemResult):
+        yield _rounds_table(found.items)
     yield _canary_table(found.canaries, found.claim)
     if found.soundness is not None:
         yield _soundness_table(found.soundness)
@@ -119,7 +121,7 @@ def _membership_table(found: Skipped | schema.MembershipResult) -> Table:
 
 
 def _items_table(found: Skipped | schema.ItemResult) -> Table:
-    title = "Items inferred from one client's upload"
+    title = "Items inferred from a client's uploads"
     if isinstance(found, Skipped):
         return _reason_table(title, found.skipped)
     figures = ("items named", "95 % interval", "rows", "right by support")
@@ -133,8 +135,20 @@ def _items_table(found: Skipped | schema.ItemResult) -> Table:
     table.add_row("chance", f"{found.chance:.1%}", style="dim")
     table.caption = (
         f"{found.clients:,} clients with {found.items_per_client:.0f} items each, as many "
-        f"named; {found.replayed}"
+        f"named by {next(iter(found.evidence.values())).reading}; {found.replayed}"
     )
+    return table
+
+
+def _rounds_table(found: schema.ItemResult) -> Table:
+    title = "Items inferred, by kind of round"
+    table = plain_table(title, folded="rounds", figures=("items named",), title_style="bold")
+    for name, value in found.phases.items():
+        if isinstance(value, str):
+            table.add_row(f"{name}: {value}", "–", style="dim")
+        else:
+            table.add_row(name, f"{value:.1%}", style="bold" if name == found.phase else "")
+    table.caption = "every kind is attacked from its own state; the worst is the table above"
     return table
 
 

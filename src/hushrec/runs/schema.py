@@ -47,10 +47,17 @@ class Baselines(Stored):
 
 
 class Communication(Stored):
-    """Bytes of all messages of the training rounds."""
+    """Bytes of all messages of the training rounds, and of what a device keeps afterwards."""
 
     up_bytes: Count
+    """Uploaded by all clients together."""
     down_bytes: Count
+    client_up_bytes: Positive | None = None
+    """Uploaded by one client in all rounds: the mean over the clients that train."""
+    client_down_bytes: Positive | None = None
+    serving_bytes: Count | None = None
+    """Held by one client to recommend: the arrays of the shared parameters that score, and its
+    private ones, a mean. A bundle of `hushrec export` has fewer weights, and the catalogue."""
 
 
 class Timing(Stored):
@@ -380,6 +387,8 @@ class ItemEvidence(Stored):
     """What one view of the uploads reveals about a client's items."""
 
     seen_by: str
+    reading: str = ""
+    """How items are scored: by direction, by size, or by the number of rounds that touch them."""
     r_precision: Number
     interval: Interval
     support_rows: Number
@@ -387,7 +396,7 @@ class ItemEvidence(Stored):
 
 
 class ItemResult(Stored):
-    """The attack that names a client's items from its upload."""
+    """The attack that names a client's items from its uploads."""
 
     skipped: None = None
     evidence: dict[str, ItemEvidence]
@@ -397,9 +406,9 @@ class ItemResult(Stored):
     items_per_client: Number
     replayed: str
     phase: str = ""
-    """The attacked phase, of a method with several: the one that gives most away."""
+    """The kind of round that gives most away, whose figures these are."""
     phases: dict[str, Number | str] = Field(default_factory=dict)
-    """R-precision of the attack on every phase, or why it was not attacked."""
+    """R-precision of the attack on every kind of round, or why it was not attacked."""
 
 
 class CanaryResult(Stored):
