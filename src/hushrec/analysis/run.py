@@ -115,8 +115,8 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
 
 
 def top_items(scores: NDArray[np.float32], view: TrainView, count: int) -> NDArray[np.int32]:
-    """Return the items with the largest scores that the one client of the view has not touched."""
-    seen = view.positives
+    """Return the items with the largest scores that the one client of the view may be shown."""
+    seen = view.seen
     best = top_k(scores, seen.indptr, seen.values, min(count, view.n_items))[0].reshape(-1)
     return best[best >= 0]
 

@@ -173,9 +173,7 @@ class Split:
         """Return the history that a device scores from: at test time with its validation items."""
         if part == "valid":
             return self.train
-        has_past = self.train.times.lengths > 0
-        latest = np.zeros(self.n_users, np.int64)
-        latest[has_past] = self.train.times.values[self.train.times.indptr[1:][has_past] - 1]
+        latest = self._latest()
         shape = self.valid.indptr
         latest += self.train.repeats  # a basket of its own
         return replace(
@@ -185,6 +183,25 @@ class Split:
             times=join(self.train.times, Ragged(shape, np.repeat(latest, self.valid.lengths))),
             values=join(self.train.values, Ragged(shape, np.ones(shape[-1], np.float32))),
         )
+
+    def later_times(self) -> Ragged:
+        """Return times of all held-out rows, as many as valid, test and disliked ones together.
+
+        Validation rows are a basket of their own, and so are all others.
+        """
+        latest = self._latest()
+        valid, others = self.valid, join(self.test, self.disliked)
+        return join(
+            Ragged(valid.indptr, np.repeat(latest + 1, valid.lengths)),
+            Ragged(others.indptr, np.repeat(latest + 2, others.lengths)),
+        )
+
+    def _latest(self) -> NDArray[np.int64]:
+        """Return the last time of each user's training rows; 0 without any."""
+        has_past = self.train.times.lengths > 0
+        latest = np.zeros(self.n_users, np.int64)
+        latest[has_past] = self.train.times.values[self.train.times.indptr[1:][has_past] - 1]
+        return latest
 
     def take(self, users: NDArray[np.int64]) -> Split:
         """Return the share of some users, as a node that holds only them would have it."""
@@ -291,7 +308,7 @@ def make_split(
     config = config.resolved(data.in_order, data.has_baskets)
     # An item's number is its row in released tables, so it must not depend on the order of rows.
     data = data.ordered()
-    data = replace(data, notes=(*data.notes, *split_notes(data, config)))
+    data = replace(data, notes=tuple(dict.fromkeys((*data.notes, *split_notes(data, config)))))
     if data.n_users < 2 or data.n_items < 2:
         raise DataError(f"{data.name}: needs at least two users and two items")
     split = split_share(data, config, streams, Share(np.arange(data.n_users), data.n_users))

@@ -212,11 +212,8 @@ class Counting:
         for expert in experts:
             if self.includes(expert):
                 whole, part = (self._selected(expert.count(v)) for v in (view, earlier))
-                more = pair_kernels.subtract_by_key(
-                    whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
-                )
-                rows[joined(HELD_OUT, expert.name)] = part
-                rows[expert.name] = KeyedRows(*more, space=whole.space)
+                rows[joined(HELD_OUT, expert.name)] = _difference(part) if view.repeats else part
+                rows[expert.name] = _difference(whole, part)
         if self.rounds > 1 and self.number == 0:
             items = distinct_items(view.positives)
             ones = np.ones((len(items.values), 1), np.float32)
@@ -273,6 +270,17 @@ def shortened(view: TrainView, less: NDArray[np.int64]) -> TrainView:
     past = view.positives
     kept = np.arange(len(past.values)) < np.repeat(past.indptr[1:] - less, past.lengths)
     return replace(view, positives=where(past, kept), times=where(view.times, kept))
+
+
+def _difference(whole: KeyedRows, part: KeyedRows | None = None) -> KeyedRows:
+    """Return what one count has more than another, each key once: repeated items repeat pairs."""
+    if part is None:
+        nothing = np.zeros_like(whole.indptr)
+        part = KeyedRows(nothing, whole.ids[:0], whole.rows[:0], space=whole.space)
+    more = pair_kernels.subtract_by_key(
+        whole.indptr, whole.ids, whole.rows, part.indptr, part.ids, part.rows
+    )
+    return KeyedRows(*more, space=whole.space)
 
 
 def _added(first: KeyedSums | None, second: KeyedSums | None) -> KeyedSums | None:
