@@ -121,9 +121,9 @@ def test_what_it_cannot_cover_has_no_guarantee(tiny):
     ("method", "changed", "words"),
     [
         ("fedrkg", {"guidance": "adaptive"}, "use guidance = fixed"),
-        ("fedrkg", {"guidance": "replace"}, "use --privacy local-gaussian"),
+        ("fedrkg", {"guidance": "replace"}, "use privacy.mode = local-gaussian"),
         ("fedrkg", {"epochs": 2}, "more rounds"),
-        ("fedmf", {"interval": None, "guidance": None}, "use --privacy local-gaussian"),
+        ("fedmf", {"interval": None, "guidance": None}, "use privacy.mode = local-gaussian"),
     ],
 )
 def test_refusals(method, changed, words, tiny):

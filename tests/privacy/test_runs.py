@@ -108,7 +108,7 @@ def test_local_noise_without_clipping_promises_nothing(tiny):
     said = go(tiny, LAPLACE).summary.privacy
     assert (said.guarantee, said.epsilon) == ("none", None)
     assert said.statement.startswith("No guarantee: discrete Laplace noise of scale 0.2")
-    assert "--clip" in said.statement
+    assert "privacy.clip" in said.statement
 
 
 def test_clipped_laplace_noise_is_pure_and_adds_up(tiny):
@@ -373,7 +373,7 @@ LOCAL = {"privacy.mode": "local-gaussian", "privacy.noise_seed": 2}
     [
         ({"privacy.epsilon": 3.0}, "does nothing without a mode"),
         ({"privacy.clip": 3.0}, "does nothing without a mode"),
-        ({**CENTRAL, "privacy.clipping": "none"}, "without clipping.*--clip"),
+        ({**CENTRAL, "privacy.clipping": "none"}, "without clipping.*privacy.clip"),
         ({**CENTRAL, "privacy.delta": 1 / 30}, "delta below 0.0333"),
         ({**CENTRAL, **FIXED, "privacy.neighbours": "zero-out-one"}, "poisson"),
         ({**CENTRAL, **POISSON, "privacy.neighbours": "replace-one"}, "cohort.kind = fixed"),
@@ -381,16 +381,16 @@ LOCAL = {"privacy.mode": "local-gaussian", "privacy.noise_seed": 2}
         ({**CENTRAL, **POISSON, "privacy.sampling": "fixed"}, "privacy.sampling = poisson"),
         ({**CENTRAL, "privacy.noise": 1.0}, "one of the two"),
         (MODE, "one of the two"),
-        ({**CENTRAL, "privacy.scale": 1.0}, "--scale is for local"),
+        ({**CENTRAL, "privacy.scale": 1.0}, "privacy.scale is for local"),
         ({**CENTRAL, "privacy.clipping": "flat"}, "needs a bound"),
         ({**CENTRAL, "privacy.clipping": "row"}, "needs a bound"),
         ({**CENTRAL, "privacy.clipping": "none", "privacy.clip": 1.0}, "contradict"),
         ({**CENTRAL, "privacy.clip": 1.0, "privacy.quantile": 0.5}, "clipping = adaptive"),
         ({**MODE, "privacy.noise": 2.0, "privacy.bit_noise": 0.5}, "spends the whole budget"),
         (LOCAL, "one of the two"),
-        ({**LOCAL, "privacy.epsilon": 1.0}, "without clipping.*--clip"),
+        ({**LOCAL, "privacy.epsilon": 1.0}, "without clipping.*privacy.clip"),
         ({**LOCAL, "privacy.epsilon": 1.0, "privacy.scale": 1.0}, "one of the two"),
-        ({**LOCAL, "privacy.noise": 1.0}, "use --scale"),
+        ({**LOCAL, "privacy.noise": 1.0}, "use privacy.scale"),
         ({**LOCAL, "privacy.scale": 1.0, "privacy.clipping": "adaptive"}, "clipping = flat"),
         (
             {**LOCAL, "privacy.scale": 1.0, "privacy.neighbours": "zero-out-one"},

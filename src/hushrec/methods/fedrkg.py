@@ -216,7 +216,7 @@ class FedRKG(base.Method, base.Tunable, base.OwnTable, base.Guided, base.NoisesG
         config = self.config
         if self.global_only:
             raise ConfigError(
-                "guidance = replace uploads deltas of the global table: use --privacy "
+                "guidance = replace uploads deltas of the global table: use privacy.mode = "
                 "local-gaussian, which adds noise to uploads"
             )
         if config.epochs != 1:

@@ -110,7 +110,7 @@ def _check_shares(
     if rounds != len(shares):
         raise ConfigError(
             f"rounds = {rounds}: under noise this method has {len(shares)} rounds, which share its "
-            f"budget: leave out --rounds, or use {len(shares)}"
+            f"budget: leave out rounds, or use {len(shares)}"
         )
     if not math.isclose(sum(shares), 1.0) or min(shares) <= 0:
         raise ConfigError(f"shares of the budget must be positive and add up to 1, not {shares}")
@@ -311,7 +311,7 @@ def _local(config: PrivacyConfig, schedule: Schedule, plan: Plan) -> Plan:
     )
     why_none = (
         f"No guarantee: {description}, but uploads are not clipped, so one user's data can "
-        "outweigh any noise. Give a bound with --clip for a guarantee."
+        "outweigh any noise. Give a bound with privacy.clip for a guarantee."
     )
     return replace(
         plan,
@@ -372,12 +372,12 @@ def gradient_noise_plan(
     """
     if not isinstance(method, NoisesGradients):
         raise ConfigError(
-            f"{method.name} does not support noise on gradients: use --privacy local-gaussian, "
-            "which adds noise to its uploads"
+            f"{method.name} does not support noise on gradients: use privacy.mode = "
+            "local-gaussian, which adds noise to its uploads"
         )
     leak = method.uncovered()
     if leak is not None and config.epsilon is not None:
-        raise ConfigError(f"{leak}; or use --scale for noise without a guarantee")
+        raise ConfigError(f"{leak}; or use privacy.scale for noise without a guarantee")
     schedule = Schedule(method.gradient_shape(public), rounds)
     if leak is not None:
         free = config.model_copy(update={"clip": None, "clipping": None})

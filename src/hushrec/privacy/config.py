@@ -140,7 +140,7 @@ def check_privacy(
     if config.mode == "none":
         for name in given:
             raise ConfigError(
-                f"privacy.{name} does nothing without a mode: use --privacy central (or "
+                f"privacy.{name} does nothing without a mode: use privacy.mode = central (or "
                 "local-laplace, local-gaussian)"
             )
         return
@@ -186,7 +186,7 @@ def _need(what: str, config: PrivacyConfig, *names: str) -> None:
 
 def _check_mechanism(config: PrivacyConfig) -> None:
     if config.mechanism is None or config.epsilon is None:
-        raise ConfigError("privacy.mode = mechanism needs privacy.mechanism = NAME and --epsilon")
+        raise ConfigError("privacy.mode = mechanism needs privacy.mechanism and privacy.epsilon")
     taken = {"mode", "mechanism", "epsilon", "delta", "clip", "noise_seed", "undeclared", "layers"}
     for name in config.model_dump(exclude_defaults=True, exclude=taken):
         raise ConfigError(
@@ -211,7 +211,7 @@ def _check_clipping(config: PrivacyConfig) -> None:
         names = "quantile", "clip_rate", "bit_noise", "bit_share", "clip_steps"
         _need("privacy.clipping = adaptive", config, *names)
     if config.clipping in ("flat", "row") and config.clip is None:
-        raise ConfigError(f"privacy.clipping = {config.clipping} needs a bound: --clip 1.0")
+        raise ConfigError(f"privacy.clipping = {config.clipping} needs a bound: privacy.clip = 1.0")
     if config.bit_noise is not None and config.bit_share is not None:
         raise ConfigError("privacy.bit_noise and privacy.bit_share say the same thing: use one")
     if config.clipping == "none" and config.clip is not None:
@@ -231,11 +231,13 @@ def _check_budgets(config: PrivacyConfig) -> None:
         _need("privacy.budgets", config, "budget_uploads", "sigma")
         return
     if config.mode != "local-gaussian":
-        raise ConfigError("clients add the noise of personal budgets: use --privacy local-gaussian")
+        raise ConfigError("personal budgets need local noise: use privacy.mode = local-gaussian")
     if config.epsilon is not None or config.scale is not None:
-        raise ConfigError("personal budgets decide the noise: leave out --epsilon and --scale")
+        raise ConfigError(
+            "personal budgets decide the noise: leave out privacy.epsilon and privacy.scale"
+        )
     if clipping_of(config) == "none":
-        raise ConfigError("without clipping no noise keeps a budget: add --clip 1.0")
+        raise ConfigError("without clipping no noise keeps a budget: add privacy.clip = 1.0")
     if config.epsilon_min and config.epsilon_max and config.epsilon_min > config.epsilon_max:
         raise ConfigError("privacy.epsilon_min is above privacy.epsilon_max: exchange them")
 
@@ -244,17 +246,19 @@ def _check_central(config: PrivacyConfig, cohort: CohortConfig) -> None:
     if clipping_of(config) == "none":
         raise ConfigError(
             "without clipping one user can move the sum without bound, and no noise hides that: "
-            "use --clip 1.0 or privacy.clipping = adaptive"
+            "use privacy.clip = 1.0 or privacy.clipping = adaptive"
         )
     if config.scale is not None:
-        raise ConfigError("--scale is for local noise: use --epsilon or privacy.noise for central")
+        raise ConfigError(
+            "privacy.scale is for local noise: use privacy.epsilon or privacy.noise for central"
+        )
     if (config.epsilon is None) == (config.noise is None):
         raise ConfigError(
-            "central noise follows from --epsilon, or is given as a multiplier with privacy.noise: "
-            "use one of the two"
+            "central noise follows from privacy.epsilon, or is given as a multiplier with "
+            "privacy.noise: use one of the two"
         )
     if config.selection_share is not None and config.epsilon is None:
-        raise ConfigError("privacy.selection_share is a share of epsilon: use --epsilon")
+        raise ConfigError("privacy.selection_share is a share of epsilon: use privacy.epsilon")
     real = {"all": "none", "fixed": "fixed", "poisson": "poisson"}[cohort.kind]
     if config.sampling not in (None, real):
         raise ConfigError(
@@ -288,17 +292,22 @@ def _check_local(config: PrivacyConfig) -> None:
     if config.selection_share is not None:
         raise ConfigError(
             "a validation query needs a server that is trusted with all users' scores: use "
-            "--privacy central for privacy.selection_share, or leave it out to release the last "
-            "round"
+            "privacy.mode = central for privacy.selection_share, or leave it out to release the "
+            "last round"
         )
     if config.noise is not None:
-        raise ConfigError("privacy.noise is for central: use --scale, or --epsilon and --clip")
+        raise ConfigError(
+            "privacy.noise is for central: use privacy.scale, or privacy.epsilon and privacy.clip"
+        )
     if config.budgets is None and (config.epsilon is None) == (config.scale is None):
-        raise ConfigError("local noise needs --scale, or --epsilon with --clip: use one of the two")
+        raise ConfigError(
+            "local noise needs privacy.scale, or privacy.epsilon with privacy.clip: use one of the "
+            "two"
+        )
     if config.epsilon is not None and clipping == "none":
         raise ConfigError(
-            "without clipping no local noise gives an epsilon: add --clip 1.0, or use --scale for "
-            "noise without a guarantee"
+            "without clipping no local noise gives an epsilon: add privacy.clip = 1.0, or use "
+            "privacy.scale for noise without a guarantee"
         )
     if config.mode == "local-gradients" and clipping == "row":
         raise ConfigError("gradients are clipped whole: use privacy.clipping = flat")

@@ -230,13 +230,13 @@ def _open(folder: Path, base: Experiment, space: SearchSpace) -> Search:
     file = folder / "tune.json"
     if not file.exists():
         if not is_free(folder):
-            raise RunError(f"{folder} is not empty and holds no search; choose another --out")
+            raise RunError(f"{folder} is not empty and holds no search; choose another folder")
         with atomic_folder(folder) as fresh:
             (fresh / file.name).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     if read_json(file) != about:
         raise RunError(
             f"{folder} holds another search (see tune.json); go on with its own settings, or "
-            "choose another --out"
+            "choose another folder"
         )
     return Search(about, _read_trials(folder / "trials.jsonl", space), folder)
 
