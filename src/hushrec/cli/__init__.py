@@ -96,7 +96,7 @@ class _Commands(click.Group):
             with safe_usage(), error_guard():
                 return super().invoke(context)
         except StoppedError as stopped:
-            echo_err(str(stopped))
+            echo_err(stopped.command or str(stopped))
             sys.exit(130)
         except HushrecError as error:
             code = 3 if isinstance(error, DivergedError) else 2

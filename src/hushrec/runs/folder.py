@@ -7,6 +7,7 @@
     summary.json           the result
     users.npz              ranks of every user's held-out items
     checkpoint/            round-000017/ while running, final/ when done
+    model-card.md          what the model is, for those who are given it
     report.html
     audit.json             the result of `hushrec audit`
 
@@ -43,6 +44,7 @@ from hushrec.federation.rounds import RoundLine
 from hushrec.io import codec, files
 from hushrec.io.codec import Stored, StoredT
 from hushrec.private import WORKSPACE
+from hushrec.runs.card import CARD, run_card
 from hushrec.runs.schema import CheckpointHeader, Seeds, Summary
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -126,7 +128,8 @@ class RunFolder:
                     f"{self.path} is a release: it has neither results nor users; use the run that "
                     "it was made from, or 'hushrec recommend' with --history FILE or --new"
                 )
-            raise RunError(f"{file} is missing: the run is not finished; go on with --resume")
+            why = f"{file} is missing: the run is not finished; go on with"
+            raise RunError(f"{why} resume=True", command=f"{why} --resume")
         return codec.read_stored(kind, file)
 
     def require_seeds(self, seeds: Sequence[int] | None) -> None:
@@ -167,9 +170,14 @@ class RunFolder:
             payload: dict[str, Any] = dict(arrays)
             np.savez_compressed(file, **payload)
 
-    def write_results(self, ranks: Mapping[str, PartRanks], summary: Summary) -> None:
-        """Write the results; a run with a summary is finished."""
-        self.write_arrays("users.npz", ranks_to_arrays(ranks))
+    def write_results(self, summary: Summary, ranks: Mapping[str, PartRanks] | None = None) -> None:
+        """Write the results and the model card; a run with a summary is finished.
+
+        Ranks of users are those of one run whose clients are all here.
+        """
+        if ranks is not None:
+            self.write_arrays("users.npz", ranks_to_arrays(ranks))
+        self.write_text(CARD, run_card(self.experiment(), summary, ranks))
         self.write(SUMMARY, summary)
 
     # ------------------------------------------------------------ checkpoints
@@ -218,7 +226,7 @@ class RunFolder:
         if header.settings != self._settings():
             raise RunError(
                 f"{self.path / 'config.toml'} was changed since this run was trained; "
-                "put it back, or train anew with --overwrite"
+                "put it back, or train anew"
             )
         return header
 
@@ -238,8 +246,7 @@ class RunFolder:
 
 def _damaged(file: Path) -> RunError:
     return RunError(
-        f"{file} is missing or damaged: this checkpoint cannot be used; "
-        "start the run anew with --overwrite"
+        f"{file} is missing or damaged: this checkpoint cannot be used; train the run anew"
     )
 
 
@@ -257,7 +264,7 @@ def read_ranks(folder: RunFolder) -> dict[str, dict[str, Ranks]]:
     """Read users.npz back."""
     file = folder.path / "users.npz"
     if not file.exists():
-        raise RunError(f"{file} is missing: train again with --overwrite")
+        raise RunError(f"{file} is missing: train the run anew")
     arrays = codec.read_arrays(file)
     ranks: dict[str, dict[str, Ranks]] = {}
     try:
@@ -326,7 +333,7 @@ def new_run_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
         try:
             yield here
         except StoppedError as stopped:
-            raise StoppedError(f"{stopped}; {_again(path)}") from None
+            raise _with_resumption(stopped, path) from None
         except Exception as error:
             kept = not replaces and any(path.rglob(METRICS))
             # Somebody else may have begun a run there meanwhile; then it is refused, and theirs.
@@ -336,8 +343,9 @@ def new_run_folder(path: Path, *, overwrite: bool) -> Iterator[Path]:
                 files.clear(here)
                 files.remove_empty([here] if replaces else made)
             if isinstance(error, DiskError) and (kept or replaces):
-                left = _again(path) if kept else f"the run in {path} is as it was"
-                raise DiskError(f"{error}; {left}") from None
+                if kept:
+                    raise _with_resumption(error, path) from None
+                raise DiskError(f"{error}; the run in {path} is as it was") from None
             raise
         if replaces:
             _replace(path, here)
@@ -351,7 +359,7 @@ def resumed_run_folder(path: Path) -> Iterator[Path]:
         try:
             yield here
         except (StoppedError, DiskError) as error:
-            raise type(error)(f"{error}; {_again(path)}") from None
+            raise _with_resumption(error, path) from None
         if here != path:
             _replace(path, here)
 
@@ -379,11 +387,13 @@ def require_free(path: Path, *, overwrite: bool) -> None:
     if files.is_free(path):
         return
     if not path.is_dir():
-        raise RunError(f"{path} is a file; choose another --out")
+        raise RunError(f"{path} is a file; choose another folder")
     if not overwrite:
         raise RunError(
-            f"{path} exists already; add --resume to go on with it, --overwrite to start "
-            "anew, or choose another --out"
+            f"{path} exists already; use resume=True to go on with it, overwrite=True to start "
+            "anew, or another folder",
+            command=f"{path} exists already; add --resume to go on with it, --overwrite to start "
+            "anew, or choose another --out",
         )
     if not is_run(path):
         raise RunError(f"{path} is not a run folder: refusing to overwrite it")
@@ -407,5 +417,7 @@ def _replace(path: Path, new: Path) -> None:
     files.remove(old)
 
 
-def _again(path: Path) -> str:
-    return f"go on with: --resume --out {path}"
+def _with_resumption(error: StoppedError | DiskError, path: Path) -> StoppedError | DiskError:
+    """Return an error that says how the run goes on, in Python and on the command line."""
+    python = f"{error}; go on with train(out={str(path)!r}, resume=True)"
+    return type(error)(python, command=f"{error}; go on with: --resume --out {path}")
