@@ -338,5 +338,25 @@ def test_the_contract_catches(broken, rule):
         getattr(contract_of(broken), rule)()
 
 
+class LastBits(FedMF):
+    """Scores as a matrix product does, whose last bits depend on the number of rows."""
+
+    def score(self, shared, private, history):
+        scores = super().score(shared, private, history)
+        return scores if len(history) == 1 else np.nextafter(scores, np.float32(1))
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (LastBits, r"scores of client 5 .* last bits of a matrix product .* one client at a time"),
+        (NormalisesTheStack, r"more than rounding: .* Means or maxima over the batch"),
+    ],
+)
+def test_the_contract_says_why_a_batch_differs(broken, words):
+    with pytest.raises(AssertionError, match=words):
+        contract_of(broken).test_a_batch_of_clients_equals_one_client_at_a_time()
+
+
 def test_every_rule_has_somebody_who_breaks_it():
     assert {rule for _, rule in BROKEN} == set(RULES)

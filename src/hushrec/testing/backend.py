@@ -122,16 +122,24 @@ class BackendContract:
         state, records, test = play(setup, self.make(setup))
         devices = OneByOne(setup.task, setup.split, setup.experiment, setup.plan.deviations)
         expected, expected_records, expected_test = play(setup, devices)
-        check_same(state.shared, expected.shared, "the shared parameters")
-        check_same(state.selected_shared, expected.selected_shared, "the selected ones")
+        reference = "against the reference backend's"
+        check_same(state.shared, expected.shared, f"shared parameters {reference}")
+        check_same(state.selected_shared, expected.selected_shared, f"selected ones {reference}")
         for name in ("account", "protection", "selected_round", "up_bytes", "down_bytes"):
-            assert getattr(state, name) == getattr(expected, name), f"another {name}"
+            own, reference = getattr(state, name), getattr(expected, name)
+            assert own == reference, f"{name} is {own}, and {reference} on the reference backend"
         for one, other in zip(records, expected_records, strict=True):
-            assert (one.loss, one.valid) == (other.loss, other.valid), f"round {one.round} differs"
-        assert test.means() == expected_test.means(), "the test differs"
+            assert (one.loss, one.valid) == (other.loss, other.valid), (
+                f"loss or validation of round {one.round} differ from the reference backend's"
+            )
+        assert test.means() == expected_test.means(), (
+            "the test metrics differ from the reference backend's"
+        )
         for name, tally in test.tallies.items():
             ranks = expected_test.tallies[name].rank_counts
-            assert np.array_equal(tally.rank_counts, ranks), "the histogram of ranks differs"
+            assert np.array_equal(tally.rank_counts, ranks), (
+                "the histogram of test ranks differs from the reference backend's"
+            )
 
     def _setup(self, method: str, settings: Mapping[str, Any]) -> SimulationSetup:
         rest = dict(settings)

@@ -29,36 +29,59 @@ from hushrec.streams import SecretRound, SecretStreams, Streams
 
 Array = NDArray[Any]
 N_USERS, N_ITEMS, N_GROUPS = 60, 60, 3
+ROUNDING = 1e-3
+"""Relative difference of float32 results up to which the order of additions may be the cause."""
+PRODUCTS = (
+    "that small a difference is rounding: the last bits of a matrix product (@, np.dot, np.einsum) "
+    "depend on the number of its rows, so a client computes other bits in a larger batch. Compute "
+    "one client at a time, as in [items @ vector for vector in vectors], or in a numba kernel, so "
+    "that shapes are the same in any batch"
+)
+DEPENDS = (
+    "that is more than rounding: a client's result may depend on its own data, its private "
+    "parameters and the shared ones alone. Means or maxima over the batch, and random numbers that "
+    "are not addressed by the client's number (now.streams.generator(purpose, now.number, "
+    "int(client)) for client in view.clients), are the usual causes"
+)
 
 
 def check_numbers(array: Array, name: str) -> None:
     """Hold an array to be finite numbers."""
     assert array.dtype.kind in "fiub", f"'{name}' holds {array.dtype}, not numbers"
-    assert np.isfinite(array).all(), f"'{name}' is not finite"
+    assert np.isfinite(array).all(), f"'{name}' has NaN or infinite entries"
 
 
 def check_shared(shared: Shared) -> None:
     """Hold shared parameters to be named arrays."""
     for name, array in shared.items():
-        assert isinstance(name, str), "shared parameters have names"
-        assert isinstance(array, np.ndarray), f"'{name}' is not an array"
+        assert isinstance(name, str), f"names of shared parameters are strings, not {name!r}"
+        assert isinstance(array, np.ndarray), f"'{name}' is a {type(array).__name__}, not an array"
         check_numbers(array, name)
 
 
 def check_rows(batch: Any, clients: int, name: str) -> None:
     """Hold rows to fit their clients."""
-    assert isinstance(batch, ClientRows), f"'{name}' is not a ClientRows"
-    assert batch.indptr.shape == (clients + 1,), f"'{name}': indptr has one entry more than clients"
-    assert batch.indptr[0] == 0, f"'{name}': indptr starts at 0"
-    assert (np.diff(batch.indptr) >= 0).all(), f"'{name}': indptr ascends"
-    assert batch.indptr[-1] == len(batch.ids) == len(batch.rows), f"'{name}': lengths differ"
-    assert batch.rows.ndim == 2, f"'{name}': rows are [entries, width]"
+    assert isinstance(batch, ClientRows), f"'{name}' is a {type(batch).__name__}, not ClientRows"
+    shape = batch.indptr.shape
+    assert shape == (clients + 1,), (
+        f"'{name}': indptr has shape {shape}, where {clients} clients need ({clients + 1},)"
+    )
+    assert batch.indptr[0] == 0, f"'{name}': indptr starts at {batch.indptr[0]}, not at 0"
+    assert (np.diff(batch.indptr) >= 0).all(), f"'{name}': indptr does not ascend"
+    assert batch.indptr[-1] == len(batch.ids) == len(batch.rows), (
+        f"'{name}': indptr ends at {batch.indptr[-1]}, with {len(batch.ids)} ids and "
+        f"{len(batch.rows)} rows; all three must be equal"
+    )
+    assert batch.rows.ndim == 2, f"'{name}': rows have shape {batch.rows.shape}, not [ids, width]"
     check_numbers(batch.rows, name)
 
 
 def check_private(private: Private, declared: PrivateFields, clients: int) -> None:
     """Hold private parameters to what was declared."""
-    assert private.keys() == declared.keys(), "fit returns exactly the declared private fields"
+    assert private.keys() == declared.keys(), (
+        f"fit returns the private fields {sorted(private)}, and private_fields declares "
+        f"{sorted(declared)}: they must be the same"
+    )
     for name, spec in declared.items():
         value = private[name]
         if isinstance(spec, PerClientTable) and isinstance(value, ClientRows):
@@ -68,13 +91,15 @@ def check_private(private: Private, declared: PrivateFields, clients: int) -> No
             assert isinstance(value, np.ndarray), f"'{name}' is not an array"
             shape = (clients, *spec.initial.shape)
             assert value.shape == shape, f"'{name}' has shape {value.shape}, declared {shape}"
-            assert value.dtype == spec.initial.dtype, f"'{name}' has another dtype than declared"
+            dtype = spec.initial.dtype
+            assert value.dtype == dtype, f"'{name}' is {value.dtype}, declared is {dtype}"
             check_numbers(value, name)
         else:
             assert isinstance(spec, PerClientRows), f"'{name}' is PerClient or PerClientRows"
             check_rows(value, clients, name)
             assert isinstance(value, ClientRows)
-            assert value.rows.shape[1] == spec.width, f"'{name}' has another width than declared"
+            width = value.rows.shape[1]
+            assert width == spec.width, f"'{name}' has width {width}, declared is {spec.width}"
             fits = (np.diff(value.indptr) <= spec.capacity).all()
             assert fits, f"'{name}' exceeds its declared capacity"
 
@@ -84,14 +109,36 @@ def check_scores(scores: Array, view: TrainView) -> None:
     shape = (len(view), view.n_items)
     assert scores.shape == shape, f"scores are {scores.shape}, not [clients, items] = {shape}"
     assert scores.dtype == np.float32, f"scores are {scores.dtype}, not float32"
-    assert np.isfinite(scores).all(), "scores are finite"
+    assert np.isfinite(scores).all(), "some scores are NaN or infinite"
 
 
 def check_same(first: Mapping[str, Any], second: Mapping[str, Any], what: str) -> None:
     """Hold two mappings equal to the bit."""
-    assert first.keys() == second.keys(), f"{what}: names differ"
+    assert first.keys() == second.keys(), f"{what}: {sorted(first)} against {sorted(second)}"
     for name in first:
-        assert digest(first[name]) == digest(second[name]), f"{what}: '{name}' differs"
+        same = digest(first[name]) == digest(second[name])
+        assert same, f"{what}: '{name}' differs {how_much(first[name], second[name])[0]}"
+
+
+def check_batch(alone: Any, together: Any, what: str) -> None:
+    """Hold a result of clients one by one equal, to the bit, to that of a batch of them all."""
+    if digest(alone) != digest(together):
+        words, relative = how_much(alone, together)
+        why = PRODUCTS if relative <= ROUNDING else DEPENDS
+        raise AssertionError(
+            f"{what} one client at a time differ from those of a batch of all {words}; {why}"
+        )
+
+
+def how_much(one: Any, other: Any) -> tuple[str, float]:
+    """Say how far the arrays of two values differ; return the relative difference too."""
+    pairs = list(zip(arrays_in(one), arrays_in(other), strict=False))
+    if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
+        return "in shape or dtype", np.inf
+    numbers = [(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs]
+    apart = max((float(np.abs(a - b).max(initial=0.0)) for a, b in numbers), default=0.0)
+    size = max((float(np.abs(b).max(initial=0.0)) for _, b in numbers), default=0.0)
+    return f"by up to {apart:.2g}, in numbers of up to {size:.2g}", apart / size if size else np.inf
 
 
 def arrays_in(value: Any) -> Iterator[Array]:

@@ -17,7 +17,15 @@ from hushrec.evaluation.metrics import ROUNDING, Metric, Ranks, rank_full
 from hushrec.methods.base import Shared
 from hushrec.methods.statistics import experts
 from hushrec.methods.statistics.experts import Counting, Expert, ExpertsConfig, Part
-from hushrec.testing.checks import N_ITEMS, check_rows, check_shared, clients_of, digest, sum_of
+from hushrec.testing.checks import (
+    N_ITEMS,
+    check_batch,
+    check_rows,
+    check_shared,
+    clients_of,
+    digest,
+    sum_of,
+)
 
 
 class ExpertContract:
@@ -42,11 +50,15 @@ class ExpertContract:
         """Applicability, model and key space are the same without any client."""
         expert, view = self._make(), self._view()
         public = view.take(np.zeros(0, np.int64))
-        assert expert.is_applicable(view) == expert.is_applicable(public)
+        assert expert.is_applicable(view) == expert.is_applicable(public), (
+            "is_applicable depends on the clients' data: the catalogue alone may decide"
+        )
         model = expert.init(view)
         check_shared(model)
-        assert digest(model) == digest(expert.init(public)), "init depends on the clients"
-        assert expert.count(view).space == expert.count(public).space, "the key space does"
+        assert digest(model) == digest(expert.init(public)), "init depends on the clients' data"
+        assert expert.count(view).space == expert.count(public).space, (
+            "the key space of count depends on the clients' data: it must follow from the catalogue"
+        )
 
     def test_keys_lie_in_the_declared_space(self) -> None:
         """Counts are keyed rows, one client after the other, of one width."""
@@ -62,8 +74,7 @@ class ExpertContract:
         """Clients one by one, in any order, add up to the same bits as a batch of all."""
         view = self._odd_view()
         alone = [view.take(np.array([client])) for client in reversed(range(len(view)))]
-        same = digest(self._sum([view])) == digest(self._sum(alone))
-        assert same, "the sum depends on the batch"
+        check_batch(self._sum(alone), self._sum([view]), "sums of what is counted")
 
     def test_held_out_counts_and_what_they_add_are_the_whole_counts(self) -> None:
         """A history without its last items, and what those add, sum to the whole history."""
@@ -86,21 +97,25 @@ class ExpertContract:
         before = digest(model)
         learnt = self._learnt(expert, view)
         check_shared(learnt)
-        assert digest(model) == before, "learn changed the model that it was given"
-        assert learnt.keys() == model.keys(), "learn keeps the names"
+        assert digest(model) == before, "learn writes to the model that it is given: copy it first"
+        assert learnt.keys() == model.keys(), (
+            f"learn returns {sorted(learnt)}, and init {sorted(model)}: they must be the same"
+        )
         for name, array in model.items():
             kind = learnt[name].shape, learnt[name].dtype
-            assert kind == (array.shape, array.dtype), f"learn reshaped '{name}'"
+            assert kind == (array.shape, array.dtype), (
+                f"'{name}' has another shape or dtype from learn than from init"
+            )
 
     def test_scores_are_finite_and_the_same_for_any_batch(self) -> None:
         """Every client scores every item from its own history, before learning and after."""
         expert, view = self._make(), self._odd_view()
         for model in (expert.init(view), self._learnt(expert, self._view())):
             scores = self._scores(expert, model, view)
-            assert np.isfinite(scores).all(), "scores are finite"
+            assert np.isfinite(scores).all(), "some scores are NaN or infinite"
             for client in range(len(view)):
                 alone = self._scores(expert, model, view.take(np.array([client])))
-                assert np.array_equal(alone[0], scores[client]), f"client {client} scores otherwise"
+                check_batch(alone[0], scores[client], f"scores of client {client}")
 
     def test_parts_are_for_bundles(self) -> None:
         """What a bundle holds are parts of named arrays, or nothing."""

@@ -59,30 +59,37 @@ class MechanismContract:
             for client in reversed(range(len(view)))
         ]
         same = digest(sum_of([together])) == digest(sum_of(alone))
-        assert same, "protection depends on the batch"
+        assert same, (
+            "what a client sends depends on the batch: draw its random numbers by its number, "
+            "secret.words(purpose, int(client)) for client in view.clients, and bound it by itself"
+        )
         sizes = sum(upload.nbytes for upload in alone)
-        assert together.nbytes == sizes, "message sizes depend on the batch"
+        assert together.nbytes == sizes, (
+            f"messages of a batch have {together.nbytes} bytes, and {sizes} one client at a time"
+        )
 
     def test_nothing_is_changed_in_place(self) -> None:
         """Uploads and sums go in and out; the mechanism of the next round is another value."""
         mechanism, update = self._made(), self._update()
         before = digest(update)
         _, total = _summed(mechanism, update, self._clients(), SECRET)
-        assert digest(update) == before, "protect changed the upload"
+        assert digest(update) == before, "protect writes to the upload: copy it first"
         inside = digest(total)
         first, second = (digest(mechanism.finish(total, SECRET)[0]) for _ in range(2))
-        assert digest(total) == inside, "finish changed the sum"
-        assert first == second, "the same streams and round give another result"
+        assert digest(total) == inside, "finish writes to the sum: copy it first"
+        assert first == second, "finish gives another result for the same sum, round and streams"
 
     def test_the_sum_comes_back_in_the_shape_of_the_method(self) -> None:
         """What the method gets has its own tables and arrays, and no others."""
         total, following = self._finished(self._update())
         tables = {"items", "pairs"} if self.covers_spaces else {"items"}
-        assert total.rows.keys() == tables, "tables come back under their names"
-        assert total.rows["items"][1].shape[1] == 3, "rows keep their width"
+        assert total.rows.keys() == tables, (
+            f"finish returns the tables {sorted(total.rows)}, and {sorted(tables)} were uploaded"
+        )
+        assert total.rows["items"][1].shape[1] == 3, "finish returns rows of another width"
         assert {name: array.shape for name, array in total.dense.items()} == {"head": (2, 2)}
         made = all(callable(getattr(following, name, None)) for name in ("protect", "finish"))
-        assert made, "finish returns the mechanism of the next round"
+        assert made, "finish returns (sum, mechanism of the next round), and the second is none"
 
     def test_the_support_tells_nothing(self) -> None:
         """Size of the messages and rows of the sum are the same for all data."""
@@ -92,8 +99,14 @@ class MechanismContract:
         for update in (self._update(), self._update(quiet=True)):
             sizes.add(self._made().protect(update, self._clients(), SECRET).nbytes)
             total, _ = self._finished(update)
-            assert np.array_equal(total.rows["items"][0], np.arange(N_ITEMS)), "rows are left out"
-        assert len(sizes) == 1, "the size of a message depends on the data"
+            assert np.array_equal(total.rows["items"][0], np.arange(N_ITEMS)), (
+                "the sum has no noise on rows that nobody touched, which tells who touched others; "
+                "set hides_support = False for a layer that leaves rows as they are"
+            )
+        assert len(sizes) == 1, (
+            "the size of a message depends on the data; set hides_support = False for a layer that "
+            "leaves rows as they are"
+        )
 
     # -------------------------------------------------------- what a claim rests on
 
@@ -153,7 +166,10 @@ class MechanismContract:
             sent = self._made().protect(self._update(), self._clients(), secret)
             for array in (*(table.rows for table in sent.rows.values()), *sent.dense.values()):
                 steps = array.astype(np.float64) * STEPS_PER_UNIT
-                assert (steps == np.rint(steps)).all(), "a number lies off the grid"
+                assert (steps == np.rint(steps)).all(), (
+                    "a number lies off the grid: sums are in whole steps of 2^-32, and low bits of "
+                    "other numbers tell what noise was added to; round them"
+                )
 
     def test_nothing_stays_nothing(self) -> None:
         """An upload of zeros is one of zeros, but for its noise: it counts neither way."""
@@ -162,8 +178,12 @@ class MechanismContract:
         sent, again = (self._made().protect(quiet, view, secret) for secret in secrets)
         for name, array in sent.dense.items():
             if name in again.dense and np.array_equal(array, again.dense[name]):
-                assert not array.any(), f"'{name}': something is sent for nothing"
-        assert not any(table.rows.any() for table in sent.rows.values()), "rows come from nowhere"
+                assert not array.any(), (
+                    f"'{name}': something other than noise is sent for nothing, an upload of zeros"
+                )
+        assert not any(table.rows.any() for table in sent.rows.values()), (
+            "an upload of zeros becomes one with rows that are not zero"
+        )
 
     @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
     def test_nan_and_infinity_count_as_zero(self, number: float) -> None:
@@ -288,7 +308,10 @@ def _uncorrelated(one: Array, other: Array, what: str) -> None:
     """Hold noises to a correlation within five deviations of none, where there are enough."""
     if one.size >= FEWEST:
         found = abs(float(np.corrcoef(one.ravel(), other.ravel())[0, 1]))
-        assert found < 5 / math.sqrt(one.size), f"noises go together: {what}"
+        assert found < 5 / math.sqrt(one.size), (
+            f"the noises of {what} are correlated ({found:.2f}): draw each number once, from "
+            "secret streams with a purpose, a round and a client of their own"
+        )
 
 
 def _one_upload(update: Update, client: int) -> Update:

@@ -25,6 +25,7 @@ from hushrec.testing.checks import (
     N_ITEMS,
     Array,
     Federation,
+    check_batch,
     check_numbers,
     check_private,
     check_rows,
@@ -38,6 +39,8 @@ from hushrec.testing.checks import (
     sum_of,
     taste_world,
 )
+
+COPY = "copy an array before you change it, as in np.array(private['vector'])"
 
 
 @dataclass(frozen=True)
@@ -132,17 +135,25 @@ class MethodContract:
             done = self._round(view)  # checks the update and the private parameters
             assert isinstance(done.fitted, Fitted), "fit returns Fitted"
             losses = done.fitted.losses
-            assert losses.shape in ((0,), (len(view),)), "losses: one per client, or none"
-            assert np.isfinite(losses).all(), "losses are finite"
+            assert losses.shape in ((0,), (len(view),)), (
+                f"losses have shape {losses.shape}: one for each of {len(view)} clients, or none"
+            )
+            assert np.isfinite(losses).all(), "some losses are NaN or infinite"
 
     def test_apply_keeps_names_shapes_and_dtypes(self) -> None:
         """A round changes the values of the shared parameters only."""
         done = self._round(self._view())
         check_shared(done.after)
-        assert done.after.keys() == done.shared.keys(), "apply keeps the names"
+        assert done.after.keys() == done.shared.keys(), (
+            f"apply returns {sorted(done.after)}, and init {sorted(done.shared)}: they must be the "
+            "same"
+        )
         for name, array in done.shared.items():
             new = done.after[name]
-            assert (new.shape, new.dtype) == (array.shape, array.dtype), f"apply reshaped '{name}'"
+            assert (new.shape, new.dtype) == (array.shape, array.dtype), (
+                f"'{name}' is {array.dtype} {array.shape} from init and {new.dtype} {new.shape} "
+                "from apply: a round may change values only (sums are float64: use .astype)"
+            )
 
     def test_scores_are_finite_float32(self) -> None:
         """Every client scores every item, before the first round and after it."""
@@ -163,20 +174,24 @@ class MethodContract:
         before = digest(given)
         phase = method.phase_of(1)
         fitted = phase.fit(phase.download(shared), private, view, Round(1, streams))
-        assert digest(given) == before, "fit changed what it was given"
+        assert digest(given) == before, f"fit writes to its arguments: {COPY}"
         total = sum_of([fitted.update])
         uploaded = digest(total)
         after = phase.apply(shared, total, 1)
-        assert digest(given) == before, "apply changed what it was given"
-        assert digest(total) == uploaded, "apply changed the sum"
+        assert digest(given) == before, f"apply writes to its arguments: {COPY}"
+        assert digest(total) == uploaded, f"apply writes to the sum: {COPY}"
         store.write(everybody, fitted.private)
         kept = dict(store.read(everybody))
         state = digest((after, kept, view))
         method.score(after, kept, view)
         method.private_fields(view, after, streams)
         phase.download(after)
-        assert digest((after, kept, view)) == state, "score changed what it was given"
-        assert digest(given) == before, "an output shares memory with an input"
+        assert digest((after, kept, view)) == state, (
+            f"score, private_fields or download writes to its arguments: {COPY}"
+        )
+        assert digest(given) == before, (
+            f"fit or apply returns an argument's memory, which is written to later: {COPY}"
+        )
 
     def test_the_same_seed_gives_the_same_bits(self) -> None:
         """No hidden generator, no hidden state: two rounds from the same state are the same."""
@@ -202,11 +217,14 @@ class MethodContract:
             updates.append(fitted.update)
             store.write(one, fitted.private)
             score = method.score(done.after, store.read(one), alone)
-            assert np.array_equal(score[0], scores[client]), f"client {client} scores otherwise"
-        check_same(store.read(np.arange(len(view))), done.kept, "clients alone")
+            check_batch(score[0], scores[client], f"scores of client {client}")
+        for name, value in store.read(np.arange(len(view))).items():
+            check_batch(value, done.kept[name], f"private parameters '{name}'")
         together, single = sum_of([done.fitted.update]), sum_of(updates)
-        assert together.clients == single.clients, "the number of uploads depends on the batch"
-        assert digest(together) == digest(single), "the sum of the uploads depends on the batch"
+        assert together.clients == single.clients, (
+            f"a batch of {len(view)} clients makes {together.clients} uploads: Update(len(view), …)"
+        )
+        check_batch(single, together, "sums of the uploads")
 
     def test_rounds_to_come_are_exact_too(self) -> None:
         """In every phase, clients one by one come to the same bits as all at once."""
@@ -218,20 +236,30 @@ class MethodContract:
         last = method.planned_rounds - method.phases[-1].rounds + 1
         for _ in range(max(3, last)):
             first, second = at_once.round(), alone.round()
-            check_same(at_once.shared, alone.shared, "clients one by one")
-            assert first.loss == second.loss, "losses depend on the batch"
-            assert first.up_bytes == second.up_bytes, "bytes depend on the batch"
+            where = f"in round {alone.number}"
+            check_batch(alone.shared, at_once.shared, f"shared parameters after training {where}")
+            assert first.loss == second.loss, (
+                f"the mean loss is {second.loss.mean} {where} one client at a time, and "
+                f"{first.loss.mean} in a batch of all: compute each client's from its own samples"
+            )
+            assert first.up_bytes == second.up_bytes, (
+                f"clients upload {second.up_bytes} bytes {where} one at a time, and "
+                f"{first.up_bytes} in a batch of all: an upload holds the client's own rows only"
+            )
 
     def test_what_is_served_is_enough(self) -> None:
         """A device scores and adapts with `serving` alone as with everything."""
         method, done, streams = self._make(), self._round(self._view()), Streams(0)
         served = method.serving(done.after)
-        assert served.keys() <= done.after.keys(), "serving makes up parameters"
+        assert served.keys() <= done.after.keys(), "serving returns names that shared lacks"
         scores = []
         for shared in (done.after, served):
             private = method.adapt(shared, done.kept, done.view, streams)
             scores.append(method.score(shared, private, done.view))
-        assert np.array_equal(scores[0], scores[1]), "score needs more than what is served"
+        assert np.array_equal(scores[0], scores[1]), (
+            "score gives other bits with serving(shared) than with shared: return from serving all "
+            "that score and adapt read"
+        )
 
     def test_a_pooled_method_says_so(self) -> None:
         """A pooled baseline is one batch of everybody, and one upload."""
@@ -239,7 +267,7 @@ class MethodContract:
         if not method.traits.pooled:
             pytest.skip("not pooled: clients are trained on their own")
         done = self._round(self._view())
-        assert done.fitted.update.clients == 1, "a pooled method is one upload"
+        assert done.fitted.update.clients == 1, "a pooled method makes one upload for everybody"
 
     # ------------------------------------------------------------ privacy
 
@@ -260,15 +288,20 @@ class MethodContract:
         for name, values in private_arrays(private):
             hidden_from = [] if name in method.traits.reveals else uploads
             for array in hidden_from + downloads:
-                assert not np.shares_memory(values, array), f"'{name}' travels: memory is shared"
+                assert not np.shares_memory(values, array), (
+                    f"'{name}' is private, and an upload or download shares its memory: {COPY}"
+                )
             secrets = list(secrets_in(values))
             if isinstance(done.fields[name], PerClient):
                 leaked = _holds(sent(done.after).values(), secrets, values.dtype)
-                assert not leaked, f"'{name}' travels: it is in a download"
+                assert not leaked, f"'{name}' is private, and a download holds its values"
             if before[name].shape == values.shape:
                 secrets += secrets_in(values - before[name])
             leaked = _holds(hidden_from, secrets, values.dtype)
-            assert not leaked, f"'{name}' travels: it is in an upload"
+            assert not leaked, (
+                f"'{name}' is private, and an upload holds its values, or how far they moved; a "
+                "method that must send them says so in Traits(reveals=…)"
+            )
 
     # ------------------------------------------------------------ odd clients and new users
 
@@ -294,7 +327,7 @@ class MethodContract:
             declared = method.private_fields(view, done.after, streams)
             check_private(private, declared, 1)
             check_scores(method.score(done.after, private, view), view)
-        assert digest(done.after) == before, "fold-in changed the shared parameters"
+        assert digest(done.after) == before, f"fit of a new user writes to shared: {COPY}"
 
     # ------------------------------------------------------------ does it learn
 
@@ -319,7 +352,10 @@ class MethodContract:
         hits = evaluator.summarise(ranks)["full"]["hr@10"]
         chance = float(np.mean(10 / ranks["full"].candidates))
         # 60 users: the standard deviation of chance is about 0.05, so twice chance is 4 of them.
-        assert hits > 2 * chance, f"HR@10 {hits:.2f} is not clearly above chance ({chance:.2f})"
+        assert hits > 2 * chance, (
+            f"HR@10 is {hits:.2f} after {rounds} rounds, and chance is {chance:.2f}: set options "
+            "or rounds of the test class, or beats_chance = False for a method that cannot"
+        )
 
     # ------------------------------------------------------------ what the tests share
 
@@ -361,16 +397,25 @@ class MethodContract:
 
     def _check_update(self, update: Update, clients: int) -> None:
         expected = 1 if self.method.traits.pooled else clients
-        assert update.clients == expected, f"{update.clients} uploads of {expected} clients"
+        assert update.clients == expected, (
+            f"fit makes {update.clients} uploads for {expected} clients: Update(len(view), …)"
+        )
         for name, rows in update.rows.items():
             check_rows(rows, expected, name)
-            assert (rows.ids >= 0).all(), f"'{name}': row ids start at 0"
+            assert (rows.ids >= 0).all(), f"'{name}': an id is negative"
             if isinstance(rows, KeyedRows):
-                assert (rows.ids < rows.space).all(), f"'{name}': a key beyond its space"
+                assert (rows.ids < rows.space).all(), (
+                    f"'{name}': a key is {rows.ids.max()}, and the declared space is {rows.space}"
+                )
             else:
-                assert (rows.ids < N_ITEMS).all(), f"'{name}': row ids are item numbers"
+                assert (rows.ids < N_ITEMS).all(), (
+                    f"'{name}': an id is {rows.ids.max()}, and ids are item numbers below "
+                    f"{N_ITEMS}; for other keys use KeyedRows"
+                )
         for name, array in update.dense.items():
-            assert array.shape[:1] == (expected,), f"'{name}': one block per client"
+            assert array.shape[:1] == (expected,), (
+                f"'{name}' has shape {array.shape}: its first axis is that of {expected} clients"
+            )
             check_numbers(array, name)
 
 
