@@ -275,7 +275,7 @@ def train_request_seeds(
         if request.rounds not in (None, first.rounds):
             raise ConfigError("several seeds cannot be prolonged: train anew with more rounds")
     else:
-        first = replace(request, seed=seeds[0]).of(data).experiment()
+        first = replace(request, seed=seeds[0]).of(data).experiment().resolved(data)
     with _run_folder(top, execution) as (here, scratch):
         folder = RunFolder(here) if resume else RunFolder.create(here, first, seeds)
         summaries = []
@@ -289,7 +289,7 @@ def train_request_seeds(
             run = train_experiment(_with_seed(first, seed), data, part, started, scratch)
             summaries.append(run.summary)
         summary = recording.mean_summary(summaries)
-        folder.write(SUMMARY, summary)
+        folder.write_results(summary)
     return SeedRuns(summary, [partial(Run.open, top / f"seed-{seed}", data) for seed in seeds])
 
 
@@ -360,7 +360,7 @@ def train_experiment(
         finish(training, state, callbacks)
         summary = recording.summarise(training, split, state, data, final_of)
         if folder:
-            folder.write_results(backend.ranks, summary)
+            folder.write_results(summary, backend.ranks)
     assert backend.selected is not None, "the last round is always evaluated"
     model = Model(
         method,

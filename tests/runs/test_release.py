@@ -62,7 +62,7 @@ def test_what_is_in_it(case, tmp_path):
     bundle = {"bundle/manifest.json", "bundle/model.safetensors"} if "pairs" in case else set()
     assert found.keys() == bundle | {
         *("README.md", "manifest.json", "statement.txt", "statement.json", "account.json"),
-        *("config.toml", "items.json", "model.safetensors"),
+        *("config.toml", "items.json", "model.safetensors", "model-card.md"),
     }
     told = json.loads(found[MANIFEST])
     assert told["files"].keys() == found.keys() - {MANIFEST}
@@ -83,6 +83,9 @@ def test_what_is_in_it(case, tmp_path):
     assert json.loads(found["items.json"])["items"] == run.data.items.tolist()
     assert Experiment.from_toml(found["config.toml"].decode()).privacy == run.experiment.privacy
     assert all(left in found["README.md"].decode() for left in LEFT_OUT)
+    card = found["model-card.md"].decode()
+    assert all(sentence in card for sentence in said.in_words)
+    assert said.headline in card and said.statement in card
 
 
 def figures(value):

@@ -31,6 +31,8 @@ Values = NDArray[np.float64]
 
 _CHUNK = 1 << 20
 """Random numbers held at once: small enough to stay in the cache, large enough to vectorise."""
+RESAMPLES, RESAMPLED_VALUES = 2_000, 50_000_000
+"""Resamples of an interval, and values drawn for one at most."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,15 @@ class PairedTest:
 
 
 def bootstrap_interval(
-    values: Values, *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    values: Values, *, level: float = 0.95, resamples: int | None = None, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the mean, resampling users."""
+    """Return the percentile bootstrap interval of the mean, resampling users.
+
+    By default there are 2,000 resamples, and fewer beyond 25,000 users.
+    """
     values = _checked(values)
+    if resamples is None:
+        resamples = max(200, min(RESAMPLES, RESAMPLED_VALUES // len(values)))
     if not 0 < level < 1:
         raise ConfigError(f"the level of an interval lies between 0 and 1, not {level}")
     rng = np.random.default_rng(seed)

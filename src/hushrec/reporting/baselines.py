@@ -28,9 +28,6 @@ GROUPS = {
     "distinct": "the 30 % with the smallest share of their training items among popular ones",
     "followers": "the 30 % with the largest share of their training items among popular ones",
 }
-RESAMPLES = 2_000
-RESAMPLED_VALUES = 50_000_000
-"""Values drawn for one interval at most; beyond 25,000 users fewer resamples do."""
 LAST_RANKS = (1, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
 """Last rank of each bin of the histogram; one more bin takes the rest."""
 EXPLAINED = {
@@ -72,7 +69,7 @@ def headline(compared: MethodAndBaselines, name: str) -> dict[str, Any]:
     label, against = metric_name(name), None
     if compared.popularity:
         difference = values[compared.method.name] - values["popularity"]
-        low, high = _interval(difference)
+        low, high = bootstrap_interval(difference)
         against = {
             "verdict": verdict(low, high),
             "difference": signed(float(difference.mean())),
@@ -186,9 +183,4 @@ def _dot(ranked: RankedMethod, values: NDArray[np.float64]) -> Dot:
     mean = float(values.mean())
     if ranked.is_chance:
         return Dot(ranked.name, mean, note="expected")
-    return Dot(ranked.name, mean, _interval(values), strong=ranked.is_method)
-
-
-def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    resamples = max(200, min(RESAMPLES, RESAMPLED_VALUES // len(values)))
-    return bootstrap_interval(values, resamples=resamples)
+    return Dot(ranked.name, mean, bootstrap_interval(values), strong=ranked.is_method)

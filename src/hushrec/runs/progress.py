@@ -40,6 +40,16 @@ def human_duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f}{NO_BREAK}h"
 
 
+def human_size(size: float) -> str:
+    """Write a number of bytes for people, in units of 1,000."""
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    while abs(size) >= 999.5 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    digits = 0 if units[0] == "bytes" or size >= 100 else 1
+    return f"{size:.{digits}f}{NO_BREAK}{units[0]}"
+
+
 class TimeLeft:
     """Estimates the time left of a training, phase by phase.
 

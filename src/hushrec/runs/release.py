@@ -8,6 +8,7 @@ which is public. Whoever has none of a run but these could write the same bytes.
 ::
 
     README.md              what it is, and what is not in it
+    model-card.md          what the model is for, how it was made, what it guarantees
     manifest.json          size and SHA-256 of every other file
     statement.txt, .json   the guarantee, in words and as fields
     account.json           what the rounds cost
@@ -33,6 +34,7 @@ from safetensors.numpy import save
 from hushrec.errors import RunError
 from hushrec.io.files import LOCK, atomic_folder, checked_path
 from hushrec.privacy.statement import PrivacyStatement
+from hushrec.runs.card import CARD, release_card
 from hushrec.runs.run import Run
 from hushrec.serving.bundle import can_export, export
 from hushrec.serving.model import Model
@@ -130,6 +132,7 @@ def write_release(what: Covered, folder: Path) -> None:
     account = ("delta", "epsilon", "asked_epsilon", "spent_epsilon", "account")
     texts = {
         "README.md": _readme(what),
+        CARD: release_card(what.config, what.model.method, statement, what.round, len(data.items)),
         "statement.txt": f"{statement.statement}\n",
         "statement.json": _json({key: getattr(statement, key) for key in guarantee}),
         "account.json": _json({key: getattr(statement, key) for key in account}),
@@ -170,7 +173,8 @@ def _readme(what: Covered) -> str:
 
 The model is that of round {what.round}. `model.safetensors` holds it, `items.json` the items that
 its rows are of, `config.toml` how it was trained, `statement.json` the guarantee as fields,
-`account.json` what the rounds cost. `manifest.json` has the SHA-256 of every file.
+`account.json` what the rounds cost; `model-card.md` says what it is for. `manifest.json` has the
+SHA-256 of every file.
 {device if can_export(what.model.method) else ""}
 The guarantee covers all of this together. Not in it, because it is not covered:
 
