@@ -10,13 +10,14 @@ import pytest
 
 from hushrec.analysis import item_map
 from hushrec.api import Run, train
+from hushrec.audit import audit
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.metrics import per_user, summarise
 from hushrec.privacy.statement import PrivacyStatement
 from hushrec.reporting.html import write_comparison, write_report
 from hushrec.reporting.tables import human_size
-from hushrec.runs.comparison import compare_runs
+from hushrec.runs.comparison import compare
 from hushrec.runs.schema import PUBLISHED_MARK
 
 N_USERS, N_ITEMS, PER_USER = 48, 70, 9
@@ -464,8 +465,40 @@ def test_several_runs_on_one_page(tmp_path):
     text = file.read_text()
     assert Page(text).open == []
     assert text.count('<th scope="row">fedmf</th>') == 3
-    rows = compare_runs(paths, ("hr@10",))
+    rows = compare(paths, ("hr@10",))
     assert f'<td data-label="Mean" class="mine">{rows[1].mean:.4f}</td>' in text
     assert "script" not in text and "http" not in text.replace("http-equiv", "")
     # Rounds that try settings are no course of training.
     assert "fednext" not in re.search(r'<svg class="plot line".*?</svg>', text, re.DOTALL)[0]
+
+
+def test_baskets_are_said_to_hold_what_was_bought_before(tmp_path):
+    data = tiny()
+    again = replace(data, time=np.asarray(data.time) // 3)
+    settings = {"split.kind": "next-basket"}
+    run = train(again, "popularity", settings=settings, out=tmp_path / "run")
+    text = Page(report(run)).text
+    assert "ranked among all items, those of the history included, for" in text
+    assert "not touched" not in text and "touched items left out" not in text
+    assert "All items: people buy again what they bought before." in text
+
+
+def test_what_a_device_holds_to_serve_is_a_cost(run, text):
+    served = human_size(run.summary.communication.serving_bytes)
+    assert f"<dt>To serve, on a device</dt><dd>{served}</dd>" in text
+    sent = run.summary.communication.model_copy(update={"serving_bytes": None})
+    older = replace(run, summary=run.summary.model_copy(update={"communication": sent}))
+    assert "To serve" not in report(older)
+
+
+def test_every_kind_of_round_is_in_the_audit(tmp_path):
+    run = train(tiny(), "fednext", out=tmp_path / "run")
+    found = audit(run, users=20, trials=1_000)
+    section = report(run).partition('<section id="audit"')[2].partition("</section>")[0]
+    assert len(found.items.phases) > 1
+    assert f"those that give most away: {found.items.phase}." in section
+    for name, value in found.items.phases.items():
+        shown = f": {value}</th>" if isinstance(value, str) else "</th>"
+        figure = "–" if isinstance(value, str) else f"{100 * value:.1f} %"
+        assert f'<th scope="row">{name}{shown}' in section
+        assert f'<td data-label="Items named" class="mine">{figure}</td>' in section
