@@ -32,6 +32,7 @@ SECTIONS = (
         "hushrec",
         ("train", "Run", "SeedRuns", "Model", "Recommendation", "Machine", "HushrecError"),
     ),
+    Section("Compare runs", "hushrec", ("compare", "Comparison")),
     Section("Data", "hushrec", ("load", "Interactions")),
     Section("Write a callback", "hushrec", ("Callback",)),
     Section(
@@ -98,7 +99,7 @@ SECTIONS = (
         "hushrec.runs.schema",
         ("Summary", "Baselines", "UserCounts", "PrivacyStatement", "RoundLine"),
     ),
-    Section("Compare runs", "hushrec.runs.comparison", ("compare_runs", "ComparedRun")),
+    Section("Rows of a comparison", "hushrec.runs.compared", ("ComparedRun",)),
     Section("Explain one user's list", "hushrec.analysis.run", ("one_user", "OneUser", "Listed")),
     Section(
         "Account for privacy",

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from hushrec.errors import HushrecError
     from hushrec.federation.backends import Machine
     from hushrec.federation.rounds import Callback
+    from hushrec.runs.compared import Comparison
+    from hushrec.runs.comparison import compare
     from hushrec.serving.data import Recommendation
     from hushrec.serving.model import Model
 
 __all__ = [
     "Callback",
+    "Comparison",
     "HushrecError",
     "Interactions",
     "Machine",
@@ -29,12 +32,14 @@ __all__ = [
     "Recommendation",
     "Run",
     "SeedRuns",
+    "compare",
     "load",
     "train",
 ]
 __version__ = "0.1.0"
 _HOMES = {
     "Callback": "hushrec.federation.rounds",
+    "Comparison": "hushrec.runs.compared",
     "HushrecError": "hushrec.errors",
     "Interactions": "hushrec.data",
     "Machine": "hushrec.federation.backends",
@@ -42,6 +47,7 @@ _HOMES = {
     "Recommendation": "hushrec.serving.data",
     "Run": "hushrec.api",
     "SeedRuns": "hushrec.api",
+    "compare": "hushrec.runs.comparison",
     "load": "hushrec.data",
     "train": "hushrec.api",
 }

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from hushrec.api import Run, train
 from hushrec.cli import main
+from hushrec.data import load
 from hushrec.serving.recommender import Recommender
 from hushrec.studio.pages import Studio
 
@@ -103,7 +104,11 @@ def test_json_is_the_summary_and_nothing_else(table: Path, tmp_path: Path) -> No
         for kind in ("hr", "ndcg", "recall", "precision", "mrr"):
             assert 0 <= summary[part]["full"][f"{kind}@10"] <= 1
         assert 0 <= summary[part]["full"]["auc"] <= 1
-    assert set(summary["communication"]) == {"up_bytes", "down_bytes"}
+    sent = summary["communication"]
+    assert sent["client_up_bytes"] == sent["up_bytes"] / 25
+    assert sent["client_down_bytes"] == sent["down_bytes"] / 25
+    # The table and the vector; besides, the client's own rows.
+    assert sent["serving_bytes"] > 40 * 4 * 4 + 4 * 4
     assert set(summary["time"]) == {"total_s", "per_round_s"}
     # d = 4 floats and an id for every uploaded row; the table for each of 25 clients and 2 rounds.
     assert summary["communication"]["down_bytes"] == 2 * 25 * 40 * 4 * 4
@@ -153,8 +158,11 @@ def test_figures_that_are_not_what_they_seem_are_marked_everywhere(tmp_path: Pat
     for text in (report, repr(Run.open(out)), pages.page("runs", {})):
         assert all(mark.partition(":")[0] in text for mark in marks)
     assert "The file has no times: the holdout is drawn." in report
+    compared = hushrec("compare", out, out).stdout
+    assert all(mark in " ".join(compared.split()) for mark in marks)
     # The whole path is for finding the file, not for reading.
     assert "fedmf on ratings, test items" in result.stdout
+    assert repr(load(table)).startswith("<Interactions ratings: ")
     assert "fedmf on ratings<" in pages.page("runs", {}).replace(" <", "<")
 
 

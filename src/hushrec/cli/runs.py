@@ -6,7 +6,7 @@ run may be published.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,22 @@ from hushrec.errors import ConfigError
 from hushrec.evaluation.evaluator import Evaluator
 from hushrec.evaluation.metrics import parse_metric, user_metric
 from hushrec.io import usable_cores
+from hushrec.io.files import write_text
 from hushrec.methods.base import facts_of
 from hushrec.reporting import tables
 from hushrec.reporting.html import write_comparison, write_federated_report, write_report
 from hushrec.reporting.sections import ADAPTATION, write_convergence
-from hushrec.runs.comparison import compare_runs
+from hushrec.runs.comparison import METRICS, compare
 from hushrec.runs.folder import RunFolder
 from hushrec.runs.release import release
 from hushrec.runs.schema import AdaptationCurve, Baselines
+
+STDOUT = "-"
+
+
+def _table_option(name: str, words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return an option that writes a table into a file, or prints it where no file is named."""
+    return click.option(f"--{name}", is_flag=False, flag_value=STDOUT, metavar="[FILE]", help=words)
 
 
 @click.command("evaluate")
@@ -154,11 +162,22 @@ def analyse_command(
 
 @click.command("compare")
 @click.argument("folders", metavar="RUN RUN...", nargs=-1, type=PATH, shell_complete=complete_runs)
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", default=("hr@10", "ndcg@10"))
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", default=METRICS)
 @click.option("--candidates", default="full", help="full, or sampled99.")
 @click.option(
     "--test", "test_name", type=click.Choice(["randomisation", "wilcoxon"]), default="randomisation"
 )
+@click.option(
+    "--against",
+    metavar="RUN|METHOD",
+    shell_complete=complete_runs,
+    help="The baseline: a run, or a method, whose run it is on each data set.  [the first run]",
+)
+@click.option("--all-pairs", is_flag=True, help="Test any two runs of a data set.")
+@_table_option("latex", "Write the table of a paper; its document loads booktabs.")
+@_table_option("markdown", "Write the same table in Markdown.")
+@_table_option("csv", "Write every figure, test and cost: a line for each run and metric.")
+@click.option("--no-costs", is_flag=True, help="Leave bytes out of --latex and --markdown.")
 @click.option(
     "--plot", type=PATH, metavar="FILE.svg", help="Draw the runs' validation curves in one picture."
 )
@@ -168,20 +187,64 @@ def compare_command(
     metrics: tuple[str, ...],
     candidates: str,
     test_name: Any,
+    against: str | None,
+    all_pairs: bool,
+    latex: str | None,
+    markdown: str | None,
+    csv: str | None,
+    no_costs: bool,
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare finished runs user by user, the first as the baseline.
+    """Compare finished runs user by user; runs of several data sets are grouped by data set.
 
     \b
     hushrec compare runs/popularity runs/fedmf runs/pfedrec
     hushrec compare runs/a runs/b --metric hr@20 --candidates sampled99 --json
+    hushrec compare runs/fedmf runs/pfedrec --against runs/popularity --latex table.tex
+    hushrec compare runs/ml-100k-* runs/ml-1m-* --against popularity --markdown
+    hushrec compare runs/a runs/b runs/c --all-pairs --csv pairs.csv
     hushrec compare runs/fedmf runs/pfedrec --plot convergence.svg
     """
-    rows = compare_runs(folders, metrics, candidates, test_name)
+    places = {"--latex": latex, "--markdown": markdown, "--csv": csv}
+    _check_places(places, as_json)
+    compared = compare(
+        folders,
+        metrics,
+        candidates=candidates,
+        test=test_name,
+        against=against,
+        all_pairs=all_pairs,
+    )
+    writers: dict[str, Callable[[], str]] = {
+        "--latex": lambda: compared.to_latex(costs=not no_costs),
+        "--markdown": lambda: compared.to_markdown(costs=not no_costs),
+        "--csv": compared.to_csv,
+    }
     if plot is not None:
         write_convergence(folders, plot, metrics, candidates)
-    show(as_json, rows, *tables.comparison_tables(rows), tables.cost_table(rows))
+    for option, place in places.items():
+        if place not in (None, STDOUT):
+            write_text(Path(place), writers[option]())
+    if STDOUT in places.values():
+        option = next(option for option, place in places.items() if place == STDOUT)
+        echo(writers[option]().rstrip())
+        return
+    show(as_json, compared.rows, *tables.comparison_tables(compared), tables.cost_table(compared))
+
+
+def _check_places(places: Mapping[str, str | None], as_json: bool) -> None:
+    """Refuse two outputs on standard output, and a run where a file is to be written."""
+    printed = [option for option, place in places.items() if place == STDOUT]
+    printed += ["--json"] * as_json
+    if len(printed) > 1:
+        raise ConfigError(f"{' and '.join(printed)} cannot both be printed: name a FILE for one")
+    for option, place in places.items():
+        if place is not None and Path(place).is_dir():
+            raise ConfigError(
+                f"{option} {place}: that is a folder; name the FILE to write, or write {option} at "
+                "the end to print the table"
+            )
 
 
 @click.command("release")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,6 +126,10 @@ class _Column:
     def __init__(self, spec: PerClient, name: str) -> None:
         self.initial, self.name = spec.initial, name
 
+    def kept_bytes(self, n_users: int) -> int:
+        """Return the bytes of all users together."""
+        return n_users * self.initial.nbytes
+
     def allocate(self, segment: _Segment, share: float) -> None:
         shape = (segment.slots, *self.initial.shape)
         segment.values[self.name] = segment.zeros(self.name, shape, self.initial.dtype)
@@ -182,6 +186,9 @@ class _RowsColumn:
         self.capacity, self.width, self.name = spec.capacity, spec.width, name
         self.start = np.zeros(n_users, np.int64)
         self.count = np.zeros(n_users, np.int64)
+
+    def kept_bytes(self, n_users: int) -> int:
+        return int(self.count.sum()) * (4 * self.width + 4)
 
     def allocate(self, segment: _Segment, share: float) -> None:
         name, entries = self.name, int(self.capacity.sum() * share)
@@ -300,6 +307,11 @@ class PrivateStore:
         tables = any(isinstance(column, _TableColumn) for column in columns)
         self._ordered = tables and len(self._segments) == 1
         self._mapped = 0
+
+    def mean_bytes(self, without: Collection[str] = ()) -> float:
+        """Return the mean number of bytes that one user keeps, without some of the fields."""
+        columns = [column for name, column in self.columns.items() if name not in without]
+        return sum(column.kept_bytes(self.n_users) for column in columns) / max(1, self.n_users)
 
     @classmethod
     def create(

@@ -25,7 +25,8 @@ from hushrec.methods.base import Method
 from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
 from hushrec.reporting import baselines, plots, sections, tables
 from hushrec.reporting.tables import metric_name
-from hushrec.runs.comparison import ComparedRun, compare_runs
+from hushrec.runs.compared import ComparedRun
+from hushrec.runs.comparison import compare
 from hushrec.runs.folder import RunFolder
 from hushrec.runs.schema import Summary
 
@@ -171,14 +172,21 @@ def report_page(run: Run, folder: RunFolder) -> dict[str, Any]:
 
 def write_comparison(paths: Sequence[Path], file: Path) -> Path:
     """Write a page that compares finished runs, the first as the baseline; return its path."""
-    rows = compare_runs(paths, HEADLINE, CANDIDATES)
+    rows = compare(paths, HEADLINE, candidates=CANDIDATES)
+    if len(rows.data) > 1:
+        raise ConfigError(
+            f"a page compares runs of one data set, and these are of {', '.join(rows.data)}: write "
+            "a page for each",
+        )
     names = tables.short_names(rows)
     summaries = [RunFolder.open(path).read_summary() for path in paths]
     marks = {summary.protocol_mark for summary in summaries} - {None}
     page = {
         "data": summaries[0].data_name,
         "mark": next(iter(marks), None),
-        "marks": tables.shared_marks(dict(zip(names.values(), summaries, strict=True))),
+        "marks": tables.shared_marks(
+            {name: one.marks for name, one in zip(names.values(), summaries, strict=True)}
+        ),
         "first": names[str(paths[0])],
         "count": len(paths),
         "headline": [_headline(metric, rows, names) for metric in HEADLINE],

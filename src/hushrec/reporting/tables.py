@@ -20,21 +20,12 @@ from hushrec.errors import plain
 from hushrec.evaluation.groups import Spread
 from hushrec.io.codec import Tables
 from hushrec.methods.base import Method
-from hushrec.runs.comparison import ComparedRun
-from hushrec.runs.progress import NO_BREAK
+from hushrec.runs.compared import MEANS_ALONE as MEANS_ALONE
+from hushrec.runs.compared import ComparedRun, Comparison
 from hushrec.runs.progress import human_duration as human_duration
-from hushrec.runs.schema import AdaptationCurve, Summary
+from hushrec.runs.progress import human_size as human_size
+from hushrec.runs.schema import AdaptationCurve, Communication, Summary
 from hushrec.tuning import Search
-
-
-def human_size(size: float) -> str:
-    """Write a number of bytes for people, in units of 1,000."""
-    units = ["bytes", "kB", "MB", "GB", "TB"]
-    while abs(size) >= 999.5 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    digits = 0 if units[0] == "bytes" or size >= 100 else 1
-    return f"{size:.{digits}f}{NO_BREAK}{units[0]}"
 
 
 def figure(value: float) -> str:
@@ -77,14 +68,14 @@ def marked(summary: Summary, label: str) -> str:
     return ", ".join([label, *summary.short_marks])
 
 
-def shared_marks(summaries: Mapping[str, Summary]) -> list[str]:
+def shared_marks(marks: Mapping[str, Iterable[str]]) -> list[str]:
     """Return the marks of compared runs, each once; those of some runs begin with their names."""
     having: dict[str, list[str]] = {}
-    for name, summary in summaries.items():
-        for mark in summary.marks:
+    for name, of_run in marks.items():
+        for mark in of_run:
             having.setdefault(mark, []).append(name)
     return [
-        mark if len(names) == len(summaries) else f"{', '.join(names)}: {mark}"
+        mark if len(names) == len(marks) else f"{', '.join(names)}: {mark}"
         for mark, names in having.items()
     ]
 
@@ -126,9 +117,6 @@ def split_words(config: SplitConfig, data: Interactions) -> str:
 
 
 MOST_COLUMNS = 4
-MEANS_ALONE = (
-    "means alone, without paired tests: the ranks of a federation's users stay on its nodes"
-)
 
 
 def plain_table(
@@ -222,44 +210,74 @@ def result_table(summary: Summary, names: Sequence[str] = (), part: Part = "test
     return table
 
 
-def comparison_tables(rows: Sequence[ComparedRun]) -> list[Table]:
-    """Show runs beside each other, a table for each metric, with intervals and p-values."""
-    tables: dict[str, Table] = {}
-    names = short_names(rows)
-    for row in rows:
-        if row.metric not in tables:
-            heads, name = ("mean", "difference", "p"), row.metric.upper()
-            tables[row.metric] = plain_table(folded=name, figures=heads)
-        table = tables[row.metric]
-        spread = "" if row.seed_sd is None else f" ± {row.seed_sd:.4f}"
-        difference, p_value = "first", ""
+def comparison_tables(compared: Comparison) -> list[Table]:
+    """Show runs beside each other, a table for each data set and metric."""
+    tables: dict[tuple[str, str], Table] = {}
+    names, shown = short_names(compared), set()
+    for row in compared:
+        key = (row.data, row.metric)
+        if key not in tables:
+            first = len(compared.data) > 1 and row.metric == compared.metrics[0]
+            heads, title = ("mean", "difference", "p"), row.data if first else None
+            tables[key] = plain_table(title, folded=row.metric.upper(), figures=heads)
+        difference, p_value = "" if compared.all_pairs else "baseline", ""
         if row.difference is not None:
             difference = f"{row.difference:+.4f}"
         if row.p_value is not None:
             difference += f" [{row.difference_low:+.3f}, {row.difference_high:+.3f}]"
             p_value = p_text(row.p_value)
-        interval = "" if row.low is None else f" [{row.low:.3f}, {row.high:.3f}]"
-        method = "" if row.method in names[row.run] else f" ({row.method})"
-        mark = " (leaks)" if row.protocol == "published" else ""
-        mean = f"{row.mean:.4f}{spread}{interval}"
-        table.add_row(f"{names[row.run]}{method}{mark}", mean, difference, p_value)
-    table.caption = (
-        MEANS_ALONE
-        if any(row.low is None for row in rows)
-        else "[ ] 95 % intervals over users; p of a paired test against the first run, "
-        "Holm-corrected"
-    )
+        if compared.all_pairs and row.against is not None:
+            difference = f"from {names[row.against]}: {difference}"
+        # A run that is tested against several others is shown once.
+        again = compared.all_pairs and (key, row.run) in shown
+        shown.add((key, row.run))
+        name, mean = ("", "") if again else (_name(row, names), _mean(row))
+        tables[key].add_row(name, mean, difference, p_value)
+    last, marks = list(tables.values())[-1], shared_marks({names[r.run]: r.marks for r in compared})
+    last.caption = "\n".join([_test_words(compared), *marks])
     return list(tables.values())
 
 
+def _name(row: ComparedRun, names: Mapping[str, str]) -> str:
+    method = "" if row.method in names[row.run] else f" ({row.method})"
+    return f"{names[row.run]}{method}{' (leaks)' if row.leaks else ''}"
+
+
+def _mean(row: ComparedRun) -> str:
+    spread = "" if row.seed_sd is None else f" ± {row.seed_sd:.4f}"
+    interval = "" if row.low is None else f" [{row.low:.3f}, {row.high:.3f}]"
+    return f"{row.mean:.4f}{spread}{interval}"
+
+
+def _test_words(compared: Comparison) -> str:
+    """Return what intervals and p-values of a comparison are."""
+    if any(row.low is None for row in compared):
+        return MEANS_ALONE
+    pair = "any two runs" if compared.all_pairs else "each run and the baseline"
+    data = " of one data set" if len(compared.data) > 1 else ""
+    return (
+        f"[ ] 95 % intervals over users; p of a paired {compared.test} test of {pair}{data}, "
+        "Holm-corrected"
+    )
+
+
 def cost_table(rows: Sequence[ComparedRun]) -> Table:
-    """Show what each compared model cost: rounds, and bytes of all clients together."""
-    table = plain_table(folded="COST", figures=("rounds", "uploaded", "downloaded"))
+    """Show what each compared model cost: rounds, bytes of all clients, bytes of one client."""
+    figures = ("rounds", "uploaded", "downloaded", "up each", "down each", "to serve")
+    table = plain_table(folded="COST", figures=figures)
     names = short_names(rows)
     for row in {row.run: row for row in rows}.values():
-        sent = human_size(round(row.up_bytes)), human_size(round(row.down_bytes))
-        table.add_row(names[row.run], f"{row.selected_round:g}", *sent)
+        sent = row.up_bytes, row.down_bytes, row.client_up_bytes, row.client_down_bytes
+        sizes = ["–" if size is None else human_size(size) for size in (*sent, row.serving_bytes)]
+        table.add_row(names[row.run], f"{row.selected_round:g}", *sizes)
+    table.caption = COST_WORDS
     return table
+
+
+COST_WORDS = (
+    "until the selected round, by all clients and by each of them; to serve: parameters that a "
+    "client holds to recommend"
+)
 
 
 def short_names(rows: Sequence[ComparedRun]) -> dict[str, str]:
@@ -351,7 +369,7 @@ def summary_lines(summary: Summary) -> list[Table | Text]:
         f"{human_duration(time.total_s)}, {human_duration(time.per_round_s)} a round · "
         f"peak memory {human_size(summary.peak_rss_bytes)}",
         f"uploaded {human_size(sent.up_bytes)}, downloaded {human_size(sent.down_bytes)} "
-        f"by {users.training_clients or users.users:,} clients that train",
+        f"by {users.training_clients or users.users:,} clients that train{_client_costs(sent)}",
         " ".join(["privacy:", summary.privacy.headline, *summary.privacy.in_words]),
     ]
     if summary.nodes:
@@ -382,6 +400,17 @@ def summary_lines(summary: Summary) -> list[Table | Text]:
         )
     lines += [*model_lines(summary.model), *summary.notes]
     return [result_table(summary), *(Text(plain(line), style="dim") for line in lines)]
+
+
+def _client_costs(sent: Communication) -> str:
+    """Return the bytes of one client, as far as the run has stored them."""
+    words = ""
+    if sent.client_up_bytes is not None and sent.client_down_bytes is not None:
+        up, down = human_size(sent.client_up_bytes), human_size(sent.client_down_bytes)
+        words = f", {up} and {down} by each"
+    if sent.serving_bytes is not None:
+        words += f"; {human_size(sent.serving_bytes)} to serve"
+    return words
 
 
 def adaptation_table(curve: AdaptationCurve) -> Table:

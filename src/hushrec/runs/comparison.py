@@ -5,46 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hushrec.errors import ConfigError, InputError, RunError, nearest
+from hushrec.errors import ConfigError, InputError, RunError, cut, nearest
 from hushrec.evaluation.evaluator import PartRanks
 from hushrec.evaluation.groups import bootstrap_interval, holm, paired_test
-from hushrec.evaluation.metrics import Ranks, per_user
+from hushrec.evaluation.metrics import Ranks, per_user, user_metric
 from hushrec.federation.rounds import RoundLine
+from hushrec.runs.compared import ComparedRun, Comparison, Test
 from hushrec.runs.folder import RunFolder, read_ranks
 from hushrec.runs.schema import Summary
 
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run's value of one metric, and its difference from the first run."""
-
-    run: str
-    method: str
-    protocol: str
-    seeds: int
-    metric: str
-    mean: float
-    low: float | None
-    """95 % interval over users; None where the ranks of single users are not known."""
-    high: float | None
-    seed_sd: float | None
-    """Standard deviation of the mean over seeds; None for a single seed."""
-    selected_round: float
-    """The round whose model is compared, a mean over seeds as are the next two."""
-    up_bytes: float
-    """Uploaded up to that round, by all clients together."""
-    down_bytes: float
-    difference: float | None = None
-    """This run minus the first one; None for the first."""
-    difference_low: float | None = None
-    difference_high: float | None = None
-    p_value: float | None = None
-    """Of the paired test, Holm-corrected over all comparisons in the table."""
+METRICS = ("hr@10", "ndcg@10")
 
 
 class Ranked(Protocol):
@@ -60,50 +35,132 @@ class Ranked(Protocol):
         ...
 
 
-def compare_runs(
-    given: Sequence[str | Path | Ranked],
-    metrics: Sequence[str] = ("hr@10", "ndcg@10"),
-    candidates: str = "full",
-    test: Literal["randomisation", "wilcoxon"] = "randomisation",
-) -> list[ComparedRun]:
-    """Compare finished runs on the test items of the same users, the first run as the baseline.
+Given = str | Path | Ranked | Sequence[Ranked]
+"""A run to compare: its folder, the run itself, or runs of several seeds."""
 
-    Where one of them is a run of a federation, whose ranks stay on its nodes, only the means are
-    compared: there are no paired tests.
+
+def compare(
+    runs: Sequence[Given],
+    metrics: Sequence[str] = METRICS,
+    *,
+    candidates: str = "full",
+    test: Test = "randomisation",
+    against: Given | None = None,
+    all_pairs: bool = False,
+) -> Comparison:
+    """Compare finished runs on the test items of the same users, data set by data set.
+
+    - ``runs``: folders, runs, or `SeedRuns`. Those of one data set need the same split.
+    - ``against``: the baseline, a run, or the name of a method, whose run is then the baseline on
+      every data set. By default the first run of each data set.
+    - ``all_pairs`` tests any two runs of a data set in place of each run and the baseline.
+    - ``candidates``: "full", or a set of sampled items such as "sampled99".
+    - ``test``: "randomisation" or "wilcoxon", paired over users, Holm-corrected over all tests.
+
+    Where one run of a data set is of a federation, whose ranks stay on its nodes, only the means
+    are compared: there are no paired tests.
     """
-    if len(given) < 2:
-        raise ConfigError("compare needs at least two run folders")
-    runs = [
-        _Stored.read(Path(run), candidates)
-        if isinstance(run, str | Path)
-        else _Stored.of(run, candidates, f"{number}: ")
-        for number, run in enumerate(given, 1)
-    ]
-    baseline, *others = runs
-    paired = all(run.ranks for run in runs)
-    for run in others:
-        same = run.summary.data == baseline.summary.data
-        if not same or (paired and not same_question(run.ranks[0], baseline.ranks[0])):
-            raise InputError(
-                f"{run.name} and {baseline.name} have different held-out items or users; "
-                "compare needs the same --data and split"
-            )
-    rows: list[ComparedRun] = []
+    if all_pairs and against is not None:
+        raise ConfigError("all pairs have no baseline: leave out 'against'")
     for metric in metrics:
-        first = baseline.measured(metric)
-        rows.append(first)
-        for run in others:
-            row = run.measured(metric)
-            if not paired:
-                rows.append(replace(row, difference=row.mean - first.mean))
-                continue
-            values, expected = (one.values(metric).mean(axis=0) for one in (run, baseline))
-            result = paired_test(values, expected, method=test)
-            row = replace(row, difference=result.difference, p_value=result.p_value)
-            rows.append(replace(row, difference_low=result.low, difference_high=result.high))
+        user_metric(metric)
+    runs = [runs] if isinstance(runs, str | Path) else list(runs)
+    named = isinstance(against, str) and not Path(against).is_dir()
+    if against is not None and not named and not any(_is_same(against, run) for run in runs):
+        runs.insert(0, against)
+    if len(runs) < 2:
+        raise ConfigError("compare needs at least two run folders")
+    stored = [_Stored.of(run, candidates, number) for number, run in enumerate(runs, 1)]
+    groups = _by_data(stored)
+    if max(map(len, groups)) < 2:
+        raise InputError(
+            f"{stored[0].name} and {stored[1].name} have different held-out items or users: they "
+            f"are of the data sets {', '.join(group[0].summary.data_name for group in groups)}, "
+            "and compare needs two runs of one"
+        )
+    if against is not None and not named:
+        chosen = next(one for one, run in zip(stored, runs, strict=True) if _is_same(against, run))
+        against = chosen.name
+    rows: list[ComparedRun] = []
+    for group, data in zip(groups, _data_names(groups), strict=True):
+        baseline = None if all_pairs else _baseline(group, against)
+        for metric in metrics:
+            for number, one in enumerate(group):
+                others = group[:number] if baseline is None else [baseline]
+                others = [] if one is baseline else others
+                rows += [replace(row, data=data) for row in _tested(one, others, metric, test)]
+    return Comparison(_corrected(rows), test, candidates, all_pairs)
+
+
+def _is_same(one: Given, other: Given) -> bool:
+    if isinstance(one, str | Path) and isinstance(other, str | Path):
+        return Path(one).resolve() == Path(other).resolve()
+    return one is other
+
+
+def _by_data(runs: Sequence[_Stored]) -> list[list[_Stored]]:
+    """Return the runs of each data set; refuse runs of one data set with different splits."""
+    groups: list[list[_Stored]] = []
+    for run in runs:
+        own = next((group for group in groups if run.is_of_data(group[0])), None)
+        if own is None:
+            groups.append([run])
+            continue
+        own.append(run)
+        if run.ranks and own[0].ranks and not same_question(run.ranks[0], own[0].ranks[0]):
+            raise InputError(
+                f"{run.name} and {own[0].name} have different held-out items or users; compare "
+                "needs the same --data and split: compare each split in a call of its own"
+            )
+    return groups
+
+
+def _data_names(groups: Sequence[Sequence[_Stored]]) -> list[str]:
+    """Return the name of each data set; files of one name in different folders are numbered."""
+    names = [group[0].summary.data_name for group in groups]
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: number + 1].count(name)})"
+        for number, name in enumerate(names)
+    ]
+
+
+def _baseline(group: Sequence[_Stored], against: object) -> _Stored:
+    """Return the run that others are tested against: the named one, by default the first."""
+    if against is None:
+        return group[0]
+    named = [run for run in group if run.name == against]
+    named = named or [run for run in group if run.summary.method == against]
+    if len(named) == 1:
+        return named[0]
+    data, name = group[0].summary.data_name, cut(str(against))
+    if named:
+        raise ConfigError(f"several runs on {data} are of {name}: name the folder of one of them")
+    known = [run.summary.method for run in group]
+    raise ConfigError(
+        f"no run on {data} is '{name}', which is no folder either{nearest(name, known)}"
+    )
+
+
+def _tested(run: _Stored, others: Sequence[_Stored], metric: str, test: Test) -> list[ComparedRun]:
+    """Return a row for each of the others, with the difference from it; one without any."""
+    row, rows = run.measured(metric), []
+    for other in others:
+        if not (run.ranks and other.ranks):
+            difference = row.mean - other.measured(metric).mean
+            rows.append(replace(row, against=other.name, difference=difference))
+            continue
+        values, expected = (one.values(metric).mean(axis=0) for one in (run, other))
+        found = paired_test(values, expected, method=test)
+        interval = replace(row, difference_low=found.low, difference_high=found.high)
+        tested = replace(interval, difference=found.difference, p_value=found.p_value)
+        rows.append(replace(tested, against=other.name))
+    return rows or [row]
+
+
+def _corrected(rows: list[ComparedRun]) -> list[ComparedRun]:
+    """Return the rows with p-values corrected over all tests."""
     tested = [index for index, row in enumerate(rows) if row.p_value is not None]
-    corrected = holm([rows[index].p_value or 0.0 for index in tested])
-    for index, p_value in zip(tested, corrected, strict=True):
+    for index, p_value in zip(tested, holm([rows[n].p_value or 0.0 for n in tested]), strict=True):
         rows[index] = replace(rows[index], p_value=float(p_value))
     return rows
 
@@ -122,18 +179,30 @@ class _Stored:
     summary: Summary
     candidates: str
     ranks: list[Ranks]
-    costs: dict[str, float]
+    costs: dict[str, float | None]
 
     @classmethod
-    def of(cls, run: Ranked, candidates: str, number: str) -> _Stored:
-        summary = run.summary
-        name = f"{number}{summary.method}" if run.folder is None else str(run.folder.path)
-        summary.require_figures(name, "compare")
-        ranks = [_chosen(run.ranks["test"], candidates, name)]
-        return cls(name, summary, candidates, ranks, _costs(summary, run.lines, name))
+    def of(cls, run: Given, candidates: str, number: int) -> _Stored:
+        """Read a run of the list; those that are only in memory are named by their number."""
+        if isinstance(run, str | Path):
+            return cls._read(Path(run), candidates)
+        several = isinstance(run, Sequence)
+        seeds: list[Ranked] = [*run] if isinstance(run, Sequence) else [run]
+        summary, folder = seeds[0].summary, seeds[0].folder
+        name = f"{number}: {summary.method}"
+        if folder is not None:
+            name = str(folder.path.parent if several else folder.path)
+        ranks, costs = [], []
+        for one in seeds:
+            one.summary.require_figures(name, "compare")
+            if (one.summary.method, one.summary.data) != (summary.method, summary.data):
+                raise ConfigError(f"{name}: seeds are of one method and one data set")
+            ranks.append(_chosen(one.ranks["test"], candidates, name))
+            costs.append(_costs(one.summary, one.lines, name))
+        return cls._of_seeds(name, summary, candidates, ranks, costs)
 
     @classmethod
-    def read(cls, path: Path, candidates: str) -> _Stored:
+    def _read(cls, path: Path, candidates: str) -> _Stored:
         folder = RunFolder.open(path)
         summary = folder.read_summary()
         summary.require_figures(str(path), "compare")
@@ -145,13 +214,39 @@ class _Stored:
             one = RunFolder.open(path / name)
             all_costs.append(_costs(one.read_summary(), one.read_metrics(), str(one.path)))
             ranks.append(_chosen(read_ranks(one)["test"], candidates, str(one.path)))
+        return cls._of_seeds(str(path), summary, candidates, ranks, all_costs)
+
+    @classmethod
+    def _of_seeds(
+        cls,
+        name: str,
+        summary: Summary,
+        candidates: str,
+        ranks: list[Ranks],
+        costs: Sequence[Mapping[str, float | None]],
+    ) -> _Stored:
         if not all(same_question(r, ranks[0]) for r in ranks):
             raise RunError(
-                f"{path}: its seeds hold out different items, so they cannot be averaged user by "
+                f"{name}: its seeds hold out different items, so they cannot be averaged user by "
                 "user; compare single seeds, or use a split without chance"
             )
-        mean = {key: float(np.mean([cost[key] for cost in all_costs])) for key in all_costs[0]}
-        return cls(str(path), summary, candidates, ranks, mean)
+        mean: dict[str, float | None] = {}
+        for key in costs[0]:
+            values = [value for cost in costs if (value := cost[key]) is not None]
+            mean[key] = float(np.mean(values)) if len(values) == len(costs) else None
+        return cls(name, summary, candidates, ranks, mean)
+
+    def is_of_data(self, other: _Stored) -> bool:
+        """Return whether both runs are of the same data; refuse a data set that has changed."""
+        own, others = self.summary, other.summary
+        if own.data_digest is None or others.data_digest is None:
+            return own.data == others.data
+        if own.data == others.data and own.data_digest != others.data_digest:
+            raise InputError(
+                f"{self.name} and {other.name} have different held-out items or users: the rows of "
+                f"'{cut(own.data_name)}' were not the same; train both on the same data"
+            )
+        return own.data_digest == others.data_digest
 
     def values(self, metric: str) -> NDArray[np.float64]:
         """Return the metric of every user for every seed, [seeds, users]."""
@@ -172,17 +267,20 @@ class _Stored:
                     f"{nearest(metric, reported)}"
                 )
             mean = reported[metric]
+        costs: dict[str, Any] = self.costs
         return ComparedRun(
             run=self.name,
+            data=self.summary.data_name,
             method=self.summary.method,
             protocol=self.summary.protocol,
+            marks=tuple(self.summary.all_marks),
             seeds=max(1, len(self.ranks)),
             metric=metric,
             mean=mean,
             low=low,
             high=high,
             seed_sd=seed_sd,
-            **self.costs,
+            **costs,
         )
 
 
@@ -195,10 +293,17 @@ def _chosen(stored: Mapping[str, Chosen], candidates: str, name: str) -> Chosen:
     return stored[candidates]
 
 
-def _costs(summary: Summary, lines: Sequence[RoundLine], name: str) -> dict[str, float]:
+def _costs(summary: Summary, lines: Sequence[RoundLine], name: str) -> dict[str, float | None]:
     """Return what a run had cost when it reached the model that is compared."""
+    clients = summary.users.training_clients or summary.users.users
     for line in lines:
         if line.round == summary.selected_round:
-            sent = {"up_bytes": line.up_bytes, "down_bytes": line.down_bytes}
-            return {"selected_round": line.round, **sent}
+            return {
+                "selected_round": line.round,
+                "up_bytes": line.up_bytes,
+                "down_bytes": line.down_bytes,
+                "client_up_bytes": line.up_bytes / clients,
+                "client_down_bytes": line.down_bytes / clients,
+                "serving_bytes": summary.communication.serving_bytes,
+            }
     raise RunError(f"{name}: metrics.jsonl lacks the selected round {summary.selected_round}")

@@ -30,6 +30,7 @@ from hushrec.io.files import remove
 from hushrec.methods.base import Shared, facts_of
 from hushrec.privacy.budgets import Ledger
 from hushrec.privacy.statement import PrivacyStatement, compose
+from hushrec.private import PerClient
 from hushrec.runs import schema
 from hushrec.runs.folder import FINAL, SUMMARY, RunFolder
 from hushrec.runs.schema import Followed, Summary
@@ -55,8 +56,10 @@ def summarise(
     holders, evaluator = split.holders, training.backend.evaluator
     ranked = 0 if evaluator is None else len(evaluator.users["test"])
     figures: dict[str, Any] = {"final_of": final_of, "test": {}, "valid": {}, "marks": [FINAL_MARK]}
+    store, traits = training.backend.selected, training.task.method.traits
+    assert store is not None, "the last round is always evaluated"
     return Summary(
-        **_common(training, state),
+        **_common(training, state, store.mean_bytes(without=traits.training_only)),
         **(figures if final_of else _figures(training, split, state)),
         data_digest=data_digest(data),
         users=schema.UserCounts(**split.facts(), ranked_users=ranked),
@@ -99,15 +102,21 @@ def summarise_federation(
 
     Interactions and ranks stay on the nodes: there are no baselines, and nothing of single users.
     """
-    users, ranked = sum(nodes.values()), results["test"].users
+    users, ranked, task = sum(nodes.values()), results["test"].users, training.task
+    unused = task.method.traits.training_only
+    fields = task.method.private_fields(task.public, task.initial, task.streams)
+    served = [spec for name, spec in fields.items() if name not in unused]
+    # The number of rows that a client keeps is known to the client alone.
+    sizes = [spec.initial.nbytes for spec in served if isinstance(spec, PerClient)]
+    private_bytes = sum(sizes) if len(sizes) == len(served) else None
     return Summary(
-        **_common(training, state),
+        **_common(training, state, private_bytes),
         nodes=dict(nodes),
         test=results["test"].means(),
         valid=results["valid"].means(),
         users=schema.UserCounts(
             users=users,
-            items=training.task.public.n_items,
+            items=task.public.n_items,
             training_clients=len(training.clients),
             evaluated_users=ranked,
             not_evaluated_users=users - ranked,
@@ -118,12 +127,16 @@ def summarise_federation(
     )
 
 
-def _common(training: Training, state: ServerState) -> dict[str, Any]:
-    """Return what is known to every server: settings, rounds, costs, privacy."""
+def _common(training: Training, state: ServerState, private_bytes: float | None) -> dict[str, Any]:
+    """Return what is known to every server: settings, rounds, costs, privacy.
+
+    ``private_bytes`` are those of the private parameters that one client scores with.
+    """
+    served = sum(array.nbytes for array in training.serving(state.selected_shared).values())
     experiment, method = training.experiment, training.task.method
     learns = method.traits.learns and method.phases[-1].repeats
     chosen = training.selected_by == "validation" and state.round == experiment.rounds
-    seconds, sent = state.seconds, {"up_bytes": state.up_bytes, "down_bytes": state.down_bytes}
+    seconds, trained = state.seconds, len(training.clients)
     spent = state.account, state.round, state.ledger, state.up_bytes
     return {
         "method": experiment.method,
@@ -138,7 +151,13 @@ def _common(training: Training, state: ServerState) -> dict[str, Any]:
         "improving": learns and chosen and state.selected_round == state.round,
         "seed": experiment.seed,
         "model": dict(facts_of(method, state.selected_shared)),
-        "communication": schema.Communication(**sent),
+        "communication": schema.Communication(
+            up_bytes=state.up_bytes,
+            down_bytes=state.down_bytes,
+            client_up_bytes=state.up_bytes / trained,
+            client_down_bytes=state.down_bytes / trained,
+            serving_bytes=None if private_bytes is None else served + round(private_bytes),
+        ),
         "time": schema.Timing(total_s=seconds, per_round_s=seconds / max(1, state.round)),
         "peak_rss_bytes": peak_rss_bytes(),
         "privacy": training.plan.statement(*spent),
@@ -163,9 +182,14 @@ def mean_summary(summaries: Sequence[Summary]) -> Summary:
 
     def means(part: str) -> dict[str, float]:
         parts = [dict(getattr(summary, part)) for summary in summaries]
-        return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
+        known = [name for name in parts[0] if all(part[name] is not None for part in parts)]
+        return {name: float(np.mean([part[name] for part in parts])) for name in known}
 
-    sent = {name: round(count) for name, count in means("communication").items()}
+    whole = {"up_bytes", "down_bytes", "serving_bytes"}
+    sent: dict[str, Any] = {
+        name: round(mean) if name in whole else mean
+        for name, mean in means("communication").items()
+    }
     return summaries[0].model_copy(
         update={
             "seed": [summary.seed for summary in summaries],
@@ -322,14 +346,14 @@ def prolonged(folder: RunFolder, rounds: int | None) -> Experiment:
     if experiment.privacy.mode != "none":
         raise ConfigError(
             f"the noise of {folder.path} was found for {experiment.rounds} rounds: train anew with "
-            f"--rounds {rounds}"
+            f"rounds = {rounds}"
         )
     if not experiment.make_method().phases[-1].repeats:
         raise ConfigError(f"the rounds of {experiment.method} are planned: more add nothing")
     if name == FINAL and selected < reached:
         raise ConfigError(
             f"{folder.path} was best at round {selected} of {reached}, "
-            "and nothing later is kept: train anew with more --rounds, or with a larger "
+            "and nothing later is kept: train anew with more rounds, or with a larger "
             "evaluation.patience"
         )
     longer = experiment.model_copy(update={"rounds": rounds})

@@ -28,7 +28,8 @@ from hushrec.reporting import plots, tables
 from hushrec.reporting.html import REPORT, environment, means_plot
 from hushrec.reporting.sections import loss_points, validation_points
 from hushrec.reporting.tables import metric_name, signed
-from hushrec.runs.comparison import ComparedRun, compare_runs
+from hushrec.runs.compared import ComparedRun
+from hushrec.runs.comparison import compare
 from hushrec.runs.folder import NEW, SEEDS, RunFolder, is_run
 from hushrec.runs.schema import PUBLISHED_MARK, Seeds, Summary
 from hushrec.studio import demos
@@ -250,7 +251,7 @@ class Studio:
             return {**context, "chosen": names[:2], "problem": ""}
         pair = [require(runs, name) for name in chosen]
         try:
-            rows = compare_runs([run.path for run in pair], METRICS)
+            rows = compare([run.path for run in pair], METRICS)
         except HushrecError as error:
             return {**context, "problem": str(error)}
         by_path = {str(run.path): run.name for run in pair}
@@ -263,7 +264,9 @@ class Studio:
             "costs": [(by_path[row.run], row) for row in by_metric[0]],
             "drawing": _validation_curves(pair),
             "mark": f"{', '.join(leaks)}: {PUBLISHED_MARK}" if leaks else None,
-            "marks": tables.shared_marks({run.name: run.summary for run in pair if run.summary}),
+            "marks": tables.shared_marks(
+                {run.name: run.summary.marks for run in pair if run.summary}
+            ),
         }
 
     def _privacy(self, query: Query) -> Context:
