@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from hushrec.data.text import short_name
 from hushrec.errors import DataError
 
 IntArray = NDArray[np.int32]
@@ -204,8 +205,8 @@ class Interactions:
         features = {"user features": self.user_features, "item features": self.item_features}
         has = [name for name, at in (known | features).items() if at]
         return (
-            f"<Interactions {self.name}: {len(self):,} rows of {self.n_users:,} users and "
-            f"{self.n_items:,} items{'; with ' * bool(has)}{', '.join(has)}>"
+            f"<Interactions {short_name(self.name)}: {len(self):,} rows of {self.n_users:,} users "
+            f"and {self.n_items:,} items{'; with ' * bool(has)}{', '.join(has)}>"
         )
 
     def user_index(self, user: str | int) -> int | None:
