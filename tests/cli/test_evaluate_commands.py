@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from hushrec.cli import main
+from hushrec.reporting.tables import human_size
 
 
 def hushrec(*words):
@@ -20,8 +21,10 @@ def runs(tmp_path_factory):
         ("fedmf", "fedmf"),
         ("fedrap", "fedrap", "--set", "epochs=1"),
         ("fedrkg", "fedrkg", "--set", "interval=2", "--protocol", "published"),
+        ("fednext", "fednext"),
     ):
-        words = ["--method", method, "--rounds", 3, "--set", "d=4", *more, "--threads", 1]
+        small = [] if method == "fednext" else ["--set", "d=4"]
+        words = ["--method", method, "--rounds", 3, *small, *more, "--threads", 1]
         result = hushrec("train", *words, "--out", folder / name, "--json")
         assert result.exit_code == 0, result.output
     return folder
@@ -86,3 +89,40 @@ def test_several_curves_in_one_picture(runs, tmp_path):
     unknown = hushrec("compare", *three, "--metric", "hr@7", "--plot", file)
     assert unknown.exit_code == 2
     assert "did not record hr@7" in unknown.stderr
+
+
+def test_a_run_that_tries_settings_is_a_level_line(runs, tmp_path):
+    """Its rounds are no learning curve, and without it the best run would be missing."""
+    both, file = [runs / name for name in ("fedmf", "fednext")], tmp_path / "curves.svg"
+    lines = (runs / "fednext" / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [line["phase"] for line in found] == ["count", "select scalars", "select scalars"]
+    assert hushrec("compare", *both, "--plot", file).exit_code == 0
+    polylines = list(ET.parse(file).iter("{http://www.w3.org/2000/svg}polyline"))
+    drawn = [[tuple(p.split(",")) for p in line.attrib["points"].split()] for line in polylines]
+    assert [len(points) for points in drawn] == [3, 2, 3, 2]
+    (left, height), (right, same) = drawn[1]
+    assert (left, right) == ("0.00", "100.00") and height == same
+    dots = ET.parse(file).iter("{http://www.w3.org/2000/svg}circle")
+    assert [dot.attrib["class"] for dot in dots] == ["curve c1"] * 2
+    assert hushrec("report", *both, "--out", tmp_path / "page.html").exit_code == 0
+    section = (tmp_path / "page.html").read_text().partition('id="convergence"')[2]
+    selected = json.loads((runs / "fednext" / "summary.json").read_text())["selected_round"]
+    value = found[selected - 1]["valid"]["full"]["hr@10"]
+    assert f"fednext {value:.4f} at round {selected}" in section
+    costs = section.partition('id="costs"')[2]
+    sent = json.loads((runs / "fednext" / "summary.json").read_text())["communication"]
+    assert "To serve" in costs and human_size(sent["serving_bytes"]) in costs
+
+
+def test_a_page_is_of_one_data_set(runs, tmp_path):
+    file = tmp_path / "ratings.csv"
+    rows = [f"u{n % 12},i{(5 * n) % 11},{n}" for n in range(130)]
+    file.write_text("\n".join(["user,item,time", *rows]))
+    for method in ("popularity", "fednext"):
+        words = ("train", "--data", file, "--method", method, "--out", tmp_path / method)
+        assert hushrec(*words, "--quiet").exit_code == 0
+    both = [tmp_path / "popularity", tmp_path / "fednext"]
+    refused = hushrec("report", runs / "fedmf", *both, "--out", tmp_path / "page.html")
+    assert refused.exit_code == 2
+    assert "these are of demo, ratings: write a page for each" in " ".join(refused.stderr.split())

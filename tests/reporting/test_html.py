@@ -468,8 +468,14 @@ def test_several_runs_on_one_page(tmp_path):
     rows = compare(paths, ("hr@10",))
     assert f'<td data-label="Mean" class="mine">{rows[1].mean:.4f}</td>' in text
     assert "script" not in text and "http" not in text.replace("http-equiv", "")
-    # Rounds that try settings are no course of training.
-    assert "fednext" not in re.search(r'<svg class="plot line".*?</svg>', text, re.DOTALL)[0]
+    # Rounds that try settings are no course of training: such a run is a level line, and so is a
+    # baseline of one round.
+    drawn = re.search(r'<svg class="plot line".*?</svg>', text, re.DOTALL)[0]
+    lines = [
+        points.split() for points in re.findall(r'<polyline class="curve .." points="(.*?)"', drawn)
+    ]
+    assert [len(points) for points in lines] == [2, 3, 2]
+    assert lines[2][0].replace("0.00", "100.00", 1) == lines[2][1]
 
 
 def test_baskets_are_said_to_hold_what_was_bought_before(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine
 from hushrec.io.files import write_text
 from hushrec.methods.base import Method
-from hushrec.methods.statistics.pair_weights import SELECT_SCALARS
 from hushrec.reporting import baselines, plots, sections, tables
 from hushrec.reporting.tables import metric_name
 from hushrec.runs.compared import ComparedRun
@@ -176,7 +176,7 @@ def write_comparison(paths: Sequence[Path], file: Path) -> Path:
     if len(rows.data) > 1:
         raise ConfigError(
             f"a page compares runs of one data set, and these are of {', '.join(rows.data)}: write "
-            "a page for each",
+            "a page for each"
         )
     names = tables.short_names(rows)
     summaries = [RunFolder.open(path).read_summary() for path in paths]
@@ -249,7 +249,7 @@ def _difference(row: ComparedRun) -> tuple[str, str]:
 
 
 def _curves(paths: Sequence[Path], names: dict[str, str]) -> list[dict[str, Any]]:
-    """Plot validation over the rounds, of the runs with more than one evaluation."""
+    """Plot validation over the rounds; a run with one evaluation is a level line."""
     panels = []
     for metric in HEADLINE:
         found = []
@@ -258,14 +258,8 @@ def _curves(paths: Sequence[Path], names: dict[str, str]) -> list[dict[str, Any]
                 curve = sections.curve_of(path, metric, CANDIDATES)
             except ConfigError:  # it measured other things
                 continue
-            # Rounds that try settings are no points of a learning curve; of several seeds none is
-            # known.
-            lines = RunFolder.open(path).read_metrics()
-            tried = {line.round for line in lines if line.phase == SELECT_SCALARS}
-            points = [point for point in curve.points if point[0] not in tried]
-            if len(points) > 1:
-                found.append(plots.Curve(names[str(path)], points))
-        if found:
+            found.append(replace(curve, name=names[str(path)]))
+        if len({number for curve in found for number, _ in curve.points}) > 1:
             label = f"Validation {metric_name(metric)}"
             panels.append({"name": label, "plot": plots.curves(found, label)})
     return panels

@@ -226,7 +226,8 @@ class Curve:
 def curves(rows: Sequence[Curve], label: str, *, marks: Sequence[int] = ()) -> Markup:
     """Draw several curves on the same axes with their names below; ``marks`` are rounds to see.
 
-    Every curve has at least one point, and together they have two different rounds.
+    Every curve has at least one point, and together they have two different rounds. A curve of one
+    point is a dot on a level line.
     """
     frame = _Frame([row.points for row in rows], from_zero=True)
     kinds = [f"curve c{number % COLOURS}" for number in range(len(rows))]
@@ -238,6 +239,9 @@ def curves(rows: Sequence[Curve], label: str, *, marks: Sequence[int] = ()) -> M
         parts.append(segment(kind, "0", y - 4, "24", y - 4))
         parts.append(text("name plain", "32", y, row.name, "start"))
         last, value = row.points[-1]
+        if len(row.points) == 1:
+            dot = percent_x(frame.across(last)), round(frame.down(value), 2)
+            parts.append(circle(kind, *dot, 4))
         described.append(f"{row.name} {figure(value)} at round {last}")
     label = f"{label}: {'; '.join(described)}"
     return drawing("line", label, parts, height=curves_height(len(rows)))
@@ -277,7 +281,10 @@ class _Frame:
         """Draw each line with its class, stretched over the whole width."""
         drawn = ""
         for kind, points in zip(kinds, self.lines, strict=True):
-            path = " ".join(f"{100 * self.across(n):.2f},{self.down(v):.2f}" for n, v in points)
+            shares = [(self.across(number), value) for number, value in points]
+            if len(points) == 1:
+                shares = [(0.0, points[0][1]), (1.0, points[0][1])]
+            path = " ".join(f"{100 * x:.2f},{self.down(value):.2f}" for x, value in shares)
             drawn += tag("polyline", {"class": kind, "points": path})
         size = {"width": "100%", "height": LINE_HEIGHT, "viewBox": f"0 0 100 {LINE_HEIGHT}"}
         more = {"preserveAspectRatio": "none", "overflow": "visible", "aria-hidden": "true"}

@@ -301,6 +301,20 @@ def validation_points(
     ]
 
 
+def learning_points(
+    lines: Sequence[RoundLine], metric: str, candidates: str, selected: int
+) -> list[tuple[int, float]]:
+    """Return the validations of a learning curve.
+
+    Rounds that try settings are no points of it: of a run with such rounds, the value of the
+    selected round stands for all.
+    """
+    points = validation_points(lines, metric, candidates)
+    if any(line.phase == SELECT_SCALARS for line in lines):
+        points = [point for point in points if point[0] == selected]
+    return points
+
+
 def loss_points(lines: Iterable[RoundLine]) -> list[tuple[int, float]]:
     """Return the round and the loss of each round that has one."""
     return [(line.round, line.loss) for line in lines if line.loss is not None]
@@ -310,8 +324,9 @@ def curve_of(path: Path, metric: str, candidates: str) -> plots.Curve:
     """Return what a run recorded of a metric; of several seeds the first."""
     summary = RunFolder.open(path).read_summary()
     first = summary.runs[0] if summary.runs else ""
-    lines = RunFolder.open(path / first).read_metrics()
-    points = validation_points(lines, metric, candidates)
+    folder = RunFolder.open(path / first)
+    lines, selected = folder.read_metrics(), folder.read_summary().shipped_round
+    points = learning_points(lines, metric, candidates, selected)
     if not points:
         raise ConfigError(
             f"{path} did not record {metric} ({candidates}) during training; see its metrics.jsonl "

@@ -26,7 +26,7 @@ from hushrec.federation.rounds import RoundLine
 from hushrec.io.codec import read_text
 from hushrec.reporting import plots, tables
 from hushrec.reporting.html import REPORT, environment, means_plot
-from hushrec.reporting.sections import loss_points, validation_points
+from hushrec.reporting.sections import learning_points, loss_points, validation_points
 from hushrec.reporting.tables import metric_name, signed
 from hushrec.runs.compared import ComparedRun
 from hushrec.runs.comparison import compare
@@ -341,8 +341,15 @@ def _validation(run: FoundRun) -> tuple[str, list[tuple[int, float]]]:
 
 
 def _validation_curves(runs: list[FoundRun]) -> Markup | None:
-    """Draw the validation curves of runs that are selected by the same metric."""
-    found = [(run.name, *_validation(run)) for run in runs]
-    rows = [plots.Curve(run, points) for run, _, points in found if len(points) > 1]
-    names = {name for _, name, _ in found}
-    return plots.curves(rows, f"{names.pop()} by round") if rows and len(names) == 1 else None
+    """Draw the validation curves of finished runs that are selected by the same metric."""
+    rows, names = [], set()
+    for run in runs:
+        assert run.experiment is not None and run.summary is not None, "a finished run"
+        config = run.experiment.evaluation
+        names.add(f"Validation {metric_name(config.select)}")
+        given = run.lines, config.select, config.candidates
+        # Of several seeds there are no lines.
+        if run.lines and (points := learning_points(*given, run.summary.shipped_round)):
+            rows.append(plots.Curve(run.name, points))
+    several = len({number for row in rows for number, _ in row.points}) > 1
+    return plots.curves(rows, f"{names.pop()} by round") if several and len(names) == 1 else None
