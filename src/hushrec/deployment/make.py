@@ -82,8 +82,7 @@ class FederationSpec:
         for name in self.nodes:
             if not NODE_NAME.fullmatch(name):
                 raise ConfigError(
-                    f"'{name}' cannot be the name of a node: use small letters, digits and "
-                    "hyphens, up to 63"
+                    f"'{name}' cannot name a node: use small letters, digits and hyphens, up to 63"
                 )
             if self.nodes.count(name) > 1:
                 raise ConfigError(f"two nodes are called '{name}': each needs a name of its own")
@@ -91,10 +90,7 @@ class FederationSpec:
 
 
 def make_federation(folder: Path, federation: FederationSpec) -> dict[str, ImportCounts | None]:
-    """Make all folders atomically; return the data imported into each node, None if it has none.
-
-    An existing folder is not overwritten.
-    """
+    """Make all folders atomically, in none that exists; return the data imported into each node."""
     require_empty(folder)
     # Errors of the experiment are raised before a folder exists.
     partition, silos = _partition(federation)
@@ -146,9 +142,7 @@ def renew_server(folder: Path) -> datetime:
 
 def _partition(federation: FederationSpec) -> tuple[dict[str, Holding], NDArray[np.int32] | None]:
     """Return what each node holds of a rehearsal's data, in the order of its database, and silos.
-
-    The experiment is set up once on the way, so that its errors show.
-    """
+    The experiment is set up once on the way, so that its errors show."""
     data, experiment = federation.data, federation.contract.experiment
     if data is None:
         return {}, None

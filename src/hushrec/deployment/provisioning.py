@@ -25,6 +25,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -109,9 +110,8 @@ class Authority:
 def new_node_key(name: str) -> tuple[bytes, bytes]:
     """Generate a node's key for the server; return private and public key in OpenSSH format."""
     key = ec.generate_private_key(ec.SECP384R1())
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    public = key.public_key().public_bytes(*form)
     private = private_pem(key, serialization.PrivateFormat.OpenSSH)
     return private, public + f" {name}\n".encode()
 
@@ -154,11 +154,9 @@ def require_valid(path: Path) -> None:
 
 def is_address(host: str) -> bool:
     """Return whether a host is an IP address."""
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return bool(ip_address(host))
+    return False
 
 
 def read_secret(path: Path) -> bytes:

@@ -248,8 +248,7 @@ def check_enough(terms: SumTerms, indices: Iterable[int], what: str) -> None:
 
 def write_set(terms: SumTerms, indices: Iterable[int]) -> bytes:
     """Return a set of nodes as a bitmap."""
-    bits = sum(1 << index for index in set(indices))
-    return bits.to_bytes(_set_bytes(terms), "little")
+    return sum(1 << index for index in set(indices)).to_bytes(_set_bytes(terms), "little")
 
 
 def write_table(terms: SumTerms, entries: Mapping[int, bytes]) -> bytes:
@@ -288,7 +287,7 @@ def check_shares(data: bytes, what: str) -> None:
 
 
 def extended(transcript: bytes, message: bytes) -> bytes:
-    """Return the digest of all messages that nodes received so far, and this one."""
+    """Return the digest of the transcript (all messages to nodes so far) and one more message."""
     return hashlib.sha256(transcript + message).digest()
 
 

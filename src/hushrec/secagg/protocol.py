@@ -342,10 +342,8 @@ class SumServer:
         }
 
     def to_bytes(self) -> bytes:
-        """Encode a sum that awaits its last stage, so that it can be opened after a restart.
-
-        It holds nothing beyond the messages that the server sent or received.
-        """
+        """Encode a sum that awaits its last stage, so that it can be opened after a restart. It
+        holds nothing beyond the messages that the server sent or received."""
         assert self.stage == Stage.REVEALED, "an earlier stage is begun anew, with another number"
         announced = {index: each.to_bytes() for index, each in self._announced.items()}
         return _SavedSum(
@@ -379,9 +377,7 @@ class SumServer:
         weights = keys.weights_at_zero([index + 1 for index in revealed])
         laid: list[vectors.Mask] = []
         for owner, announcement in self._announced.items():
-            shares = {
-                at + 1: int.from_bytes(sent[owner], "little") for at, sent in revealed.items()
-            }
+            shares = {k + 1: int.from_bytes(sent[owner], "little") for k, sent in revealed.items()}
             secret = keys.recover(shares, weights) % 2 ** (8 * KEY_BYTES)
             key, kept = secret.to_bytes(KEY_BYTES, "little"), owner in self._survivors
             if kept and commitment(key) == announcement.commitment:

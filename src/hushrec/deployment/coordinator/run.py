@@ -170,8 +170,7 @@ class FederatedRun:
             before = RunFolder.create(runs / f"run-{number:04d}", contract.experiment)
         elif not resume and (before.path / FEDERATED).exists():
             raise RunError(
-                f"{before.path} was interrupted: go on with it with --resume, or remove it to "
-                "begin anew"
+                f"{before.path} was interrupted: go on with --resume, or remove it to begin anew"
             )
         return cls(before, contract, policy, EventLog(before.path / EVENTS), partition, registered)
 

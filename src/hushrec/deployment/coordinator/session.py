@@ -67,7 +67,8 @@ Budgets = Annotated[
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """Numbers of one node's users and clients, in the order of its enrolment."""
+    """Indices of one node's users and clients among those of all nodes, in the order of its
+    enrolment."""
 
     users: Numbers
     clients: Numbers
@@ -143,7 +144,7 @@ class Roster(Stored):
         return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
 
     def assignments(self, *, promised: bool) -> dict[str, Assignment]:
-        """Return the numbers and budgets that each node is assigned."""
+        """Return the indices of each node's users and clients, and the clients' budgets."""
         epsilon, largest, assigned = self.epsilon, 0.0, {}
         if epsilon is not None:
             # Rounded down to what noise is worked out for, so that a node finds the same noise.
@@ -190,7 +191,7 @@ def _as_partitioned(enrolled: Sequence[Enrolment], partition: Partition) -> dict
 def _epsilon(
     experiment: Experiment,
     enrolled: Sequence[Enrolment],
-    holdings: Partition,
+    held: Partition,
     member: NDArray[np.bool_],
 ) -> NDArray[np.float64] | None:
     """Return the privacy budget of every client."""
@@ -201,7 +202,7 @@ def _epsilon(
     for node in enrolled:
         own = node.activity if config.budgets == "activity" else node.epsilon
         assert own is not None, "read with the contract's rule"
-        declared[holdings[node.name].clients] = own
+        declared[held[node.name].clients] = own
     if config.budgets == "activity":
         assert config.epsilon_min is not None and config.epsilon_max is not None, "checked"
         counts, clients = declared.astype(np.int64), np.flatnonzero(member)

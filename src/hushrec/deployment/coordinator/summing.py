@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 
 
 class RecoveryJournal:
-    """A journal in a folder of the coordinator's; one process writes it at a time."""
+    """The last sum's number and the sum in progress, on disk; one process writes at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.number, self.entry = folder / "sum-number", folder / "sum-kept"
@@ -140,9 +140,7 @@ class SecureSumming:
         if agreed is None:
             raise ConfigError("sums are agreed to be in the clear: nodes are in no secure one")
         if registered is None:
-            raise ConfigError(
-                "secure sums need every node's identity: start from the server's folder"
-            )
+            raise ConfigError("secure sums need all identities: start from the server's folder")
         session.contract.check_nodes(len(registered.identities))
         self.session, self.registered, self.journal = session, registered, journal
         self.agreed = agreed
@@ -223,10 +221,8 @@ class SecureSumming:
         self, what: str, number: int, server: SumServer, kept: JournalEntry, *, keep: bool
     ) -> JournalEntry:
         """Let nodes reveal the shares that open a sum."""
-        steps = {
-            name: StageRequest(self.session.run, kept.number, Stage.REVEALED, kept.message)
-            for name in server.awaited
-        }
+        last = StageRequest(self.session.run, kept.number, Stage.REVEALED, kept.message)
+        steps = dict.fromkeys(server.awaited, last)
         with _enough():
             self._collect(f"{what}, revealed", number, server, steps, set())
             total = server.total()

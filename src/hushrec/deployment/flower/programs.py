@@ -30,7 +30,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -241,10 +241,8 @@ class RunningServer:
 
 
 def begin_run(folder: ServerFolder) -> tuple[int, RuntimeEndpoint, dict[str, str]]:
-    """Start a Flower run on the server that runs in this folder.
-
-    Return the run's number, the endpoint of its task, and Flower's id of each node by its name.
-    """
+    """Start a Flower run on the running server of this folder; return the run's number, the
+    endpoint of its task, and Flower's id of each node by the node's name."""
     work = folder.path / "run"
     if not is_held(work / "lock"):
         raise RunError(
@@ -291,10 +289,8 @@ def server_running(folder: ServerFolder) -> Iterator[RunningServer]:
 
 @contextmanager
 def node_running(folder: NodeFolder) -> Iterator[tuple[Program, int, RuntimeEndpoint]]:
-    """Run a node until the context is left; it tries to reach the server as long as it takes.
-
-    Give the SuperNode, the port of the loopback address where it listens, and its endpoint.
-    """
+    """Run a node until the context is left; give the SuperNode, its port on the loopback address,
+    and its endpoint. It tries to reach the server as long as it takes."""
     work = folder.path / "run"
     with _only_one(work), Processes(work, _environment(work)) as processes:
         port, secret = free_port(), _new_secret(work)
@@ -306,10 +302,8 @@ def node_running(folder: NodeFolder) -> Iterator[tuple[Program, int, RuntimeEndp
 def run_node(
     folder: NodeFolder, answer: Callable[[bytes], bytes], tell: Callable[[str], None]
 ) -> NoReturn:
-    """Run a node forever, and connect again whenever the connection was lost.
-
-    ``answer`` maps a request to a reply. A node that the server never accepted is an error.
-    """
+    """Run a node forever, and connect again whenever the connection was lost; a node that the
+    server never accepted is an error. ``answer`` maps a request to a reply."""
     while True:
         with node_running(folder) as (supernode, port, endpoint):
             answer_messages(endpoint, answer, _goes_on(supernode, port))
@@ -403,10 +397,8 @@ def _environment(work: Path) -> dict[str, str]:
 
 
 def _goes_on(supernode: Program, port: int) -> Callable[[], bool]:
-    """Return a function that says whether a SuperNode has not given up, by its port.
-
-    Its process may still exist when it has. The port is tried once in `WATCH_SECONDS` only.
-    """
+    """Return a function that says whether a SuperNode still listens, as its process may outlive its
+    end; the port is tried once in `WATCH_SECONDS` only."""
     checked, value = time.monotonic(), True
 
     def latest() -> bool:
@@ -433,21 +425,16 @@ def _only_one(work: Path) -> Iterator[None]:
 
 def _is_healthy(port: int, context: ssl.SSLContext) -> bool:
     connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=context)
-    try:
+    with closing(connection), suppress(OSError, http.client.HTTPException):
         connection.request("GET", "/health")
         return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return False
 
 
 def _listens(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5):
-            return True
-    except OSError:
-        return False
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
 
 
 def _register(folder: ServerFolder, environment: Mapping[str, str]) -> dict[str, str]:

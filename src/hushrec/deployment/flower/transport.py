@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -73,16 +73,13 @@ class RuntimeEndpoint:
         """Give a function that returns token and run of a waiting task, or None."""
         sign = SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods={ACQUIRE})
         # One connection for all polls: opening one costs more than a poll.
-        client = self.client(sign)
+        with closing(self.client(sign)) as client:
 
-        def acquire() -> tuple[str, int] | None:
-            reply = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
-            return (reply.token, reply.task.run_id) if reply.token else None
+            def acquire() -> tuple[str, int] | None:
+                reply = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+                return (reply.token, reply.task.run_id) if reply.token else None
 
-        try:
             yield acquire
-        finally:
-            client.close()
 
 
 # ------------------------------------------------------------ coordinator
@@ -169,8 +166,7 @@ def _token(endpoint: RuntimeEndpoint, run_id: int, seconds: float) -> str:
                 return task[0]
             time.sleep(POLL_SECONDS)
     raise FederationError(
-        f"the SuperLink did not hand out the task of its run within {seconds:g} s: start the "
-        "server again"
+        f"the SuperLink handed out no task of its run in {seconds:g} s: start the server again"
     )
 
 

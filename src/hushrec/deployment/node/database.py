@@ -188,10 +188,7 @@ class NodeDatabase:
 
     @classmethod
     def create(cls, path: Path, name: str, contract: Contract) -> NodeDatabase:
-        """Create the database of a node that trains by this contract; only its owner may read it.
-
-        An error leaves no file behind.
-        """
+        """Create a node's database, which only its owner may read; an error leaves no file."""
         if not name or len(name) > 100 or not name.isprintable():
             raise RunError(f"{name!r} cannot be the name of a node: use up to 100 characters")
         try:
@@ -225,8 +222,7 @@ class NodeDatabase:
             raise RunError(f"{path}: no such node; make one with 'hushrec node init'")
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise RunError(
-                f"{path} can be read by others, and holds people's data and keys: use 'chmod 600 "
-                f"{path}'"
+                f"{path} can be read by others, and holds data and keys: use 'chmod 600 {path}'"
             )
         connection = _connect(path)
         try:
@@ -337,8 +333,7 @@ class NodeDatabase:
         has_time = self.fact("has_time") in (None, "1")
         if not has_time and when is not None:
             raise DataError(
-                f"{self.path}: its interactions have no times, the order is all they have: leave "
-                "--time out"
+                f"{self.path}: its interactions have no times, only an order: leave --time out"
             )
         stamp = when if when is not None else int(time.time())
         one = Interactions(
@@ -354,10 +349,8 @@ class NodeDatabase:
         return self.add_interactions(one)
 
     def forget(self, user: str) -> DeletionReport:
-        """Delete a user: interactions, private parameters, ledger, and the stored answers.
-
-        The bytes are overwritten, and the file is rewritten without them.
-        """
+        """Delete a user: interactions, private parameters, ledger, and the stored answers. The
+        bytes are overwritten, and the file is rewritten without them."""
         found = self.number_of(user)
         if found is None:
             self._rewrite()

@@ -75,10 +75,13 @@ class NodeRuns:
                 number = store.one("SELECT COALESCE(MAX(number), 0) + 1 FROM runs")
                 query = "INSERT INTO runs (id, number, upto) VALUES (?, ?, ?)"
                 store.connection.execute(query, (run, number, store.latest()))
-                store.connection.executemany(
-                    "INSERT INTO members VALUES (?, ?, ?, ?)",
-                    ((run, *member) for member in self._everybody()),
-                )
+                people = store.rows("SELECT id, silo FROM users ORDER BY id")
+                numbers = {silo: k for k, silo in enumerate(sorted({silo for _, silo in people}))}
+                members = [
+                    (run, index, user, numbers[silo] if store.contract.silos else index)
+                    for index, (user, silo) in enumerate(people)
+                ]
+                store.connection.executemany("INSERT INTO members VALUES (?, ?, ?, ?)", members)
                 # Ledgers stay; so do the newest finished run and the one before this.
                 store.connection.execute(
                     "DELETE FROM runs WHERE number < ? AND number IS NOT "
@@ -111,12 +114,7 @@ class NodeRuns:
             raise MessageError("the server sent another assignment of the run than before")
 
     def load(
-        self,
-        run: NodeRun,
-        clients: Mapping[int, int],
-        into: PrivateStore,
-        *,
-        selected: bool = False,
+        self, run: NodeRun, clients: Mapping[int, int], to: PrivateStore, *, selected: bool = False
     ) -> None:
         """Load the newest, or the selected, private parameters of clients into a private store."""
         latest = run.selected if selected else run.round
@@ -127,13 +125,11 @@ class NodeRuns:
                 (run.id, client, latest),
             )
             if arrays is not None:
-                into.restore({"visited": np.array([index]), **load(arrays)})
+                to.restore({"visited": np.array([index]), **load(arrays)})
 
     def finish_round(self, run: NodeRun, done: FinishedRound) -> bool:
-        """Store a round in one transaction.
-
-        Return False, and store nothing, if another process changed the run meanwhile.
-        """
+        """Store a round in one transaction; False, and nothing is stored, if another process
+        changed the run meanwhile."""
         values = {"round": done.round, "request": done.request, "reply": done.reply}
         with self.store.changing():
             stored = self._store_round(run, done, values)
@@ -159,7 +155,7 @@ class NodeRuns:
         self._drop_outdated(run.id, number, run.selected)
 
     def select(self, run: NodeRun, round_number: int) -> NodeRun:
-        """Store the number of the selected round."""
+        """Store which round is selected, if it is a later one; return the run."""
         if round_number > run.selected:
             query = "UPDATE runs SET selected = MAX(selected, ?) WHERE id = ?"
             self._change(query, round_number, run.id)
@@ -181,10 +177,8 @@ class NodeRuns:
         return dict(self.store.rows(f"{query} WHERE run = ?", (run,)))
 
     def spent(self, run: NodeRun, number: int) -> dict[int, int]:
-        """Return the uploads charged to each client, without those of this round.
-
-        Of a silo, it is the largest number of its users.
-        """
+        """Return the uploads charged to each client (of a silo, the most of any user) before this
+        round."""
         query = "SELECT user, uploads - (round = ?) FROM ledger WHERE run = ?"
         paid: dict[int, int] = dict(self.store.rows(query, (number, run.id)))
         most: dict[int, int] = {}
@@ -215,14 +209,6 @@ class NodeRuns:
             "finished": bool(newest[0][1]),
             "most_protected_uploads": max(uploads.values(), default=0),
         }
-
-    def _everybody(self) -> list[tuple[int, int, int]]:
-        """Return index, user and client of all users."""
-        people = self.store.rows("SELECT id, silo FROM users ORDER BY id")
-        if not self.store.contract.silos:
-            return [(index, user, index) for index, (user, _) in enumerate(people)]
-        silos = sorted({silo for _, silo in people})
-        return [(index, user, silos.index(silo)) for index, (user, silo) in enumerate(people)]
 
     def _change(self, query: str, *values: object) -> None:
         """Execute one statement as a transaction."""
@@ -261,10 +247,8 @@ class NodeRuns:
         if not arrays:
             return
         whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        self.store.connection.execute(
-            "INSERT OR REPLACE INTO private VALUES (?, ?, ?, ?)",
-            (run, client, done.round, save(whole)),
-        )
+        query = "INSERT OR REPLACE INTO private VALUES (?, ?, ?, ?)"
+        self.store.connection.execute(query, (run, client, done.round, save(whole)))
 
     def _charge(self, run: NodeRun, done: FinishedRound) -> None:
         """Charge the users who took part; a round is charged once."""

@@ -8,6 +8,7 @@ stores the results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -135,7 +136,7 @@ class NodeTrainer:
         return self._setup[1]
 
     def engine(self, run: NodeRun, assignment: Assignment) -> Engine:
-        """Return the engine of a run."""
+        """Return the node's clients in a run; they are kept until its users change."""
         key = run.id, assignment.digest, run.upto, run.members, run.clients
         if self._engine is not None and self._engine[0] == key:
             return self._engine[1]
@@ -150,11 +151,8 @@ class NodeTrainer:
         training = split.training_clients
         numbers = training if contract.silos else view.clients[training].astype(np.int64)
         indices = {number: index for index, number in enumerate(view.clients.tolist())}
-        kept = {
-            client: indices[number]
-            for client, number in enumerate(assignment.clients.tolist())
-            if number in indices
-        }
+        assigned = enumerate(assignment.clients.tolist())
+        kept = {client: indices[number] for client, number in assigned if number in indices}
         if deviations is not None:
             view = replace(view, noise=deviations[view.clients])
         engine = Engine(setup, view, fields, evaluator, indices, kept, numbers)
@@ -185,9 +183,7 @@ class NodeTrainer:
         # own may have used them up, and add noise of their own.
         personal = engine.setup.plan.budgets is not None
         if self.store.contract.secure is not None and not personal and not complete:
-            raise MessageError(
-                "the server asks for some of this node's clients, and it is all or none"
-            )
+            raise MessageError("the server asks for some of this node's clients: it must be all")
         able = self._affordable(run, engine, request)
         # The backend knows its clients by index, and takes them in ascending order.
         indices = np.array([engine.indices[c] for c in request.clients[able].tolist()], np.int64)
@@ -226,24 +222,19 @@ class NodeTrainer:
             paid = self.runs.spent(run, number)
             spent = {index: paid.get(client, 0) for client, index in engine.kept.items()}
         indices = [engine.indices.get(client) for client in request.clients.tolist()]
-        able = [
-            k
-            for k, index in enumerate(indices)
-            if index is not None and (budgets is None or spent.get(index, 0) < budgets.uploads)
-        ]
+        most = math.inf if budgets is None else budgets.uploads
+        able = [k for k, i in enumerate(indices) if i is not None and spent.get(i, 0) < most]
         return np.array(able, np.int64)
 
 
 def check_received(known: Arrays, received: Arrays) -> None:
     """Refuse parameters with other dtypes or shapes than the initial ones."""
-    for name, array in known.items():
+    for name, own in known.items():
         if name not in received:
             raise MessageError(f"the server sent no '{name}'")
-        came = received[name]
-        if (came.dtype, came.shape) != (array.dtype, array.shape):
-            raise MessageError(
-                f"'{name}' is {came.dtype}{came.shape}, not {array.dtype}{array.shape}"
-            )
+        sent = received[name]
+        if (sent.dtype, sent.shape) != (own.dtype, own.shape):
+            raise MessageError(f"'{name}' is {sent.dtype}{sent.shape}, not {own.dtype}{own.shape}")
 
 
 def recommend(store: NodeDatabase, user: str, k: int = 10) -> list[Recommendation]:

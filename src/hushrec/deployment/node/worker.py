@@ -104,8 +104,7 @@ class Worker:
             )
         if invitation.settings != contract.settings_digest:
             raise MessageError(
-                "this node agreed to other settings than the server has: give both the same "
-                "contract"
+                "this node agreed to other settings than the server: give both the same contract"
             )
         run, privacy = self.runs.begin(invitation.run), contract.experiment.privacy
         split = split_of(self.store, run)
@@ -133,8 +132,7 @@ class Worker:
                 return run.reply
             if number <= run.round:
                 raise MessageError(
-                    f"round {number} is over: this node has done round {run.round} and does none "
-                    "twice"
+                    f"round {number} is over: this node is at round {run.round} and does none twice"
                 )
             self.runs.pin_terms(run, request.assignment.digest)
             summed, trained = self.trainer.train(run, request, digest)
@@ -281,12 +279,8 @@ class SecureSumWorker:
     # ------------------------------------------------------------ storage
 
     def _kept(self, run: NodeRun) -> PendingSum | None:
-        found = self.store.rows(
-            "SELECT number, round, layout, about, asked, state, request, reply FROM sums "
-            "WHERE run = ?",
-            (run.id,),
-        )
-        return PendingSum(*found[0]) if found else None
+        found = self.store.rows("SELECT * FROM sums WHERE run = ?", (run.id,))
+        return PendingSum(*found[0][1:]) if found else None
 
     def _keep(
         self,
