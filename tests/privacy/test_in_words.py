@@ -1,6 +1,8 @@
 """The guarantee in three sentences: true, readable, and about every mode."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from scipy.stats import norm
@@ -86,3 +88,14 @@ def test_statements_of_other_versions_are_put_in_words_too():
     bound, _, rests = stated(8.0, neighbours="add-remove", trust="somebody").in_words
     assert "one user's data was used or changed" in bound
     assert "trust in whom the statement names" in rests
+
+
+def test_the_page_shows_the_bounds_of_the_code():
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text("utf-8")
+    table = page.partition("| ε | odds e^ε to 1 |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.,]+) \| ([\d.]+ %) \| (\w+) \|$", table, re.M)
+    assert len(rows) == 7
+    for epsilon, odds, right, tier in rows:
+        words = stated(float(epsilon), 1e-5).in_words[0]
+        assert f"at most {right}" in words and f"a {tier} guarantee" in words
+        assert f"odds of {odds} to 1" in words
