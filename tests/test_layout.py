@@ -14,6 +14,8 @@ from test_imports import ROOT, graph, imports, sources
 MOST_MODULES = 172
 MOST_LINES = 500
 """Of one module: more than one sitting."""
+LONGER = {"serving/recommender.py": 600}
+"""A device copies this one file."""
 TOP_LEVEL = {"__init__", "__main__", "api", "config", "errors", "streams"}
 LAYERS = (
     {"errors", "streams"},
@@ -45,9 +47,10 @@ def test_modules_are_few_and_short(modules):
     assert len(modules) <= MOST_MODULES
     assert {path.stem for path in ROOT.glob("*.py")} <= TOP_LEVEL
     long = {
-        path.relative_to(ROOT).as_posix(): lines
+        name: lines
         for path in ROOT.rglob("*.py")
-        if (lines := path.read_text("utf-8").count("\n")) > MOST_LINES
+        if (lines := path.read_text("utf-8").count("\n"))
+        > LONGER.get(name := path.relative_to(ROOT).as_posix(), MOST_LINES)
     }
     assert long == {}
 

@@ -16,6 +16,7 @@ from hushrec.data.interactions import Categorical, MultiCategorical, Numeric
 from hushrec.data.splitting import SplitConfig, make_split
 from hushrec.errors import ConfigError, RunError
 from hushrec.methods.base import ItemPopularity, method_names
+from hushrec.serving.bundle import export
 from hushrec.serving.recommender import Recommender
 from hushrec.streams import Streams
 from hushrec.testing import taste_world
@@ -293,6 +294,19 @@ def test_lists_may_repeat_where_people_buy_again(films, tmp_path):
     assert [line.item for line in device.recommend(60)] == [line.item for line in whole]
     device.touch("item-08")
     assert device.history == [*HISTORY, "item-08"]
+
+
+def test_an_ensemble_reranks_known_items_where_people_buy_again(runs, tmp_path):
+    model = runs["fedmix"].model
+    again = replace(model, data=replace(model.data, train=replace(model.data.train, repeats=True)))
+    expected = again.recommend("new", 60, [*HISTORY, "item-03"])
+    device = Recommender.load(export(again, tmp_path / "b", precision="single"))
+    for item in (*HISTORY, "item-03"):
+        device.touch(item)
+    found = {line.item: line.score for line in device.recommend(60)}
+    assert len(found) == len(expected) == 60
+    for line in expected:
+        assert found[line.item] == pytest.approx(line.score, abs=2e-4)
 
 
 # ------------------------------------------------------------ everybody's lists in a file

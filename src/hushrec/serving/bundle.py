@@ -57,9 +57,8 @@ def export(model: Model, path: str | Path, **options: Unpack[BundleForm]) -> Pat
     folder = checked_path(path)
     replaces = folder.is_dir() and {file.name for file in folder.iterdir()} == {MODEL, MANIFEST}
     if replaces and not options.get("overwrite", False):
-        raise RunError(
-            f"{folder} holds a bundle: replace it with --overwrite, or choose another folder"
-        )
+        why = f"{folder} holds a bundle: choose another folder, or replace it with"
+        raise RunError(f"{why} overwrite=True", command=f"{why} --overwrite")
     if not replaces:
         require_empty(folder)
     method, form = model.method, _Form(neighbours, halved=precision == "half")

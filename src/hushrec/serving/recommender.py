@@ -100,7 +100,7 @@ class Recommender:
 
     @property
     def history(self) -> list[str]:
-        """Items that the user touched, oldest first, each once."""
+        """Items that the user touched, oldest first; each once, unless lists may repeat."""
         return [self.items[number] for number in self._history]
 
     def touch(self, item: str) -> bool:
@@ -237,6 +237,7 @@ class _Mixture:
         self._scale = given.take("mixture/scale", ("F32",), width)
         if not (self._scale > 0).all():
             raise BundleError("a scale is not above 0")
+        self._repeats = _flag(given.manifest, "repeats")
         self._best = _whole(given.manifest, "reranked", 0)
         hidden = _whole(given.manifest, "hidden", 1)
         shapes = (width, hidden), (hidden,), (hidden, hidden), (hidden,), (hidden,), (1,)
@@ -269,10 +270,14 @@ class _Mixture:
         return np.asarray(sum(row / max(row.max(), np.float32(1e-12)) for row in rows))
 
     def _rerank(self, scores: Array, parts: Array, past: Array) -> None:
-        """Replace the scores of the best new items by the network's; the others stay below them."""
-        untouched = scores.copy()
-        untouched[past] = -np.inf
-        best = _largest(untouched, min(self._best, len(scores) - len(past)))
+        """Replace the best scores, of items that lists may hold, by the network's.
+
+        The others stay below them.
+        """
+        left = np.ones(len(scores), np.bool_)
+        left[past] = self._repeats
+        best = np.flatnonzero(left)
+        best = best[_largest(scores[best], min(self._best, len(best)))]
         if len(best) == 0:
             return
         length = np.full((1, len(best)), math.log(max(len(past), 1)), np.float32)
@@ -371,8 +376,8 @@ class _Factors(_Part):
         self._everything = self._unseen * (vectors.T @ vectors)
 
     def score(self, past: Array) -> Array:
-        mine = self._vectors[past].astype(float)
-        ridge = self._ridge * (len(past) + self._unseen * len(self._vectors))
+        mine = self._vectors[list(dict.fromkeys(past.tolist()))].astype(float)
+        ridge = self._ridge * (len(mine) + self._unseen * len(self._vectors))
         matrix = self._everything + mine.T @ mine + ridge * np.eye(mine.shape[1])
         own = np.linalg.solve(matrix, mine.sum(axis=0))
         recent = _by_lag(min(self._recent, len(past)), 1.0) @ self._vectors[past[: self._recent]]
@@ -423,15 +428,65 @@ class _Groups(_Part):
         return np.asarray((members[:, None] * affinity).sum(axis=2))
 
 
+class _Own(_Part):
+    """How often, how recently and how regularly the user had an item before."""
+
+    size = 10
+
+    def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
+        self._counts, self._agos = _wholes(options, "counts", 1), _wholes(options, "agos", 1)
+        n_states = (len(self._counts) + 1) * (len(self._agos) + 1)
+        self._rates = given.take(name + "rates", ("F32",), given.n_items)
+        self._states = given.take(name + "states", ("F32",), n_states)
+        latest = given.take(name + "latest", ("F32",), given.n_items)
+        self._latest = _log(latest, _number(options, "floor", SMALLEST))
+
+    def score(self, past: Array) -> Array:
+        out = np.zeros((self.size, len(self._rates)), np.float32)
+        out[9] = self._latest
+        if not len(past):
+            return out
+        ago = _baskets_ago(past)
+        mine, at = np.unique(past, return_inverse=True)
+        n, recent = np.bincount(at), np.bincount(at, 1 / ago)
+        g, h = np.full(len(mine), len(past)), np.zeros(len(mine), np.int64)
+        np.minimum.at(g, at, ago)
+        np.maximum.at(h, at, ago)
+        state = np.searchsorted(self._counts, n) * (len(self._agos) + 1)
+        state += np.searchsorted(self._agos, g)
+        regular = np.log(np.where(n > 1, g * (n - 1) / np.maximum(h - g, 1), 1))
+        again = math.log((len(past) - len(mine) + 1) / (len(past) + 4))
+        out[:4, mine] = np.ones(len(mine)), np.log1p(n), np.log1p(recent), np.log(g)
+        out[4:6, mine] = np.log(n / h), regular
+        out[6:8, mine] = self._rates[mine], self._states[state]
+        out[8, mine] = again
+        return out
+
+
 _KINDS: dict[str, Callable[[_Given, str, Mapping[str, Any]], _Part]] = {
     "lags": _Lags,
     "factors": _Factors,
     "shares": _Shares,
     "groups": _Groups,
+    "own": _Own,
 }
 
 
 # ---------------------------------------------------------------- arithmetic
+
+
+def _baskets_ago(past: Array) -> Array:
+    """Return how many baskets ago each item of a history is, latest first, the last one being 1.
+
+    A new basket begins with an item that the one before has already.
+    """
+    number, basket, out = 0, set[int](), []
+    for item in past[::-1].tolist():
+        if item in basket:
+            number, basket = number + 1, set()
+        basket.add(item)
+        out.append(number)
+    return number + 1 - np.array(out[::-1], np.int64)
 
 
 def _by_lag(length: int, recency: float) -> Array:
