@@ -299,7 +299,7 @@ def test_a_damaged_checkpoint_is_told_by_name(stopped, tiny, name, damage):
         file.unlink()
     with pytest.raises(RunError, match=name.replace(".", r"\.")) as error:
         train(tiny, out=stopped, resume=True)
-    assert "overwrite" in str(error.value)
+    assert "train the run anew" in str(error.value)
 
 
 def test_other_damaged_files_are_told_by_name(tiny, tmp_path):

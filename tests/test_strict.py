@@ -69,6 +69,7 @@ def test_generated_calls_with_an_unknown_keyword_are_refused(run, tiny, tmp_path
         "load": lambda **given: hushrec.load("demo", **given),
         "Run.recommend": lambda **given: run.recommend(k=1, **given),
         "Run.export": lambda **given: run.export(tmp_path / "bundle", **given),
+        "Run.write_lists": lambda **given: run.write_lists(tmp_path / "lists.csv", **given),
         "Model.recommend": lambda **given: run.model.recommend(k=1, **given),
     }
     callables, draw = public_callables(), random.Random(0)

@@ -54,6 +54,7 @@ class PairExpert(Expert):
     def influence(self, model: Shared, past: Array, items: Array) -> Scores:
         """Return the weights of the table."""
         table = model["neighbours"], model["weights"]
+        past = np.ascontiguousarray(past)  # one form of the kernel
         return np.asarray(pair_kernels.weights_between(past, items, *table))
 
     def neighbours(self, model: Shared, item: int) -> Scores:
@@ -68,6 +69,10 @@ class Transitions(PairExpert):
     counted = "head and rest"
     because = "often after {}"
     start: ClassVar[dict[str, float]] = {"log of all": 1.0}
+
+    def is_applicable(self, view: TrainView) -> bool:
+        """Need an order of items; within a basket there is none."""
+        return not view.repeats
 
     @property
     def regression(self) -> tuple[int, float, float, float]:
@@ -421,7 +426,11 @@ class PersonalFrequencyExpert(Expert):
 
     name = "personal-frequency"
     because = "often bought before"
-    start: ClassVar[dict[str, float]] = {"bought before": 3.0, "rate of the state": 1.0}
+    start: ClassVar[dict[str, float]] = {
+        "bought before": 3.0,
+        "rate of the state": 1.0,
+        "log share of last baskets": 0.5,
+    }
 
     def is_applicable(self, view: TrainView) -> bool:
         """Need lists that may hold items of the history."""
@@ -468,3 +477,8 @@ class PersonalFrequencyExpert(Expert):
         past, rates = view.positives, (model["rates"], model["states"], STATE_COUNTS, STATE_AGOS)
         mixture.score_own_items(past.indptr, past.values, view.times.values, *rates, out)
         out[:, -1] = np.log(model["latest"] + np.float32(POPULARITY_FLOOR))
+
+    def parts(self, model: Shared) -> tuple[Part, ...]:
+        """Return the same scores for bundles."""
+        ends = {"counts": STATE_COUNTS.tolist(), "agos": STATE_AGOS.tolist()}
+        return (Part("own", {**ends, "floor": POPULARITY_FLOOR}, model),)

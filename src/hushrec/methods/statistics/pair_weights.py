@@ -143,7 +143,7 @@ class ItemPairs(Method, base.Explains, base.ItemNeighbours, base.ItemPopularity)
         table, recent = (shared["neighbours"], shared["weights"]), self.config.recent
         past, out = self.weighted(shared, history.positives), []
         for client, listed in enumerate(items):
-            mine = past[client][::-1][:recent]
+            mine = np.ascontiguousarray(past[client][::-1][:recent])  # one form of the kernel
             weights = pair_kernels.weights_between(mine, listed[listed >= 0], *table)
             weights *= fading(len(mine), recency)[:, None]
             reasons = reasons_from(self.because, mine, weights)
