@@ -22,6 +22,8 @@ def test_epsilon():
     said = ask("epsilon", "--noise", "1", *RUN, *FIXED, "replace-one")
     assert "epsilon 1.7092 at delta 1e-06" in said
     assert "twice the bound" in said
+    assert "used or replaced, is right with a probability of at most 84.68 %" in said
+    assert "odds of 5.52 to 1 (e^1.709)" in " ".join(said.split())
     answer = json.loads(ask("epsilon", "--noise", "1", *RUN, *FIXED, "replace-one", "--json"))
     assert answer["epsilon"] == pytest.approx(1.7092, abs=1e-4)
     poisson = json.loads(ask("epsilon", "--noise", "1", *RUN, "--json"))

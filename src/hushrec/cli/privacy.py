@@ -24,7 +24,7 @@ from hushrec.errors import ConfigError
 from hushrec.io.files import write_text
 from hushrec.privacy import accountant
 from hushrec.privacy.accountant import Gaussian, Neighbours, epsilon_of, noise_for
-from hushrec.privacy.statement import ComposedStatement, compose
+from hushrec.privacy.statement import ComposedStatement, compose, largest_certainty
 from hushrec.reporting.html import write_report
 from hushrec.reporting.plots import line, standalone
 from hushrec.reporting.tables import cells, plain_table
@@ -336,7 +336,9 @@ def compose_command(folders: tuple[Path, ...], delta: float | None, as_json: boo
     hushrec privacy compose runs/small runs/large --delta 1e-6
     """
     together = compose([summary.claim(str(folder)) for folder, summary in _runs(folders)], delta)
-    show(as_json, together, _composition_table(together), Text(together.statement))
+    facts = together.epsilon, together.delta, together.neighbours, together.unit
+    words = largest_certainty(*facts, same_budgets=together.same_budgets)
+    show(as_json, together, _composition_table(together), Text(words), Text(together.statement))
 
 
 def _runs(folders: tuple[Path, ...]) -> list[tuple[Path, Summary]]:
@@ -428,4 +430,5 @@ def _show_epsilon(setting: Setting, event: Gaussian, as_json: bool) -> None:
         f"multiplier {event.multiplier:.4g} (standard deviation over {bound}), {neighbours}, "
         f"sampling {event.sampling}"
     )
-    show(as_json, value, text)
+    words = [largest_certainty(epsilon, setting.delta, neighbours)] if event.multiplier else []
+    show(as_json, value, text, *words)

@@ -159,41 +159,40 @@ class PrivacyStatement(Stored):
                 "Users have to trust the server; a privacy mode, such as privacy.mode = central "
                 "with privacy.epsilon = 8, replaces that trust by a guarantee.",
             )
-        rounds = f"{self.rounds:,} round{'' if self.rounds == 1 else 's'}"
+        epsilon, rounds = self.epsilon, f"{self.rounds:,} round{'' if self.rounds == 1 else 's'}"
         if self.together is not None:
-            rounds = f"all rounds of {len(self.together.runs):,} runs"
+            epsilon, rounds = self.together.epsilon, f"all rounds of {len(self.together.runs)} runs"
         claimed = self.together or self
+        facts = claimed.delta, claimed.neighbours, claimed.unit
         trusted = TRUSTED_PARTY.get(claimed.trust, "whom the statement names")
         details = (re.split(", |: ", fact)[0] for fact in claimed.not_covered)
         noise = "noise that stays secret"
         if self.noise_seed is not None:
             noise = f"noise that whoever knows privacy.noise_seed = {self.noise_seed} can remove"
         return (
-            _largest_certainty(claimed),
+            largest_certainty(epsilon, *facts, same_budgets=claimed.same_budgets),
             f"Not covered are {'; '.join(details)}: the statement says each in full.",
             f"The guarantee rests on trust in {trusted}, on {noise}, and "
             f"on the privacy accountant's composition of {rounds} (docs/guarantees.md).",
         )
 
 
-def _largest_certainty(stated: PrivacyStatement | ComposedStatement) -> str:
+def largest_certainty(
+    epsilon: float, delta: float, neighbours: str, unit: str = "user", *, same_budgets: bool = False
+) -> str:
     """Bound the success of a test between neighbouring data sets with even prior odds.
 
     Under (epsilon, delta)-DP no test is right more often than (e^epsilon + delta) / (e^epsilon + 1)
     (Kairouz, Oh and Viswanath 2015, from the two lines that bound its error rates).
     """
-    assert stated.epsilon is not None, "checked by the caller"
-    epsilon, delta = stated.epsilon, stated.delta
     right = 1 / (1 + math.exp(-epsilon)) + delta * math.exp(-epsilon) / (1 + math.exp(-epsilon))
     percent = math.ceil(min(right, 1) * 10_000) / 100
     odds = f"{math.exp(epsilon):,.0f}" if 3 < epsilon < 20 else f"{math.exp(min(epsilon, 700)):.3g}"
     tier = next(name for most, name in TIERS if epsilon <= most)
-    change = {"zero-out-one": "zeroed out", "replace-one": "replaced"}.get(
-        stated.neighbours, "changed"
-    )
-    whose = f"one {stated.unit}'s data was used or {change}"
-    if stated.same_budgets:
-        whose += f", for the {stated.unit} with the largest budget"
+    changes = {"zero-out-one": "zeroed out", "replace-one": "replaced"}
+    whose = f"one {unit}'s data was used or {changes.get(neighbours, 'changed')}"
+    if same_budgets:
+        whose += f", for the {unit} with the largest budget"
     failure = f", delta = {delta:.2g} included" if delta else ""
     return (
         f"Somebody who sees everything that training released, and has to tell whether {whose}, is "
