@@ -14,6 +14,7 @@ from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator, popularity
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.setup import set_up
+from hushrec.serving.recommender import Recommender
 from hushrec.streams import Streams
 from hushrec.testing import BackendContract, MethodContract
 from hushrec.testing.checks import check_same
@@ -166,6 +167,22 @@ def test_histories_of_lists_keep_their_baskets(small, split, tmp_path):
     new = data.new_user([small.items[k] for k in (3, 5, 3, 7, 5)], {})
     assert new.times[0].tolist() == [0, 0, 1, 1, 1]
     assert len(new.positives[0]) == 5
+
+
+def test_a_bundle_lists_what_the_model_lists_for_a_history(small, tmp_path):
+    run = hushrec.train(small, "fedmix", settings=FEW)
+    run.export(tmp_path / "bundle", precision="single")
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        history = small.items[rng.integers(12, size=rng.integers(1, 30))].tolist()
+        device = Recommender.load(tmp_path / "bundle", history)
+        expected = run.recommend("somebody", 10, history=history)
+        listed = device.recommend(10)
+        assert [line.item for line in listed] == [line.item for line in expected]
+        np.testing.assert_allclose(
+            [line.score for line in listed], [line.score for line in expected], rtol=1e-3, atol=1e-3
+        )
+        assert any(line.item in history for line in listed)
 
 
 class TestPersonalFrequencyOfBaskets(MethodContract):
