@@ -31,12 +31,16 @@ METHODS: dict[str, list[str]] = {
     "pfedrec": ["--seeds", "3", "--preset", "paper"],
 }
 """What is trained, FedMix first; nothing in FedNext and popularity is random."""
-DRAWN = {"filmtrust"}
-"""Data without times: each seed draws its own holdout, so all methods have three."""
 AS_PUBLISHED = {"lastfm-2k/tags-5": ["--set", "split.ties=file"]}
 """Months as times: ties are in the order of the file, as papers have them."""
-ONCE = {("ml-1m", "pfedrec"), ("ml-1m", "fedals")}
-"""Cells of one seed: they take long, and are far behind."""
+DRAWN = {"filmtrust"}
+"""Data without times: each seed draws another holdout, so users can be paired within one only."""
+ONCE = {
+    ("ml-1m", "pfedrec"),
+    ("ml-1m", "fedals"),
+    *((data, name) for data in DRAWN for name in METHODS),
+}
+"""Cells of one seed; those of ml-1m take long, and are far behind."""
 HEAD = """# FedMix and its rivals, user by user
 
 Written by `python experiments/winning/paired.py`. Leave-one-out, honest, all items; ± over seeds;
@@ -48,8 +52,6 @@ p of the paired test against FedMix, Holm-corrected over a data set.
 def options(data: str, method: str) -> list[str]:
     """Return the options of `hushrec train` for a cell."""
     chosen = METHODS[method][2:] if (data, method) in ONCE else METHODS[method]
-    if data in DRAWN and "--seeds" not in chosen:
-        chosen = ["--seeds", "3", *chosen]
     return ["--data", data, "--method", method, *chosen, *AS_PUBLISHED.get(data, [])]
 
 
