@@ -11,6 +11,7 @@ pytestmark = pytest.mark.browser
 
 WIDTHS = (360, 768, 1280)
 SCHEMES = ("light", "dark")
+NAMES = ("honest", "published", "private")
 
 OVERLAPS = """
 const clashes = [];
@@ -29,7 +30,7 @@ return clashes;
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Run]:
-    """The common case, and the one with the widest words: a long name and the mark everywhere."""
+    """The common case, the one with the mark everywhere, and a private one with users' data."""
     folder = tmp_path_factory.mktemp("runs")
     made = {
         "honest": train("demo", "fedmf", rounds=3, out=folder / "honest"),
@@ -40,9 +41,18 @@ def runs(tmp_path_factory) -> dict[str, Run]:
             settings={"evaluation.every": 1},
             out=folder / "published",
         ),
+        "private": train(
+            *("demo", "fedmf"),
+            rounds=2,
+            privacy="central",
+            epsilon=8.0,
+            out=folder / "private",
+        ),
     }
-    for run in made.values():
-        write_report(run)
+    for name, run in made.items():
+        write_report(
+            run, samples=name != "honest", user="viewer-0001" if name == "private" else None
+        )
     return made
 
 
@@ -56,7 +66,7 @@ def look(driver, runs):
     return at
 
 
-@pytest.mark.parametrize("name", ["honest", "published"])
+@pytest.mark.parametrize("name", NAMES)
 def test_it_loads_in_silence(look, name):
     page = look(name)
     assert page.get_log("browser") == []
@@ -73,7 +83,7 @@ def test_the_headline_can_be_read(look, runs):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["honest", "published"])
+@pytest.mark.parametrize("name", NAMES)
 def test_it_fits(look, name, width, scheme):
     page = look(name, width, scheme)
     scrolled = page.execute_script("return document.documentElement.scrollWidth")
@@ -89,7 +99,7 @@ def test_it_fits(look, name, width, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", ["honest", "published"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_word_has_contrast(look, name, scheme):
     assert look(name, 768, scheme).execute_script(CONTRASTS) == []
 
