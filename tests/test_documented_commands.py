@@ -145,7 +145,7 @@ def test_other_programs_find_what_is_named(step):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Files that documents speak of: ratings, films, viewers, a history, runs of last week."""
+    """Files that documents speak of: ratings, films, viewers, a history, atomic files."""
     folder = tmp_path_factory.mktemp("prepared")
     generator = np.random.default_rng(0)
     cells = generator.permutation(30 * 40)[:600]
@@ -156,6 +156,14 @@ def prepared(tmp_path_factory):
     people = [f"u{n},{18 + n},{'F' if n % 2 else 'M'}" for n in range(30)]
     (folder / "people.csv").write_text("\n".join(["user,age,gender", *people]))
     (folder / "anna.txt").write_text("film-0012\nfilm-0340\n")
+    atomic = {
+        "inter": ["user_id:token,item_id:token,rating:float,timestamp:float", *rows],
+        "item": ["item_id:token,movie_title:token_seq,class:token_seq,year:token", *films],
+        "user": ["user_id:token,age:token,gender:token", *people],
+    }
+    for kind, lines in atomic.items():
+        text = "\n".join(lines).replace(",", "\t").replace("|", " ")
+        (folder / f"ml-100k.{kind}").write_text(text)
     return folder
 
 
