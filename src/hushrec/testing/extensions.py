@@ -117,6 +117,19 @@ class ExpertContract:
                 alone = self._scores(expert, model, view.take(np.array([client])))
                 check_batch(alone[0], scores[client], f"scores of client {client}")
 
+    def test_reasons_are_of_the_history(self) -> None:
+        """Influence has a number for each item of a history and each item of a list."""
+        expert, view = self._make(), self._view()
+        model, past = self._learnt(expert, view), view.positives[0][::-1]
+        assert expert.because.count("{}") <= 1, "because names one item of the history at most"
+        listed = np.array([view.n_items - 1, 0], np.int32)
+        for history in (past, past[:0]):
+            influence = expert.influence(model, history, listed)
+            assert influence.shape == (len(history), 2), "influence is [history, items]"
+            assert np.isfinite(influence).all(), "influence is finite"
+        neighbours = expert.neighbours(model, 0)
+        assert neighbours is None or neighbours.shape == (view.n_items,), "a weight for each item"
+
     def test_parts_are_for_bundles(self) -> None:
         """What a bundle holds are parts of named arrays, or nothing."""
         expert = self._make()
