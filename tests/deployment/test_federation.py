@@ -18,6 +18,7 @@ from unreliable_server import POINTS as SERVER_POINTS
 
 from hushrec import train
 from hushrec.cli.federate import ExperimentOptions, make_rehearsal
+from hushrec.data.synthetic import demo
 from hushrec.deployment.coordinator.run import Status, newest_run, status_of
 from hushrec.deployment.coordinator.session import EventLog
 from hushrec.deployment.flower.gateway import metrics_served
@@ -102,22 +103,26 @@ def run_once(top: Path):
 @pytest.mark.slow
 def test_rehearse_for_a_newcomer(tmp_path):
     """One command from README: a federation that trains, recommends, and is gone."""
+    viewers, file, scratch = demo(viewers=150), tmp_path / "viewers.csv", tmp_path / "scratch"
+    rows = zip(viewers.users[viewers.user], viewers.items[viewers.item], viewers.time, strict=True)
+    file.write_text("user,item,time\n" + "".join(f"{u},{i},{t}\n" for u, i, t in rows))
+    scratch.mkdir()
     shorter = {"newton_rounds": 2, "network_rounds": 2}
     words = [word for key, value in shorter.items() for word in ("--set", f"{key}={value}")]
     done = subprocess.run(
-        [*HUSHREC, "federate", "rehearse", "--json", *words],
+        [*HUSHREC, "federate", "rehearse", "--data", file, "--json", *words],
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(scratch)},
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    alone = train("demo", settings=shorter)
+    alone = train(str(file), settings=shorter)
     assert said["test"] == alone.summary.test
-    assert len(said["nodes"]) == 3 and sum(said["nodes"].values()) == 1000
+    assert len(said["nodes"]) == 3 and sum(said["nodes"].values()) == 150
     assert said["recommendations"] == [vars(line) for line in alone.recommend(said["user"], 5)]
-    assert running_from(tmp_path) == [] and list(tmp_path.iterdir()) == []
+    assert running_from(tmp_path) == [] and list(scratch.iterdir()) == []
 
 
 @pytest.mark.slow
