@@ -19,6 +19,7 @@ from hushrec.methods.base import ItemPopularity, method_names
 from hushrec.serving.bundle import export
 from hushrec.serving.recommender import Recommender
 from hushrec.streams import Streams
+from hushrec.studio.pages import Studio
 from hushrec.testing import taste_world
 
 SMALL = {"newton_rounds": 2, "network_rounds": 2, "turns": 1, "top_candidates": 20}
@@ -382,9 +383,7 @@ def test_lists_come_from_the_run_whatever_happens_to_the_file(ratings, tmp_path,
     opened = hushrec.Run.open(tmp_path / "run")
     assert opened.recommend(k=5).columns == expected
     assert opened.recommend("new", 5, HISTORY) == run.recommend("new", 5, HISTORY)
-    assert (
-        opened.data_changes() == f"2 new rows of {ratings} since training are not in the histories"
-    )
+    assert opened.data_changes() == f"2 new rows of {ratings} since training: not in the histories"
     with pytest.raises(RunError, match=r"has changed since training, .* or train again"):
         opened.evaluate()
     ratings.unlink()
@@ -406,3 +405,13 @@ def test_a_touched_file_of_the_same_rows_has_not_changed(ratings, tmp_path):
     hushrec.train(str(ratings), "popularity", out=tmp_path / "run")
     ratings.write_text(ratings.read_text())
     assert hushrec.Run.open(tmp_path / "run").data_changes() is None
+
+
+def test_the_page_of_a_user_is_shown_after_the_file_has_changed(ratings, tmp_path):
+    hushrec.train(str(ratings), "fednext", out=tmp_path / "runs" / "one")
+    with ratings.open("a") as file:
+        file.write("user-00,item-59,99999999\n")
+    page = Studio(tmp_path / "runs").page("user", {"run": "one", "user": "user-00"})
+    assert "1 new row of" in page and "from the whole history" in page
+    best = hushrec.Run.open(tmp_path / "runs" / "one").recommend("user-00", 1)
+    assert f'<span class="title">{best[0].title}</span>' in page

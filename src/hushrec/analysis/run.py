@@ -33,7 +33,6 @@ from hushrec.evaluation.metrics import Ranks, per_user, rank_full, summarise
 from hushrec.federation.rounds import RoundLine
 from hushrec.kernels.ragged import top_k
 from hushrec.methods.base import Guided, ItemTables, OwnTable, Shared, no_own_table
-from hushrec.methods.baselines import distinct_items
 from hushrec.private import Private
 from hushrec.serving.model import Model, Scorer
 from hushrec.streams import Streams
@@ -80,13 +79,20 @@ class OneUser:
 
 
 def one_user(run: Run, user: str, count: int = 10) -> OneUser:
-    """Return the history, test items and lists of a user of the run."""
-    data, split, model = run.split.data, run.split, run.model
-    if user not in model.data.user_index:
+    """Return the history, test items and lists of a user of the run.
+
+    If the data has changed since training, the lists are made from the whole history in the run
+    folder, test items included.
+    """
+    data, model = run.model.data, run.model
+    if user not in data.user_index:
         raise ConfigError(f"user '{user}' is unknown to this run")
-    number = np.array([model.data.user_index[user]])
-    view = split.history("test").take(number)
-    held_out = set(split.test[int(number[0])].tolist())
+    number = np.array([data.user_index[user]])
+    if run.data_changes() is None:
+        view = run.split.history("test").take(number)
+        held_out = set(run.split.test[int(number[0])].tolist())
+    else:
+        view, held_out = data.history(number), set()
 
     def listed(scores: NDArray[np.float32]) -> list[Listed]:
         items = top_items(scores, view, count).tolist()
@@ -107,9 +113,9 @@ def one_user(run: Run, user: str, count: int = 10) -> OneUser:
         _, shared, lent = table_scorers(run).values()
         lists["with the server’s table"] = listed(model.scores(number, view, shared))
         lists["with another user’s table"] = listed(model.scores(number, view, lent))
-    touched = distinct_items(split.train.positives.take(split.training_users))
-    popularity = np.bincount(touched.values, minlength=data.n_items).astype(np.float32)
-    lists["popularity"] = listed(popularity[None])
+    popularity = data.popularity()
+    if popularity is not None:
+        lists["popularity"] = listed(popularity[None])
     history = [data.title(item) for item in view.positives[0][::-1].tolist()]
     return OneUser(user, history, _held_out(run, int(number[0])), lists, influence)
 
@@ -130,9 +136,10 @@ def targets_of(ranks: Ranks, row: int) -> list[tuple[int, int, int]]:
 
 def some_users(run: Run, count: int = 6) -> list[str]:
     """Return some evaluated users, from the least to the most active; of a final model any."""
-    users = run.ranks["test"]["full"].users if run.ranks else run.split.training_users
-    order = users[np.argsort(run.split.train.positives.lengths[users], kind="stable")]
-    return [str(run.split.data.users[order[n]]) for n in evenly_spread(len(order), count)]
+    data = run.model.data
+    users = run.ranks["test"]["full"].users if run.ranks else np.flatnonzero(data.trained)
+    order = users[np.argsort(data.train.positives.lengths[users], kind="stable")]
+    return [str(data.users[order[n]]) for n in evenly_spread(len(order), count)]
 
 
 def evenly_spread(size: int, most: int) -> list[int]:
@@ -144,7 +151,7 @@ def evenly_spread(size: int, most: int) -> list[int]:
 def _held_out(run: Run, number: int) -> list[HeldOut]:
     if not run.ranks:  # of a final model
         return []
-    ranks, data = run.ranks["test"]["full"], run.split.data
+    ranks, data = run.ranks["test"]["full"], run.model.data
     return [
         HeldOut(data.title(item), ahead + 1, int(ranks.candidates[row]))
         for row in np.flatnonzero(ranks.users == number).tolist()
@@ -222,11 +229,12 @@ def table_scorers(run: Run) -> dict[str, Scorer | None]:
 
 def _lenders(run: Run) -> NDArray[np.int64]:
     """Return the user whose table each user gets: a random cycle, so that none keeps their own."""
-    if len(run.split.training_users) < 2:
+    trained = np.flatnonzero(run.model.data.trained)
+    if len(trained) < 2:
         raise RunError("another user's table needs a second user")
     generator = Streams(run.experiment.seed).generator("analyse/lenders")
-    cycle = generator.permutation(run.split.training_users)
-    lender = generator.choice(cycle, run.split.n_users)  # for users that lend none
+    cycle = generator.permutation(trained)
+    lender = generator.choice(cycle, len(run.model.data.users))  # for users that lend none
     lender[cycle] = np.roll(cycle, 1)
     return lender
 

@@ -140,7 +140,8 @@ class Run(Recommends):
             return None
         more = ServingData.of(split).n_rows - self.model.data.n_rows
         if more > 0:
-            return f"{more:,} new rows of {name} since training are not in the histories"
+            rows = "row" if more == 1 else "rows"
+            return f"{more:,} new {rows} of {name} since training: not in the histories"
         return f"{name} has changed since training: lists use the histories of the run"
 
     @property

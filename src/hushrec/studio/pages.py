@@ -229,10 +229,11 @@ class Studio:
             some = some_users(run)
             user = query.get("user") or some[len(some) // 2]
             context |= {"some": some, "user": user, "mark": run.summary.protocol_mark}
-            context |= {"suggested": run.split.data.users[:SUGGESTED_USERS].tolist()}
+            context |= {"suggested": run.model.data.users[:SUGGESTED_USERS].tolist()}
             context |= {"summary": run.summary}
             try:
-                return {**context, "shown": one_user(run, user), "problem": ""}
+                changes = run.data_changes() or ""
+                return {**context, "shown": one_user(run, user), "problem": changes}
             except ConfigError as error:
                 return {**context, "shown": None, "problem": str(error)}
 
