@@ -497,25 +497,3 @@ def test_rows_below_a_value_are_left_out_before_the_split():
     assert any("below 4 left out" in note for note in split.data.notes)
     with pytest.raises(DataError, match="drop_below = 9"):
         make_split(data, SplitConfig(drop_below=9), Streams(0))
-
-
-@pytest.mark.parametrize(
-    ("values", "note"),
-    [
-        ([0.5, 5, 3, 4], "values from 0.5 to 5 among them: split.drop_below = 4 keeps those of 4"),
-        ([0, 1, 0, 1], "values from 0 to 1 among them: split.drop_below = 1 keeps those of 1"),
-        ([-3, -1, -2, -1], "values from -3 to -1 among them: split.drop_below = -1 keeps"),
-        ([1, 1, 1, 1], None),
-        ([1, 352_698, 3, 40], None),  # counts of plays
-    ],
-)
-def test_low_ratings_that_count_as_liked_are_noted(values, note):
-    rows = [(user, item, item) for user in range(4) for item in range(4)]
-    data = replace(interactions(rows), value=np.tile(np.array(values, np.float32), 4))
-    found = make_split(data, SplitConfig(), Streams(0)).data.notes
-    assert len(found) == (note is not None)
-    if note is not None:
-        assert found[0].startswith("all 16 rows count as liked, ") and note in found[0]
-    for config in (SplitConfig(drop_below=-9), SplitConfig(positive_above=-9)):
-        words = " ".join(make_split(data, config, Streams(0)).data.notes)
-        assert "liked" not in words

@@ -1,5 +1,7 @@
 """Groups of users, and the marks of a split: known worlds and the paper's words."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from hushrec.evaluation.groups import (
     gates_by_user,
     popular_items,
     split_marks,
+    split_notes,
     spread,
     user_groups,
 )
@@ -110,7 +113,8 @@ def test_tied_ends_are_marked_unless_ties_stay_together_or_the_order_is_drawn():
     assert marks(data, kind="ratio", valid=0.2) == [words]
     assert marks(data, ties="together") == []
     assert marks(data, order="random") == []
-    assert marks(data, kind="time", valid_from=2, test_from=3) == []  # one date for everybody ties nobody
+    # One date for everybody ties nobody.
+    assert marks(data, kind="time", valid_from=2, test_from=3) == []
 
 
 def test_a_tie_below_the_cut_changes_nothing():
@@ -150,3 +154,24 @@ def test_missing_times_are_marked():
 def test_movielens_is_marked(data_dir):
     (mark,) = marks(load("ml-100k"))
     assert mark.startswith("44 % of users have ties at the end: ")
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ([0.5, 5, 3, 4], "values from 0.5 to 5 among them: split.drop_below = 4 keeps those of 4"),
+        ([0, 1, 0, 1], "values from 0 to 1 among them: split.drop_below = 1 keeps those of 1"),
+        ([-3, -1, -2, -1], "values from -3 to -1 among them: split.drop_below = -1 keeps"),
+        ([1, 1, 1, 1], None),
+        ([1, 352_698, 3, 40], None),  # counts of plays
+    ],
+)
+def test_low_ratings_that_count_as_liked_are_noted(values, note):
+    rows = [(user, item, item) for user in range(4) for item in range(4)]
+    data = replace(interactions(rows), value=np.tile(np.array(values, np.float32), 4))
+    found = split_notes(data, SplitConfig())
+    assert len(found) == (note is not None)
+    if note is not None:
+        assert found[0].startswith("all 16 rows count as liked, ") and note in found[0]
+    for config in (SplitConfig(drop_below=-9), SplitConfig(positive_above=-9)):
+        assert split_notes(data, config) == []

@@ -23,8 +23,9 @@ from hushrec.data.catalog import fetch, import_file, load, names
 from hushrec.data.interactions import Interactions
 from hushrec.data.reading import FeatureFiles
 from hushrec.data.sources import CATALOG, cache_dir
-from hushrec.data.splitting import SplitConfig, split_notes
+from hushrec.data.splitting import SplitConfig
 from hushrec.data.tables import Columns
+from hushrec.evaluation.groups import split_notes
 from hushrec.reporting.tables import facts_table, plain_table, split_words
 
 

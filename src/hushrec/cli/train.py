@@ -29,9 +29,9 @@ from hushrec.cli.display import (
 )
 from hushrec.cli.options import PATH
 from hushrec.cli.terminal import echo_err, show
-from hushrec.data.splitting import split_notes
 from hushrec.data.tables import RECOGNISED, Columns
 from hushrec.errors import ConfigError
+from hushrec.evaluation.groups import split_notes
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import (
     Experiment,

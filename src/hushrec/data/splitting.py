@@ -254,31 +254,6 @@ class Split:
         }
 
 
-MOST_RATINGS, LARGEST_RATING, LIKED = 41, 100, 0.8
-"""A scale of ratings has at most so many different values, and none larger; from this share of the
-largest one on a rating means that somebody liked the item."""
-
-
-def split_notes(data: Interactions, config: SplitConfig) -> list[str]:
-    """Return what to know before training: low ratings count as liked, or rows are baskets."""
-    notes = []
-    low, high = float(data.value.min()), float(data.value.max())
-    if config.drop_below is None and config.positive_above is None and low < high <= LARGEST_RATING:
-        found = np.unique(data.value)
-        if len(found) <= MOST_RATINGS:
-            liked = float(found[found >= min(LIKED * high, high)].min())
-            notes.append(
-                f"all {len(data):,} rows count as liked, values from {low:g} to {high:g} among "
-                f"them: split.drop_below = {liked:g} keeps those of {liked:g} and more"
-            )
-    if data.has_baskets and not config.next_basket:
-        notes.append(
-            "rows of one time are baskets, and items are bought again: split.kind = next-basket "
-            "predicts the next basket"
-        )
-    return notes
-
-
 TRAIN, VALID, TEST, UNUSED, DISLIKED = 0, 1, 2, 3, 4
 
 
@@ -308,7 +283,6 @@ def make_split(
     config = config.resolved(data.in_order, data.has_baskets)
     # An item's number is its row in released tables, so it must not depend on the order of rows.
     data = data.ordered()
-    data = replace(data, notes=tuple(dict.fromkeys((*data.notes, *split_notes(data, config)))))
     if data.n_users < 2 or data.n_items < 2:
         raise DataError(f"{data.name}: needs at least two users and two items")
     split = split_share(data, config, streams, Share(np.arange(data.n_users), data.n_users))

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import wilcoxon
 
-from hushrec.data.splitting import Split
+from hushrec.data.interactions import Interactions
+from hushrec.data.splitting import Split, SplitConfig
 from hushrec.data.views import Ragged, TrainView
 from hushrec.errors import ConfigError, InputError
 from hushrec.evaluation.metrics import Ranks, per_user
@@ -138,6 +139,31 @@ def _checked(values: Values) -> Values:
     if values.ndim != 1 or len(values) == 0 or not np.all(np.isfinite(values)):
         raise InputError("a test needs one finite value for each of at least one user")
     return values
+
+
+MOST_RATINGS, LARGEST_RATING, LIKED = 41, 100, 0.8
+"""A scale of ratings has at most so many different values, and none larger; from this share of the
+largest one on a rating means that somebody liked the item."""
+
+
+def split_notes(data: Interactions, config: SplitConfig) -> list[str]:
+    """Return what to know before training: low ratings count as liked, or rows are baskets."""
+    notes = []
+    low, high = float(data.value.min()), float(data.value.max())
+    if config.drop_below is None and config.positive_above is None and low < high <= LARGEST_RATING:
+        found = np.unique(data.value)
+        if len(found) <= MOST_RATINGS:
+            liked = float(found[found >= min(LIKED * high, high)].min())
+            notes.append(
+                f"all {len(data):,} rows count as liked, values from {low:g} to {high:g} among "
+                f"them: split.drop_below = {liked:g} keeps those of {liked:g} and more"
+            )
+    if data.has_baskets and not config.next_basket:
+        notes.append(
+            "rows of one time are baskets, and items are bought again: split.kind = next-basket "
+            "predicts the next basket"
+        )
+    return notes
 
 
 FEW_USERS, FEW_SHARE = 100, 0.1

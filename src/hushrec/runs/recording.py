@@ -18,7 +18,7 @@ from hushrec.data.catalog import names
 from hushrec.data.splitting import Part, Split
 from hushrec.errors import ConfigError, RunError
 from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
-from hushrec.evaluation.groups import few_users_mark, split_marks
+from hushrec.evaluation.groups import few_users_mark, split_marks, split_notes
 from hushrec.evaluation.metrics import Coverage, PopularityBias
 from hushrec.federation.backends import Backend
 from hushrec.federation.experiment import Experiment
@@ -64,7 +64,7 @@ def summarise(
         data_digest=data_digest(data),
         users=schema.UserCounts(**split.facts(), ranked_users=ranked),
         silos=None if holders is None else schema.SiloFacts(**silos.facts(split.train, holders)),
-        notes=list(split.data.notes),
+        notes=[*split.data.notes, *split_notes(data, split.config)],
     )
 
 
