@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -74,7 +74,7 @@ class Kind:
     phase: str
     marked: bool
     shape: UploadShape
-    rounds: Sequence[int]
+    rounds: list[int] = field(default_factory=list, compare=False)
 
     @property
     def uploads(self) -> bool:
@@ -105,13 +105,10 @@ def kinds_of(task: Task, rounds: int) -> list[Kind]:
     for number in range(1, rounds + 1):
         phase, marked = task.method.phase_of(number).name, is_marked(task.method, number)
         shape = task.upload_shape(task.download(number, task.initial))
-        kind = Kind(phase, marked, shape, [number])
-        for place, other in enumerate(found):
-            if replace(other, rounds=[number]) == kind:
-                found[place] = replace(other, rounds=[*other.rounds, number])
-                break
-        else:
+        kind = Kind(phase, marked, shape)
+        if kind not in found:
             found.append(kind)
+        found[found.index(kind)].rounds.append(number)
     return found
 
 
@@ -234,10 +231,9 @@ class _Attack:
         ]
         replayed = max(attacked, default=0)
         steps = replayed + len(from_selected)
-        results: dict[str, dict[str, Any]] = {
-            kind.name: {"skipped": NO_ITEMS if kind.uploads else "uploads nothing"}
-            for kind in kinds
-        }
+        results: dict[str, dict[str, Any]] = {}
+        for kind in kinds:
+            results[kind.name] = {"skipped": NO_ITEMS if kind.uploads else "uploads nothing"}
         together = _Together(self.users, self._view.n_items)
         for number, shared, private in self._states(replayed):
             if number in attacked:
