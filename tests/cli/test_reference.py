@@ -36,4 +36,4 @@ def test_limits_and_choices_are_in_words():
     assert keys["power"].kind == "a number > 0, ≤ 1"
     assert keys["recency"].kind == "a number ≥ 0 or none" and keys["recency"].default is None
     split = {key.name: key for key in keys_of(Experiment.model_fields["split"].annotation)}
-    assert split["kind"].kind == "`leave-one-out`, `ratio`, `time`, `unseen-users`"
+    assert split["kind"].kind == "`leave-one-out`, `ratio`, `time`, `unseen-users`, `next-basket`"
