@@ -438,6 +438,9 @@ def test_a_federated_run_is_a_run(tmp_path):
     for words in ("node-1", "Full ranking", "Convergence", "What it costs", "No formal guarantee"):
         assert words in page
     assert f"{summary.test['full']['ndcg@10']:.4f}" in page
+    card = (folder / "model-card.md").read_text()
+    assert f"on {len(summary.nodes)} nodes" in card
+    assert f"| {summary.test['full']['ndcg@10']:.4f} |" in card
     compared = invoked("compare", alone, folder, "--json")
     assert compared.exit_code == 0, compared.output
     first, second = json.loads(compared.stdout)[:2]
