@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hushrec.config import names
 from hushrec.data.views import Ragged, TrainView
-from hushrec.kernels import mixture
+from hushrec.kernels import baskets as kernels
 from hushrec.methods.statistics.embedded_experts import (
     STATE_AGOS,
     STATE_COUNTS,
@@ -75,13 +75,13 @@ class TestPersonalFrequency(ExpertContract):
 
 
 def state_of(count: int, ago: int) -> int:
-    """The slow twin of `mixture.bucket_of`."""
+    """The slow twin of `baskets.bucket_of`."""
     by_count = sum(count > end for end in STATE_COUNTS)
     return by_count * (len(STATE_AGOS) + 1) + sum(ago > end for end in STATE_AGOS)
 
 
 def counted_slowly(baskets: list[list[int]], n_items: int) -> dict[int, list[float]]:
-    """The slow twin of `mixture.count_repeats`, for one client."""
+    """The slow twin of `baskets.count_repeats`, for one client."""
     found: dict[int, list[float]] = {}
     for item in sorted({i for basket in baskets for i in basket}):
         has = [item in basket for basket in baskets]
@@ -108,7 +108,7 @@ histories = st.lists(
 def test_repeats_are_counted_as_one_by_one(clients):
     view = with_baskets(clients, n_items=8)
     past, ends = view.positives, (STATE_COUNTS, STATE_AGOS)
-    indptr, keys, rows = mixture.count_repeats(
+    indptr, keys, rows = kernels.count_repeats(
         past.indptr, past.values, view.times.values, 8, *ends
     )
     for client, baskets in enumerate(clients):
@@ -125,7 +125,7 @@ def test_own_items_are_scored_as_one_by_one(clients):
     model = {"rates": rates.astype(np.float32), "states": states.astype(np.float32)}
     out = np.zeros((len(clients), 9, 8), np.float32)
     past, ends = view.positives, (STATE_COUNTS, STATE_AGOS)
-    mixture.score_own_items(
+    kernels.score_own_items(
         past.indptr, past.values, view.times.values, *model.values(), *ends, out
     )
     for client, baskets in enumerate(clients):
@@ -154,7 +154,7 @@ def test_own_items_are_scored_as_one_by_one(clients):
 @given(histories)
 def test_the_last_basket_is_the_rows_of_the_last_time(clients):
     view = with_baskets(clients)
-    last = mixture.last_baskets(view.times.indptr, view.times.values)
+    last = kernels.last_baskets(view.times.indptr, view.times.values)
     assert last.tolist() == [len(baskets[-1]) for baskets in clients]
     before = shortened(view, last)
     for client, baskets in enumerate(clients):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hushrec.aggregation import KeyedRows
 from hushrec.data.features import category_columns, category_shares
 from hushrec.data.views import TrainView
-from hushrec.kernels import mixture, ragged
+from hushrec.kernels import baskets, mixture, ragged
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.methods.base import Array, Scores, Shared
 from hushrec.methods.baselines import distinct_items
@@ -451,7 +451,7 @@ class PersonalFrequencyExpert(Expert):
     def count(self, view: TrainView) -> KeyedRows:
         """Count how often own items came again, by item and by state."""
         past, ends = view.positives, (STATE_COUNTS, STATE_AGOS)
-        found = mixture.count_repeats(
+        found = baskets.count_repeats(
             past.indptr, past.values, view.times.values, view.n_items, *ends
         )
         n_states = (len(STATE_COUNTS) + 1) * (len(STATE_AGOS) + 1)
@@ -465,8 +465,8 @@ class PersonalFrequencyExpert(Expert):
         items, states = dense[:n_items], dense[n_items:]
         mean = (states[:, 1].sum() + 1e-3) / (states[:, 0].sum() + 1.0)
         by_item, by_state = (
-            np.log((again + RATE_SMOOTHING * mean) / (baskets + RATE_SMOOTHING) / mean)
-            for baskets, again in (items.T[:2], states.T[:2])
+            np.log((again + RATE_SMOOTHING * mean) / (chances + RATE_SMOOTHING) / mean)
+            for chances, again in (items.T[:2], states.T[:2])
         )
         shares = items[:, 2] / max(items[:, 2].sum(), 1e-12) * n_items
         learnt = {"rates": by_item, "states": by_state, "latest": shares}
@@ -475,7 +475,7 @@ class PersonalFrequencyExpert(Expert):
     def score(self, model: Shared, view: TrainView, out: Scores) -> None:
         """Score the items of the history, and all items by last baskets."""
         past, rates = view.positives, (model["rates"], model["states"], STATE_COUNTS, STATE_AGOS)
-        mixture.score_own_items(past.indptr, past.values, view.times.values, *rates, out)
+        baskets.score_own_items(past.indptr, past.values, view.times.values, *rates, out)
         out[:, -1] = np.log(model["latest"] + np.float32(POPULARITY_FLOOR))
 
     def parts(self, model: Shared) -> tuple[Part, ...]:

@@ -47,7 +47,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from hushrec.aggregation import ClientRows, KeyedRows, Total, Update
 from hushrec.config import Count, Width
 from hushrec.data.views import TrainView, chunks
-from hushrec.kernels import mixture
+from hushrec.kernels import baskets, mixture
 from hushrec.kernels.draws import draw_each
 from hushrec.methods import base
 from hushrec.methods.base import Between, Fitted, OneOf, Phase, Reason, Scores, SearchSpace, Shared
@@ -414,7 +414,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         past = view.positives
         if not view.repeats:
             return np.clip(past.lengths - 1, 0, self.config.held_out)
-        last = mixture.last_baskets(view.times.indptr, view.times.values)
+        last = baskets.last_baskets(view.times.indptr, view.times.values)
         return np.where(last < past.lengths, last, 0)
 
     def _task_counts(self, view: TrainView, streams: Streams) -> NDArray[np.int64]:
