@@ -154,7 +154,7 @@ def test_the_file_works_without_hushrec(bundle, tmp_path):
 
 
 def test_export_refuses(run, bundle, tmp_path):
-    with pytest.raises(RunError, match="holds a bundle: .*replace it with overwrite=True"):
+    with pytest.raises(RunError, match=r"holds a bundle: .*replace it with overwrite=True"):
         run.export(bundle)
     with pytest.raises(ConfigError, match="at least 1"):
         run.export(tmp_path / "b", neighbours=0)
