@@ -16,6 +16,7 @@ from rich.table import Table
 from hushrec import train
 from hushrec.cli import COMMANDS, main
 from hushrec.cli.terminal import Console
+from hushrec.errors import ConfigError, RunError, install_command
 
 HEAVY = "{'numpy', 'numba', 'scipy', 'pydantic', 'torch', 'jinja2'}"
 
@@ -141,3 +142,34 @@ def test_kernels_are_compiled_before_they_are_needed(tmp_path: Path) -> None:
         run.recommend("new", history=run.data.items[:2].tolist())
         run.evaluate("hr@10")
         assert forms() == compiled, options
+
+
+def test_reproduce_outside_a_checkout_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hushrec.__file__", str(tmp_path / "site" / "lib" / "hushrec/__init__.py"))
+    told = CliRunner().invoke(main, ["reproduce", "list"])
+    assert told.exit_code == 2 and "run this command in a checkout" in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+
+
+def test_the_hint_for_torch_names_the_build_that_the_constraints_name() -> None:
+    """The CPU build: without a version pip brings several GB of CUDA packages."""
+    constraints = (Path(__file__).parents[2] / "constraints.txt").read_text()
+    (pinned,) = [line for line in constraints.splitlines() if line.startswith("torch")]
+    assert install_command("neural").startswith(f"pip install {pinned} 'hushrec[neural]'")
+    assert install_command("tune") == "pip install 'hushrec[tune]'"
+
+
+def test_errors_speak_the_language_of_the_caller(tmp_path: Path) -> None:
+    run = train("demo", "popularity", out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"history=\[") as python:
+        run.recommend("somebody")
+    assert "--" not in str(python.value)
+    told = CliRunner().invoke(main, ["recommend", str(tmp_path / "run"), "--user", "somebody"])
+    assert told.exit_code == 2 and "--history FILE" in told.stderr and "history=" not in told.stderr
+    with pytest.raises(RunError, match="use resume=True to go on") as python:
+        train("demo", "popularity", out=tmp_path / "run")
+    assert "--" not in str(python.value)
+    again = ["train", "--data", "demo", "--method", "popularity", "--out", str(tmp_path / "run")]
+    assert "add --resume to go on" in CliRunner().invoke(main, again).stderr

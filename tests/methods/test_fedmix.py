@@ -503,7 +503,7 @@ def test_under_noise_on_sums_the_default_is_fednext():
     for mode in ("central", "distributed"):
         noise = {**settings, "privacy.mode": mode}
         assert ExperimentRequest("tastes", settings=noise).experiment().method == "fednext"
-        with pytest.raises(ConfigError, match=f"mode = {mode} adds noise .* use --method fednext"):
+        with pytest.raises(ConfigError, match=f"mode = {mode} adds noise .*: use the method fed"):
             hushrec.train(taste_world(), "fedmix", settings=noise)
     local = {"privacy.mode": "local-gaussian", "privacy.epsilon": 8.0, "privacy.clip": 1.0}
     with pytest.raises(ConfigError, match="cover every pair: use another method"):
