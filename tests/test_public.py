@@ -67,7 +67,8 @@ def test_the_exception_tree():
         "MissingExtraError": "HushrecError",
     }
     assert all(name in errors.__doc__ for name in tree)
-    assert "pip install torch==2.13.0 'hushrec[neural]'" in str(errors.MissingExtraError("VAE", "neural"))
+    hint = str(errors.MissingExtraError("VAE", "neural"))
+    assert "pip install torch==2.13.0 'hushrec[neural]'" in hint
 
 
 def test_importing_stays_light():

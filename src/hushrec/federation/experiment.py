@@ -105,9 +105,14 @@ class Experiment(Settings):
         named: Any = self.columns or {}
         return load(self.data, items=self.items, progress=progress, **named)
 
+    @property
+    def method_class(self) -> type[Method]:
+        """The class of the configured method; under noise on sums, of its variant for noise."""
+        return _class_for(self.method, self.privacy.mode)
+
     def make_method(self) -> Method:
         """Build the configured method."""
-        found = _class_for(self.method, self.privacy.mode)
+        found = self.method_class
         self.check_silos(found)
         return found(_validated(found.Config, self.options, f"option of {self.method}"))
 

@@ -43,7 +43,7 @@ def run_card(
     experiment: Experiment, summary: Summary, ranks: Mapping[str, PartRanks] | None = None
 ) -> str:
     """Return the card of a run; ``ranks`` give its figures intervals over users."""
-    public, method = experiment.without_paths(), experiment.make_method()
+    public, method = experiment.without_paths(), experiment.method_class
     config = public.model_dump(mode="json", exclude_none=True)
     again = "" if experiment.split.next_basket else " that the user has not touched"
     return _card(
@@ -64,7 +64,11 @@ def run_card(
 
 
 def release_card(
-    config: Mapping[str, Any], method: Method, statement: PrivacyStatement, number: int, items: int
+    config: Mapping[str, Any],
+    method: type[Method],
+    statement: PrivacyStatement,
+    number: int,
+    items: int,
 ) -> str:
     """Return the card of a release, of the round ``number``: nothing that is not covered."""
     data = f"{_text(config['data'])}: {items:,} items, whose list is public. {_split(config)}"
@@ -117,9 +121,9 @@ def _split(config: Mapping[str, Any]) -> str:
     return "Split: " + ", ".join(f"`{name} = {_value(at)}`" for name, at in found.items()) + "."
 
 
-def _method(method: Method, config: Mapping[str, Any]) -> Iterable[str]:
-    about = (type(method).__doc__ or "").strip().splitlines()[:1]
-    source = (sys.modules[type(method).__module__].__doc__ or "").strip().partition("\n")[0]
+def _method(method: type[Method], config: Mapping[str, Any]) -> Iterable[str]:
+    about = (method.__doc__ or "").strip().splitlines()[:1]
+    source = (sys.modules[method.__module__].__doc__ or "").strip().partition("\n")[0]
     yield " ".join([f"`{method.name}`:", *map(_text, about)])
     if source.casefold().startswith(method.name.casefold()):  # a module of this method alone
         yield f"Source: {_text(source)}"
@@ -171,7 +175,7 @@ def _figures(summary: Summary, ranks: Mapping[str, PartRanks] | None, again: str
     )
 
 
-def _costs(summary: Summary, method: Method) -> str:
+def _costs(summary: Summary, method: type[Method]) -> str:
     if method.traits.pooled:
         return "Nothing is sent: this baseline pools everybody's data in one place."
     sent, names = summary.communication, ("up_bytes", "down_bytes")
@@ -262,7 +266,7 @@ def _card(blocks: Sequence[str]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _title(method: Method, data: str) -> str:
+def _title(method: type[Method], data: str) -> str:
     return f"# Model card: {method.name} on {_text(data)}"
 
 

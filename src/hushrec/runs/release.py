@@ -132,7 +132,9 @@ def write_release(what: Covered, folder: Path) -> None:
     account = ("delta", "epsilon", "asked_epsilon", "spent_epsilon", "account")
     texts = {
         "README.md": _readme(what),
-        CARD: release_card(what.config, what.model.method, statement, what.round, len(data.items)),
+        CARD: release_card(
+            what.config, type(what.model.method), statement, what.round, len(data.items)
+        ),
         "statement.txt": f"{statement.statement}\n",
         "statement.json": _json({key: getattr(statement, key) for key in guarantee}),
         "account.json": _json({key: getattr(statement, key) for key in account}),
