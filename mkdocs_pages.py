@@ -3,11 +3,12 @@
 README and its like are pages too, and are read where they are. A link is written for the
 repository: here it leads to the page of the file it names, to the file itself if that is a drawing,
 and where there is neither, its words stay and say the path. A line that is nothing but a link to a
-Python file becomes that file.
+Python file becomes that file. A notebook is a page of its texts and its code.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -23,6 +24,10 @@ ELSEWHERE = {
     "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
     "benchmarks.md": "benchmarks/README.md",
+    **{
+        f"notebooks/{name}.md": f"examples/notebooks/{name}.ipynb"
+        for name in ("compare-methods", "own-data", "privacy")
+    },
 }
 """Pages by the file that they are read from."""
 DRAWN = (".svg", ".png")
@@ -34,11 +39,25 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are read from elsewhere, and the drawings that pages show."""
     for name, source in ELSEWHERE.items():
         text = (ROOT / source).read_text("utf-8")
+        text = notebook_page(text, source) if source.endswith(".ipynb") else text
         files.append(File.generated(config, name, content=text))
     for drawing in sorted(ROOT.glob("experiments/**/*.svg")):
         name = drawing.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(drawing)))
     return files
+
+
+def notebook_page(text: str, source: str) -> str:
+    """Return a notebook as a page; it says where to find the notebook, to run it."""
+    title, *cells = json.loads(text)["cells"]
+    parts = [
+        "".join(title["source"]),
+        f"This page is the notebook `{source}`: run it to see results.",
+    ]
+    for cell in cells:
+        body = "".join(cell["source"])
+        parts.append(f"```python\n{body}\n```" if cell["cell_type"] == "code" else body)
+    return "\n\n".join([*parts, ""])
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:

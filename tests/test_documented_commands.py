@@ -36,6 +36,8 @@ NOT_PLAYED = {
 }
 ALL = [step for document in DOCUMENTS for step in steps(document)]
 COMMANDS = [step for step in ALL if not step.python]
+EMBEDDED = ("demo", "receipts")
+"""Data sets that need no download."""
 FEWER = 220
 """Viewers of the embedded data where no figures are shown."""
 
@@ -185,7 +187,7 @@ def shortened(step: Step) -> list[str]:
         if words[0] == "tune":
             changes["--trials"] = "2"
         data = words[words.index("--data") + 1] if "--data" in words else "demo"
-        if not Path(data).exists():
+        if data not in EMBEDDED and not Path(data).exists():
             changes["--data"] = "demo"
             words = [word.replace(f"tunes/{data}-", "tunes/demo-") for word in words]
         if "--seeds" in words:

@@ -22,6 +22,7 @@ from hushrec.io.codec import Tables
 from hushrec.methods.base import Method
 from hushrec.runs.compared import MEANS_ALONE as MEANS_ALONE
 from hushrec.runs.compared import ComparedRun, Comparison
+from hushrec.runs.compared import metric_name as metric_name
 from hushrec.runs.progress import human_duration as human_duration
 from hushrec.runs.progress import human_size as human_size
 from hushrec.runs.schema import AdaptationCurve, Communication, Summary
@@ -56,11 +57,6 @@ def p_text(value: float) -> str:
 def percent(share: float) -> str:
     """Write a share in per cent."""
     return f"{100 * share:.1f} %"
-
-
-def metric_name(metric: str) -> str:
-    """Write a metric's name as people do: HR@10."""
-    return metric.upper() if metric[:2] in ("hr", "nd", "mr", "au") else metric.capitalize()
 
 
 def marked(summary: Summary, label: str) -> str:

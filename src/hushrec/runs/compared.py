@@ -21,6 +21,11 @@ MEANS_ALONE = (
 )
 
 
+def metric_name(metric: str) -> str:
+    """Write a metric's name as people do: HR@10."""
+    return metric.upper() if metric[:2] in ("hr", "nd", "mr", "au") else metric.capitalize()
+
+
 @dataclass(frozen=True)
 class ComparedRun:
     """One run's value of one metric, and its difference from another run."""
@@ -124,8 +129,9 @@ class Comparison(Sequence[ComparedRun]):
     def to_markdown(self, *, costs: bool = True) -> str:
         """Return the table of a paper in Markdown, with its caption and footnotes below."""
         table = _PaperTable(self, costs)
+        several = len(self.data) > 1
         heads = [
-            f"{_markdown(data)}{table.mark_of(data)} {_markdown(name)}"
+            f"{f'{_markdown(data)} ' if several else ''}{_markdown(name)}{table.mark_of(data)}"
             for data in self.data
             for name in table.columns
         ]
@@ -194,7 +200,7 @@ class _PaperTable:
         self.compared, self.rows, self.costs = compared, compared.rows, costs
         self.label_of = _labels(self.rows)
         self.labels = list(dict.fromkeys(self.label_of.values()))
-        self.columns = [metric.upper() for metric in compared.metrics] + (list(COSTS) * costs)
+        self.columns = [*map(metric_name, compared.metrics), *(COSTS if costs else ())]
         self.marks = list(dict.fromkeys(mark for row in self.rows for mark in row.marks))
 
     def rows_of(self, data: str, metric: str) -> list[ComparedRun]:
@@ -265,9 +271,11 @@ class _PaperTable:
         rows, compared = self.rows, self.compared
         full = compared.candidates == "full"
         ranked = "all items ranked" if full else f"candidates {compared.candidates}"
-        said = [f"Test {' and '.join(m.upper() for m in compared.metrics)}, {ranked}: means over"]
+        metrics = " and ".join(map(metric_name, compared.metrics))
         seeds = any(row.seed_sd is not None for row in rows)
-        said[0] += " users" + (" and seeds ± standard deviation over seeds." if seeds else ".")
+        spread = " and seeds ± standard deviation over seeds" if seeds else ""
+        on = " and ".join(compared.data)
+        said = [f"Test {metrics} on {on}, {ranked}: means over users{spread}."]
         leaking = {row.leaks for row in rows}
         said.append("Best in bold" + (", without runs that leak." if len(leaking) > 1 else "."))
         tests = sum(row.p_value is not None for row in rows)
