@@ -109,6 +109,7 @@ SECTIONS = (
             *("epsilon_of", "noise_for"),
         ),
     ),
+    Section("Attack a run", "hushrec.audit", ("audit",)),
     Section("Serve on a device", "hushrec.serving.recommender", ("Recommender", "Suggestion")),
     Section(
         "Errors",
