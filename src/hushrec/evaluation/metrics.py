@@ -223,6 +223,11 @@ class ListMetric(ABC):
         """
 
 
+def metric_name(metric: str) -> str:
+    """Write a metric's name as people do: HR@10."""
+    return metric.upper() if metric[:2] in ("hr", "nd", "mr", "au") else metric.capitalize()
+
+
 def parse_metric(name: str) -> Metric | ListMetric:
     """Return the metric of a name such as ``ndcg@10``, ``auc`` or ``coverage@10``."""
     kind, _, cut = name.partition("@")

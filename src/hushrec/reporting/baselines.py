@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from hushrec.api import Run
 from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
 from hushrec.evaluation.groups import bootstrap_interval
-from hushrec.evaluation.metrics import Ranks, per_user, summarise
+from hushrec.evaluation.metrics import Ranks, metric_name, per_user, summarise
 from hushrec.io import usable_cores
 from hushrec.methods.baselines import Popularity
 from hushrec.reporting import plots
 from hushrec.reporting.plots import Bar, Dot
-from hushrec.reporting.tables import marked, metric_name, signed, signed_interval, verdict
+from hushrec.reporting.tables import marked, signed, signed_interval, verdict
 
 LIST_LENGTH = 10
 SMALLEST_GROUP = 5

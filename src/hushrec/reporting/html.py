@@ -19,13 +19,13 @@ from markupsafe import Markup
 from hushrec.analysis.run import one_user
 from hushrec.api import Run
 from hushrec.errors import ConfigError, RunError, plain
+from hushrec.evaluation.metrics import metric_name
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine
 from hushrec.io.files import write_text
 from hushrec.methods.base import Method
 from hushrec.reporting import baselines, plots, sections, tables
-from hushrec.reporting.tables import metric_name
-from hushrec.runs.compared import ComparedRun
+from hushrec.runs.compared import MEANS_ALONE, ComparedRun
 from hushrec.runs.comparison import compare
 from hushrec.runs.folder import RunFolder
 from hushrec.runs.schema import Summary
@@ -192,7 +192,7 @@ def write_comparison(paths: Sequence[Path], file: Path) -> Path:
         "headline": [_headline(metric, rows, names) for metric in HEADLINE],
         "curves": _curves(paths, names),
         "curve_style": plots.CURVE_STYLE,
-        "means_alone": tables.MEANS_ALONE if any(row.low is None for row in rows) else "",
+        "means_alone": MEANS_ALONE if any(row.low is None for row in rows) else "",
         "runs": [
             {"name": names[row.run], "summary": summary, "cost": row}
             for row, summary in zip({row.run: row for row in rows}.values(), summaries, strict=True)

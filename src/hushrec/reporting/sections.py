@@ -20,7 +20,7 @@ from hushrec.data import partition as silos
 from hushrec.data.interactions import Interactions, MultiCategorical
 from hushrec.errors import ConfigError
 from hushrec.evaluation.groups import AWAY
-from hushrec.evaluation.metrics import Ranks
+from hushrec.evaluation.metrics import Ranks, metric_name
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine
 from hushrec.io.files import write_text
@@ -30,7 +30,7 @@ from hushrec.privacy.statement import ComposedStatement
 from hushrec.reporting import plots
 from hushrec.reporting.baselines import LIST_LENGTH
 from hushrec.reporting.plots import Bar, Dot
-from hushrec.reporting.tables import marked, metric_name, signed
+from hushrec.reporting.tables import marked, signed
 from hushrec.runs.folder import AUDIT_FILE, SEEDS, RunFolder
 from hushrec.runs.schema import AdaptationCurve, Audit, Skipped, Summary
 

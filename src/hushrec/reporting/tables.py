@@ -20,9 +20,7 @@ from hushrec.errors import plain
 from hushrec.evaluation.groups import Spread
 from hushrec.io.codec import Tables
 from hushrec.methods.base import Method
-from hushrec.runs.compared import MEANS_ALONE as MEANS_ALONE
-from hushrec.runs.compared import ComparedRun, Comparison
-from hushrec.runs.compared import metric_name as metric_name
+from hushrec.runs.compared import MEANS_ALONE, ComparedRun, Comparison
 from hushrec.runs.progress import human_duration as human_duration
 from hushrec.runs.progress import human_size as human_size
 from hushrec.runs.schema import AdaptationCurve, Communication, Summary

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from hushrec.errors import plain
+from hushrec.evaluation.metrics import metric_name
 from hushrec.io.codec import Rows
 from hushrec.runs.progress import NO_BREAK, human_size
 
@@ -19,11 +20,6 @@ SIGNIFICANT = 0.05
 MEANS_ALONE = (
     "means alone, without paired tests: the ranks of a federation's users stay on its nodes"
 )
-
-
-def metric_name(metric: str) -> str:
-    """Write a metric's name as people do: HR@10."""
-    return metric.upper() if metric[:2] in ("hr", "nd", "mr", "au") else metric.capitalize()
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,15 @@ from hushrec.analysis.run import one_user, some_users
 from hushrec.api import Run
 from hushrec.data.text import short_name
 from hushrec.errors import ConfigError, HushrecError, RunError
+from hushrec.evaluation.metrics import metric_name
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import RoundLine
 from hushrec.io.codec import read_text
 from hushrec.reporting import plots, tables
 from hushrec.reporting.html import REPORT, environment, means_plot
 from hushrec.reporting.sections import learning_points, loss_points, validation_points
-from hushrec.reporting.tables import metric_name, signed
-from hushrec.runs.compared import ComparedRun
+from hushrec.reporting.tables import signed
+from hushrec.runs.compared import MEANS_ALONE, ComparedRun
 from hushrec.runs.comparison import compare
 from hushrec.runs.folder import NEW, SEEDS, RunFolder, is_run
 from hushrec.runs.schema import PUBLISHED_MARK, Seeds, Summary
@@ -306,7 +307,7 @@ def _compared(rows: Sequence[ComparedRun], names: Mapping[str, str]) -> Context:
     assert second.difference is not None
     if low is None or high is None or p_value is None:
         verdict = "above" if second.difference > 0 else "not above"
-        words = f"; {tables.MEANS_ALONE}"
+        words = f"; {MEANS_ALONE}"
     else:
         verdict = tables.verdict(low, high)
         p = "below 0.001" if p_value < 0.001 else f"{p_value:.3f}"
