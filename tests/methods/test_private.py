@@ -367,7 +367,7 @@ def test_the_command_line_works_by_itself(tmp_path):
     arguments = ["train", "--data", "demo", "--method", "fednext", "--out", str(out)]
     done = CliRunner().invoke(main, [*arguments, "--privacy", "central", "--epsilon", "8"])
     assert done.exit_code == 0, done.output
-    assert "User-level (8," in " ".join(done.output.split())
+    assert "User-level (ε = 8," in " ".join(done.output.split())
     run = hushrec.Run.open(out)
     assert run.recommend("viewer-0001")
 

@@ -332,7 +332,7 @@ def test_the_command_line_and_the_report(tmp_path):
     arguments += ["--privacy", "local-gaussian", "--clip", "1", "--budgets", "activity"]
     done = CliRunner().invoke(main, [*arguments, "--epsilon-min", "1", "--epsilon-max", "8"])
     assert done.exit_code == 0, done.output
-    assert "client's own budget, epsilon 1 to 8" in " ".join(done.output.split())
+    assert "personal budgets: epsilon 1 to 8" in " ".join(done.output.split())
     report = (out / "report.html").read_text()
     assert "Personal budgets" in report
     assert "0 clients stopped" in " ".join(report.split())
