@@ -364,7 +364,7 @@ def summary_lines(summary: Summary) -> list[Table | Text]:
         f"peak memory {human_size(summary.peak_rss_bytes)}",
         f"uploaded {human_size(sent.up_bytes)}, downloaded {human_size(sent.down_bytes)} "
         f"by {users.training_clients or users.users:,} clients that train{_client_costs(sent)}",
-        " ".join(["privacy:", summary.privacy.headline, *summary.privacy.in_words]),
+        " ".join(filter(None, ["privacy:", summary.privacy.headline, *summary.privacy.in_words])),
     ]
     if summary.nodes:
         counts = ", ".join(f"{name} {count:,}" for name, count in summary.nodes.items())
