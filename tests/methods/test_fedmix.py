@@ -517,7 +517,10 @@ def test_under_noise_on_sums_the_default_is_fednext():
 def test_a_mixture_does_not_lose_to_its_parts():
     """Each expert alone, with weights of its own, and FedNext, on the demo data."""
     whole = hushrec.train("demo", "fedmix").summary.valid["full"]["ndcg@10"]
-    for name in FedMix().config.experts:
+    *others, baskets = FedMix().config.experts
+    with pytest.raises(ConfigError, match=f"no expert of fedmix applies to this data: {baskets}"):
+        hushrec.train("demo", "fedmix", experts=[baskets])
+    for name in others:
         settings = {"experts": [name], "network_rounds": 0}
         part = hushrec.train("demo", "fedmix", settings=settings)
         assert whole >= part.summary.valid["full"]["ndcg@10"], name

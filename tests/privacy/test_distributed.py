@@ -127,7 +127,7 @@ def test_methods_with_a_form_for_noise_have_it(tiny):
         ({**DISTRIBUTED, "privacy.tolerated": 4}, "use at most 3"),
         ({k: v for k, v in DISTRIBUTED.items() if k != "privacy.nodes"}, "privacy.nodes = N"),
         ({**DISTRIBUTED, "privacy.mode": "central"}, "needs privacy.mode = distributed"),
-        ({**DISTRIBUTED, "privacy.scale": 1.0}, "--scale is for local noise"),
+        ({**DISTRIBUTED, "privacy.scale": 1.0}, "privacy.scale is for local noise"),
         (
             {**DISTRIBUTED, "cohort.kind": "poisson", "cohort.probability": 0.5},
             "sampling amplifies nothing",

@@ -327,7 +327,7 @@ def test_ml_1m_fits_a_device(data_dir, tmp_path):
     data, past = run.split.data, run.split.history("test").positives
     for user in range(0, 6040, 60):
         history = [str(item) for item in data.items[past[user]]]
-        one._history = {int(item): None for item in past[user]}
+        one._history = [int(item) for item in past[user]]
         began = time.perf_counter()
         mine = one.recommend(10)
         spent.append(time.perf_counter() - began)

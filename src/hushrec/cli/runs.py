@@ -196,7 +196,9 @@ def compare_command(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare finished runs user by user; runs of several data sets are grouped by data set.
+    """Compare finished runs user by user, the first as the baseline.
+
+    Runs of several data sets are grouped by data set.
 
     \b
     hushrec compare runs/popularity runs/fedmf runs/pfedrec

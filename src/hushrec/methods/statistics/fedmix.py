@@ -47,6 +47,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from hushrec.aggregation import ClientRows, KeyedRows, Total, Update
 from hushrec.config import Count, Width
 from hushrec.data.views import TrainView, chunks
+from hushrec.errors import ConfigError
 from hushrec.kernels import baskets, mixture
 from hushrec.kernels.draws import draw_each
 from hushrec.methods import base
@@ -376,7 +377,13 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         return [experts.expert_class(name)(self.config) for name in self.config.experts]
 
     def _applicable(self, view: TrainView) -> list[Expert]:
-        return [expert for expert in self._experts() if expert.is_applicable(view)]
+        found = [expert for expert in self._experts() if expert.is_applicable(view)]
+        if not found:
+            raise ConfigError(
+                f"no expert of fedmix applies to this data: {', '.join(self.config.experts)} need "
+                "features of items, or baskets; name others in 'experts'"
+            )
+        return found
 
     def active(self, shared: Shared, *, held_out: bool = False) -> list[tuple[Expert, Shared]]:
         """Return each expert with its served model, or with that learnt without held-out items."""
