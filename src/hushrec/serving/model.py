@@ -394,6 +394,9 @@ class Model(Recommends):
                 history, seen = past(batch)
             return self._best(history, self.scores(batch, history), k, chosen, seen)
 
+        if len(users) == 1:  # a thread costs more than one user's list
+            yield from work(users)
+            return
         together = max(1, self.batch_size) * 4 * threads
         with ThreadPoolExecutor(threads) as pool:
             for some in chunks(users, together):
