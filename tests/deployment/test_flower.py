@@ -267,7 +267,21 @@ def test_the_network_cannot_register_a_key_and_this_machine_can(made, running):
     assert flwr(environment, *words)["success"], "without the door it is done"
 
 
-def test_a_server_cannot_run_its_code_on_a_node(made, running):
+def test_the_same_folder_does_not_run_twice(made, running):
+    folder = ServerFolder.open(made / "server")
+    with pytest.raises(RunError, match="is running already"), server_running(folder):
+        pass
+
+
+def test_an_exception_leaves_nothing(made):
+    shutil.copytree(made / "nodes" / "cleo", made / "again")
+    with pytest.raises(ZeroDivisionError), node_running(NodeFolder.open(made / "again")):
+        assert started_in(made / "again")
+        raise ZeroDivisionError
+    assert not started_in(made / "again")
+
+
+def run_the_servers_code(made, running):
     """Whoever has the server's machine has its secret too, and runs whatever they like there."""
     work = made / "server" / "run"
     inside = re.search(r"127\.0\.0\.1:\d+", (work / "flwr" / "config.toml").read_text())[0]
@@ -295,22 +309,10 @@ def test_a_server_cannot_run_its_code_on_a_node(made, running):
     superexec.process.wait(20)
 
 
-def test_the_same_folder_does_not_run_twice(made, running):
-    folder = ServerFolder.open(made / "server")
-    with pytest.raises(RunError, match="is running already"), server_running(folder):
-        pass
-
-
-def test_an_exception_leaves_nothing(made):
-    shutil.copytree(made / "nodes" / "cleo", made / "again")
-    with pytest.raises(ZeroDivisionError), node_running(NodeFolder.open(made / "again")):
-        assert started_in(made / "again")
-        raise ZeroDivisionError
-    assert not started_in(made / "again")
-
-
-def test_a_term_ends_everything_and_no_message_is_left(made, running):
-    """Comes last: it ends what the others use."""
+def test_a_server_cannot_run_its_code_on_a_node_and_a_term_ends_everything(made, running):
+    """Comes last, as it ends what the others use; of the messages before it none is left."""
+    assert online(made, 3) == 3
+    run_the_servers_code(made, running)
     folders = [made / "server", *(made / "nodes" / name for name in REGISTERED)]
     assert all(map(started_in, folders))
     for process in running.services:
