@@ -425,8 +425,8 @@ class Model(Recommends):
             weights = method.item_neighbours(self.shared, number)
         elif isinstance(method, ItemTables):
             # The table of a client that has done nothing is the server's.
-            nobody = self.fold_in(self.data.new_user([], {}))
-            table = next(iter(method.item_tables(self.shared, nobody).values()))
+            empty = self.fold_in(self.data.new_user([], {}))
+            table = next(iter(method.item_tables(self.shared, empty).values()))
             units = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
             weights = units @ units[number]
         if weights is None:
