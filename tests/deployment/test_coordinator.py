@@ -122,7 +122,7 @@ def model(folder):
     ("method", "settings", "rounds"),
     [
         *[("pfedrec", {}, 3), ("fednext", {}, 3), ("fednext", NOISE, 2), ("fedrap", {}, 3)],
-        (None, {"network_rounds": 2, "newton_rounds": 2, "turns": 1}, None),
+        (None, {"network_rounds": 2, "newton_rounds": 2}, None),
     ],
 )
 def test_it_is_the_run_of_one_process(method, settings, rounds, tmp_path):
@@ -282,7 +282,7 @@ class Hurried(MemoryLink):
 
 def test_the_deadline_of_a_round_is_that_of_its_phase(tmp_path):
     """Phases of one round each, and then several: the first round of each has more time."""
-    settings = {"network_rounds": 2, "newton_rounds": 2, "turns": 1, "evaluation.every": 100}
+    settings = {"network_rounds": 2, "newton_rounds": 2, "evaluation.every": 100}
     begin, lossy = rehearsal(tmp_path / "f", taste_world(), None, settings, rounds=None)
     run = begin(round_seconds=100.0, phase_seconds={"fit network": 50.0}, first_round_factor=2.0)
     phases, link = run.contract.experiment.make_method().phases, Hurried(lossy.link().nodes)

@@ -14,7 +14,7 @@ from hushrec.secagg.vectors import WIDE
 from hushrec.testing import Federation, clients_of
 
 ITEMS = 20
-SHORT = {"fedmix": {"newton_rounds": 1, "network_rounds": 1, "turns": 1}}
+SHORT = {"fedmix": {"newton_rounds": 1, "network_rounds": 1}}
 FEDERATED = [name for name in method_names() if not method_class(name).traits.pooled]
 
 

@@ -22,7 +22,7 @@ from hushrec.streams import Streams
 from hushrec.studio.pages import Studio
 from hushrec.testing import taste_world
 
-SMALL = {"newton_rounds": 2, "network_rounds": 2, "turns": 1, "top_candidates": 20}
+SMALL = {"newton_rounds": 2, "network_rounds": 2, "top_candidates": 20}
 SMALL |= {"random_candidates": 10, "reranked": 12, "hidden": 4, "factors": 4, "ridge": 5.0}
 SETTINGS = {"fedmix": SMALL | {"evaluation.every": 6}, "fednext": {"ridge": 5.0}}
 CENTRAL = {"privacy.mode": "central", "privacy.epsilon": 8.0, "privacy.noise_seed": 3}

@@ -22,7 +22,6 @@ TRAINED = {
         {
             "newton_rounds": 2,
             "network_rounds": 2,
-            "turns": 1,
             "top_candidates": 20,
             "random_candidates": 10,
         }

@@ -24,7 +24,7 @@ from hushrec.testing import taste_world
 OPTIONS = {"popularity": 0.1, "ridge": 5.0}
 
 
-MIXTURE = {"newton_rounds": 3, "network_rounds": 3, "turns": 1, "lr": 0.2, "evaluation.every": 8}
+MIXTURE = {"newton_rounds": 3, "network_rounds": 3, "lr": 0.2, "evaluation.every": 8}
 MIXTURE |= {
     "top_candidates": 20,
     "random_candidates": 10,

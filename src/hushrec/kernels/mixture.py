@@ -371,7 +371,7 @@ def back(
 
 @njit(cache=True, nogil=True)
 def network_sums(
-    indptr: Array, rows: Array, block: int, takes_part: Array, weights: Array, network: Reranker
+    indptr: Array, rows: Array, block: int, weights: Array, network: Reranker
 ) -> tuple[Array, Array]:
     """Return who took part, and per such client: tasks, loss, and the network's gradient.
 
@@ -390,7 +390,7 @@ def network_sums(
     n = 0
     for c in range(len(indptr) - 1):
         took_part = False
-        for start in range(indptr[c], indptr[c + 1] if takes_part[c] else indptr[c], block):
+        for start in range(indptr[c], indptr[c + 1], block):
             mixed, chosen_by = np.zeros(block, np.float32), np.zeros(block, np.float32)
             bound = np.float32(np.inf)
             for r in range(block):

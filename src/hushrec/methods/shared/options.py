@@ -1,10 +1,10 @@
 """Options that several methods share, and optimisers of the server on sums over clients.
 
 Adam has decoupled weight decay; its state is part of the shared parameters. Newton's method is
-damped: the server holds the best weights so far with their gradient and Hessian, and clients
-evaluate a trial, weights a step further. If the trial has a lower loss it is accepted and the
-damping falls tenfold, otherwise the damping rises tenfold (Levenberg 1944, Marquardt 1963). One
-trial takes one round.
+damped (Levenberg 1944, Marquardt 1963): the server holds the best weights so far with their
+gradient and Hessian, and clients evaluate trials, steps of several dampings from there, in one
+round. The trial with the lowest loss is accepted if that is lower than before, and the next trials
+are around a tenth of its damping; otherwise they are around ten times the largest one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from hushrec.methods.base import Array, Between, MethodConfig, SearchSpace, Shar
 
 FIRST, SECOND, SMALL = 0.9, 0.99, 1e-8
 """Adam's decay of both moments, and what keeps its division finite."""
-STATE = ("weights", "trial", "loss", "gradient", "hessian", "damping")
+STATE = ("weights", "trials", "loss", "gradient", "hessian", "damping")
+DAMPINGS = np.array([100.0, 1.0, 0.01])
+"""Trials of one round have these multiples of the damping: a good one is rarely known before."""
 WORST = 1e30
 """The loss before the first trial."""
 
@@ -45,11 +47,11 @@ def adam_step(
 
 
 def first_trial(weights: Array) -> Shared:
-    """Return the state of Newton's method that tries these weights first."""
+    """Return the state of Newton's method before the clients evaluated its first weights."""
     size = len(weights)
     return {
         "weights": weights.copy(),
-        "trial": weights.copy(),
+        "trials": weights[None].copy(),
         "loss": np.array([WORST]),
         "gradient": np.zeros(size),
         "hessian": np.eye(size),
@@ -57,25 +59,33 @@ def first_trial(weights: Array) -> Shared:
     }
 
 
-def next_trial(state: Shared, sums: Array, penalty: float) -> Shared:
-    """Return the state after a trial, from the clients' sums at its weights.
+def next_trials(state: Shared, sums: Array, penalty: float) -> Shared:
+    """Return the state after a round of trials, from the clients' sums at their weights.
 
-    The sums are: number of prediction tasks, loss, gradient, upper triangle of the Hessian.
+    The sums, a row for each trial, are: number of prediction tasks, loss, gradient, upper triangle
+    of the Hessian.
     """
-    size, tasks, trial = len(state["weights"]), max(sums[0], 1.0), state["trial"]
-    loss = sums[1] / tasks + penalty * (trial @ trial) / 2
+    size, trials, tasks = len(state["weights"]), state["trials"], max(sums[0, 0], 1.0)
+    losses = sums[:, 1] / tasks + penalty * (trials**2).sum(axis=1) / 2
+    best = int(losses.argmin())
+    # Before the first steps, the only trial is the start.
+    tried = state["damping"] * (DAMPINGS if len(trials) > 1 else 1.0)
     new = {name: state[name] for name in STATE}
-    if loss < state["loss"][0]:
+    if losses[best] < state["loss"][0]:
         hessian = np.zeros((size, size))
-        hessian[np.triu_indices(size)] = sums[2 + size :] / tasks
+        hessian[np.triu_indices(size)] = sums[best, 2 + size :] / tasks
         hessian += np.triu(hessian, 1).T + penalty * np.eye(size)
-        new |= {"weights": trial, "loss": np.array([loss]), "hessian": hessian}
-        new["gradient"] = sums[2 : 2 + size] / tasks + penalty * trial
-        new["damping"] = state["damping"] / 10
+        new |= {"weights": trials[best], "loss": losses[[best]], "hessian": hessian}
+        new["gradient"] = sums[best, 2 : 2 + size] / tasks + penalty * trials[best]
+        new["damping"] = tried[[best]] / 10
     else:
-        new["damping"] = state["damping"] * 10
-    hessian = new["hessian"] + np.diag(new["damping"] * np.diag(new["hessian"]))
-    new["trial"] = new["weights"] - np.linalg.solve(hessian, new["gradient"])
+        new["damping"] = tried[[0]] * 10
+    ridge = np.diag(np.diag(new["hessian"]))
+    steps = [
+        np.linalg.solve(new["hessian"] + damping * ridge, new["gradient"])
+        for damping in new["damping"] * DAMPINGS
+    ]
+    new["trials"] = new["weights"] - np.stack(steps)
     return new
 
 

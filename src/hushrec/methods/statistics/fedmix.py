@@ -22,11 +22,12 @@ The phases, and what a client uploads in each:
 2. *Score candidates.* A client receives the experts learnt without held-out items. Each held-out
    item is a prediction task: the client keeps the scores of that item, of the ``top_candidates``
    untouched items with the highest scores by the starting weights, and of ``random_candidates``
-   drawn from the rest, which stand for all of it. It uploads moments of the scores, for scaling.
-3. *Fit weights*, ``newton_rounds`` rounds: loss, gradient and Hessian at the weights that it is
-   sent; the server takes damped Newton steps (`shared.options`).
-4. *Fit network*, ``network_rounds`` rounds, a client in one of ``turns`` of them: its gradient of
-   the network; the server takes a step of Adam (FedAdam: Reddi et al. 2021, with one local step).
+   drawn from the rest, which stand for all of it. It uploads moments of the scores, for scaling,
+   and loss, gradient and Hessian at the starting weights.
+3. *Fit weights*, ``newton_rounds`` rounds: loss, gradient and Hessian at a few trial weights that
+   it is sent; the server takes damped Newton steps (`shared.options`).
+4. *Fit network*, ``network_rounds`` rounds: its gradient of the network; the server takes a step of
+   Adam (FedAdam: Reddi et al. 2021, with one local step).
 
 So a client uploads its pairs once, and then a few kB a round; it downloads the experts twice.
 
@@ -52,7 +53,7 @@ from hushrec.kernels import baskets, mixture
 from hushrec.kernels.draws import draw_each
 from hushrec.methods import base
 from hushrec.methods.base import Between, Fitted, OneOf, Phase, Reason, Scores, SearchSpace, Shared
-from hushrec.methods.shared.options import adam_step, first_moments, first_trial, next_trial
+from hushrec.methods.shared.options import adam_step, first_moments, first_trial, next_trials
 from hushrec.methods.statistics import experts
 from hushrec.methods.statistics.experts import HEAD, HELD_OUT, Expert, flatten, unflatten
 from hushrec.methods.statistics.pair_weights import reasons_from
@@ -95,17 +96,15 @@ class FedMixConfig(experts.ExpertsConfig):
     """Candidates drawn from all other items, weighted to stand for them."""
     penalty: PositiveFloat = 1e-4
     """Weight of the squared weights in the loss."""
-    newton_rounds: NonNegativeInt = 6
-    """Rounds that fit the weights."""
-    network_rounds: NonNegativeInt = 40
+    newton_rounds: NonNegativeInt = 3
+    """Rounds that fit the weights; each tries steps of three dampings."""
+    network_rounds: NonNegativeInt = 15
     """Rounds that fit the network."""
     hidden: Width = 20
     """Width of the network's two hidden layers."""
     reranked: Annotated[int, Field(ge=2)] = 120
     """Number of candidates that the network reranks."""
-    turns: Count = 4
-    """A client takes part in one of so many rounds of the network."""
-    lr: PositiveFloat = 0.02
+    lr: PositiveFloat = 0.05
     """Learning rate of the network's Adam."""
     decay: NonNegativeFloat = 0.01
     """Weight decay of Adam."""
@@ -118,8 +117,8 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
     Config: ClassVar[type[base.MethodConfig]] = FedMixConfig
     config: FedMixConfig
     traits = base.Traits(
-        every=8,
-        patience=16,
+        every=4,
+        patience=8,
         exact_sums=True,
         training_only=frozenset({CANDIDATES}),
         batch_interactions=2**14,
@@ -146,16 +145,19 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
                 ("count pairs of popular items", 1, "sums over pairs of popular items"),
                 ("count other pairs", config.count_rounds - 2, "sums over some other pairs"),
             ]
-        candidates = ("score candidates", 1, "moments of the scores of its candidates")
-        sends = "loss, gradient and Hessian of the weights"
+        sends = "moments of the scores of its candidates; loss, gradient and Hessian of the start"
+        candidates = ("score candidates", 1, sends)
+        sends = "loss, gradient and Hessian of trial weights"
         weights = ("fit weights", config.newton_rounds, sends)
-        sends = "gradient of the network, in one of `turns` rounds"
-        network = ("fit network", config.network_rounds, sends)
-        trial, all_weights = ("trial", "scale"), ("weights", "start", "center", "scale", "network")
+        network = ("fit network", config.network_rounds, "gradient of the network")
+        trials, all_weights = (
+            ("trials", "scale"),
+            ("weights", "start", "center", "scale", "network"),
+        )
         planned = (
             *(Phase(*each, self._fit_counts, self._learn_experts, _head) for each in counts),
             Phase(*candidates, self._fit_candidates, self._learn_scales, self._download_held_out),
-            Phase(*weights, self._fit_weights, self._learn_weights, _named(*trial)),
+            Phase(*weights, self._fit_weights, self._learn_weights, _named(*trials)),
             Phase(*network, self._fit_network, self._learn_network, _named(*all_weights)),
         )
         # Devices score from their history alone: there is nothing to fold in.
@@ -214,23 +216,25 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         self, shared: Shared, private: Private, view: TrainView, now: Round
     ) -> Fitted:
         kept = self._score_candidates(shared, view, now)
-        moments = mixture.score_moments(kept.indptr, kept.rows, self._block(view.n_items))
-        rows = {"moments": _one_row(*moments)}
+        tasks, weights = (kept.indptr, kept.rows, self._block(view.n_items)), shared["weights"]
+        start = mixture.newton_sums(
+            *tasks, weights.astype(np.float32), np.ones(len(weights), np.float32)
+        )
+        rows = {"moments": _one_row(*mixture.score_moments(*tasks)), "newton": _one_row(*start)}
         return Fitted(Update(len(view), rows=rows), {CANDIDATES: kept})
 
     def _fit_weights(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         tasks, block = rows_in(private, CANDIDATES), self._block(view.n_items)
-        weights, scale = shared["trial"].astype(np.float32), shared["scale"]
-        sums = mixture.newton_sums(tasks.indptr, tasks.rows, block, weights, scale)
-        return self._fitted({"newton": _one_row(*sums)}, tasks, now)
+        trials, scale = shared["trials"].astype(np.float32), shared["scale"]
+        sums = [mixture.newton_sums(tasks.indptr, tasks.rows, block, w, scale) for w in trials]
+        rows = _one_row(sums[0][0], np.hstack([one for _, one in sums]))
+        return self._fitted({"newton": rows}, tasks, now)
 
     def _fit_network(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
         tasks, block = rows_in(private, CANDIDATES), self._block(view.n_items)
-        mine = draw_each(now.streams.key("turns"), view.users, np.zeros(len(view), np.int64))
-        turn = (mine + np.uint64(now.number - 1)) % np.uint64(self.config.turns) == 0
         weights, network = self.network(shared)
         both = np.stack([weights, (shared["start"] * shared["scale"][:-1]).astype(np.float32)])
-        sums = mixture.network_sums(tasks.indptr, tasks.rows, block, turn, both, network)
+        sums = mixture.network_sums(tasks.indptr, tasks.rows, block, both, network)
         return self._fitted({"network": _one_row(*sums)}, tasks, now)
 
     def _fitted(self, rows: dict[str, KeyedRows], tasks: ClientRows, now: Round) -> Fitted:
@@ -285,7 +289,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         return {**shared, **flatten({**learnt, HELD_OUT: without}), **head}
 
     def _learn_scales(self, shared: Shared, total: Total, number: int) -> Shared:
-        """Find the scores' mean and scale; drop the experts learnt without held-out items."""
+        """Find the scores' mean and scale, and the first trials; drop the held-out experts."""
         kept = flatten({n: part for n, part in unflatten(shared).items() if n != HELD_OUT})
         if "moments" not in total.rows:
             return kept
@@ -295,14 +299,16 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         # A score that is the same for everybody tells nothing, and must not be blown up.
         scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
         kept |= {"center": center.astype(np.float32), "scale": scale}
-        return {**kept, **first_trial(shared["weights"] * scale[:-1])}
+        state = first_trial(shared["weights"] * scale[:-1])
+        sums = total.rows["newton"][1] / _powers_of_scale(scale[:-1])
+        return {**kept, **next_trials(state, sums, self.config.penalty)}
 
     def _learn_weights(self, shared: Shared, total: Total, number: int) -> Shared:
-        """Take a damped Newton step."""
+        """Accept the best of the trials, and take damped Newton steps from there."""
         if "newton" not in total.rows:
             return shared
-        sums = total.rows["newton"][1][0]
-        return {**shared, **next_trial(shared, sums, self.config.penalty)}
+        sums = total.rows["newton"][1].reshape(len(shared["trials"]), -1)
+        return {**shared, **next_trials(shared, sums, self.config.penalty)}
 
     def _learn_network(self, shared: Shared, total: Total, number: int) -> Shared:
         """Take a step of Adam; the rate falls in the second half, so that the last steps settle."""
@@ -455,6 +461,13 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
 def _one_row(has: NDArray[np.int64], rows: NDArray[np.float32]) -> KeyedRows:
     """Return one row for each client that has any tasks, under the only key."""
     return KeyedRows(has, np.zeros(len(rows), np.int64), rows, space=1)
+
+
+def _powers_of_scale(scale: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return what `mixture.newton_sums` of scores is divided by if scores are, by their scale."""
+    wide = scale.astype(np.float64)
+    hessian = np.outer(wide, wide)[np.triu_indices(len(wide))]
+    return np.concatenate([np.ones(2), wide, hessian])
 
 
 def _named(*names: str) -> Callable[[Shared], Shared]:
