@@ -329,6 +329,22 @@ def groups_following(row, members, sizes, by_gap):
     return out * (field[:, None] == field)
 
 
+def pairs_on_a_grid(histories, count, n_items, window, bits):
+    """The most popular items, and sums over their pairs in whole units, of which a one has some."""
+    units = 2**bits
+    touched = [sum(item in past for past in histories) for item in range(n_items)]
+    head = set(sorted(range(n_items), key=lambda item: (-touched[item], item))[:count])
+    sums = {}
+    for past in histories:
+        kept = [(place, item) for place, item in enumerate(past) if item in head]
+        for p, i in kept:
+            for q, j in kept:
+                weight = units if p == q else round(units / (q - p)) if 0 < q - p <= window else 0
+                if weight:
+                    sums[i * n_items + j] = sums.get(i * n_items + j, 0) + weight
+    return head, sums, units
+
+
 def mixture_loss(rows, weights, scale):
     """Cross-entropy of the first row under the softmax of weighed scores."""
     rows = rows.double()

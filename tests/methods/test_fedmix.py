@@ -31,7 +31,7 @@ from hushrec.methods.statistics.experts import (
     joined,
     unflatten,
 )
-from hushrec.methods.statistics.fedmix import CANDIDATES, FedMix
+from hushrec.methods.statistics.fedmix import CANDIDATES, FedMix, _powers_of_scale
 from hushrec.private import PrivateStore
 from hushrec.serving.bundle import export
 from hushrec.serving.data import ServingData
@@ -199,6 +199,16 @@ def test_newton_sums_are_derivatives():
         assert found[1] == pytest.approx(float(loss(w)), rel=1e-4)
         np.testing.assert_allclose(found[2:6], gradient, atol=1e-4)
         np.testing.assert_allclose(found[6:], hessian[np.triu_indices(4)], atol=1e-4)
+
+
+def test_sums_of_the_start_are_scaled_afterwards():
+    """The first sums are made before the scale is known."""
+    indptr, flat, _ = questions()
+    scale = np.array([1, 2, 0.5, 0.001], np.float32)
+    weights = np.array([0.3, -1, 0.2, 0.5], np.float32)
+    before = mixture.newton_sums(indptr, flat, 9, weights, np.ones(4, np.float32))[1]
+    after = mixture.newton_sums(indptr, flat, 9, weights * scale, scale)[1]
+    np.testing.assert_allclose(before / _powers_of_scale(scale), after, rtol=1e-3, atol=1e-3)
 
 
 def test_newton_finds_the_minimum():
@@ -404,6 +414,41 @@ def test_questions_may_be_asked_from_further_back():
         mine = kept.rows[question * block : (question + 1) * block, -1]
         standing_for = np.exp(mine[1:], dtype=np.float64).sum()
         assert standing_for == pytest.approx(untouched, rel=1e-3)
+
+
+PHONES = {"hold_out": "clients", "fit_fraction": 0.3, "count_rounds": 2, "dense_items": 15}
+
+
+def test_clients_that_fit_do_not_count():
+    """What is learnt is what the others' pairs within the head say, summed one by one."""
+    view, names = tastes(), ("transitions", "popularity")
+    method = small(**PHONES, count_bits=2, window=7, ridge=5.0, experts=names)
+    at_once = Federation(method, view)
+    alone = Federation(method, view, machine=Machine(threads=1, chunk=1))
+    fits = method._fits(view, Streams(0))
+    assert 5 < fits.sum() < 40
+    counting = [view.positives[client].tolist() for client in np.flatnonzero(~fits)]
+    met, sums, units = reference.pairs_on_a_grid(counting, 15, view.n_items, window=7, bits=2)
+    for federation in (at_once, alone):
+        federation.round()
+        federation.round()
+        assert set(np.flatnonzero(federation.shared["head"])) == met
+    check_same(at_once.shared, alone.shared, "counted")
+    assert not any(name.startswith(HELD_OUT) for name in at_once.shared)
+    keys = np.array(sorted(sums))
+    expert, empty = expert_class("transitions")(method.config), method.init(view, Streams(0))
+    expected = expert.learn(
+        unflatten(empty)["transitions"], keys, np.array([[sums[key] / units] for key in keys])
+    )
+    check_same(unflatten(at_once.shared)["transitions"], expected, "the slow twin")
+    for _ in range(method.planned_rounds - 3):
+        at_once.round()
+        alone.round()
+    check_same(at_once.shared, alone.shared, "fitted")
+    kept = at_once.store.read(np.arange(60))[CANDIDATES]
+    assert ((np.diff(kept.indptr) > 0) == fits).all(), "only they have prediction tasks"
+    with pytest.raises(ConfigError, match=r"hold_out = clients: .* give a smaller fit_fraction"):
+        hushrec.train("demo", "fedmix", hold_out="clients")
 
 
 class Constant(Expert):

@@ -86,7 +86,9 @@ class Transitions(PairExpert):
 
     def count(self, view: TrainView) -> KeyedRows:
         """Count transitions within the window, 1/steps each, and the items themselves."""
-        past, by_gap = view.positives, fading(self.regression[0])
+        past, units = view.positives, 2.0**self.config.count_bits
+        by_gap = (np.rint(fading(self.regression[0]) * units) / units).astype(np.float32)
+        by_gap = np.trim_zeros(by_gap, "b")
         pairs = pair_kernels.following_pairs(past.indptr, past.values, view.n_items, by_gap)
         return KeyedRows(*pairs, space=view.n_items**2)
 

@@ -61,6 +61,9 @@ class ExpertsConfig(MethodConfig):
 
     window: Count = 30
     """Transitions: largest number of steps between two items that counts."""
+    count_bits: Annotated[int, Field(ge=0, le=20)] = 16
+    """Transitions: 1/steps is rounded to a multiple of 2^-count_bits; fewer bits, shorter words of
+    secure sums."""
     power: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Transitions: sums are taken to this power before the regression."""
     gram: Share = 0.4
@@ -179,7 +182,7 @@ def extended_table(table: Shared, keys: Keys, values: Array) -> Shared:
 
 
 HELD_OUT = "held_out"
-"""Name of the experts that are learnt without the held-out items."""
+"""Name of the experts that are learnt without the held-out items, where these are counted apart."""
 PIECE = 2**21
 """About so many pairs are taken in at once."""
 ITEMS, HEAD = "items", "head"
@@ -205,14 +208,17 @@ class Counting:
         return self.number == 1 or (self.number > 1 and expert.counted == "head and rest")
 
     def count(
-        self, experts: Iterable[Expert], view: TrainView, held: NDArray[np.int64]
+        self, experts: Iterable[Expert], view: TrainView, held: NDArray[np.int64] | None
     ) -> dict[str, ClientRows]:
-        """Count without the held-out items, and what those add."""
-        earlier, rows = shortened(view, held), dict[str, ClientRows]()
+        """Count without the held-out items, and what those add; or everything in one sum."""
+        rows: dict[str, ClientRows] = {}
         for expert in experts:
             if self.includes(expert):
-                whole, part = (self._selected(expert.count(v)) for v in (view, earlier))
-                rows[joined(HELD_OUT, expert.name)] = _difference(part) if view.repeats else part
+                whole, part = self._selected(expert.count(view)), None
+                if held is not None:
+                    part = self._selected(expert.count(shortened(view, held)))
+                    apart = _difference(part) if view.repeats else part
+                    rows[joined(HELD_OUT, expert.name)] = apart
                 rows[expert.name] = _difference(whole, part)
         if self.rounds > 1 and self.number == 0:
             items = distinct_items(view.positives)
@@ -221,22 +227,32 @@ class Counting:
         return rows
 
     def _selected(self, counted: KeyedRows) -> KeyedRows:
-        """Return the pairs of this round among those an expert counted."""
+        """Return the pairs of this round among those an expert counted.
+
+        Items of the head are numbered within it, so that a dense sum covers their pairs alone.
+        """
         if self.number == 0:
             return counted
         first, second = np.divmod(counted.ids, len(self.head))
         wanted = self.head[first] & self.head[second]
-        if self.number > 1:
+        ids, space = counted.ids, counted.space
+        if self.number == 1:
+            size, within = int(self.head.sum()), np.cumsum(self.head) - 1
+            ids, space = within[first] * size + within[second], size**2
+        else:
             # An item's count, (i, i), goes with the pairs that it comes first in.
             mine = first % (self.rounds - 2) == self.number - 2
             wanted = mine & ((first == second) | ~wanted)
         indptr = np.concatenate([[0], np.cumsum(wanted)])[counted.indptr]
-        return KeyedRows(indptr, counted.ids[wanted], counted.rows[wanted], space=counted.space)
+        return KeyedRows(indptr, ids[wanted], counted.rows[wanted], space=space)
 
     def learn(
         self, served: Models, held_out: Models, total: Total
     ) -> tuple[dict[str, Shared], dict[str, Shared]]:
-        """Return each expert's model from a round's sums: with and without held-out items."""
+        """Return each expert's model from a round's sums: with and without held-out items.
+
+        The latter are none where everything was counted in one sum.
+        """
         learnt: dict[str, Shared] = {}
         without: dict[str, Shared] = {}
         for (expert, whole), (_, part) in zip(served, held_out, strict=True):
@@ -249,7 +265,11 @@ class Counting:
         return learnt, without
 
     def _learnt(self, expert: Expert, model: Shared, sums: KeyedSums) -> Shared:
-        if self.number < 2:
+        if self.number == 1:
+            items, (keys, values) = np.flatnonzero(self.head), sums
+            first, second = np.divmod(keys, len(items))
+            return expert.learn(model, items[first] * len(self.head) + items[second], values)
+        if self.number == 0:
             return expert.learn(model, *sums)
         for piece in _by_first_item(sums, len(self.head)):
             model = expert.extend(model, *piece)

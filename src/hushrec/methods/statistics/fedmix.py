@@ -11,7 +11,8 @@ reranks the best candidates.
 
 **No leak between experts and weights.** A client holds out its last ``held_out`` training items.
 Experts are learnt without them; weights and network are fitted to predict them; experts learnt with
-them are then served. Validation items only select the round.
+them are then served. With ``hold_out=clients`` the clients that fit count nothing instead, so that
+each table is counted and sent once. Validation items only select the round.
 
 The phases, and what a client uploads in each:
 
@@ -39,11 +40,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from hushrec.aggregation import ClientRows, KeyedRows, Total, Update
 from hushrec.config import Count, Width
@@ -82,6 +83,10 @@ class FedMixConfig(experts.ExpertsConfig):
     ``dense_items`` most popular ones, the others the remaining pairs, which takes less memory."""
     fit_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of the clients, drawn once, that fit weights and network: a few thousand suffice."""
+    hold_out: Literal["items", "clients"] = "items"
+    """What experts are learnt without before weights are fitted: each client's last items, which it
+    counts apart, in a second sum; or all that the drawn clients have, which then never count. The
+    latter uploads and downloads half as much, and needs ``fit_fraction`` below 1."""
     held_out: Count = 2
     """How many of its last training items a client holds out to fit weights and network; where the
     next basket is predicted (``split.kind=next-basket``), its last basket."""
@@ -108,6 +113,15 @@ class FedMixConfig(experts.ExpertsConfig):
     """Learning rate of the network's Adam."""
     decay: NonNegativeFloat = 0.01
     """Weight decay of Adam."""
+
+    @model_validator(mode="after")
+    def _somebody_counts(self) -> FedMixConfig:
+        if self.hold_out == "clients" and self.fit_fraction == 1:
+            raise ValueError(
+                "hold_out = clients: those that fit do not count, so with fit_fraction = 1 nobody "
+                "would; give a smaller fit_fraction, for example 0.2"
+            )
+        return self
 
 
 class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularity, base.Tunable):
@@ -138,7 +152,8 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
     def phases(self) -> tuple[Phase, ...]:
         """Count, score candidates, fit weights, fit the network."""
         config = self.config
-        counts = [("count", 1, "sums of every expert, without the held-out items and with them")]
+        sends = "sums of every expert, without the held-out items and with them"
+        counts = [("count", 1, sends if config.hold_out == "items" else "sums of every expert")]
         if config.count_rounds > 1:
             counts = [
                 ("count items", 1, "its items, and sums over them"),
@@ -169,7 +184,8 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         """Start from experts without counts, and from a network with zero output weights."""
         applicable = self._applicable(view)
         models = {expert.name: expert.init(view) for expert in applicable}
-        shared: dict[str, Any] = {**models, HELD_OUT: models}
+        apart = {HELD_OUT: models} if self.config.hold_out == "items" else {}
+        shared: dict[str, Any] = {**models, **apart}
         if self.config.count_rounds > 1:
             shared[HEAD] = np.zeros(view.n_items, np.bool_)
         start = np.array(
@@ -197,8 +213,9 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
 
     def _download_held_out(self, shared: Shared) -> Shared:
         """Send the experts learnt without held-out items, and the weights of their scores."""
-        tree = unflatten(shared)
-        return flatten({name: tree[name] for name in ("weights", HELD_OUT) if name in tree})
+        models = {expert.name: model for expert, model in self.active(shared, held_out=True)}
+        apart = {HELD_OUT: models} if self.config.hold_out == "items" else models
+        return flatten({"weights": shared["weights"], **apart})
 
     def serving(self, shared: Shared) -> Shared:
         """Leave out what only fitting needs: held-out experts and the optimisers' state."""
@@ -208,8 +225,12 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
     # ------------------------------------------------------------ on the devices
 
     def _fit_counts(self, shared: Shared, private: Private, view: TrainView, now: Round) -> Fitted:
-        held, counting = self._held_out_counts(view), self._counting(shared, now.number)
-        rows = counting.count(self._applicable(view), view, held)
+        counting, applicable = self._counting(shared, now.number), self._applicable(view)
+        if self.config.hold_out == "clients":
+            fitting = np.where(self._fits(view, now.streams), view.positives.lengths, 0)
+            rows = counting.count(applicable, experts.shortened(view, fitting), None)
+        else:
+            rows = counting.count(applicable, view, self._held_out_counts(view))
         return Fitted(Update(len(view), rows=rows), private)
 
     def _fit_candidates(
@@ -392,9 +413,12 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         return found
 
     def active(self, shared: Shared, *, held_out: bool = False) -> list[tuple[Expert, Shared]]:
-        """Return each expert with its served model, or with that learnt without held-out items."""
+        """Return each expert with its served model, or with that learnt without held-out items.
+
+        They are the same with ``hold_out=clients``.
+        """
         tree = unflatten(shared)
-        models = tree.get(HELD_OUT, {}) if held_out else tree
+        models = tree.get(HELD_OUT, tree) if held_out else tree
         present = [expert for expert in self._experts() if expert.name in models]
         return [(expert, models[expert.name]) for expert in present]
 
@@ -434,10 +458,14 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         """Return the number of prediction tasks of each client: none if it was not drawn."""
         most = self.config.basket_items if view.repeats else self.config.held_out
         held = np.minimum(self._held_out_counts(view), most)
+        return np.where(self._fits(view, streams), held, 0)
+
+    def _fits(self, view: TrainView, streams: Streams) -> NDArray[np.bool_]:
+        """Say which clients are drawn to fit weights and network."""
         if self.config.fit_fraction == 1:
-            return held
+            return np.ones(len(view), np.bool_)
         drawn = draw_each(streams.key("asked"), view.users, np.zeros(len(view), np.int64))
-        return np.where(drawn < self.config.fit_fraction * 2.0**64, held, 0)
+        return np.asarray(drawn < self.config.fit_fraction * 2.0**64)
 
     def _counting(self, shared: Shared, number: int) -> experts.Counting:
         head = shared.get(HEAD, np.zeros(0, np.bool_))
