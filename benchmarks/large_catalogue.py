@@ -28,8 +28,7 @@ SETTINGS = {
     "dense_items": 2_000,
     "neighbours": 40,
     "held_out": 1,
-    "network_rounds": 20,
-    "evaluation.every": 19,
+    "evaluation.every": 16,
 }
 """Options that a catalogue of this size wants: fewer weights per item, a smaller head, pairs that
 are counted in turn."""

@@ -112,6 +112,41 @@ def test_a_small_crowd_goes_through_the_large_catalogue(monkeypatch):
     assert result["test"]["ndcg@10"] > 2 * result["popularity"]["ndcg@10"], "an order to find"
 
 
+def test_scale_is_the_calculation_that_the_document_shows(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    done = CliRunner().invoke(importlib.import_module("benchmarks.scale").main, [])
+    assert done.exit_code == 0, done.output
+    document = (ROOT / "docs" / "scale.md").read_text()
+    assert done.output.strip() in document, "write docs/scale.md again: python -m benchmarks.scale"
+    assert done.output.count("numbers: refused") == 2
+    assert done.output.count("| met |") == 1
+
+
+def test_a_phone_uploads_at_most_four_megabytes(monkeypatch):
+    """Over all rounds, in dense secure sums: counted again from what devices of ML-1M's size do."""
+    monkeypatch.syspath_prepend(ROOT)
+    scale = importlib.import_module("benchmarks.scale")
+    phones = scale.scenarios()[-1]
+    assert scale.upload_bytes(phones, scale.ITEMS) <= scale.LIMIT
+    config = phones.method.config
+    costs = {c.name: c for c in scale.phase_costs(phones.method, scale.ITEMS, phones.clients)}
+    pairs = costs["count pairs of popular items"]
+    assert pairs.numbers == config.dense_items**2
+    assert pairs.up == 2 * pairs.numbers
+    # One client more, and the sums need words of four bytes.
+    more = scale.phase_costs(phones.method, scale.ITEMS, phones.clients + 1)
+    assert next(c.up for c in more if c.name == pairs.name) == 4 * pairs.numbers
+    categories = sum(size + 1 for size in scale.CATEGORIES)
+    assert costs["count items"].numbers == 2 * scale.ITEMS + categories**2
+    scores = 10 + 2 + 3 * len(scale.CATEGORIES)
+    derivatives = 2 + scores + scores * (scores + 1) // 2
+    assert costs["score candidates"].numbers == 3 + 2 * scores + derivatives
+    assert costs["fit weights"].numbers == 3 * derivatives
+    network = (scores + 1) * config.hidden + config.hidden**2 + 3 * config.hidden + 1
+    assert costs["fit network"].numbers == 2 + network
+    assert sum(cost.rounds for cost in costs.values()) == phones.method.planned_rounds
+
+
 def test_plain_loop_learns_and_keeps_devices_apart(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(ROOT)
