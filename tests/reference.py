@@ -307,16 +307,55 @@ def rank(scores, target: int, candidates) -> tuple[int, int]:
 # ------------------------------------------------------------------ a mixture of experts
 
 
-def by_lag(row, neighbours, weights, ends, by_place, n_items):
+def by_lag(row, table, ends, by_place, n_items):
     """What a history's last items say, in buckets by how far back they are; 0 has no end."""
     out = np.zeros((len(ends), n_items))
     for g, item in enumerate(reversed(row), start=1):
         buckets = [b for b, end in enumerate(ends) if end == 0 or g <= end]
         if buckets:
             weight = by_place[g - 1] if g <= len(by_place) else 1.0
-            for neighbour, value in zip(neighbours[item], weights[item], strict=True):
-                out[buckets[0], neighbour] += weight * value
+            out[buckets[0]] += weight * table[item]
     return out
+
+
+def unpacked(table):
+    """A packed table in dense form: walk over each item's entries."""
+    n_items = len(table.scales)
+    out = np.zeros((n_items, n_items), np.float32)
+    for item in range(n_items):
+        column = -1
+        for k in range(table.starts[item], table.starts[item + 1]):
+            column += 1 + int(table.gaps[k])
+            code = int(table.codes[k])
+            out[item, column] = table.scales[item] * np.float32(code * abs(code))
+    return out
+
+
+def important_pairs(long, shares, slots):
+    """The pairs that a packed index has room for: the most important ones, one after the other."""
+    n_items = len(shares)
+    sizes = np.zeros((n_items, n_items), np.float32)
+    for table in long:
+        present = table["weights"][table["weights"] != 0].astype(np.float64)
+        unit = np.float32(np.sqrt((present**2).mean())) if len(present) else np.float32(1)
+        for item in range(n_items):
+            for neighbour, weight in zip(
+                table["neighbours"][item], table["weights"][item], strict=True
+            ):
+                sizes[item, neighbour] += abs(weight) / unit
+    sizes *= ((shares + np.float32(0.05)) ** np.float32(0.25))[:, None]
+    order = [pair for pair in np.argsort(-sizes.ravel(), kind="stable") if sizes.ravel()[pair] > 0]
+    count = slots
+    while True:
+        kept = np.zeros(n_items * n_items, bool)
+        kept[order[:count]] = True
+        taken = 0
+        for row in kept.reshape(n_items, n_items):
+            gaps = np.diff(np.flatnonzero(row), prepend=-1) - 1
+            taken += int((1 + gaps // 256).sum())
+        if taken <= slots:
+            return kept.reshape(n_items, n_items)
+        count -= taken - slots
 
 
 def groups_following(row, members, sizes, by_gap):

@@ -18,9 +18,11 @@ from hushrec.errors import ConfigError
 from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.kernels import mixture
+from hushrec.kernels import pairs as pair_kernels
+from hushrec.kernels.pairs import PairTable
 from hushrec.methods.base import Reason
 from hushrec.methods.shared.options import first_trial, next_trials
-from hushrec.methods.statistics import experts
+from hushrec.methods.statistics import experts, pair_tables
 from hushrec.methods.statistics.embedded_experts import leading_vectors
 from hushrec.methods.statistics.experts import (
     HELD_OUT,
@@ -70,28 +72,72 @@ histories = st.lists(
 )
 
 
+def long_table(rng, n_items, width, low=-1.0):
+    neighbours = np.argsort(rng.random((n_items, n_items)), axis=1)[:, :width].astype(np.int32)
+    weights = rng.uniform(low, 1.0, (n_items, width)).astype(np.float32)
+    weights[neighbours == np.arange(n_items)[:, None]] = 0
+    return {"neighbours": neighbours, "weights": weights}
+
+
+TABLES = [("transitions", "weights"), ("recent-transitions", "weights")]
+TABLES.append(("recent-transitions", "counts"))
+
+
+def dense_table(shared, expert, name):
+    tree = unflatten(shared)
+    return reference.unpacked(PairTable(**tree["pairs"], **tree[expert][name]))
+
+
+def packed_tables(long, pairs):
+    n_items = len(long[0]["weights"])
+    shares = np.linspace(0.1, 2, n_items).astype(np.float32)
+    index = pair_tables.empty_index(n_items, pairs)
+    index, tables = pair_tables.packed(index, long, shares)
+    return [PairTable(**index, **table) for table in tables], shares
+
+
 @given(histories, st.integers(0, 2**32 - 1))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_weights_by_lag(rows, seed):
     rng = np.random.default_rng(seed)
-    neighbours = np.argsort(rng.random((12, 12)), axis=1)[:, :5].astype(np.int32)
-    weights = rng.normal(size=(12, 5)).astype(np.float32)
+    (table,), _ = packed_tables([long_table(rng, 12, 5)], 60)
+    dense = reference.unpacked(table)
     view, ends, fade = clients_of(rows, 12), [1, 3, 6], [1.0, 0.5, 0.25, 0.2]
     for last in (6, 0):
         ends[-1] = last
         out = np.zeros((len(rows), 3, 12), np.float32)
-        past = view.positives
-        mixture.add_by_lag(
-            out,
-            past.indptr,
-            past.values,
-            neighbours,
-            weights,
-            np.array(ends),
-            np.array(fade, np.float32),
-        )
-        expected = [reference.by_lag(row, neighbours, weights, ends, fade, 12) for row in rows]
+        past, by_place = view.positives, np.array(fade, np.float32)
+        mixture.add_by_lag(out, past.indptr, past.values, table, np.array(ends), by_place)
+        expected = [reference.by_lag(row, dense, ends, fade, 12) for row in rows]
         np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+@given(
+    st.integers(2, 600),
+    st.integers(1, 12),
+    st.integers(1, 400),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=40, deadline=None)
+def test_packed_tables_keep_the_pairs_that_matter_most(n_items, width, pairs, signed, seed):
+    """The common index holds the pairs of the slow reference, and weights are near their own."""
+    rng = np.random.default_rng(seed)
+    width = min(width, n_items)
+    long = [long_table(rng, n_items, width, -1.0 if signed else 0.0) for _ in range(2)]
+    tables, shares = packed_tables(long, pairs)
+    wanted = reference.important_pairs(long, shares, pairs)
+    for table, own in zip(tables, long, strict=True):
+        dense = reference.unpacked(table)
+        whole = np.zeros((n_items, n_items), np.float32)
+        np.put_along_axis(whole, own["neighbours"].astype(np.int64), own["weights"], 1)
+        kept = np.where(wanted, whole, 0)
+        levels = 15 if (own["weights"] < 0).any() else 127
+        largest = np.abs(kept).max(axis=1, keepdims=True)
+        near = np.sqrt(np.abs(kept) * largest) / levels + largest / (4 * levels**2)
+        assert (np.abs(dense - kept) <= near + 1e-6).all()
+        rows = np.arange(n_items, dtype=np.int32)
+        np.testing.assert_array_equal(pair_kernels.packed_weights(rows, rows, table), dense)
 
 
 @given(histories)
@@ -114,16 +160,17 @@ def test_groups_that_follow(rows):
 def test_groups_speak_for_items():
     rng = np.random.default_rng(1)
     members = rng.random((12, 5)).astype(np.float32)
-    said = rng.normal(size=(5, 12)).astype(np.float32)
+    relations = rng.normal(size=(5, 5)).astype(np.float32)
     rows = [[3, 1, 7, 2], [5]]
     past, out = clients_of(rows, 12).positives, np.zeros((2, 4, 12), np.float32)
     mixture.score_groups(
-        past.indptr, past.values, members, np.array([2, 3]), said, np.array([2, 0]), out
+        past.indptr, past.values, members, np.array([2, 3]), relations, np.array([2, 0]), out
     )
     for client, row in enumerate(rows):
         for field, groups in enumerate((slice(0, 2), slice(2, 5))):
             for span, used in enumerate((row[-2:], row)):
-                expected = members[used][:, groups].mean(axis=0) @ said[groups]
+                onwards = members[used][:, groups].mean(axis=0) @ relations[groups, groups]
+                expected = members[:, groups] @ onwards
                 np.testing.assert_allclose(out[client, 2 * field + span], expected, atol=1e-5)
 
 
@@ -330,7 +377,7 @@ def test_every_step_is_exact_for_one_client_or_many():
 def test_counting_in_several_rounds_comes_to_the_same(monkeypatch):
     """Head and rest, round by round: what is served is what one round of everything gives."""
     monkeypatch.setattr(experts, "PIECE", 50)
-    options = {"dense_items": 15, "neighbours": 10, "ridge": 5.0}
+    options = {"dense_items": 15, "neighbours": 100, "ridge": 5.0}
     at_once = Federation(small(**options), tastes())
     in_rounds = Federation(small(**options, count_rounds=5), tastes())
     at_once.round()
@@ -342,13 +389,17 @@ def test_counting_in_several_rounds_comes_to_the_same(monkeypatch):
     check_same(
         *({n: f.shared[f"cooccurrence/{n}"] for n in same} for f in (at_once, in_rounds)), "head"
     )
-    for expert in ("transitions", "recent-transitions", "popularity", "categories"):
+    for expert in ("popularity", "categories"):
         mine, theirs = (
             {n: a for n, a in f.shared.items() if n.startswith(f"{expert}/")}
             for f in (at_once, in_rounds)
         )
         check_same(mine, theirs, expert)
-    assert (at_once.shared["transitions/weights"] != 0).all(axis=1).any(), "rows are full"
+    for expert, name in TABLES:
+        # Their index has other pairs besides, those of co-occurrence outside the head.
+        mine, theirs = (dense_table(f.shared, expert, name) for f in (at_once, in_rounds))
+        np.testing.assert_array_equal(mine, theirs)
+        assert mine.any()
     one_by_one = Federation(
         small(**options, count_rounds=5, fit_fraction=0.5),
         tastes(),
@@ -373,7 +424,9 @@ def test_the_held_items_are_not_in_what_is_asked():
     shared = federation.shared
     assert shared[joined(HELD_OUT, "popularity", "shares")][[50, 51]].sum() == 0
     assert shared["popularity/shares"][[50, 51]].sum() > 0
-    assert (shared[joined(HELD_OUT, "transitions", "weights")][50] == 0).all()
+    held_out = {n.removeprefix(f"{HELD_OUT}/"): a for n, a in shared.items() if HELD_OUT in n}
+    assert not dense_table(held_out, "transitions", "weights")[50].any()
+    assert dense_table(shared, "transitions", "weights")[50].any()
     federation.round()
     kept = federation.store.read(np.arange(12))[CANDIDATES]
     assert np.diff(kept.indptr).tolist() == [2 * federation.task.method._block(60)] * 12
@@ -436,11 +489,15 @@ def test_clients_that_fit_do_not_count():
     check_same(at_once.shared, alone.shared, "counted")
     assert not any(name.startswith(HELD_OUT) for name in at_once.shared)
     keys = np.array(sorted(sums))
-    expert, empty = expert_class("transitions")(method.config), method.init(view, Streams(0))
-    expected = expert.learn(
-        unflatten(empty)["transitions"], keys, np.array([[sums[key] / units] for key in keys])
-    )
-    check_same(unflatten(at_once.shared)["transitions"], expected, "the slow twin")
+    expert, pairs = expert_class("transitions")(method.config), unflatten(at_once.shared)["pairs"]
+    empty = experts.long_tables(expert, view.n_items)
+    learnt = expert.learn(empty, keys, np.array([[sums[key] / units] for key in keys]))
+    shares = {"shares": at_once.shared["popularity/shares"]}
+    models = {"transitions": learnt, "popularity": shares}
+    index, tables = experts.packed_tables([expert], models, pairs)
+    check_same(pairs, index, "the slow twin's index")
+    found = flatten(unflatten(at_once.shared)["transitions"])
+    check_same(found, flatten(tables["transitions"]), "the slow twin")
     for _ in range(method.planned_rounds - 3):
         at_once.round()
         alone.round()

@@ -12,10 +12,12 @@ Anything else is a `MessageError` that names what is wrong, and changes nothing.
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +35,18 @@ from hushrec.streams import Round, SecretRound, SecretStreams, Streams
 
 SLACK = 1 + 1e-6
 """Relative tolerance of norms, which the reader computes again."""
+SMALLEST_DEFLATED = 1024
+"""Bytes from which arrays of bytes travel deflated."""
 
 
 @dataclass(frozen=True)
-class Download(codec.Message, kind="download"):
+class Download:
     """What the server sends to clients that take part in a round."""
 
-    round: codec.Count
-    common: codec.ArrayGroup
-    """The same for every client."""
-    own: codec.ArrayGroup = field(default_factory=dict)
+    round: int
+    common: codec.Arrays
+    """The same for every client. Arrays of bytes travel deflated."""
+    own: codec.Arrays = field(default_factory=dict)
     """Each client's own, with a leading axis of clients."""
     protection: Mapping[str, float] = field(default_factory=dict)
     """The state of the mechanisms that run on the clients."""
@@ -60,8 +64,69 @@ class Download(codec.Message, kind="download"):
 
     def nbytes(self, clients: int) -> int:
         """Return the bytes of the messages to so many clients."""
-        common = sum(array.nbytes for array in self.common.values())
-        return clients * common + sum(array.nbytes for array in self.own.values())
+        return clients * wire_bytes(self.common) + sum(array.nbytes for array in self.own.values())
+
+    def to_bytes(self) -> bytes:
+        """Encode the message."""
+        small = {name: array for name, array in self.common.items() if _is_small(array)}
+        large = {name: self.common[name] for name in self.common.keys() - small.keys()}
+        shapes = {name: (array.dtype.name, array.shape) for name, array in large.items()}
+        deflated = {name: _deflated(array) for name, array in large.items()}
+        return _DownloadMessage(
+            self.round, small, shapes, deflated, self.own, self.protection
+        ).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Download:
+        """Decode the message."""
+        sent = _DownloadMessage.from_bytes(data)
+        if sent.shapes.keys() != sent.deflated.keys() or sent.shapes.keys() & sent.common.keys():
+            raise MessageError("the download does not say what its deflated arrays are")
+        inflated = {
+            name: _inflated(name, *sent.shapes[name], sent.deflated[name]) for name in sent.shapes
+        }
+        return cls(sent.round, {**sent.common, **inflated}, sent.own, sent.protection)
+
+
+@dataclass(frozen=True)
+class _DownloadMessage(codec.Message, kind="download"):
+    round: codec.Count
+    common: codec.ArrayGroup
+    shapes: Mapping[str, tuple[Literal["bool", "int8", "uint8"], tuple[codec.Count, ...]]]
+    deflated: codec.ArrayGroup
+    own: codec.ArrayGroup
+    protection: Mapping[str, float]
+
+
+def wire_bytes(arrays: codec.Arrays) -> int:
+    """Return the bytes of arrays as a download carries them."""
+    return sum(a.nbytes if _is_small(a) else len(_deflated(a)) for a in arrays.values())
+
+
+def _is_small(array: codec.Array) -> bool:
+    """Say whether an array travels as it is: deflating pays for many bytes, not for numbers."""
+    return array.itemsize > 1 or array.size < SMALLEST_DEFLATED
+
+
+def _deflated(array: codec.Array) -> NDArray[np.uint8]:
+    return np.frombuffer(zlib.compress(np.ascontiguousarray(array).data), np.uint8)
+
+
+def _inflated(name: str, dtype: str, shape: tuple[int, ...], data: codec.Array) -> codec.Array:
+    """Return a deflated array; refuse one of another size, without inflating more than it says."""
+    size, stream = math.prod(shape), zlib.decompressobj()
+    if data.dtype != np.uint8 or data.ndim != 1 or size > codec.LARGEST:
+        raise MessageError(f"'{codec.printable(name)}' is no deflated array, or too large")
+    try:
+        content = stream.decompress(data.tobytes(), size + 1)
+    except zlib.error:
+        content = b""
+    if len(content) != size or not stream.eof:
+        raise MessageError(f"'{codec.printable(name)}' is not deflated, or not {size:,} bytes")
+    flat = np.frombuffer(content, np.uint8)
+    if dtype == "bool" and (flat > 1).any():
+        raise MessageError(f"'{codec.printable(name)}' holds more than true and false")
+    return flat.view(dtype).reshape(shape)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 from hushrec.kernels.draws import draw
 from hushrec.kernels.jit import Array, njit
 from hushrec.kernels.layers import add_product, subtract_product
+from hushrec.kernels.pairs import PairTable
 from hushrec.kernels.ragged import best_of
 
 NONE = np.float32(-1e30)
@@ -30,20 +31,17 @@ STEEPNESS = 1.702
 
 @njit(cache=True, nogil=True)
 def add_by_lag(
-    out: Array,
-    indptr: Array,
-    items: Array,
-    neighbours: Array,
-    weights: Array,
-    ends: Array,
-    by_place: Array,
+    out: Array, indptr: Array, items: Array, table: PairTable, ends: Array, by_place: Array
 ) -> None:
-    """Add the neighbours of each client's last items, by how far back they are.
+    """Add the weights from each client's last items, by how far back they are.
 
     ``out[c, b]`` takes the g-th last items with ``ends[b - 1] < g <= ends[b]``, each times
     ``by_place[g - 1]``, or times 1 past its end; where ``ends[b]`` is 0 the bucket has no end.
     """
     n_items = out.shape[2]
+    squares = np.empty(256, np.float32)
+    for code in range(-128, 128):
+        squares[np.uint8(code)] = code * abs(code)
     for c in range(len(indptr) - 1):
         last, length = indptr[c + 1], indptr[c + 1] - indptr[c]
         start = 0
@@ -54,9 +52,14 @@ def add_by_lag(
             mine = np.zeros(n_items, np.float32)
             for g in range(start + 1, end + 1):
                 item = items[last - g]
-                weight = by_place[g - 1] if g <= len(by_place) else np.float32(1)
-                for k in range(neighbours.shape[1]):
-                    mine[np.uint32(neighbours[item, k])] += weight * weights[item, k]
+                weight = table.scales[item]
+                if g <= len(by_place):
+                    weight *= by_place[g - 1]
+                column = np.uint32(0)
+                for k in range(table.starts[item], table.starts[item + 1]):
+                    column += np.uint32(table.gaps[k])
+                    mine[column] += weight * squares[np.uint8(table.codes[k])]
+                    column += np.uint32(1)
             out[c, bucket] += mine
             start = end
 
@@ -165,10 +168,20 @@ def score_groups(
 ) -> None:
     """Fill a score for each field and each number of last items, where 0 is all of them.
 
-    A score is the mean over those items of ``members[i] · relations``, over the groups of its
-    field: ``relations[a, j]`` is the weight of group a for item j.
+    A score is the mean over those items of ``members[i] · relations · members[j]``, over the groups
+    of its field: ``relations[a, b]`` is the weight from group a to group b.
     """
-    groups, spans = members.shape[1], len(latest)
+    n_items, groups, spans = len(members), members.shape[1], len(latest)
+    field_of = np.repeat(np.arange(len(sizes)), sizes)
+    # Items have few groups: these are gone through once for everybody.
+    starts = np.zeros(n_items + 1, np.int64)
+    own = np.empty(n_items * groups, np.int64)
+    for j in range(n_items):
+        starts[j + 1] = starts[j]
+        for b in range(groups):
+            if members[j, b]:
+                own[starts[j + 1]] = b
+                starts[j + 1] += 1
     for c in range(len(indptr) - 1):
         length = indptr[c + 1] - indptr[c]
         for span in range(spans):
@@ -176,16 +189,19 @@ def score_groups(
             past = np.zeros(groups, np.float32)
             for p in range(indptr[c + 1] - used, indptr[c + 1]):
                 past += members[items[p]]
-            a = 0
+            onwards = np.zeros(groups, np.float32)
+            for a in range(groups):
+                if past[a]:
+                    weight = past[a] / np.float32(used)
+                    for b in range(groups):
+                        if field_of[a] == field_of[b]:
+                            onwards[b] += weight * relations[a, b]
+            mine = np.zeros((len(sizes), n_items), np.float32)
+            for j in range(n_items):
+                for k in range(starts[j], starts[j + 1]):
+                    mine[field_of[own[k]], j] += members[j, own[k]] * onwards[own[k]]
             for field in range(len(sizes)):
-                mine = np.zeros(out.shape[2], np.float32)
-                for _ in range(sizes[field]):
-                    if past[a]:
-                        weight, row = past[a] / np.float32(used), relations[a]
-                        for j in range(len(row)):
-                            mine[j] += weight * row[j]
-                    a += 1
-                out[c, field * spans + span] = mine
+                out[c, field * spans + span] = mine[field]
 
 
 # ---------------------------------------------------------------- fitting and reranking

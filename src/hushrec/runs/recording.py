@@ -21,6 +21,7 @@ from hushrec.evaluation.evaluator import chance_ranks, popularity_ranks
 from hushrec.evaluation.groups import few_users_mark, split_marks, split_notes
 from hushrec.evaluation.metrics import Coverage, PopularityBias
 from hushrec.federation.backends import Backend
+from hushrec.federation.client import wire_bytes
 from hushrec.federation.experiment import Experiment
 from hushrec.federation.rounds import Callback, RoundRecord, ServerState, Training, TrainingResult
 from hushrec.federation.setup import SimulatedTraining
@@ -132,7 +133,7 @@ def _common(training: Training, state: ServerState, private_bytes: float | None)
 
     ``private_bytes`` are those of the private parameters that one client scores with.
     """
-    served = sum(array.nbytes for array in training.serving(state.selected_shared).values())
+    served = wire_bytes(training.serving(state.selected_shared))
     experiment, method = training.experiment, training.task.method
     learns = method.traits.learns and method.phases[-1].repeats
     chosen = training.selected_by == "validation" and state.round == experiment.rounds

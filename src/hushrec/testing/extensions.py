@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from hushrec.aggregation import KeyedRows, Total, Update
 from hushrec.data.views import Ragged, TrainView
 from hushrec.evaluation.metrics import ROUNDING, Metric, Ranks, rank_full
-from hushrec.methods.base import Shared
-from hushrec.methods.statistics import experts
-from hushrec.methods.statistics.experts import Counting, Expert, ExpertsConfig, Part
+from hushrec.methods.statistics import experts, pair_tables
+from hushrec.methods.statistics.experts import Counting, Expert, ExpertsConfig, Model, Part
 from hushrec.testing.checks import (
     N_ITEMS,
     check_batch,
@@ -93,11 +92,16 @@ class ExpertContract:
     def test_learning_keeps_names_shapes_and_dtypes(self) -> None:
         """Sums change the values of a model only, and the model that is given stays as it is."""
         expert, view = self._make(), self._view()
-        model = expert.init(view)
-        before = digest(model)
-        learnt = self._learnt(expert, view)
+        model, tables = expert.init(view), experts.long_tables(expert, view.n_items)
+        before = digest(model), digest(experts.flatten(tables))
+        learnt = expert.learn({**model, **tables}, *self._sum([view]).rows["sums"])
+        for name in expert.tables:
+            check_shared(learnt[name])
+        learnt = {name: array for name, array in learnt.items() if name not in expert.tables}
         check_shared(learnt)
-        assert digest(model) == before, "learn writes to the model that it is given: copy it first"
+        assert (digest(model), digest(experts.flatten(tables))) == before, (
+            "learn writes to the model that it is given: copy it first"
+        )
         assert learnt.keys() == model.keys(), (
             f"learn returns {sorted(learnt)}, and init {sorted(model)}: they must be the same"
         )
@@ -110,7 +114,7 @@ class ExpertContract:
     def test_scores_are_finite_and_the_same_for_any_batch(self) -> None:
         """Every client scores every item from its own history, before learning and after."""
         expert, view = self._make(), self._odd_view()
-        for model in (expert.init(view), self._learnt(expert, self._view())):
+        for model in (self._ready(expert, view), self._learnt(expert, self._view())):
             scores = self._scores(expert, model, view)
             assert np.isfinite(scores).all(), "some scores are NaN or infinite"
             for client in range(len(view)):
@@ -156,10 +160,18 @@ class ExpertContract:
     def _sum(self, views: list[TrainView]) -> Total:
         return sum_of(Update(len(view), {"sums": self._make().count(view)}) for view in views)
 
-    def _learnt(self, expert: Expert, view: TrainView) -> Shared:
-        return expert.learn(expert.init(view), *self._sum([view]).rows["sums"])
+    def _ready(self, expert: Expert, view: TrainView, sums: tuple[Any, Any] | None = None) -> Model:
+        """Return a model to score with, of no sums or of these."""
+        model = {**expert.init(view), **experts.long_tables(expert, view.n_items)}
+        learnt = model if sums is None else expert.learn(model, *sums)
+        index = pair_tables.empty_index(view.n_items, view.n_items**2)
+        index, tables = experts.packed_tables([expert], {expert.name: learnt}, index)
+        return experts.ready_model(expert, {**learnt, **tables[expert.name]}, index, view)
 
-    def _scores(self, expert: Expert, model: Shared, view: TrainView) -> Any:
+    def _learnt(self, expert: Expert, view: TrainView) -> Model:
+        return self._ready(expert, view, self._sum([view]).rows["sums"])
+
+    def _scores(self, expert: Expert, model: Model, view: TrainView) -> Any:
         out = np.zeros((len(view), len(expert.scores(model)), view.n_items), np.float32)
         expert.score(model, view, out)
         return out

@@ -25,10 +25,11 @@ from hushrec.data.features import category_columns, category_shares
 from hushrec.data.views import TrainView
 from hushrec.kernels import baskets, mixture, ragged
 from hushrec.kernels import pairs as pair_kernels
+from hushrec.kernels.pairs import PairTable
 from hushrec.methods.base import Array, Scores, Shared
 from hushrec.methods.baselines import distinct_items
-from hushrec.methods.statistics import pair_weights
-from hushrec.methods.statistics.experts import Expert, Part, extended_table, rest
+from hushrec.methods.statistics import pair_tables, pair_weights
+from hushrec.methods.statistics.experts import Expert, Model, Part, extended_table, rest
 from hushrec.methods.statistics.pair_weights import Head, Keys, Sums, fading, strongest
 
 LAGS = np.array([1, 2, 3, 4, 6, 10, 20, 50, 200])
@@ -42,24 +43,25 @@ EQUALLY = np.ones(0, np.float32)
 class PairExpert(Expert):
     """Base of the experts with a table of item-to-item weights."""
 
+    tables: ClassVar[tuple[str, ...]] = ("weights",)
+
     def init(self, view: TrainView) -> Shared:
-        """Start from no weights."""
-        config = self.config
-        return pair_weights.empty_table(view.n_items, config.neighbours, config.dense_items)
+        """Start from nothing but the table."""
+        return {}
 
-    def head(self, keys: Keys, sums: Sums, model: Shared) -> Head:
+    def head(self, keys: Keys, sums: Sums, model: Model) -> Head:
         """Return the sums of the head apart from the others."""
-        return Head.of(keys, sums, len(model["neighbours"]), self.config.dense_items)
+        n_items = len(model["weights"]["neighbours"])
+        return Head.of(keys, sums, n_items, self.config.dense_items)
 
-    def influence(self, model: Shared, past: Array, items: Array) -> Scores:
+    def influence(self, model: Model, past: Array, items: Array) -> Scores:
         """Return the weights of the table."""
-        table = model["neighbours"], model["weights"]
         past = np.ascontiguousarray(past)  # one form of the kernel
-        return np.asarray(pair_kernels.weights_between(past, items, *table))
+        return np.asarray(pair_kernels.packed_weights(past, items, model["weights"]))
 
-    def neighbours(self, model: Shared, item: int) -> Scores:
+    def neighbours(self, model: Model, item: int) -> Scores:
         """Return the weights of the table."""
-        return pair_weights.weights_of(model, item)
+        return pair_tables.weights_of(model["weights"], item)
 
 
 class Transitions(PairExpert):
@@ -80,7 +82,7 @@ class Transitions(PairExpert):
         config = self.config
         return config.window, config.power, config.gram, config.ridge
 
-    def scores(self, model: Shared) -> tuple[str, ...]:
+    def scores(self, model: Model) -> tuple[str, ...]:
         """One for each run of lags, and the logarithm of their sum."""
         return *(f"up to {lag} back" for lag in LAGS), "log of all"
 
@@ -92,7 +94,7 @@ class Transitions(PairExpert):
         pairs = pair_kernels.following_pairs(past.indptr, past.values, view.n_items, by_gap)
         return KeyedRows(*pairs, space=view.n_items**2)
 
-    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+    def learn(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Regress the next item on the recent history; outside the head, each pair by itself."""
         head, (_, power, gram, ridge) = self.head(keys, sums, model), self.regression
         # Single precision is enough here and solves twice as fast.
@@ -101,29 +103,29 @@ class Transitions(PairExpert):
         pairs, values = head.outside
         counts = head.counts[pairs // len(head.counts)]
         alone = pair_weights.weights_alone(values, counts, power, ridge)
-        return strongest(model, pairs, alone, head.items, weights)
+        return {"weights": strongest(model["weights"], pairs, alone, head.items, weights)}
 
-    def extend(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+    def extend(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Weigh pairs that are not both in the head by their own sums."""
-        pairs, values, counts = rest(keys, sums[:, 0], len(model["neighbours"]))
+        pairs, values, counts = rest(keys, sums[:, 0], len(model["weights"]["neighbours"]))
         _, power, _, ridge = self.regression
         alone = pair_weights.weights_alone(values, counts, power, ridge)
-        return extended_table(model, pairs, alone)
+        return {**model, "weights": extended_table(model["weights"], pairs, alone)}
 
-    def influence(self, model: Shared, past: Array, items: Array) -> Scores:
+    def influence(self, model: Model, past: Array, items: Array) -> Scores:
         """Return the weights of the table, less for items further back."""
         out = super().influence(model, past, items) * fading(len(past))[:, None]
         out[LAGS[-1] :] = 0
         return out
 
-    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
+    def score(self, model: Model, view: TrainView, out: Scores) -> None:
         """Add up the weights from the client's last items, by lag."""
-        _add_by_lag(out[:, :-1], view, model, LAGS, fading(int(LAGS[-1])))
+        _add_by_lag(out[:, :-1], view, model["weights"], LAGS, fading(int(LAGS[-1])))
         mixture.log_of_sum(out[:, :-1], FLOOR, out[:, -1])
 
-    def parts(self, model: Shared) -> tuple[Part, ...]:
+    def parts(self, model: Model) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
-        return (_lags(LAGS, FLOOR, "sum", model, recency=1.0),)
+        return (_lags(LAGS, FLOOR, "sum", model["weights"], recency=1.0),)
 
 
 RECENT_LAGS = np.array([1, 2, 5])
@@ -141,70 +143,60 @@ class RecentTransitions(Transitions):
     because = "often right after {}"
     start: ClassVar[dict[str, float]] = {}
     regression = (3, 0.5, 0.2, 20.0)
+    tables = ("weights", "counts")
 
-    def init(self, view: TrainView) -> Shared:
-        """Start from no weights and no counts."""
-        return _with_counts(super().init(view), super().init(view))
-
-    def scores(self, model: Shared) -> tuple[str, ...]:
+    def scores(self, model: Model) -> tuple[str, ...]:
         """Weights by lag, the logarithm of their sum, and logarithms of counts by lag."""
         counted = (f"log count, {lag} back" for lag in COUNTED)
         return *(f"up to {lag} back" for lag in RECENT_LAGS), "log of all", *counted
 
-    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+    def learn(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Regress the next item, and keep the counts themselves."""
-        n_items, table = len(model["neighbours"]), super().learn(model, keys, sums)
+        n_items, empty = len(model["counts"]["neighbours"]), model["counts"]
         others = keys // n_items != keys % n_items
         counts = np.maximum(sums[others, 0], 0.0)
         no_head = np.zeros(0, np.int64), np.zeros((0, 0))
-        return _with_counts(table, strongest(model, keys[others], counts, *no_head))
+        counted = strongest(empty, keys[others], counts, *no_head)
+        return {**super().learn(model, keys, sums), "counts": counted}
 
-    def extend(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+    def extend(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Weigh pairs that are not both in the head by their own sums."""
-        pairs, values, _ = rest(keys, sums[:, 0], len(model["neighbours"]))
-        counted = extended_table(_counts(model), pairs, np.maximum(values, 0.0))
-        return _with_counts(super().extend(model, keys, sums), counted)
+        pairs, values, _ = rest(keys, sums[:, 0], len(model["counts"]["neighbours"]))
+        counted = extended_table(model["counts"], pairs, np.maximum(values, 0.0))
+        return {**super().extend(model, keys, sums), "counts": counted}
 
-    def influence(self, model: Shared, past: Array, items: Array) -> Scores:
+    def influence(self, model: Model, past: Array, items: Array) -> Scores:
         """Return the weights of the table from the last items, all alike."""
         out = PairExpert.influence(self, model, past, items)
         out[RECENT_LAGS[-1] :] = 0
         return out
 
-    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
+    def score(self, model: Model, view: TrainView, out: Scores) -> None:
         """Add up the weights, and look up the counts."""
         end = len(RECENT_LAGS)
-        _add_by_lag(out[:, :end], view, model, RECENT_LAGS)
+        _add_by_lag(out[:, :end], view, model["weights"], RECENT_LAGS)
         mixture.log_of_sum(out[:, :end], RECENT_FLOOR, out[:, end])
         counted = out[:, end + 1 :]
-        _add_by_lag(counted, view, _counts(model), COUNTED)
+        _add_by_lag(counted, view, model["counts"], COUNTED)
         for lag in range(len(COUNTED)):
             mixture.log_of_sum(counted[:, lag : lag + 1], COUNT_FLOOR, counted[:, lag])
 
-    def parts(self, model: Shared) -> tuple[Part, ...]:
+    def parts(self, model: Model) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
-        by_weight = _lags(RECENT_LAGS, RECENT_FLOOR, "sum", model)
-        return by_weight, _lags(COUNTED, COUNT_FLOOR, "each", _counts(model))
-
-
-def _with_counts(table: Shared, counted: Shared) -> Shared:
-    return {**table, "followers": counted["neighbours"], "counts": counted["weights"]}
-
-
-def _counts(model: Shared) -> Shared:
-    return {"neighbours": model["followers"], "weights": model["counts"]}
+        by_weight = _lags(RECENT_LAGS, RECENT_FLOOR, "sum", model["weights"])
+        return by_weight, _lags(COUNTED, COUNT_FLOOR, "each", model["counts"])
 
 
 def _add_by_lag(
-    out: Scores, view: TrainView, table: Shared, lags: Array, by_lag: Array = EQUALLY
+    out: Scores, view: TrainView, table: PairTable, lags: Array, by_lag: Array = EQUALLY
 ) -> None:
-    past, columns = view.positives, (table["neighbours"], table["weights"])
-    mixture.add_by_lag(out, past.indptr, past.values, *columns, lags, by_lag)
+    past = view.positives
+    mixture.add_by_lag(out, past.indptr, past.values, table, lags, by_lag)
 
 
-def _lags(ends: Array, floor: float, logs: str, table: Shared, recency: float = 0.0) -> Part:
+def _lags(ends: Array, floor: float, logs: str, table: PairTable, recency: float = 0.0) -> Part:
     options = {"ends": ends.tolist(), "recency": recency, "floor": floor, "logs": logs}
-    return Part("lags", options, {name: table[name] for name in ("neighbours", "weights")})
+    return Part("lags", options, table._asdict())
 
 
 ENDS = np.array([10, 50, 0])
@@ -228,12 +220,12 @@ class Cooccurrence(PairExpert):
     start: ClassVar[dict[str, float]] = {"log of the factors": 0.3}
 
     def init(self, view: TrainView) -> Shared:
-        """Start from no weights and no vectors."""
-        vectors = np.zeros((view.n_items, self.config.factors), np.float32)
-        products = np.zeros((self.config.factors, self.config.factors))
-        return {**super().init(view), "vectors": vectors, "products": products}
+        """Start from no vectors."""
+        count = self.config.factors
+        vectors, units = np.zeros((view.n_items, count), np.int8), np.zeros(count, np.float32)
+        return {"vectors": vectors, "units": units, "products": np.zeros((count, count))}
 
-    def scores(self, model: Shared) -> tuple[str, ...]:
+    def scores(self, model: Model) -> tuple[str, ...]:
         """Weights by lag, their logarithm, and the factors."""
         weights = "last 10", "11 to 50 back", "further back", "log of all"
         return *weights, "factors", "log of the factors", "recent factors"
@@ -244,21 +236,25 @@ class Cooccurrence(PairExpert):
         pairs = pair_kernels.common_pairs(items.indptr, items.values, view.n_items)
         return KeyedRows(*pairs, space=view.n_items**2)
 
-    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+    def learn(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Solve EASE, and find the vectors."""
         head, ridge = self.head(keys, sums, model), self.config.cooccurrence_ridge
         block = head.blocks[0] + np.triu(head.blocks[0], 1).T
-        vectors = np.zeros_like(model["vectors"])
+        vectors = np.zeros(model["vectors"].shape, np.float32)
         vectors[head.items] = leading_vectors(block, self.config.factors)
+        units = np.abs(vectors).max(axis=0) / np.float32(127)
+        vectors = np.rint(vectors / np.where(units > 0, units, 1)).astype(np.int8)
         pairs, values = pair_weights.both_ways(*head.outside, len(head.counts))
         alone = values / (head.counts[pairs // len(head.counts)] + ridge)
-        table = strongest(model, pairs, alone, head.items, pair_weights.ease_weights(block, ridge))
-        return {**table, "vectors": vectors, "products": pair_weights.gram(vectors)}
+        solved = pair_weights.ease_weights(block, ridge)
+        table = strongest(model["weights"], pairs, alone, head.items, solved)
+        products = pair_weights.gram(vectors * units)
+        return {"weights": table, "vectors": vectors, "units": units, "products": products}
 
-    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
+    def score(self, model: Model, view: TrainView, out: Scores) -> None:
         """Add up weights from the history, and solve for the client's vector."""
-        past, vectors = view.positives, model["vectors"]
-        _add_by_lag(out[:, :3], view, model, ENDS)
+        past, vectors = view.positives, model["vectors"] * model["units"]
+        _add_by_lag(out[:, :3], view, model["weights"], ENDS)
         mixture.log_of_sum(out[:, :3], PAIR_FLOOR, out[:, 3])
         touched = distinct_items(past)
         ridge = OWN_RIDGE * (touched.lengths + UNSEEN * view.n_items)
@@ -270,11 +266,12 @@ class Cooccurrence(PairExpert):
         recent = ragged.recent_vectors(past.indptr, past.values, vectors, fading(RECENT))
         mixture.score_vectors(recent, columns, out[:, 6])
 
-    def parts(self, model: Shared) -> tuple[Part, ...]:
+    def parts(self, model: Model) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
         factors = {"unseen": UNSEEN, "ridge": OWN_RIDGE, "floor": PAIR_FLOOR, "recent": RECENT}
-        by_factor = Part("factors", factors, {"vectors": model["vectors"]})
-        return _lags(ENDS, PAIR_FLOOR, "sum", model), by_factor
+        arrays = {name: model[name] for name in ("vectors", "units")}
+        by_weight = _lags(ENDS, PAIR_FLOOR, "sum", model["weights"])
+        return by_weight, Part("factors", factors, arrays)
 
 
 def leading_vectors(gram: NDArray[np.float64], count: int) -> NDArray[np.float32]:
@@ -320,7 +317,7 @@ class PopularityExpert(Expert):
         """Start from nothing."""
         return {"shares": np.zeros(view.n_items, np.float32)}
 
-    def scores(self, model: Shared) -> tuple[str, ...]:
+    def scores(self, model: Model) -> tuple[str, ...]:
         """The share and its logarithm."""
         return "share", "log share"
 
@@ -330,19 +327,19 @@ class PopularityExpert(Expert):
         keys, ones = items.values.astype(np.int64), np.ones((len(items.values), 1), np.float32)
         return KeyedRows(items.indptr, keys, ones, space=view.n_items)
 
-    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+    def learn(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Divide by the mean."""
         shares = np.zeros_like(model["shares"])
         counts = np.maximum(sums[:, 0], 0.0)
         shares[keys] = counts / max(counts.sum(), 1e-12) * len(shares)
         return {"shares": shares}
 
-    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
+    def score(self, model: Model, view: TrainView, out: Scores) -> None:
         """Score every client alike: by shares over the largest share, and by logarithms."""
         out[:, 0] = model["shares"] / max(model["shares"].max(), np.float32(1))
         out[:, 1] = np.log(model["shares"] + np.float32(POPULARITY_FLOOR))
 
-    def parts(self, model: Shared) -> tuple[Part, ...]:
+    def parts(self, model: Model) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
         return (Part("shares", {"floor": POPULARITY_FLOOR}, model),)
 
@@ -366,11 +363,16 @@ class Categories(Expert):
         return bool(category_columns(view))
 
     def init(self, view: TrainView) -> Shared:
-        """Take each item's shares of all categories."""
+        """Start from no relations between categories."""
         members, sizes = category_shares(view)
-        return {"members": members, "sizes": sizes, "said": np.zeros(members.T.shape, np.float32)}
+        groups = members.shape[1]
+        return {"sizes": sizes, "relations": np.zeros((groups, groups), np.float32)}
 
-    def scores(self, model: Shared) -> tuple[str, ...]:
+    def public(self, view: TrainView) -> Shared:
+        """Return each item's shares of all categories."""
+        return {"members": category_shares(view)[0]}
+
+    def scores(self, model: Model) -> tuple[str, ...]:
         """One for each feature and stretch of the past."""
         spans = "last", "last five", "all"
         return tuple(f"feature {n}, {span}" for n in range(len(model["sizes"])) for span in spans)
@@ -383,34 +385,35 @@ class Categories(Expert):
         )
         return KeyedRows(*pairs, space=members.shape[1] ** 2)
 
-    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+    def learn(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Take the logarithm of counts over their expectation by chance."""
-        groups, start = model["members"].shape[1], 0
-        counted, said = np.zeros(groups**2), np.zeros_like(model["said"])
+        groups, start = len(model["relations"]), 0
+        counted, relations = np.zeros(groups**2), np.zeros_like(model["relations"])
         counted[keys] = np.maximum(sums[:, 0], 0.0)
         for size in model["sizes"]:
             mine = slice(start, start + size)
             found = counted.reshape(groups, groups)[mine, mine] + CATEGORY_SMOOTHING
             chance = found.sum(1, keepdims=True) * found.sum(0, keepdims=True) / found.sum()
-            said[mine] = np.log(found / chance) @ model["members"][:, mine].T
+            relations[mine, mine] = np.log(found / chance)
             start += size
-        return {**model, "said": said}
+        return {**model, "relations": relations}
 
-    def influence(self, model: Shared, past: Array, items: Array) -> Scores:
+    def influence(self, model: Model, past: Array, items: Array) -> Scores:
         """Return the affinity of each past item's categories."""
         # Summed for each pair alone, so that items of equal categories tie.
-        members, affinity = model["members"][past], np.ascontiguousarray(model["said"].T[items])
-        return np.asarray((members[:, None] * affinity).sum(axis=2))
+        members = model["members"]
+        affinity = (members[items][:, None] * model["relations"]).sum(axis=2)
+        return np.asarray((members[past][:, None] * affinity).sum(axis=2))
 
-    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
+    def score(self, model: Model, view: TrainView, out: Scores) -> None:
         """Average over the past items and over an item's categories."""
-        past, learnt = view.positives, (model["members"], model["sizes"], model["said"])
+        past, learnt = view.positives, (model["members"], model["sizes"], model["relations"])
         mixture.score_groups(past.indptr, past.values, *learnt, np.array(CATEGORY_LATEST), out)
 
-    def parts(self, model: Shared) -> tuple[Part, ...]:
+    def parts(self, model: Model) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
         options = {"sizes": model["sizes"].tolist(), "latest": list(CATEGORY_LATEST)}
-        return (Part("groups", options, {n: model[n] for n in ("members", "said")}),)
+        return (Part("groups", options, {n: model[n] for n in ("members", "relations")}),)
 
 
 RATE_SMOOTHING = 20.0
@@ -444,7 +447,7 @@ class PersonalFrequencyExpert(Expert):
         sizes = {"rates": view.n_items, "latest": view.n_items, "states": n_states}
         return {name: np.zeros(size, np.float32) for name, size in sizes.items()}
 
-    def scores(self, model: Shared) -> tuple[str, ...]:
+    def scores(self, model: Model) -> tuple[str, ...]:
         """Of items in the history: counts, recency and rates; of all: share of last baskets."""
         own = "bought before", "log count", "log recent count", "log baskets ago"
         more = "log share of baskets", "log intervals ago", "rate of the item", "rate of the state"
@@ -459,7 +462,7 @@ class PersonalFrequencyExpert(Expert):
         n_states = (len(STATE_COUNTS) + 1) * (len(STATE_AGOS) + 1)
         return KeyedRows(*found, space=view.n_items + n_states)
 
-    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+    def learn(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Divide the sums: rates are smoothed towards the mean, shares are those of a mean item."""
         n_items = len(model["rates"])
         dense = np.zeros((n_items + len(model["states"]), 3))
@@ -474,13 +477,13 @@ class PersonalFrequencyExpert(Expert):
         learnt = {"rates": by_item, "states": by_state, "latest": shares}
         return {name: array.astype(np.float32) for name, array in learnt.items()}
 
-    def score(self, model: Shared, view: TrainView, out: Scores) -> None:
+    def score(self, model: Model, view: TrainView, out: Scores) -> None:
         """Score the items of the history, and all items by last baskets."""
         past, rates = view.positives, (model["rates"], model["states"], STATE_COUNTS, STATE_AGOS)
         baskets.score_own_items(past.indptr, past.values, view.times.values, *rates, out)
         out[:, -1] = np.log(model["latest"] + np.float32(POPULARITY_FLOOR))
 
-    def parts(self, model: Shared) -> tuple[Part, ...]:
+    def parts(self, model: Model) -> tuple[Part, ...]:
         """Return the same scores for bundles."""
         ends = {"counts": STATE_COUNTS.tolist(), "agos": STATE_AGOS.tolist()}
         return (Part("own", {**ends, "floor": POPULARITY_FLOOR}, model),)

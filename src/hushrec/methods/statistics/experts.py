@@ -23,9 +23,11 @@ from hushrec.config import Count, Share, Width, find
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels import pairs as pair_kernels
+from hushrec.kernels.pairs import PairTable
 from hushrec.methods.base import Array, MethodConfig, Shared
 from hushrec.methods.baselines import distinct_items, where
-from hushrec.methods.statistics.pair_weights import Keys, Sums
+from hushrec.methods.statistics import pair_tables
+from hushrec.methods.statistics.pair_weights import Keys, Sums, empty_table
 
 
 def joined(*path: str) -> str:
@@ -76,10 +78,15 @@ class ExpertsConfig(MethodConfig):
     """Co-occurrence: ridge of the regression, in users."""
     factors: Width = 64
     """Co-occurrence: dimensions of an item vector."""
-    neighbours: Count = 1000
-    """Weights kept per item and table, the largest in size."""
+    neighbours: Count = 450
+    """Pairs of items that are kept, per item on average; their weights in all tables have a common
+    index. Never more than 3.8 million."""
     dense_items: Annotated[int, Field(ge=2)] = 4000
     """Items up to which systems are solved in full; beyond, these many most popular ones."""
+
+
+Model = Mapping[str, Any]
+"""An expert's model: arrays by name, and its tables."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,9 @@ class Expert(ABC):
     """Base of every expert."""
 
     name: ClassVar[str]
+    tables: ClassVar[tuple[str, ...]] = ()
+    """Names of its tables of item-to-item weights. `learn` and `extend` receive and return these in
+    long form (`pair_weights.empty_table`), the others receive them as `PairTable`."""
     counted: ClassVar[Literal["once", "head", "head and rest"]] = "once"
     """How it is counted in several rounds: all in the first one; or keys are pairs of items,
     i·m + j, with counts under (i, i), of which `learn` gets those within the head of the catalogue,
@@ -116,10 +126,16 @@ class Expert(ABC):
 
     @abstractmethod
     def init(self, view: TrainView) -> Shared:
-        """Return the model before anything was counted; public facts alone give its shapes."""
+        """Return the model before anything was counted, but for its tables; public facts alone give
+        its shapes."""
+
+    def public(self, view: TrainView) -> Shared:
+        """Return arrays that the catalogue gives and a device need not be sent; `score`,
+        `influence` and `parts` find them in the model."""
+        return {}
 
     @abstractmethod
-    def scores(self, model: Shared) -> tuple[str, ...]:
+    def scores(self, model: Model) -> tuple[str, ...]:
         """Return the names of its scores."""
 
     @abstractmethod
@@ -127,19 +143,19 @@ class Expert(ABC):
         """Return what each client adds to the sums, under keys of a space that is public."""
 
     @abstractmethod
-    def learn(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+    def learn(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Turn the sums, ascending keys and a row for each, into a model of the same shapes."""
 
-    def extend(self, model: Shared, keys: Keys, sums: Sums) -> Shared:
+    def extend(self, model: Model, keys: Keys, sums: Sums) -> Model:
         """Take further pairs into a model, of some first items, and those items' counts."""
         return model
 
     @abstractmethod
-    def score(self, model: Shared, view: TrainView, out: NDArray[np.float32]) -> None:
+    def score(self, model: Model, view: TrainView, out: NDArray[np.float32]) -> None:
         """Fill ``out[client, score, item]``, which is all zeros, from the clients' histories."""
 
     def influence(
-        self, model: Shared, past: NDArray[np.int32], items: NDArray[np.int32]
+        self, model: Model, past: NDArray[np.int32], items: NDArray[np.int32]
     ) -> NDArray[np.float32]:
         """Return how much each item of one history, latest first, adds to the scores of items.
 
@@ -147,11 +163,11 @@ class Expert(ABC):
         """
         return np.zeros((len(past), len(items)), np.float32)
 
-    def neighbours(self, model: Shared, item: int) -> NDArray[np.float32] | None:
+    def neighbours(self, model: Model, item: int) -> NDArray[np.float32] | None:
         """Return the weight from an item to every item; None if the expert has no such weights."""
         return None
 
-    def parts(self, model: Shared) -> tuple[Part, ...] | None:
+    def parts(self, model: Model) -> tuple[Part, ...] | None:
         """Return all scores, in order, as parts that a bundle can hold; None if it cannot."""
         return None
 
@@ -163,6 +179,39 @@ def expert_class(name: str) -> type[Expert]:
     if not (isinstance(loaded, type) and issubclass(loaded, Expert)):
         raise ConfigError(f"expert '{name}' ({loaded!r}) is not a hushrec Expert")
     return loaded
+
+
+LONGEST = 1000
+"""Weights of an item in the server's long form of a table."""
+
+
+def long_tables(expert: Expert, n_items: int) -> dict[str, Shared]:
+    """Return the tables of an expert in long form, without weights."""
+    dense_items = expert.config.dense_items
+    return {name: empty_table(n_items, LONGEST, dense_items) for name in expert.tables}
+
+
+def packed_tables(
+    experts: Sequence[Expert], models: Mapping[str, Model], index: Shared
+) -> tuple[Shared, dict[str, dict[str, Shared]]]:
+    """Pack all experts' long tables; return their common index, and each expert's tables."""
+    names = [(expert.name, table) for expert in experts for table in expert.tables]
+    packed: dict[str, dict[str, Shared]] = {expert.name: {} for expert in experts}
+    if not names:
+        return index, packed
+    everything = np.ones(len(index["starts"]) - 1, np.float32)
+    shares = models.get("popularity", {}).get("shares", everything)
+    index, tables = pair_tables.packed(index, [models[n][table] for n, table in names], shares)
+    for (name, table), arrays in zip(names, tables, strict=True):
+        packed[name][table] = arrays
+    return index, packed
+
+
+def ready_model(expert: Expert, model: Model, index: Shared, view: TrainView | None) -> Model:
+    """Return a model to score with: its tables by their index, and what the catalogue gives."""
+    public = {} if view is None else expert.public(view)
+    tables = {name: PairTable(**index, **model[name]) for name in expert.tables}
+    return {**model, **public, **tables}
 
 
 def rest(keys: Keys, sums: Sums, n_items: int) -> tuple[Keys, Sums, Sums]:
@@ -187,7 +236,7 @@ PIECE = 2**21
 """About so many pairs are taken in at once."""
 ITEMS, HEAD = "items", "head"
 """Where counting takes several rounds: sums of all items, and which of them are the head."""
-Models = Sequence[tuple[Expert, Shared]]
+Models = Sequence[tuple[Expert, Model]]
 KeyedSums = tuple[Keys, Sums]
 
 
@@ -248,13 +297,13 @@ class Counting:
 
     def learn(
         self, served: Models, held_out: Models, total: Total
-    ) -> tuple[dict[str, Shared], dict[str, Shared]]:
+    ) -> tuple[dict[str, Model], dict[str, Model]]:
         """Return each expert's model from a round's sums: with and without held-out items.
 
         The latter are none where everything was counted in one sum.
         """
-        learnt: dict[str, Shared] = {}
-        without: dict[str, Shared] = {}
+        learnt: dict[str, Model] = {}
+        without: dict[str, Model] = {}
         for (expert, whole), (_, part) in zip(served, held_out, strict=True):
             sums, more = total.rows.get(joined(HELD_OUT, expert.name)), total.rows.get(expert.name)
             if sums is not None:
@@ -264,7 +313,7 @@ class Counting:
                 learnt[expert.name] = self._learnt(expert, whole, both)
         return learnt, without
 
-    def _learnt(self, expert: Expert, model: Shared, sums: KeyedSums) -> Shared:
+    def _learnt(self, expert: Expert, model: Model, sums: KeyedSums) -> Model:
         if self.number == 1:
             items, (keys, values) = np.flatnonzero(self.head), sums
             first, second = np.divmod(keys, len(items))

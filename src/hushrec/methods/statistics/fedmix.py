@@ -38,7 +38,7 @@ sums gains no accuracy (`experiments/privacy-utility/tuning.md`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -55,13 +55,23 @@ from hushrec.kernels.draws import draw_each
 from hushrec.methods import base
 from hushrec.methods.base import Between, Fitted, OneOf, Phase, Reason, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import adam_step, first_moments, first_trial, next_trials
-from hushrec.methods.statistics import experts
-from hushrec.methods.statistics.experts import HEAD, HELD_OUT, Expert, flatten, unflatten
+from hushrec.methods.statistics import experts, pair_tables
+from hushrec.methods.statistics.experts import (
+    HEAD,
+    HELD_OUT,
+    Expert,
+    Model,
+    flatten,
+    unflatten,
+)
+from hushrec.methods.statistics.pair_tables import PAIRS
 from hushrec.methods.statistics.pair_weights import reasons_from
 from hushrec.private import PerClientRows, Private, PrivateFields, rows_in
 from hushrec.streams import Round, Streams
 
 CANDIDATES = "candidates"
+LONG = "long"
+"""Tables in the server's long form, kept between rounds of counting."""
 SCORES_AT_ONCE = 2**20
 """Number of scores in memory at a time."""
 
@@ -182,8 +192,13 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Start from experts without counts, and from a network with zero output weights."""
-        applicable = self._applicable(view)
-        models = {expert.name: expert.init(view) for expert in applicable}
+        applicable, models = self._applicable(view), dict[str, Any]()
+        pairs = pair_tables.capacity(view.n_items, self.config.neighbours)
+        for expert in applicable:
+            tables = {name: pair_tables.empty_table(view.n_items, pairs) for name in expert.tables}
+            models[expert.name] = {**expert.init(view), **tables}
+        has_tables = any(expert.tables for expert in applicable)
+        models[PAIRS] = pair_tables.empty_index(view.n_items, pairs if has_tables else 0)
         apart = {HELD_OUT: models} if self.config.hold_out == "items" else {}
         shared: dict[str, Any] = {**models, **apart}
         if self.config.count_rounds > 1:
@@ -213,14 +228,14 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
 
     def _download_held_out(self, shared: Shared) -> Shared:
         """Send the experts learnt without held-out items, and the weights of their scores."""
-        models = {expert.name: model for expert, model in self.active(shared, held_out=True)}
-        apart = {HELD_OUT: models} if self.config.hold_out == "items" else models
+        tree = unflatten(shared)
+        apart = {HELD_OUT: tree[HELD_OUT]} if HELD_OUT in tree else self._models(tree)
         return flatten({"weights": shared["weights"], **apart})
 
     def serving(self, shared: Shared) -> Shared:
         """Leave out what only fitting needs: held-out experts and the optimisers' state."""
         own = {name: shared[name] for name in ("center", "scale", "weights", "network")}
-        return flatten({**own, **{expert.name: model for expert, model in self.active(shared)}})
+        return flatten({**own, **self._models(unflatten(shared))})
 
     # ------------------------------------------------------------ on the devices
 
@@ -274,6 +289,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         rows[:, width] = mixture.NONE
         indptr = np.concatenate([[0], np.cumsum(held) * block])
         sizes = self.config.top_candidates, self.config.random_candidates
+        active = self.active(shared, view, held_out=True)
         for back in range(1, int(held.max(initial=0)) + 1):
             clients, key = np.flatnonzero(held >= back), now.streams.key("candidates", back)
             for some, buffer in self._parts(clients, width - 1, view.n_items):
@@ -281,7 +297,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
                 later = self._held_out_counts(mine) if view.repeats else np.full(len(mine), back)
                 before = mine.positives.lengths - later
                 earlier = experts.shortened(mine, later + np.minimum(self.config.gap, before - 1))
-                scores = self._scores(self.active(shared, held_out=True), earlier, buffer)
+                scores = self._scores(active, earlier, buffer)
                 prior = np.zeros((len(mine), view.n_items), np.float32)
                 mixture.weigh(scores, shared["weights"].astype(np.float32), prior)
                 for c in range(len(mine)):
@@ -303,11 +319,41 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
 
     def _learn_experts(self, shared: Shared, total: Total, number: int) -> Shared:
         """Learn the experts, and the head of the catalogue."""
-        counting = self._counting(shared, number)
-        served, held_out = self.active(shared), self.active(shared, held_out=True)
+        counting, tree = self._counting(shared, number), unflatten(shared)
+        served = self._long_models(tree)
+        held_out = self._long_models(tree.get(HELD_OUT, tree))
         learnt, without = counting.learn(served, held_out, total)
-        head = counting.most_popular(total, self.config.dense_items)
-        return {**shared, **flatten({**learnt, HELD_OUT: without}), **head}
+        tree.pop(LONG, None)
+        tree |= self._counted(tree, {**_by_name(served), **learnt}, number)
+        if HELD_OUT in tree:
+            apart = tree[HELD_OUT]
+            tree[HELD_OUT] = self._counted(apart, {**_by_name(held_out), **without}, number)
+        return flatten({**tree, **counting.most_popular(total, self.config.dense_items)})
+
+    def _long_models(self, tree: Mapping[str, Any]) -> list[tuple[Expert, Model]]:
+        """Return each expert with its model, tables in the long form of the counting so far."""
+        n_items, so_far = len(tree[PAIRS]["starts"]) - 1, tree.get(LONG, {})
+        return [
+            (e, {**tree[e.name], **(so_far.get(e.name) or experts.long_tables(e, n_items))})
+            for e in self._experts()
+            if e.name in tree
+        ]
+
+    def _counted(
+        self, tree: Mapping[str, Any], models: Mapping[str, Model], number: int
+    ) -> dict[str, Any]:
+        """Return experts after a round of counting; tables are packed after the last one."""
+        own, long = dict[str, Any](), dict[str, Any]()
+        present = [expert for expert in self._experts() if expert.name in models]
+        for expert in present:
+            model = models[expert.name]
+            arrays = {name: array for name, array in model.items() if name not in expert.tables}
+            own[expert.name] = {**tree[expert.name], **arrays}
+            long[expert.name] = {name: model[name] for name in expert.tables}
+        if number < self.config.count_rounds:
+            return {**own, PAIRS: tree[PAIRS], LONG: long}
+        index, tables = experts.packed_tables(present, models, tree[PAIRS])
+        return {PAIRS: index, **{name: {**own[name], **tables[name]} for name in own}}
 
     def _learn_scales(self, shared: Shared, total: Total, number: int) -> Shared:
         """Find the scores' mean and scale, and the first trials; drop the held-out experts."""
@@ -348,10 +394,10 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         """Add up the weighted scores, and rerank the best candidates with the network."""
         out = np.zeros((len(history), history.n_items), np.float32)
         weights, network = self.network(shared)
-        everybody = np.arange(len(history))
+        everybody, active = np.arange(len(history)), self.active(shared, history)
         for some, buffer in self._parts(everybody, len(weights), history.n_items):
             mine = history.take(some)
-            scores = self._scores(self.active(shared), mine, buffer)
+            scores = self._scores(active, mine, buffer)
             mixed = np.zeros((len(mine), history.n_items), np.float32)
             mixture.weigh(scores, weights / shared["scale"][:-1], mixed)
             if self.reranks(shared):
@@ -364,7 +410,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         self, shared: Shared, history: TrainView, items: NDArray[np.int32]
     ) -> list[list[Reason]]:
         """Find the expert whose scores lift each item most above the mean item."""
-        weights, active = shared["weights"] / shared["scale"][:-1], self.active(shared)
+        weights, active = shared["weights"] / shared["scale"][:-1], self.active(shared, history)
         owners = np.repeat(np.arange(len(active)), [len(e.scores(model)) for e, model in active])
         buffer = np.zeros((1, len(weights), history.n_items), np.float32)
         out: list[list[Reason]] = []
@@ -412,18 +458,26 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
             )
         return found
 
-    def active(self, shared: Shared, *, held_out: bool = False) -> list[tuple[Expert, Shared]]:
+    def active(
+        self, shared: Shared, view: TrainView | None = None, *, held_out: bool = False
+    ) -> list[tuple[Expert, Model]]:
         """Return each expert with its served model, or with that learnt without held-out items.
 
-        They are the same with ``hold_out=clients``.
+        They are the same with ``hold_out=clients``. ``view`` has the catalogue that some experts
+        need to score.
         """
         tree = unflatten(shared)
         models = tree.get(HELD_OUT, tree) if held_out else tree
         present = [expert for expert in self._experts() if expert.name in models]
-        return [(expert, models[expert.name]) for expert in present]
+        index = models.get(PAIRS, {})
+        return [(e, experts.ready_model(e, models[e.name], index, view)) for e in present]
+
+    def _models(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the served experts, and the index of their tables."""
+        return {name: tree[name] for name in (*self.config.experts, PAIRS) if name in tree}
 
     def _scores(
-        self, active: list[tuple[Expert, Shared]], view: TrainView, buffer: Scores
+        self, active: list[tuple[Expert, Model]], view: TrainView, buffer: Scores
     ) -> Scores:
         """Return the scores of experts, written to a buffer: [clients, scores, items]."""
         out, end = buffer[: len(view)], 0
@@ -496,6 +550,10 @@ def _powers_of_scale(scale: NDArray[np.float32]) -> NDArray[np.float64]:
     wide = scale.astype(np.float64)
     hessian = np.outer(wide, wide)[np.triu_indices(len(wide))]
     return np.concatenate([np.ones(2), wide, hessian])
+
+
+def _by_name(models: Sequence[tuple[Expert, Model]]) -> dict[str, Model]:
+    return {expert.name: model for expert, model in models}
 
 
 def _named(*names: str) -> Callable[[Shared], Shared]:

@@ -1,0 +1,102 @@
+"""Compact tables of item-to-item weights, for devices: several tables, one index of pairs.
+
+The server learns tables in a *long* form, ``neighbours`` and ``weights``, each item's strongest
+ones (`pair_weights`). `packed` keeps the pairs that matter most over all tables: the column of a
+pair as the gap to the pair before, in one byte, and a weight of every table as a whole number from
+-15 to 15 (0 to 127 in a table without negative weights), whose square times the item's scale is the
+weight. Rounding to so few levels costs less accuracy than leaving pairs out does.
+
+Pairs compete over the whole catalogue, so popular items keep more of them than others. The number
+of pairs follows from the catalogue's size alone, so that all arrays have public shapes; bytes
+travel deflated (`federation.client.Download`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hushrec.kernels import pairs as pair_kernels
+from hushrec.kernels.pairs import PairTable
+from hushrec.methods.base import Array, Scores, Shared
+
+PAIRS = "pairs"
+"""Name of the packed tables among the shared parameters."""
+MOST_PAIRS = 3_800_000
+"""Most pairs of a model: about 9 MB, deflated."""
+SIGNED, UNSIGNED = 15, 127
+"""Levels of a table with and without negative weights: counts need more, as their logarithms are
+scored."""
+POPULARITY_POWER, FLOOR = 0.25, np.float32(0.05)
+"""A pair counts more the more popular its first item is: that item is in more histories."""
+
+
+def capacity(n_items: int, neighbours: int) -> int:
+    """Return the number of pairs that are kept, of so many per item on average."""
+    return max(1, min(n_items * min(neighbours, n_items), MOST_PAIRS))
+
+
+def empty_index(n_items: int, pairs: int) -> Shared:
+    """Return the index of no pairs."""
+    return {"starts": np.zeros(n_items + 1, np.int32), "gaps": np.zeros(pairs, np.uint8)}
+
+
+def empty_table(n_items: int, pairs: int) -> Shared:
+    """Return a table without weights."""
+    return {"codes": np.zeros(pairs, np.int8), "scales": np.zeros(n_items, np.float32)}
+
+
+def packed(
+    index: Shared, long: Sequence[Shared], shares: NDArray[np.float32]
+) -> tuple[Shared, list[Shared]]:
+    """Pack long tables: return the index of their pairs, of the same shape, and the tables.
+
+    ``shares`` is the popularity of every item, 1 on average.
+    """
+    neighbours = np.stack([table["neighbours"] for table in long])
+    weights = np.stack([table["weights"] for table in long])
+    indptr, ids, importance = pair_kernels.union_of_tables(
+        neighbours, weights, np.array([_typical(table) for table in weights], np.float32)
+    )
+    importance *= np.repeat((shares + FLOOR) ** np.float32(POPULARITY_POWER), np.diff(indptr))
+    slots = len(index["gaps"])
+    kept = _most_important(indptr, ids, importance, slots)
+    levels = np.where((weights < 0).any(axis=(1, 2)), SIGNED, UNSIGNED)
+    starts, gaps = np.zeros_like(index["starts"]), np.zeros_like(index["gaps"])
+    codes = np.zeros((len(long), slots), np.int8)
+    scales = np.zeros(weights.shape[:2], np.float32)
+    pair_kernels.pack_tables(
+        indptr, ids, kept, neighbours, weights, levels, PairTable(starts, gaps, codes, scales)
+    )
+    tables: list[Shared] = [
+        {"codes": own, "scales": scale} for own, scale in zip(codes, scales, strict=True)
+    ]
+    return {"starts": starts, "gaps": gaps}, tables
+
+
+def _typical(weights: NDArray[np.float32]) -> float:
+    """Return the size of a typical weight: in these units, weights of all tables count alike."""
+    present = weights[weights != 0].astype(np.float64)
+    return float(np.sqrt((present**2).mean())) if len(present) else 1.0
+
+
+def _most_important(
+    indptr: Array, ids: Array, importance: NDArray[np.float32], slots: int
+) -> NDArray[np.bool_]:
+    """Choose as many pairs as fit; a long way to the next pair takes several slots."""
+    order, count = np.argsort(-importance, kind="stable"), slots  # ties go to the lower item
+    while True:
+        kept = np.zeros(len(ids), np.bool_)
+        kept[order[:count]] = True
+        missing = pair_kernels.slots_of(indptr, ids, kept) - slots
+        if missing <= 0:
+            return kept
+        count -= int(missing)
+
+
+def weights_of(table: PairTable, item: int) -> Scores:
+    """Return the weight from an item to every item."""
+    first, everything = np.array([item], np.int32), np.arange(len(table.scales), dtype=np.int32)
+    return np.asarray(pair_kernels.packed_weights(first, everything, table)[0])
