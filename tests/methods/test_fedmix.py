@@ -574,7 +574,7 @@ def test_a_mixture_does_not_lose_to_its_parts():
 @pytest.mark.slow
 def test_accuracy_bytes_and_bundle_on_ml_1m(data_dir, tmp_path):
     """Honest protocol, full ranking; a look at validation items, not at test items."""
-    looks = {"evaluation.every": 48, "evaluation.users": 2_000}
+    looks = {"evaluation.every": 20, "evaluation.users": 2_000}
     run = hushrec.train("ml-1m", "fedmix", settings=looks)
     found = run.summary.valid["full"]
     assert found["hr@10"] >= 0.325
