@@ -19,7 +19,7 @@ from hushrec.federation.backends import Machine
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.kernels import mixture
 from hushrec.methods.base import Reason
-from hushrec.methods.shared.options import first_trial, next_trials
+from hushrec.methods.shared.options import first_trial, next_trials, rescaled
 from hushrec.methods.statistics import experts
 from hushrec.methods.statistics.embedded_experts import leading_vectors
 from hushrec.methods.statistics.experts import (
@@ -31,7 +31,7 @@ from hushrec.methods.statistics.experts import (
     joined,
     unflatten,
 )
-from hushrec.methods.statistics.fedmix import CANDIDATES, FedMix, _powers_of_scale
+from hushrec.methods.statistics.fedmix import CANDIDATES, FedMix
 from hushrec.private import PrivateStore
 from hushrec.serving.bundle import export
 from hushrec.serving.data import ServingData
@@ -208,7 +208,7 @@ def test_sums_of_the_start_are_scaled_afterwards():
     weights = np.array([0.3, -1, 0.2, 0.5], np.float32)
     before = mixture.newton_sums(indptr, flat, 9, weights, np.ones(4, np.float32))[1]
     after = mixture.newton_sums(indptr, flat, 9, weights * scale, scale)[1]
-    np.testing.assert_allclose(before / _powers_of_scale(scale), after, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(rescaled(before, scale), after, rtol=1e-3, atol=1e-3)
 
 
 def test_newton_finds_the_minimum():

@@ -54,7 +54,13 @@ from hushrec.kernels import baskets, mixture
 from hushrec.kernels.draws import draw_each
 from hushrec.methods import base
 from hushrec.methods.base import Between, Fitted, OneOf, Phase, Reason, Scores, SearchSpace, Shared
-from hushrec.methods.shared.options import adam_step, first_moments, first_trial, next_trials
+from hushrec.methods.shared.options import (
+    adam_step,
+    first_moments,
+    first_trial,
+    next_trials,
+    rescaled,
+)
 from hushrec.methods.statistics import experts
 from hushrec.methods.statistics.experts import HEAD, HELD_OUT, Expert, flatten, unflatten
 from hushrec.methods.statistics.pair_weights import reasons_from
@@ -165,14 +171,11 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         sends = "loss, gradient and Hessian of trial weights"
         weights = ("fit weights", config.newton_rounds, sends)
         network = ("fit network", config.network_rounds, "gradient of the network")
-        trials, all_weights = (
-            ("trials", "scale"),
-            ("weights", "start", "center", "scale", "network"),
-        )
+        all_weights = ("weights", "start", "center", "scale", "network")
         planned = (
             *(Phase(*each, self._fit_counts, self._learn_experts, _head) for each in counts),
             Phase(*candidates, self._fit_candidates, self._learn_scales, self._download_held_out),
-            Phase(*weights, self._fit_weights, self._learn_weights, _named(*trials)),
+            Phase(*weights, self._fit_weights, self._learn_weights, _named("trials", "scale")),
             Phase(*network, self._fit_network, self._learn_network, _named(*all_weights)),
         )
         # Devices score from their history alone: there is nothing to fold in.
@@ -321,7 +324,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
         kept |= {"center": center.astype(np.float32), "scale": scale}
         state = first_trial(shared["weights"] * scale[:-1])
-        sums = total.rows["newton"][1] / _powers_of_scale(scale[:-1])
+        sums = rescaled(total.rows["newton"][1], scale[:-1])
         return {**kept, **next_trials(state, sums, self.config.penalty)}
 
     def _learn_weights(self, shared: Shared, total: Total, number: int) -> Shared:
@@ -489,13 +492,6 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
 def _one_row(has: NDArray[np.int64], rows: NDArray[np.float32]) -> KeyedRows:
     """Return one row for each client that has any tasks, under the only key."""
     return KeyedRows(has, np.zeros(len(rows), np.int64), rows, space=1)
-
-
-def _powers_of_scale(scale: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return what `mixture.newton_sums` of scores is divided by if scores are, by their scale."""
-    wide = scale.astype(np.float64)
-    hessian = np.outer(wide, wide)[np.triu_indices(len(wide))]
-    return np.concatenate([np.ones(2), wide, hessian])
 
 
 def _named(*names: str) -> Callable[[Shared], Shared]:
