@@ -54,13 +54,7 @@ from hushrec.kernels import baskets, mixture
 from hushrec.kernels.draws import draw_each
 from hushrec.methods import base
 from hushrec.methods.base import Between, Fitted, OneOf, Phase, Reason, Scores, SearchSpace, Shared
-from hushrec.methods.shared.options import (
-    adam_step,
-    first_moments,
-    first_trial,
-    next_trials,
-    rescaled,
-)
+from hushrec.methods.shared import options
 from hushrec.methods.statistics import experts
 from hushrec.methods.statistics.experts import HEAD, HELD_OUT, Expert, flatten, unflatten
 from hushrec.methods.statistics.pair_weights import reasons_from
@@ -199,7 +193,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
             ]
         )
         shared |= {"start": start, "center": np.zeros(len(start) + 1, np.float32)}
-        shared |= {"scale": np.ones(len(start) + 1, np.float32), **first_trial(start)}
+        shared |= {"scale": np.ones(len(start) + 1, np.float32), **options.first_trial(start)}
         inputs, hidden = len(start) + 1, self.config.hidden
         generator = streams.generator("init/network")
         first = generator.standard_normal((inputs, hidden)) / np.sqrt(inputs)
@@ -207,7 +201,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         rest = np.zeros(hidden)
         parts = (first.ravel(), rest, second.ravel(), rest, rest, np.ones(1))
         network = np.concatenate(parts).astype(np.float32)
-        return flatten({**shared, "network": network, "adam": first_moments(network)})
+        return flatten({**shared, "network": network, "adam": options.first_moments(network)})
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the scores of the candidates of each held-out item."""
@@ -323,16 +317,16 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         # A score that is the same for everybody tells nothing, and must not be blown up.
         scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
         kept |= {"center": center.astype(np.float32), "scale": scale}
-        state = first_trial(shared["weights"] * scale[:-1])
-        sums = rescaled(total.rows["newton"][1], scale[:-1])
-        return {**kept, **next_trials(state, sums, self.config.penalty)}
+        state = options.first_trial(shared["weights"] * scale[:-1])
+        sums = options.rescaled(total.rows["newton"][1], scale[:-1])
+        return {**kept, **options.next_trials(state, sums, self.config.penalty)}
 
     def _learn_weights(self, shared: Shared, total: Total, number: int) -> Shared:
         """Accept the best of the trials, and take damped Newton steps from there."""
         if "newton" not in total.rows:
             return shared
         sums = total.rows["newton"][1].reshape(len(shared["trials"]), -1)
-        return {**shared, **next_trials(shared, sums, self.config.penalty)}
+        return {**shared, **options.next_trials(shared, sums, self.config.penalty)}
 
     def _learn_network(self, shared: Shared, total: Total, number: int) -> Shared:
         """Take a step of Adam; the rate falls in the second half, so that the last steps settle."""
@@ -342,7 +336,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         left = (self.planned_rounds + 1 - number) / self.config.network_rounds
         rate, decay = self.config.lr * min(1.0, 2 * left), self.config.decay
         mean, state = np.array(gradient) / max(tasks, 1.0), unflatten(shared)["adam"]
-        network, state = adam_step(shared["network"], state, mean, rate, decay)
+        network, state = options.adam_step(shared["network"], state, mean, rate, decay)
         return {**shared, **flatten({"network": network, "adam": state})}
 
     # ------------------------------------------------------------ scoring
