@@ -43,7 +43,7 @@ class EvaluationConfig(Settings):
     """The candidate set on which it is measured."""
     patience: Annotated[int, Field(ge=0)] | None = None
     """Stop after this many evaluations without improvement; 0 runs all rounds.  [what the method
-    declares (fedmix: 16 rounds of its network), else 75; under privacy, where evaluations select
+    declares (fedmix: 8 rounds of its network), else 75; under privacy, where evaluations select
     nothing, 0]"""
     users: Clients = 0
     """Evaluate this many users only, drawn once; 0 evaluates all users."""

@@ -59,6 +59,13 @@ def first_trial(weights: Array) -> Shared:
     }
 
 
+def rescaled(sums: Array, scale: Array) -> Array:
+    """Return the sums that `next_trials` takes as they were if scores were divided by a scale."""
+    wide = scale.astype(np.float64)
+    hessian = np.outer(wide, wide)[np.triu_indices(len(wide))]
+    return np.asarray(sums / np.concatenate([np.ones(2), wide, hessian]))
+
+
 def next_trials(state: Shared, sums: Array, penalty: float) -> Shared:
     """Return the state after a round of trials, from the clients' sums at their weights.
 

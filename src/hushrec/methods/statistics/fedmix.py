@@ -54,7 +54,7 @@ from hushrec.kernels import baskets, mixture
 from hushrec.kernels.draws import draw_each
 from hushrec.methods import base
 from hushrec.methods.base import Between, Fitted, OneOf, Phase, Reason, Scores, SearchSpace, Shared
-from hushrec.methods.shared.options import adam_step, first_moments, first_trial, next_trials
+from hushrec.methods.shared import options
 from hushrec.methods.statistics import experts, pair_tables
 from hushrec.methods.statistics.experts import (
     HEAD,
@@ -175,14 +175,11 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         sends = "loss, gradient and Hessian of trial weights"
         weights = ("fit weights", config.newton_rounds, sends)
         network = ("fit network", config.network_rounds, "gradient of the network")
-        trials, all_weights = (
-            ("trials", "scale"),
-            ("weights", "start", "center", "scale", "network"),
-        )
+        all_weights = ("weights", "start", "center", "scale", "network")
         planned = (
             *(Phase(*each, self._fit_counts, self._learn_experts, _head) for each in counts),
             Phase(*candidates, self._fit_candidates, self._learn_scales, self._download_held_out),
-            Phase(*weights, self._fit_weights, self._learn_weights, _named(*trials)),
+            Phase(*weights, self._fit_weights, self._learn_weights, _named("trials", "scale")),
             Phase(*network, self._fit_network, self._learn_network, _named(*all_weights)),
         )
         # Devices score from their history alone: there is nothing to fold in.
@@ -211,7 +208,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
             ]
         )
         shared |= {"start": start, "center": np.zeros(len(start) + 1, np.float32)}
-        shared |= {"scale": np.ones(len(start) + 1, np.float32), **first_trial(start)}
+        shared |= {"scale": np.ones(len(start) + 1, np.float32), **options.first_trial(start)}
         inputs, hidden = len(start) + 1, self.config.hidden
         generator = streams.generator("init/network")
         first = generator.standard_normal((inputs, hidden)) / np.sqrt(inputs)
@@ -219,7 +216,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         rest = np.zeros(hidden)
         parts = (first.ravel(), rest, second.ravel(), rest, rest, np.ones(1))
         network = np.concatenate(parts).astype(np.float32)
-        return flatten({**shared, "network": network, "adam": first_moments(network)})
+        return flatten({**shared, "network": network, "adam": options.first_moments(network)})
 
     def private_fields(self, view: TrainView, shared: Shared, streams: Streams) -> PrivateFields:
         """Keep the scores of the candidates of each held-out item."""
@@ -366,16 +363,16 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         # A score that is the same for everybody tells nothing, and must not be blown up.
         scale = np.where(spread > 1e-6, spread, 1.0).astype(np.float32)
         kept |= {"center": center.astype(np.float32), "scale": scale}
-        state = first_trial(shared["weights"] * scale[:-1])
-        sums = total.rows["newton"][1] / _powers_of_scale(scale[:-1])
-        return {**kept, **next_trials(state, sums, self.config.penalty)}
+        state = options.first_trial(shared["weights"] * scale[:-1])
+        sums = options.rescaled(total.rows["newton"][1], scale[:-1])
+        return {**kept, **options.next_trials(state, sums, self.config.penalty)}
 
     def _learn_weights(self, shared: Shared, total: Total, number: int) -> Shared:
         """Accept the best of the trials, and take damped Newton steps from there."""
         if "newton" not in total.rows:
             return shared
         sums = total.rows["newton"][1].reshape(len(shared["trials"]), -1)
-        return {**shared, **next_trials(shared, sums, self.config.penalty)}
+        return {**shared, **options.next_trials(shared, sums, self.config.penalty)}
 
     def _learn_network(self, shared: Shared, total: Total, number: int) -> Shared:
         """Take a step of Adam; the rate falls in the second half, so that the last steps settle."""
@@ -385,7 +382,7 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
         left = (self.planned_rounds + 1 - number) / self.config.network_rounds
         rate, decay = self.config.lr * min(1.0, 2 * left), self.config.decay
         mean, state = np.array(gradient) / max(tasks, 1.0), unflatten(shared)["adam"]
-        network, state = adam_step(shared["network"], state, mean, rate, decay)
+        network, state = options.adam_step(shared["network"], state, mean, rate, decay)
         return {**shared, **flatten({"network": network, "adam": state})}
 
     # ------------------------------------------------------------ scoring
@@ -543,13 +540,6 @@ class FedMix(base.Method, base.Explains, base.ItemNeighbours, base.ItemPopularit
 def _one_row(has: NDArray[np.int64], rows: NDArray[np.float32]) -> KeyedRows:
     """Return one row for each client that has any tasks, under the only key."""
     return KeyedRows(has, np.zeros(len(rows), np.int64), rows, space=1)
-
-
-def _powers_of_scale(scale: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return what `mixture.newton_sums` of scores is divided by if scores are, by their scale."""
-    wide = scale.astype(np.float64)
-    hessian = np.outer(wide, wide)[np.triu_indices(len(wide))]
-    return np.concatenate([np.ones(2), wide, hessian])
 
 
 def _by_name(models: Sequence[tuple[Expert, Model]]) -> dict[str, Model]:
