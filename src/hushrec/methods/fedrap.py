@@ -96,7 +96,14 @@ class FedRAPConfig(SampledConfig):
         return self
 
 
-class FedRAP(base.Method, base.Tunable, base.OwnTable, base.ItemTables, base.ModelFacts):
+class FedRAP(
+    base.Method,
+    base.ExportsUser,
+    base.ItemTables,
+    base.ModelFacts,
+    base.OwnTable,
+    base.Tunable,
+):
     """A shared sparse item table plus a private one, with a private user vector."""
 
     name = "fedrap"
@@ -226,6 +233,11 @@ class FedRAP(base.Method, base.Tunable, base.OwnTable, base.ItemTables, base.Mod
         (personal,) = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
         common = shared["common"]
         return {"common": common, "personal": personal, "added": common + personal}
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> base.ItemNetworks:
+        """Return the sum of both tables, with the own vector and bias."""
+        table = self.item_tables(shared, private)["added"]
+        return base.ItemNetworks([base.RowNetwork.of(table, base.of_one(private))])
 
     def facts(self, shared: Shared) -> Mapping[str, float]:
         """Return the sparsity of C."""

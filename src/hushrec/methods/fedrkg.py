@@ -84,7 +84,14 @@ class FedRKGConfig(InnerProductConfig):
     """Factor on the rates of vector and table after each round."""
 
 
-class FedRKG(base.Method, base.Tunable, base.OwnTable, base.Guided, base.NoisesGradients):
+class FedRKG(
+    base.Method,
+    base.ExportsUser,
+    base.Guided,
+    base.NoisesGradients,
+    base.OwnTable,
+    base.Tunable,
+):
     """Private item tables that are mixed with their mean every ``interval`` rounds."""
 
     name = "fedrkg"
@@ -290,6 +297,12 @@ class FedRKG(base.Method, base.Tunable, base.OwnTable, base.Guided, base.NoisesG
             return np.asarray(networks().score_row_networks(_network(private), table))
         vectors, biases = np.asarray(private["vector"]), np.asarray(private["bias"])
         return training.score_inner_product(table, vectors, biases)
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> base.ItemNetworks:
+        """Return the own table, or the global one, with the own vector, bias and network."""
+        own = base.of_one(private)
+        table = shared["guidance"] if self.global_only else own["table"]
+        return base.ItemNetworks([base.RowNetwork.of(table, own)])
 
     def with_global_table(self, shared: Shared, private: Private) -> tuple[Shared, Private]:
         """Replace private tables by the last guidance table."""

@@ -41,7 +41,7 @@ class DualSwitchConfig(DualConfig):
     """Whether to add PFedRec's dual personalization ("w/ DualPer")."""
 
 
-class SharedTable(base.Method, base.Tunable, base.OwnTable, base.ItemTables):
+class SharedTable(base.Method, base.ExportsUser, base.ItemTables, base.OwnTable, base.Tunable):
     """Base of methods with one shared item table, to which the server adds the mean delta."""
 
     config: DualConfig
@@ -125,6 +125,15 @@ class SharedTable(base.Method, base.Tunable, base.OwnTable, base.ItemTables):
         table = shared["received"].copy()
         table[own.ids] = own.rows
         return {"own": table}
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> base.ItemNetworks:
+        """Return the table of `item_tables` with the own vector, bias and network.
+
+        Layers that are shared are part of the network too.
+        """
+        (table,) = self.item_tables(shared, private).values()
+        layers = {name: array for name, array in shared.items() if name.startswith("layer")}
+        return base.ItemNetworks([base.RowNetwork.of(table, {**layers, **base.of_one(private)})])
 
 
 def score_own_rows(received: Array, private: Private, vectors: Array, biases: Array) -> Scores:
