@@ -18,17 +18,19 @@ from hushrec.methods.base import (
     Exports,
     ExportsUser,
     Fitted,
+    Method,
+    MethodConfig,
+    Phase,
+    Shared,
+    Traits,
+)
+from hushrec.methods.forms import (
     ItemCounts,
     ItemFactors,
     ItemNetworks,
     ItemWeights,
-    Method,
-    MethodConfig,
     Part,
-    Phase,
     RowNetwork,
-    Shared,
-    Traits,
 )
 from hushrec.methods.statistics.experts import Expert, ExpertsConfig
 from hushrec.privacy.accountant import Everybody, Gaussian, Grid, Pure, sensitivity

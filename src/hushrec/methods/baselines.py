@@ -22,7 +22,7 @@ from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels.inner_product import fit_pooled
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Fitted, Method, MethodConfig, Scores, Shared, Traits
 from hushrec.methods.shared.options import InnerProductConfig, Negatives
 from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
@@ -70,9 +70,9 @@ class Popularity(Method, base.Exports, base.ItemPopularity):
         """Return the counts."""
         return np.asarray(shared["counts"])
 
-    def device_form(self, shared: Shared) -> base.ItemCounts:
+    def device_form(self, shared: Shared) -> forms.ItemCounts:
         """Return the counts."""
-        return base.ItemCounts(shared["counts"])
+        return forms.ItemCounts(shared["counts"])
 
 
 class PersonalFrequency(Popularity):
@@ -91,9 +91,9 @@ class PersonalFrequency(Popularity):
         counts = shared["counts"]
         return np.asarray(counts / (counts.max(initial=0) + np.float32(1)))
 
-    def device_form(self, shared: Shared) -> base.ItemCounts:
+    def device_form(self, shared: Shared) -> forms.ItemCounts:
         """Return popularity, to which every occurrence of an item adds one."""
-        return base.ItemCounts(self._below_one(shared), own=1.0)
+        return forms.ItemCounts(self._below_one(shared), own=1.0)
 
 
 class SharesNothing(Method):
@@ -140,9 +140,9 @@ class NegativeCounter(SharesNothing, base.ExportsUser):
         """Score by how rarely an item was drawn."""
         return -np.asarray(private["drawn"])
 
-    def user_form(self, shared: Shared, private: Private, history: TrainView) -> base.ItemCounts:
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemCounts:
         """Return the user's counts."""
-        return base.ItemCounts(-np.asarray(private["drawn"])[0])
+        return forms.ItemCounts(-np.asarray(private["drawn"])[0])
 
 
 class LocalOnly(SharesNothing, base.ExportsUser):
@@ -174,10 +174,10 @@ class LocalOnly(SharesNothing, base.ExportsUser):
         tables, vectors = np.asarray(private["table"]), np.asarray(private["vector"])
         return training.score_inner_product(tables, vectors, np.asarray(private["bias"]))
 
-    def user_form(self, shared: Shared, private: Private, history: TrainView) -> base.ItemNetworks:
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemNetworks:
         """Return the own table and score function."""
         own = base.of_one(private)
-        return base.ItemNetworks([base.RowNetwork.of(own["table"], own)])
+        return forms.ItemNetworks([forms.RowNetwork.of(own["table"], own)])
 
 
 class CentralMFConfig(MethodConfig):
@@ -239,6 +239,6 @@ class CentralMF(Method, base.ExportsUser, base.Tunable):
         """Score by the inner product."""
         return training.score_inner_product(shared["items"], np.asarray(private["vector"]))
 
-    def user_form(self, shared: Shared, private: Private, history: TrainView) -> base.ItemNetworks:
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemNetworks:
         """Return the item table and the user's vector."""
-        return base.ItemNetworks([base.RowNetwork.of(shared["items"], base.of_one(private))])
+        return forms.ItemNetworks([forms.RowNetwork.of(shared["items"], base.of_one(private))])

@@ -22,17 +22,9 @@ from pydantic import Field, PositiveFloat
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
-from hushrec.methods.base import (
-    Array,
-    Exports,
-    Fitted,
-    ItemFactors,
-    Method,
-    MethodConfig,
-    Scores,
-    Shared,
-)
+from hushrec.methods.base import Array, Exports, Fitted, Method, MethodConfig, Scores, Shared
 from hushrec.methods.baselines import distinct_items, where
+from hushrec.methods.forms import ItemFactors
 from hushrec.methods.statistics.pair_weights import gram, solve_users
 from hushrec.private import Private
 from hushrec.streams import Round, Streams

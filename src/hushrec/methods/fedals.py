@@ -45,7 +45,7 @@ from hushrec.data.views import Ragged, TrainView
 from hushrec.io import require_memory
 from hushrec.kernels.jit import njit
 from hushrec.kernels.ragged import recent_vectors
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Phase, Scores, Shared
 from hushrec.methods.baselines import distinct_items
 from hushrec.methods.shared.denoising import find_head, head_phase, only
@@ -133,10 +133,10 @@ class PrivateFedALS(Method, base.Exports):
         vectors = recent_vectors(past.indptr, past.values, shared["items"], weights)
         return score_inner_product(shared["items"], vectors)
 
-    def device_form(self, shared: Shared) -> base.ItemFactors:
+    def device_form(self, shared: Shared) -> forms.ItemFactors:
         """Return the item vectors and how the last items of the head are summed."""
         recency, recent = self.config.recency, self.config.recent
-        return base.ItemFactors(
+        return forms.ItemFactors(
             shared["items"], known=shared["head"], recency=recency, recent=recent
         )
 
@@ -221,10 +221,10 @@ class FedALS(Method, base.Exports, base.Tunable):
         vectors = self.vectors(shared["items"], distinct_items(history.positives))
         return score_inner_product(shared["items"], vectors)
 
-    def device_form(self, shared: Shared) -> base.ItemFactors:
+    def device_form(self, shared: Shared) -> forms.ItemFactors:
         """Return the item vectors and the system of `vectors`."""
         config = self.config
-        return base.ItemFactors(
+        return forms.ItemFactors(
             shared["items"], ridge=config.ridge, unseen=config.unseen, frequency=config.frequency
         )
 

@@ -29,14 +29,13 @@ from hushrec.methods.base import (
     Array,
     ExportsUser,
     Fitted,
-    ItemNetworks,
     Method,
     MethodConfig,
-    RowNetwork,
     Scores,
     Shared,
     of_one,
 )
+from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import draw_device_samples, score_inner_product

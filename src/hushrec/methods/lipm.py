@@ -49,7 +49,7 @@ from hushrec.aggregation import OWN_WEIGHT, ClientRows, Total, Update
 from hushrec.config import Count, Share, Width
 from hushrec.data.views import Ragged, TrainView
 from hushrec.kernels.ragged import add_scattered
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Array, Between, Fitted, OneOf, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import PerceptronConfig
 from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, rows_in
@@ -334,12 +334,12 @@ class LIPM(base.Method, base.ExportsUser, base.Tunable):
         network, table_of, users, interests = self._served(shared, private, history)
         return score_silos(self.perceptron, network, table_of, users, history, interests)
 
-    def user_form(self, shared: Shared, private: Private, history: TrainView) -> base.ItemNetworks:
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemNetworks:
         """Return the client's network with the user's embedding and interest."""
         network, table_of, users, interests = self._served(shared, private, history)
         own = (users[0],) if interests is None else (users[0], interests[0])
         layers = self.perceptron.layers_of(network[0], *own)
-        return base.ItemNetworks([base.RowNetwork(table_of(0), layers)])
+        return forms.ItemNetworks([forms.RowNetwork(table_of(0), layers)])
 
     def _served(
         self, shared: Shared, private: Private, history: TrainView

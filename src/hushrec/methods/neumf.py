@@ -22,17 +22,9 @@ from hushrec.config import Count, Width
 from hushrec.data.views import TrainView
 from hushrec.io import require_memory
 from hushrec.kernels.row_networks import NeuMFModel, fit_neumf
-from hushrec.methods.base import (
-    Between,
-    Fitted,
-    ItemNetworks,
-    RowNetwork,
-    Scores,
-    SearchSpace,
-    Shared,
-    of_one,
-)
+from hushrec.methods.base import Between, Fitted, Scores, SearchSpace, Shared, of_one
 from hushrec.methods.baselines import CentralMF, CentralMFConfig
+from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training import tensors

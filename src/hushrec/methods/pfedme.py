@@ -24,17 +24,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Count
 from hushrec.data.views import TrainView
-from hushrec.methods.base import (
-    Array,
-    ExportsUser,
-    Fitted,
-    ItemNetworks,
-    Method,
-    RowNetwork,
-    Scores,
-    Shared,
-    Traits,
-)
+from hushrec.methods.base import Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.methods.lipm import initial_model, score_silos, user_rows
 from hushrec.methods.shared.options import PerceptronConfig
 from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, rows_in

@@ -40,17 +40,8 @@ from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
-from hushrec.methods.base import (
-    Array,
-    ExportsUser,
-    Fitted,
-    ItemNetworks,
-    Method,
-    RowNetwork,
-    Scores,
-    Shared,
-    Traits,
-)
+from hushrec.methods.base import Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.methods.shared.denoising import COUNTS, count_items
 from hushrec.methods.shared.options import FeatureNetworkConfig
 from hushrec.private import Private

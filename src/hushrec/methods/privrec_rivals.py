@@ -31,17 +31,8 @@ from hushrec.data.views import TrainView
 from hushrec.kernels.draws import DeviceSamples
 from hushrec.kernels.feature_networks import ProximalDescent
 from hushrec.kernels.ragged import put_rows
-from hushrec.methods.base import (
-    Array,
-    ExportsUser,
-    Fitted,
-    ItemNetworks,
-    Method,
-    RowNetwork,
-    Scores,
-    Shared,
-    Traits,
-)
+from hushrec.methods.base import Array, ExportsUser, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.forms import ItemNetworks, RowNetwork
 from hushrec.methods.privrec import BATCH_INTERACTIONS, PrivRec, PrivRecConfig, thetas_of
 from hushrec.methods.shared.options import FeatureNetworkConfig
 from hushrec.private import Private

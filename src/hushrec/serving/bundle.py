@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -28,16 +28,14 @@ from hushrec.io.files import (
     write_bytes,
     writing,
 )
-from hushrec.methods.base import (
+from hushrec.methods.base import Exports, ExportsUser, Method
+from hushrec.methods.forms import (
     DeviceForm,
     Ensemble,
-    Exports,
-    ExportsUser,
     ItemCounts,
     ItemFactors,
     ItemNetworks,
     ItemWeights,
-    Method,
 )
 from hushrec.serving.model import Model
 from hushrec.serving.recommender import FORMAT, MANIFEST, MODEL
@@ -164,10 +162,15 @@ def _described(model: Model, user: str | int | None) -> tuple[DeviceForm, TrainV
         raise ConfigError(f"{why} with user=…", command=f"{why} with --user ID")
     if str(user) not in model.data.user_index:
         raise ConfigError(f"user '{user}' is unknown to this model: only its users have bundles")
+    users = model.indices([user])
+    history, holders = model.data.history(users), model.data.holders
     if not isinstance(method, Exports):
-        private, history = model.client_of(user)
-        return method.user_form(shared, private, history), history
-    described, history = method.device_form(shared), model.data.history(model.indices([user]))
+        if holders is None or not method.traits.silos:
+            return method.user_form(shared, model.private_of(users), history), history
+        silo = model.private.read(model.data.client_index[users])
+        history = replace(history, holders=holders[users])
+        return method.user_form(shared, silo, history), history
+    described = method.device_form(shared)
     missing = None
     if isinstance(described, ItemFactors) and described.reads_values:
         missing = "ratings"

@@ -278,15 +278,6 @@ class Model(Recommends):
         private = self._kept(users, past, trained)
         return self.method.adapt(self.shared, private, past, self.streams)
 
-    def client_of(self, user: str | int) -> tuple[Private, TrainView]:
-        """Return the private parameters that one user is scored with, and the user's history."""
-        users, holders = self.indices([user]), self.data.holders
-        history = self.data.history(users)
-        if holders is None or not self.method.traits.silos:
-            return self.private_of(users), history
-        clients = self.data.client_index[users]
-        return self.private.read(clients), replace(history, holders=holders[users])
-
     def _kept(self, users: UserIndices, past: TrainView, trained: NDArray[np.bool_]) -> Private:
         if trained.all():
             return self.private.read(users)

@@ -12,8 +12,8 @@ be copied to a device as it is. `hushrec.serving.bundle` writes what it reads.
 A bundle is a folder with `manifest.json` and `model.safetensors`. Sizes, types, ranges and the
 digest are checked before anything is used. The model is one of five kinds: item-to-item weights,
 a mixture of experts, counts, item factors with a user vector from the history, or networks of one
-user. Their arithmetic is that of the forms in `hushrec.methods.base`. The bundle of one user holds
-that user's history too.
+user. Their arithmetic is that of `hushrec.methods.forms`. The bundle of one user has that user's
+history, to which `touch` adds.
 """
 
 from __future__ import annotations

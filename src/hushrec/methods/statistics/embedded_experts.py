@@ -25,8 +25,9 @@ from hushrec.data.features import category_columns, category_shares
 from hushrec.data.views import TrainView
 from hushrec.kernels import baskets, mixture, ragged
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.base import Array, Part, Scores, Shared
+from hushrec.methods.base import Array, Scores, Shared
 from hushrec.methods.baselines import distinct_items
+from hushrec.methods.forms import Part
 from hushrec.methods.statistics import pair_weights
 from hushrec.methods.statistics.experts import Expert, extended_table, rest
 from hushrec.methods.statistics.pair_weights import Head, Keys, Sums, fading, strongest

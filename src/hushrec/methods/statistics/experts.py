@@ -23,8 +23,9 @@ from hushrec.config import Count, Share, Width, find
 from hushrec.data.views import TrainView
 from hushrec.errors import ConfigError
 from hushrec.kernels import pairs as pair_kernels
-from hushrec.methods.base import Array, MethodConfig, Part, Shared
+from hushrec.methods.base import Array, MethodConfig, Shared
 from hushrec.methods.baselines import distinct_items, where
+from hushrec.methods.forms import Part
 from hushrec.methods.statistics.pair_weights import Keys, Sums
 
 

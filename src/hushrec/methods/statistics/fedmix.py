@@ -50,7 +50,7 @@ from hushrec.data.views import TrainView, chunks
 from hushrec.errors import ConfigError
 from hushrec.kernels import baskets, mixture
 from hushrec.kernels.draws import draw_each
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Between, Fitted, OneOf, Phase, Reason, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import adam_step, first_moments, first_trial, next_trial
 from hushrec.methods.statistics import experts
@@ -420,7 +420,7 @@ class FedMix(
         reranker = mixture.Reranker(*network, self.config.hidden, self.config.reranked)
         return shared["weights"].astype(np.float32), reranker
 
-    def device_form(self, shared: Shared) -> base.Ensemble:
+    def device_form(self, shared: Shared) -> forms.Ensemble:
         """Return the experts in parts, the weights and the network."""
         experts = {}
         for expert, model in self.active(shared):
@@ -432,7 +432,7 @@ class FedMix(
             experts[expert.name] = expert.because or expert.name, parts
         weights, (center, scale, network, hidden, best) = self.network(shared)
         reranked = best if self.reranks(shared) else 0
-        return base.Ensemble(experts, weights, center, scale, network, hidden, reranked)
+        return forms.Ensemble(experts, weights, center, scale, network, hidden, reranked)
 
     def _held_out_counts(self, view: TrainView) -> NDArray[np.int64]:
         """Return the number of held-out items of each client; at least one item is not held out.

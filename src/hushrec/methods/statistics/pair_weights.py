@@ -40,7 +40,7 @@ from hushrec.errors import DivergedError
 from hushrec.io import require_memory
 from hushrec.kernels import pairs as pair_kernels
 from hushrec.kernels.jit import Array, njit
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import (
     IDLE,
     Fitted,
@@ -160,10 +160,10 @@ class ItemPairs(Method, base.Explains, base.Exports, base.ItemNeighbours, base.I
         """Return the shares of all interactions."""
         return np.asarray(shared["shares"])
 
-    def device_form(self, shared: Shared) -> base.ItemWeights:
+    def device_form(self, shared: Shared) -> forms.ItemWeights:
         """Return the weights; under noise only items of the head have some, and count."""
         recency, popularity = map(float, shared["scalars"])
-        return base.ItemWeights(
+        return forms.ItemWeights(
             neighbours=shared["neighbours"],
             weights=shared["weights"],
             shares=shared["shares"],
