@@ -232,7 +232,7 @@ class FeatureNetwork:
 
         The user's part of the first layer is a bias.
         """
-        params = self.unpack(torch.from_numpy(theta)[None])
+        params = self.unpack(torch.from_numpy(theta[None].copy()))
         bias = torch.from_numpy(user) @ self.first_layer(params, "user")[0] + params["first/bias"]
         weight = self.first_layer(params, "item")[0]
         return [(weight.numpy(), bias[0].numpy()), *tensors.mlp_layers(params)]
