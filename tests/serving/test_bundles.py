@@ -44,7 +44,7 @@ HISTORIES = {
     "personal-frequency": ("personal-frequency", {}),
     "fcf": ("fcf", {"d": 8}),
     "fedals": ("fedals", {"d": 8, "frequency": 0.5}),
-    "fedals central": ("fedals", {"d": 4, **CENTRAL}),
+    "fedals central": ("fedals", {"d": 4, "price": 30.0, **CENTRAL}),
     "fednext": ("fednext", {"popularity": 0.1, "ridge": 5.0}),
     "fedease": ("fedease", {"popularity": 0.1, "ridge": 5.0}),
     "fedmix": ("fedmix", {**MIXTURE, "ridge": 5.0, "evaluation.every": 8}),
