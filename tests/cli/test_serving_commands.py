@@ -145,7 +145,7 @@ def test_the_bundle_of_one_user_serves_that_user(place, tmp_path):
         "export", tmp_path / "r", tmp_path / "b", "--user", "user-01", "--precision", "single"
     )
     count = len(run.model.data.history(run.model.indices(["user-01"])).positives.values)
-    assert f"holds own parameters and {count} items of user 'user-01'" in done.stdout
+    assert f"holds the history ({count} items) and parameters of user 'user-01'" in done.stdout
     assert "items touched from now on are only left out" in done.stdout
     mine, theirs = listed(tmp_path / "b", "--user", "user-01"), run.recommend("user-01")
     assert [line["item"] for line in mine] == [line.item for line in theirs]

@@ -400,7 +400,7 @@ def test_a_node_recommends_what_one_process_would(tmp_path):
                     assert recommend(store, user, 5) == alone.recommend(user, 5)
                 made = tmp_path / f"{method}-{store.name}"
                 done = invoked("node", "export", path, user, made, "--precision", "single")
-                assert done.exit_code == 0 and f"items of user '{user}'" in done.output
+                assert done.exit_code == 0 and f"parameters of user '{user}'" in done.output
                 device = Recommender.load(made)
                 expected = [line.item for line in alone.recommend(user, 5)]
                 assert [line.item for line in device.recommend(5)] == expected

@@ -357,10 +357,9 @@ def show_bundle(path: Path, as_json: bool) -> None:
     sizes, device = file_sizes(path), Recommender.load(path)
     lines = [size_line(path, sizes)]
     if device.user is not None:
-        own = "own parameters and " if device.fixed else ""
         lines.append(
-            f"holds {own}{len(device.history)} items of user '{device.user}', for this user's "
-            "device alone"
+            f"holds the history ({len(device.history)} items) and parameters of user "
+            f"'{device.user}', for this user's device alone"
         )
     if device.user is not None and device.fixed:
         lines.append("scores stay as they are: items touched from now on are only left out")
