@@ -118,21 +118,22 @@ class PFedMe(Method, ExportsUser):
     def score(self, shared: Shared, private: Private, history: TrainView) -> Scores:
         """Score with the client's own model."""
         networks, users = np.asarray(private["network"]), user_rows(private, "users", history)
+        rows = rows_in(private, "rows")
 
         def table_of(client: int) -> Array:
-            return self._table_of(shared, private, client)
+            return own_table(shared["items"], rows, client)
 
         return score_silos(self.perceptron, networks, table_of, users, history)
 
     def user_form(self, shared: Shared, private: Private, history: TrainView) -> ItemNetworks:
         """Return the client's own model with the user's embedding."""
         (network,), (user,) = np.asarray(private["network"]), user_rows(private, "users", history)
-        table, layers = self._table_of(shared, private, 0), self.perceptron.layers_of(network, user)
-        return ItemNetworks([RowNetwork(table, layers)])
+        table = own_table(shared["items"], rows_in(private, "rows"), 0)
+        return ItemNetworks([RowNetwork(table, self.perceptron.layers_of(network, user))])
 
-    def _table_of(self, shared: Shared, private: Private, client: int) -> Array:
-        """Return a client's own item rows in the table of w."""
-        rows, table = rows_in(private, "rows"), shared["items"].copy()
-        own = slice(*rows.indptr[client : client + 2])
-        table[rows.ids[own]] = rows.rows[own]
-        return table
+
+def own_table(items: Array, rows: ClientRows, client: int) -> Array:
+    """Return the table of w with a client's own rows."""
+    own, table = slice(*rows.indptr[client : client + 2]), items.copy()
+    table[rows.ids[own]] = rows.rows[own]
+    return table
