@@ -27,7 +27,7 @@ NOT_PLAYED = {
     r"hushrec studio": "goes on until it is stopped: tests/studio",
     r"hushrec federate rehearse": "starts processes and waits for them: tests/deployment",
     r"hushrec federate (server|node|run|status)": "needs what another terminal runs: as above",
-    r"hushrec node recommend": "needs a node that has trained: tests/node",
+    r"hushrec node (recommend|export)": "needs a node that has trained: tests/deployment",
     r"hushrec reproduce (?!list)": "hours, on real data: tests/reproduce",
     r"hushrec audit": "a minute: tests/cli/test_audit_command.py",
     r"hushrec train .*--method (cooccurrence|two-tower)": "tests/test_example_package.py",

@@ -18,7 +18,7 @@ from hushrec.deployment.coordinator.session import EventLine, EventLog, Policy
 from hushrec.deployment.flower.gateway import StatusCollector
 from hushrec.deployment.node.database import NodeDatabase
 from hushrec.deployment.node.runs import NodeRuns
-from hushrec.deployment.node.training import recommend
+from hushrec.deployment.node.training import model_of, recommend
 from hushrec.deployment.node.worker import NodeCredentials, Worker
 from hushrec.errors import ConfigError, FederationError, RunError, StoppedError
 from hushrec.federation import setup
@@ -27,6 +27,7 @@ from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.requests import Failure
 from hushrec.runs.folder import RunFolder
 from hushrec.secagg import Identity
+from hushrec.serving.recommender import Recommender
 from hushrec.studio.pages import Studio, find_runs
 from hushrec.testing import taste_world
 from hushrec.testing.backend import MemoryLink
@@ -397,6 +398,12 @@ def test_a_node_recommends_what_one_process_would(tmp_path):
             with NodeDatabase.open(path) as store:
                 for (user,) in store.rows("SELECT name FROM users ORDER BY id LIMIT 4"):
                     assert recommend(store, user, 5) == alone.recommend(user, 5)
+                made = tmp_path / f"{method}-{store.name}"
+                done = invoked("node", "export", path, user, made, "--precision", "single")
+                assert done.exit_code == 0 and f"parameters of user '{user}'" in done.output
+                device = Recommender.load(made)
+                expected = [line.item for line in alone.recommend(user, 5)]
+                assert [line.item for line in device.recommend(5)] == expected
 
 
 def test_new_interactions_and_newcomers_count_at_once(tmp_path):
@@ -415,6 +422,8 @@ def test_new_interactions_and_newcomers_count_at_once(tmp_path):
         store.add("somebody new", first[1].item, 1.0, None)
         new = recommend(store, "somebody new", 5)
         assert len(new) == 5 and first[1].item not in [line.item for line in new]
+        with pytest.raises(ConfigError, match=r"'somebody new' came to .* after its last run"):
+            model_of(store, "somebody new")
         with pytest.raises(ConfigError, match="no user 'nobody'"):
             recommend(store, "nobody")
 

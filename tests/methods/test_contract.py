@@ -283,6 +283,13 @@ class FailsOnNewUsers(FedMF):
         return {"vector": PerClient(vector * np.float32(np.nan if len(view) == 1 else 1))}
 
 
+class ExportsOtherRows(FedMF):
+    """Gives devices another table than the one that `score` reads."""
+
+    def user_form(self, shared, private, history):
+        return super().user_form({"items": shared["items"] * 1.01}, private, history)
+
+
 class LearnsNothing(FedMF):
     def apply(self, shared, total):
         return shared
@@ -327,6 +334,7 @@ BROKEN = [
     (UploadsOwnRows, "test_private_never_travels"),
     (NeedsSomebody, "test_an_empty_batch"),
     (FailsOnNewUsers, "test_fold_in_leaves_the_shared_part_alone"),
+    (ExportsOtherRows, "test_a_device_scores_as_the_run_does"),
     (LearnsNothing, "test_it_learns_or_says_that_it_does_not"),
 ]
 

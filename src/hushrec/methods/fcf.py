@@ -22,8 +22,9 @@ from pydantic import Field, PositiveFloat
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Width
 from hushrec.data.views import Ragged, TrainView
-from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Scores, Shared
+from hushrec.methods.base import Array, Exports, Fitted, Method, MethodConfig, Scores, Shared
 from hushrec.methods.baselines import distinct_items, where
+from hushrec.methods.forms import ItemFactors
 from hushrec.methods.statistics.pair_weights import gram, solve_users
 from hushrec.private import Private
 from hushrec.streams import Round, Streams
@@ -54,7 +55,7 @@ class FCFConfig(MethodConfig):
     """Training rows with a value above this are positives, others are ignored.  [all positive]"""
 
 
-class FCF(Method):
+class FCF(Method, Exports):
     """Federated implicit MF: devices solve for user vectors, the server updates item vectors."""
 
     name = "fcf"
@@ -105,6 +106,17 @@ class FCF(Method):
         """Score with vectors solved from the clients' histories."""
         vectors = self.vectors(shared["items"], self.liked(history))
         return score_inner_product(shared["items"], vectors)
+
+    def device_form(self, shared: Shared) -> ItemFactors:
+        """Return the item vectors and the system of `vectors`; items of a history are positives."""
+        config = self.config
+        return ItemFactors(
+            shared["items"],
+            ridge=config.ridge / config.alpha,
+            unseen=1 / config.alpha,
+            factor=(1 + config.alpha) / config.alpha,
+            reads_values=config.positive_above is not None,
+        )
 
     def liked(self, view: TrainView) -> Ragged:
         """Return the positives of each client, ascending."""

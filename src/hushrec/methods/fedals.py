@@ -45,7 +45,7 @@ from hushrec.data.views import Ragged, TrainView
 from hushrec.io import require_memory
 from hushrec.kernels.jit import njit
 from hushrec.kernels.ragged import recent_vectors
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Phase, Scores, Shared
 from hushrec.methods.baselines import distinct_items
 from hushrec.methods.shared.denoising import find_head, head_phase, only
@@ -72,7 +72,7 @@ class PrivateFedALSConfig(MethodConfig):
     """What an item in the head costs; a lower price makes the head larger (`shared.denoising`)."""
 
 
-class PrivateFedALS(Method):
+class PrivateFedALS(Method, base.Exports):
     """The power iteration over devices, on the items that are seen through the noise."""
 
     name = "fedals"
@@ -133,6 +133,13 @@ class PrivateFedALS(Method):
         vectors = recent_vectors(past.indptr, past.values, shared["items"], weights)
         return score_inner_product(shared["items"], vectors)
 
+    def device_form(self, shared: Shared) -> forms.ItemFactors:
+        """Return the item vectors and how the last items of the head are summed."""
+        recency, recent = self.config.recency, self.config.recent
+        return forms.ItemFactors(
+            shared["items"], known=shared["head"], recency=recency, recent=recent
+        )
+
 
 def orthonormal(items: Array, head: NDArray[np.bool_]) -> Array:
     """Return an orthonormal basis of the head's columns, 0 outside the head."""
@@ -161,7 +168,7 @@ class FedALSConfig(MethodConfig):
     """Standard deviation of the item vectors before training, over sqrt(d)."""
 
 
-class FedALS(Method, base.Tunable):
+class FedALS(Method, base.Exports, base.Tunable):
     """Implicit ALS: users solve on their devices, items from summed statistics."""
 
     name = "fedals"
@@ -213,6 +220,13 @@ class FedALS(Method, base.Tunable):
         """Solve for the client's vector from its history and score with it."""
         vectors = self.vectors(shared["items"], distinct_items(history.positives))
         return score_inner_product(shared["items"], vectors)
+
+    def device_form(self, shared: Shared) -> forms.ItemFactors:
+        """Return the item vectors and the system of `vectors`."""
+        config = self.config
+        return forms.ItemFactors(
+            shared["items"], ridge=config.ridge, unseen=config.unseen, frequency=config.frequency
+        )
 
     def vectors(self, items: Array, touched: Ragged) -> Array:
         """Solve for the vectors of clients that touched these items."""

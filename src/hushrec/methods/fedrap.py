@@ -40,7 +40,7 @@ from hushrec.config import Count, Share
 from hushrec.data.views import TrainView
 from hushrec.kernels import ragged
 from hushrec.kernels.inner_product import Additive
-from hushrec.methods import base
+from hushrec.methods import base, forms
 from hushrec.methods.base import Array, Between, Fitted, OneOf, Scores, SearchSpace, Shared
 from hushrec.methods.shared.options import SampledConfig
 from hushrec.private import PerClient, PerClientTable, Private, PrivateFields
@@ -96,7 +96,14 @@ class FedRAPConfig(SampledConfig):
         return self
 
 
-class FedRAP(base.Method, base.Tunable, base.OwnTable, base.ItemTables, base.ModelFacts):
+class FedRAP(
+    base.Method,
+    base.ExportsUser,
+    base.ItemTables,
+    base.ModelFacts,
+    base.OwnTable,
+    base.Tunable,
+):
     """A shared sparse item table plus a private one, with a private user vector."""
 
     name = "fedrap"
@@ -226,6 +233,11 @@ class FedRAP(base.Method, base.Tunable, base.OwnTable, base.ItemTables, base.Mod
         (personal,) = np.asarray(private["personal"]) * np.asarray(private["scale"])[:, None, None]
         common = shared["common"]
         return {"common": common, "personal": personal, "added": common + personal}
+
+    def user_form(self, shared: Shared, private: Private, history: TrainView) -> forms.ItemNetworks:
+        """Return the sum of both tables, with the own vector and bias."""
+        table = self.item_tables(shared, private)["added"]
+        return forms.ItemNetworks([forms.RowNetwork.of(table, base.of_one(private))])
 
     def facts(self, shared: Shared) -> Mapping[str, float]:
         """Return the sparsity of C."""

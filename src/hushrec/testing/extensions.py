@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from hushrec.aggregation import KeyedRows, Total, Update
 from hushrec.data.views import Ragged, TrainView
 from hushrec.evaluation.metrics import ROUNDING, Metric, Ranks, rank_full
+from hushrec.methods.forms import Part
 from hushrec.methods.statistics import experts, pair_tables
-from hushrec.methods.statistics.experts import Counting, Expert, ExpertsConfig, Model, Part
+from hushrec.methods.statistics.experts import Counting, Expert, ExpertsConfig, Model
 from hushrec.testing.checks import (
     N_ITEMS,
     check_batch,

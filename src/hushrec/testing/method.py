@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 import tomli_w
 from pydantic import ValidationError
+from safetensors.numpy import load
 
 from hushrec.aggregation import KeyedRows, Update
 from hushrec.data.splitting import Split, SplitConfig, make_split
 from hushrec.data.views import TrainView
 from hushrec.evaluation.evaluator import EvaluationConfig, Evaluator
 from hushrec.federation.backends import Machine
-from hushrec.methods.base import Fitted, Method, MethodConfig, Shared
+from hushrec.methods.base import Exports, ExportsUser, Fitted, Method, MethodConfig, Shared
 from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, PrivateStore
+from hushrec.serving.bundle import contents
 from hushrec.serving.model import fold_in
+from hushrec.serving.recommender import Recommender
 from hushrec.streams import Round, Streams
 from hushrec.testing.checks import (
     N_ITEMS,
@@ -328,6 +331,28 @@ class MethodContract:
             check_private(private, declared, 1)
             check_scores(method.score(done.after, private, view), view)
         assert digest(done.after) == before, f"fit of a new user writes to shared: {COPY}"
+
+    def test_a_device_scores_as_the_run_does(self) -> None:
+        """The form for devices, if there is one, gives the scores of `score` but for rounding."""
+        method, split = self._make(), self._split()
+        if not isinstance(method, Exports | ExportsUser):
+            pytest.skip("declared: it has no form for devices")
+        federation = Federation(method, split.train_view("honest"), machine=Machine(threads=1))
+        for _ in range(min(4, method.planned_rounds)):
+            federation.round()
+        evaluator = Evaluator(split, EvaluationConfig(), Streams(0), 1)
+        model = evaluator.model(method, federation.shared, federation.store)
+        for user in model.data.users[:3].tolist():
+            manifest, content = contents(model, user, precision="single")
+            device = Recommender(manifest, load(content))
+            found = {line.item: line.score for line in device.recommend(N_ITEMS, seen=True)}
+            lines = model.recommend(user, N_ITEMS, seen=True)
+            largest = max(abs(line.score) for line in lines)
+            apart = max(abs(line.score - found[line.item]) for line in lines)
+            assert apart <= 1e-4 * largest, (
+                f"the form for devices scores an item of user '{user}' {apart:g} apart from score: "
+                "device_form or user_form says how score computes"
+            )
 
     # ------------------------------------------------------------ does it learn
 

@@ -28,8 +28,9 @@ from hushrec.kernels import pairs as pair_kernels
 from hushrec.kernels.pairs import PairTable
 from hushrec.methods.base import Array, Scores, Shared
 from hushrec.methods.baselines import distinct_items
+from hushrec.methods.forms import Part
 from hushrec.methods.statistics import pair_tables, pair_weights
-from hushrec.methods.statistics.experts import Expert, Model, Part, extended_table, rest
+from hushrec.methods.statistics.experts import Expert, Model, extended_table, rest
 from hushrec.methods.statistics.pair_weights import Head, Keys, Sums, fading, strongest
 
 LAGS = np.array([1, 2, 3, 4, 6, 10, 20, 50, 200])

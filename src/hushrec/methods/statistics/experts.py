@@ -26,6 +26,7 @@ from hushrec.kernels import pairs as pair_kernels
 from hushrec.kernels.pairs import PairTable
 from hushrec.methods.base import Array, MethodConfig, Shared
 from hushrec.methods.baselines import distinct_items, where
+from hushrec.methods.forms import Part
 from hushrec.methods.statistics import pair_tables
 from hushrec.methods.statistics.pair_weights import Keys, Sums, empty_table
 
@@ -87,15 +88,6 @@ class ExpertsConfig(MethodConfig):
 
 Model = Mapping[str, Any]
 """An expert's model: arrays by name, and its tables."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some of an expert's scores, of a kind that `serving.recommender` can compute."""
-
-    kind: str
-    options: Mapping[str, Any]
-    arrays: Mapping[str, Array]
 
 
 class Expert(ABC):
