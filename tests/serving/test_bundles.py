@@ -377,14 +377,14 @@ class Plain(Method):
 class Infinite(Plain, Exports):
     """A method with a score that is infinite."""
 
-    def device_form(self, shared):
+    def device_form(self, shared, view):
         return ItemCounts(np.full(ITEMS, np.inf, np.float32))
 
 
 class Linear(Plain, Exports):
     """A method of another package: scores are the numbers of items."""
 
-    def device_form(self, shared):
+    def device_form(self, shared, view):
         rows = np.arange(2.0 * ITEMS).reshape(ITEMS, 2)
         return ItemNetworks([RowNetwork(rows, [(np.ones((2, 1)), np.zeros(1))])])
 

@@ -365,8 +365,11 @@ class Exports(ABC):
     """Devices compute the scores with numpy, from shared parameters and a history alone."""
 
     @abstractmethod
-    def device_form(self, shared: Shared) -> DeviceForm:
-        """Return how a device scores; refuse options that devices cannot compute."""
+    def device_form(self, shared: Shared, view: TrainView) -> DeviceForm:
+        """Return how a device scores; refuse options that devices cannot compute.
+
+        ``view`` has the catalogue and the features of its items.
+        """
 
 
 class ExportsUser(ABC):

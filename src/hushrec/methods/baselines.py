@@ -70,7 +70,7 @@ class Popularity(Method, base.Exports, base.ItemPopularity):
         """Return the counts."""
         return np.asarray(shared["counts"])
 
-    def device_form(self, shared: Shared) -> forms.ItemCounts:
+    def device_form(self, shared: Shared, view: TrainView) -> forms.ItemCounts:
         """Return the counts."""
         return forms.ItemCounts(shared["counts"])
 
@@ -91,7 +91,7 @@ class PersonalFrequency(Popularity):
         counts = shared["counts"]
         return np.asarray(counts / (counts.max(initial=0) + np.float32(1)))
 
-    def device_form(self, shared: Shared) -> forms.ItemCounts:
+    def device_form(self, shared: Shared, view: TrainView) -> forms.ItemCounts:
         """Return popularity, to which every occurrence of an item adds one."""
         return forms.ItemCounts(self._below_one(shared), own=1.0)
 

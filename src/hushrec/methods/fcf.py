@@ -107,7 +107,7 @@ class FCF(Method, Exports):
         vectors = self.vectors(shared["items"], self.liked(history))
         return score_inner_product(shared["items"], vectors)
 
-    def device_form(self, shared: Shared) -> ItemFactors:
+    def device_form(self, shared: Shared, view: TrainView) -> ItemFactors:
         """Return the item vectors and the system of `vectors`; items of a history are positives."""
         config = self.config
         return ItemFactors(

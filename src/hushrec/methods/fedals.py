@@ -133,7 +133,7 @@ class PrivateFedALS(Method, base.Exports):
         vectors = recent_vectors(past.indptr, past.values, shared["items"], weights)
         return score_inner_product(shared["items"], vectors)
 
-    def device_form(self, shared: Shared) -> forms.ItemFactors:
+    def device_form(self, shared: Shared, view: TrainView) -> forms.ItemFactors:
         """Return the item vectors and how the last items of the head are summed."""
         recency, recent = self.config.recency, self.config.recent
         return forms.ItemFactors(
@@ -221,7 +221,7 @@ class FedALS(Method, base.Exports, base.Tunable):
         vectors = self.vectors(shared["items"], distinct_items(history.positives))
         return score_inner_product(shared["items"], vectors)
 
-    def device_form(self, shared: Shared) -> forms.ItemFactors:
+    def device_form(self, shared: Shared, view: TrainView) -> forms.ItemFactors:
         """Return the item vectors and the system of `vectors`."""
         config = self.config
         return forms.ItemFactors(

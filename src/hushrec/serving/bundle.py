@@ -28,6 +28,7 @@ from hushrec.io.files import (
     write_bytes,
     writing,
 )
+from hushrec.kernels.pairs import PairTable
 from hushrec.methods.base import Exports, ExportsUser, Method
 from hushrec.methods.forms import (
     DeviceForm,
@@ -40,9 +41,8 @@ from hushrec.methods.forms import (
 from hushrec.serving.model import Model
 from hushrec.serving.recommender import FORMAT, MANIFEST, MODEL
 
-PAIRS_KEPT, MIXTURE_KEPT = 600, 300
-"""Default number of weights per item and table, with one table and with four: the bundle of an
-ML-1M model stays below 20 MB."""
+PAIRS_KEPT = 600
+"""Default number of weights per item: the bundle of an ML-1M model stays below 10 MB."""
 
 
 def can_export(method: Method) -> bool:
@@ -64,7 +64,7 @@ class BundleForm(TypedDict, total=False):
 
 
 def export(model: Model, path: str | Path, **options: Unpack[BundleForm]) -> Path:
-    """Write a model as a bundle; each item keeps its ``neighbours`` largest weights.
+    """Write a model as a bundle; each item of item pairs keeps ``neighbours`` largest weights.
 
     By default single precision keeps all weights, and the scores are those of the model: bit by bit
     for item pairs and counts, up to rounding for others. Half precision keeps as many as suit a
@@ -114,8 +114,12 @@ def contents(
         raise ConfigError(f"neighbours = {neighbours}: must be at least 1")
     described, history = _described(model, user)
     form = _Form(neighbours, halved=precision == "half")
+    if neighbours is not None and isinstance(described, Ensemble):
+        raise ConfigError(
+            f"{model.method.name} has tables for devices already: train with the option neighbours"
+        )
     if neighbours is None and form.halved:
-        form.neighbours = MIXTURE_KEPT if isinstance(described, Ensemble) else PAIRS_KEPT
+        form.neighbours = PAIRS_KEPT
     header = _header(described, form)
     data, popularity, personal = model.data, model.popularity, {}
     if history is not None:
@@ -157,7 +161,7 @@ def _described(model: Model, user: str | int | None) -> tuple[DeviceForm, TrainV
         )
     if user is None:
         if isinstance(method, Exports):
-            return method.device_form(shared), None
+            return method.device_form(shared, model.data.clients), None
         why = f"{method.name} scores with parameters of single users: export the bundle of one user"
         raise ConfigError(f"{why} with user=…", command=f"{why} with --user ID")
     if str(user) not in model.data.user_index:
@@ -170,7 +174,7 @@ def _described(model: Model, user: str | int | None) -> tuple[DeviceForm, TrainV
         silo = model.private.read(model.data.client_index[users])
         history = replace(history, holders=holders[users])
         return method.user_form(shared, silo, history), history
-    described = method.device_form(shared)
+    described = method.device_form(shared, model.data.clients)
     missing = None
     if isinstance(described, ItemFactors) and described.reads_values:
         missing = "ratings"
@@ -262,11 +266,13 @@ def _mixture(mixture: Ensemble, form: _Form) -> dict[str, Any]:
         for number, part in enumerate(parts):
             arrays, name = dict(part.arrays), f"{expert}/{number}/"
             entry = {"kind": part.kind, "because": words, **part.options}
-            if part.kind == "lags":
-                table = arrays.pop("neighbours"), arrays.pop("weights")
-                entry["scale"] = form.put_table(name, *table)
             for key, array in arrays.items():
-                form.put(name + key, array)
+                if key in PairTable._fields[:2]:  # the index, which all tables have in common
+                    form.tensors[f"pairs/{key}"] = array
+                elif array.dtype == np.int8:
+                    form.tensors[name + key] = array
+                else:
+                    form.put(name + key, array)
             experts[expert].append(entry)
     form.put("mixture/weights", mixture.weights / mixture.scale[:-1])
     for key in ("center", "scale", "network"):

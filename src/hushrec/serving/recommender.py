@@ -23,6 +23,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ MOST_PRODUCTS = 10**11
 """Multiplications for one list: a device has no use for more."""
 ITEM_BLOCK = 1024
 """Items that a network scores at a time."""
-DTYPES = {"F16": "<f2", "F32": "<f4", "U8": "u1", "U16": "<u2", "I32": "<i4"}
+DTYPES = {"F16": "<f2", "F32": "<f4", "I8": "i1", "U8": "u1", "U16": "<u2", "I32": "<i4"}
 Array = NDArray[Any]
 IDS, NUMBERS = ("U16", "I32"), ("F16", "F32")
 """Types that items and weights may have in a file."""
@@ -488,6 +489,59 @@ class _Table:
         return np.bincount(self.neighbours[item], weights, len(self.neighbours)).astype("f4")
 
 
+class _PairIndex:
+    """Pairs of items that the tables of an ensemble have weights of, item by item."""
+
+    def __init__(self, given: _Given) -> None:
+        self._starts = given.take("pairs/starts", ("I32",), given.n_items + 1).astype(np.int64)
+        gaps = given.take("pairs/gaps", ("U8",), None)
+        lengths, self.size = np.diff(self._starts), len(gaps)
+        if self._starts[0] != 0 or (lengths < 0).any() or self._starts[-1] > self.size:
+            raise BundleError("the items' pairs do not follow each other")
+        ways = np.cumsum(gaps[: self._starts[-1]].astype(np.int64) + 1)
+        before = np.concatenate([[0], ways])[self._starts[:-1]]
+        self.columns = ways - np.repeat(before, lengths) - 1
+        if len(self.columns) and self.columns.max() >= given.n_items:
+            raise BundleError("a pair has an item that is not in the catalogue")
+
+    def entries(self, items: Array) -> tuple[Array, Array]:
+        """Return the pairs of items, and which of the items each pair is of."""
+        starts, ends = self._starts[items], self._starts[items + 1]
+        rows = np.repeat(np.arange(len(items)), ends - starts)
+        before = np.cumsum(ends - starts) - (ends - starts)
+        return np.arange(len(rows)) + (starts - before)[rows], rows
+
+
+class _PackedTable:
+    """Weights of pairs: a code times its size, times the scale of the pair's first item."""
+
+    def __init__(self, given: _Given, name: str) -> None:
+        self._index = given.pairs
+        codes = given.take(name + "codes", ("I8",), self._index.size).astype(np.float32)
+        self._squares = codes * np.abs(codes)
+        self._scales = given.take(name + "scales", ("F32",), given.n_items)
+
+    def add_up(self, items: Array, by_item: Array) -> Array:
+        """Return the sum of the weights from items to every item, each times its item's factor."""
+        entries, rows = self._index.entries(items)
+        weights = self._squares[entries] * (self._scales[items] * by_item)[rows]
+        return np.bincount(self._index.columns[entries], weights, len(self._scales))
+
+    def between(self, past: Array, items: Array) -> Array:
+        """Return the weights from each item of a history to some items: [history, items]."""
+        index = np.full(len(self._scales), -1)
+        index[items] = np.arange(len(items))
+        entries, rows = self._index.entries(past)
+        at, weights = index[self._index.columns[entries]], self._squares[entries]
+        out, met = np.zeros((len(past), len(items)), np.float32), at >= 0
+        np.add.at(out, (rows[met], at[met]), weights[met] * self._scales[past[rows[met]]])
+        return out
+
+    def row(self, item: int) -> Array:
+        """Return the weights from an item to every item."""
+        return self.add_up(np.array([item]), np.ones(1, np.float32)).astype(np.float32)
+
+
 class _Part:
     """Some scores of an expert: ``size`` of them for every item."""
 
@@ -506,7 +560,7 @@ class _Lags(_Part):
     """Sums of weights from the latest items, by lag, and their logarithms."""
 
     def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
-        self.table = _Table(given, name, options)
+        self.table, self._n_items = _PackedTable(given, name), given.n_items
         self._ends: list[int | None] = [*_wholes(options, "ends", 0)]
         if self._ends[-1] == 0:
             self._ends[-1] = None
@@ -518,13 +572,11 @@ class _Lags(_Part):
         self.size = len(self._ends) + self._of_sum
 
     def score(self, past: Array) -> Array:
-        table, by_lag = self.table, _by_lag(len(past), self._recency) * self.table.scale
-        out = np.zeros((self.size, len(table.neighbours)), np.float32)
+        by_lag = _by_lag(len(past), self._recency)
+        out = np.zeros((self.size, self._n_items), np.float32)
         start: int | None = 0
         for row, end in zip(out, self._ends, strict=False):
-            items = past[start:end]
-            weights = table.weights[items] * by_lag[start:end, None]
-            row[:] = np.bincount(table.neighbours[items].ravel(), weights.ravel(), len(row))
+            row[:] = self.table.add_up(past[start:end], by_lag[start:end])
             start = end
         if self._of_sum:
             out[-1] = _log(out[:-1].sum(axis=0), self._floor)
@@ -543,7 +595,8 @@ class _Factors(_Part):
     size = 3
 
     def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
-        self._vectors = given.take(name + "vectors", NUMBERS, given.n_items, None).astype("f4")
+        codes = given.take(name + "vectors", ("I8",), given.n_items, None)
+        self._vectors = codes * given.take(name + "units", ("F32",), codes.shape[1])
         self._unseen, self._recent = _number(options, "unseen"), _whole(options, "recent", 0)
         self._ridge, self._floor = (_number(options, n, SMALLEST) for n in ("ridge", "floor"))
         vectors = self._vectors.astype(float)
@@ -580,7 +633,14 @@ class _Groups(_Part):
     def __init__(self, given: _Given, name: str, options: Mapping[str, Any]) -> None:
         self._fields, self._latest = _wholes(options, "sizes", 1), _wholes(options, "latest", 0)
         self._members = given.take(name + "members", NUMBERS, given.n_items, sum(self._fields))
-        self._affinity = given.take(name + "said", NUMBERS, *self._members.shape[::-1])
+        size = sum(self._fields)
+        relations = given.take(name + "relations", NUMBERS, size, size).astype(np.float32)
+        members = self._members.astype(np.float32)
+        self._affinity, start = np.zeros((size, given.n_items), np.float32), 0
+        for size in self._fields:
+            mine = slice(start, start + size)
+            self._affinity[mine] = relations[mine, mine] @ members[:, mine].T
+            start += size
         self.size = len(self._fields) * len(self._latest)
 
     def score(self, past: Array) -> Array:
@@ -592,7 +652,7 @@ class _Groups(_Part):
             mine = slice(start, start + size)
             met = means[:, mine].any(axis=0)
             rows = slice(field * len(spans), (field + 1) * len(spans))
-            out[rows] = means[:, mine][:, met] @ self._affinity[mine][met].astype(np.float32)
+            out[rows] = means[:, mine][:, met] @ self._affinity[mine][met]
             start += size
         return out
 
@@ -715,6 +775,11 @@ class _Given:
     manifest: dict[str, Any]
     tensors: dict[str, Array]
     n_items: int
+
+    @cached_property
+    def pairs(self) -> _PairIndex:
+        """The pairs that all tables of an ensemble have in common."""
+        return _PairIndex(self)
 
     def take(self, name: str, kinds: Sequence[str], *shape: int | None) -> Array:
         """Return a tensor of one of these types and this shape; None is any length."""

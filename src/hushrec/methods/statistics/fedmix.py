@@ -501,10 +501,10 @@ class FedMix(
         reranker = mixture.Reranker(*network, self.config.hidden, self.config.reranked)
         return shared["weights"].astype(np.float32), reranker
 
-    def device_form(self, shared: Shared) -> forms.Ensemble:
+    def device_form(self, shared: Shared, view: TrainView) -> forms.Ensemble:
         """Return the experts in parts, the weights and the network."""
         experts = {}
-        for expert, model in self.active(shared):
+        for expert, model in self.active(shared, view):
             parts = expert.parts(model)
             if parts is None:
                 raise ConfigError(

@@ -160,7 +160,7 @@ class ItemPairs(Method, base.Explains, base.Exports, base.ItemNeighbours, base.I
         """Return the shares of all interactions."""
         return np.asarray(shared["shares"])
 
-    def device_form(self, shared: Shared) -> forms.ItemWeights:
+    def device_form(self, shared: Shared, view: TrainView) -> forms.ItemWeights:
         """Return the weights; under noise only items of the head have some, and count."""
         recency, popularity = map(float, shared["scalars"])
         return forms.ItemWeights(
