@@ -35,10 +35,10 @@ from hushrec.api import Run
 from hushrec.audit.canary import CONFIDENCE, certain_among
 from hushrec.data.splitting import Split
 from hushrec.data.views import Ragged, TrainView, chunks
+from hushrec.methods.base import fold_in
 from hushrec.privacy.accountant import Accountant, Values
 from hushrec.privacy.statement import PrivacyStatement
 from hushrec.private import store_bytes
-from hushrec.serving.model import fold_in
 from hushrec.streams import Streams
 
 RESAMPLES = 500

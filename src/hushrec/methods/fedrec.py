@@ -25,7 +25,16 @@ from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Count, Width
 from hushrec.data.views import TrainView
 from hushrec.kernels.draws import DeviceSamples
-from hushrec.methods.base import Array, Fitted, Method, MethodConfig, Scores, Shared
+from hushrec.methods.base import (
+    PRODUCT,
+    Array,
+    Fitted,
+    Method,
+    MethodConfig,
+    Scores,
+    Shared,
+    Traits,
+)
 from hushrec.private import PerClient, Private, PrivateFields
 from hushrec.streams import Round, Streams
 from hushrec.training.samples import draw_device_samples, score_inner_product
@@ -61,6 +70,7 @@ class FedRec(Method):
     name = "fedrec"
     Config = FedRecConfig
     config: FedRecConfig
+    traits = Traits(unexplained=PRODUCT)
 
     def init(self, view: TrainView, streams: Streams) -> Shared:
         """Draw the item table."""

@@ -24,7 +24,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from hushrec.aggregation import ClientRows, Total, Update
 from hushrec.config import Count
 from hushrec.data.views import TrainView
-from hushrec.methods.base import Array, Fitted, Method, Scores, Shared, Traits
+from hushrec.methods.base import NETWORK, Array, Fitted, Method, Scores, Shared, Traits
 from hushrec.methods.lipm import initial_model, score_silos, user_rows
 from hushrec.methods.shared.options import PerceptronConfig
 from hushrec.private import PerClient, PerClientRows, Private, PrivateFields, rows_in
@@ -57,7 +57,7 @@ class PFedMe(Method):
     name = "pfedme"
     Config = PFedMeConfig
     config: PFedMeConfig
-    traits = Traits(rounds=50, silos=True)
+    traits = Traits(rounds=50, silos=True, unexplained=NETWORK)
 
     @property
     def perceptron(self) -> Perceptron:

@@ -43,6 +43,7 @@ from hushrec.kernels.jit import Array, njit
 from hushrec.methods import base
 from hushrec.methods.base import (
     IDLE,
+    POPULAR,
     Fitted,
     Method,
     MethodConfig,
@@ -135,7 +136,7 @@ class ItemPairs(Method, base.Explains, base.ItemNeighbours, base.ItemPopularity)
         return past
 
     def contributions(
-        self, shared: Shared, history: TrainView, items: NDArray[np.int32]
+        self, shared: Shared, private: Private, history: TrainView, items: NDArray[np.int32]
     ) -> list[list[Reason]]:
         """Compare the weights from the history with popularity above the mean."""
         recency, popularity = shared["scalars"]
@@ -267,9 +268,6 @@ def both_ways(keys: Keys, values: Sums, n_items: int) -> tuple[Keys, Sums]:
     return both[order], np.concatenate([values, values])[order]
 
 
-POPULAR = Reason("popular")
-
-
 def reasons_from(
     words: str, past: NDArray[np.int32], influence: NDArray[np.float32], expert: str = ""
 ) -> list[Reason]:
@@ -282,6 +280,32 @@ def reasons_from(
     best, most = past[influence.argmax(axis=0)], influence.max(axis=0)
     found = np.where(most > 0, best, -1).tolist()
     return [Reason(words, expert, item) for item in found]
+
+
+def solved_reasons(
+    items: Array,
+    everything: Array,
+    touched: Ragged,
+    listed: NDArray[np.int32],
+    ridge: Array,
+) -> list[list[Reason]]:
+    """Return the touched item that adds most to each score by the vectors of `solve_users`.
+
+    A vector is A⁻¹ times the sum of the touched items' vectors, so a score is a sum over them (Hu,
+    Koren and Volinsky 2008, section 5). ``listed`` is [clients, items]; -1 is no item.
+    """
+    out = []
+    for client, some in enumerate(listed):
+        own = items[touched[client]]
+        matrix = everything + own.T @ own + ridge[client] * np.eye(items.shape[1])
+        influence = own @ np.linalg.solve(matrix, items[some].T)
+        found = reasons_from(SIMILAR, touched[client], influence.astype(np.float32))
+        out.append([r if i >= 0 else Reason() for r, i in zip(found, some, strict=True)])
+    return out
+
+
+SIMILAR = "similar to {}"
+"""What a large product of the vectors of two items says."""
 
 
 def weights_of(table: Shared, item: int) -> Scores:
