@@ -373,35 +373,6 @@ class Explains(ABC):
         """
 
 
-NETWORK = "its score is the output of a network, which is not a sum of contributions"
-PRODUCT = (
-    "its score is one product of a user vector and an item vector, both trained over many rounds, "
-    "and no part of it belongs to one item of the history"
-)
-"""Values of `Traits.unexplained` that several methods have."""
-POPULAR = Reason("popular")
-SHARED_TABLE, OWN_TABLE = Reason("the shared item table"), Reason("your own item table")
-"""Reasons of scores that are a product with a shared table plus one with an own table."""
-
-
-def larger_table(items: NDArray[np.int32], by_shared: Scores, by_own: Scores) -> list[list[Reason]]:
-    """Return which of two tables contributes more to each score: both are [clients, items]."""
-    own = (by_own > by_shared).tolist()
-    return [
-        [(OWN_TABLE if is_own else SHARED_TABLE) if item >= 0 else Reason() for item, is_own in row]
-        for row in (zip(listed, more, strict=True) for listed, more in zip(items, own, strict=True))
-    ]
-
-
-def check_explains(method: Method) -> None:
-    """Refuse a method that cannot say why an item is in a list."""
-    if method.unexplained is not None:
-        raise ConfigError(
-            f"{method.name} gives no reasons for its lists: {method.unexplained}; use fedmix, "
-            "fednext or fedals"
-        )
-
-
 class NoisesGradients(ABC):
     """A method whose uploads are made of gradients that can be clipped and noised one by one.
 
@@ -451,6 +422,35 @@ def fold_in(
                 fitted = phases[-1].fit(received, store.read(clients), own, Round(number, streams))
                 store.write(clients, fitted.private)
     return store.read(everybody)
+
+
+NETWORK = "its score is the output of a network, which is not a sum of contributions"
+PRODUCT = (
+    "its score is one product of a user vector and an item vector, both trained over many rounds, "
+    "and no part of it belongs to one item of the history"
+)
+"""Values of `Traits.unexplained` that several methods have."""
+POPULAR = Reason("popular")
+SHARED_TABLE, OWN_TABLE = Reason("the shared item table"), Reason("your own item table")
+"""Reasons of scores that are a product with a shared table plus one with an own table."""
+
+
+def larger_table(items: NDArray[np.int32], by_shared: Scores, by_own: Scores) -> list[list[Reason]]:
+    """Return which of two tables contributes more to each score: both are [clients, items]."""
+    own = (by_own > by_shared).tolist()
+    return [
+        [(OWN_TABLE if is_own else SHARED_TABLE) if item >= 0 else Reason() for item, is_own in row]
+        for row in (zip(listed, more, strict=True) for listed, more in zip(items, own, strict=True))
+    ]
+
+
+def check_explains(method: Method) -> None:
+    """Refuse a method that cannot say why an item is in a list."""
+    if method.unexplained is not None:
+        raise ConfigError(
+            f"{method.name} gives no reasons for its lists: {method.unexplained}; use fedmix, "
+            "fednext or fedals"
+        )
 
 
 def no_own_table(name: str) -> ConfigError:
