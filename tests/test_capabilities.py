@@ -7,7 +7,7 @@ sentence, and a cell that it does not must work: nothing is undecided.
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -137,6 +137,7 @@ class Played:
     name: str
     folder: Path
     cells: dict = field(repr=False)
+    data: hushrec.Interactions = field(default_factory=taste_world, repr=False)
 
     @property
     def asked(self):
@@ -146,20 +147,17 @@ class Played:
     def request(self, **settings):
         noised = settings.get("privacy.mode") == "distributed"
         small = SMALLER if noised else SMALL
-        request = ExperimentRequest(
-            "tastes", self.asked, settings={**QUICK, **small.get(self.name, {}), **settings}
-        )
-        _, found, _ = request.chosen()
-        method = found(request.experiment().make_method().config)
-        several = len(method.phases) > 1
-        rounds = None if several else min(ROUNDS, method.planned_rounds)
-        return ExperimentRequest("tastes", self.asked, settings=request.settings, rounds=rounds)
+        settings = {**QUICK, **small.get(self.name, {}), **settings}
+        request = ExperimentRequest(self.data.name, self.asked, settings=settings)
+        method = request.experiment().make_method()
+        rounds = None if len(method.phases) > 1 else min(ROUNDS, method.planned_rounds)
+        return replace(request, rounds=rounds)
 
     def simulation(self, out, **options):
         request = self.request()
         if not options.get("resume"):
             options |= {"settings": request.settings, "rounds": request.rounds}
-        return train(taste_world(), self.asked, out=self.folder / out, progress=False, **options)
+        return train(self.data, self.asked, out=self.folder / out, progress=False, **options)
 
     @cached_property
     def run(self):
@@ -230,17 +228,17 @@ def play_report(row):
     assert "</html>" in write_report(row.run).read_text("utf-8")
 
 
-def play_export(row):
+def play_export(row, item="item-01"):
     """The one place to adapt where a bundle is for one user: `Run.export` then takes the user."""
     row.run.export(row.folder / "bundle")
     device = Recommender.load(row.folder / "bundle")
-    device.touch("item-01")
+    device.touch(item)
     assert len(device.recommend(5)) == 5
 
 
-def play_explain(row):
-    lines = row.run.recommend("user-07", 5)
-    reasons = row.run.model.explain("user-07", [line.item for line in lines])
+def play_explain(row, user="user-07"):
+    lines = row.run.recommend(user, 5)
+    reasons = row.run.model.explain(user, [line.item for line in lines])
     assert all(reasons) and reasons == [line.because for line in lines]
 
 
@@ -322,3 +320,17 @@ def test_the_command_shows_a_row(table):
     assert json.loads(done.stdout) == table["fedrkg"]
     shown = " ".join(CliRunner().invoke(main, words).stdout.split())
     assert table["fedrkg"]["explain"] in shown and "audit yes" in shown
+
+
+@pytest.mark.slow
+def test_the_default_on_ml_1m(data_dir, tmp_path):
+    """The default's row on real data, with few rounds; deployments are measured elsewhere."""
+    if not (data_dir / "ml-1m").is_dir():
+        pytest.skip("no ml-1m below HUSHREC_DATA")
+    row = Played(DEFAULT_METHOD, tmp_path, {}, data=hushrec.load("ml-1m"))
+    user = str(row.data.users[0])
+    assert row.run.metrics["full"]["hr@10"] > row.run.summary.baselines.popularity["full"]["hr@10"]
+    play_report(row)
+    play_export(row, str(row.data.items[0]))
+    play_explain(row, user)
+    play_audit(row)
