@@ -44,7 +44,7 @@ from hushrec.runs.folder import FINAL
 from hushrec.secagg import Identity
 from hushrec.serving.recommender import Recommender
 from hushrec.testing import taste_world
-from hushrec.testing.backend import SMALLER, MemoryLink
+from hushrec.testing.backend import CENTRAL, SMALLER, MemoryLink
 
 METHODS = [
     name for name in method_names() if method_class(name).__module__.startswith("hushrec.methods.")
@@ -259,6 +259,10 @@ def play_forget(row):
 def play_audit(row):
     found = audit(row.run, users=20, trials=1000)
     assert found.verdict == "no claim" and (row.folder / "alone" / "audit.json").exists()
+    if row.name in PAPERS:  # a claim is tested as well
+        settings = row.request(**CENTRAL).settings
+        noised = train(row.data, row.name, settings=settings, rounds=2, out=row.folder / "central")
+        assert audit(noised, users=20, trials=1000).verdict == "kept"
 
 
 PLAYS = {
