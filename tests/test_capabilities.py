@@ -28,6 +28,7 @@ from hushrec.cli.capabilities import (
     capability_table,
     refusal,
 )
+from hushrec.cli.federate import ExperimentOptions
 from hushrec.config import DEFAULT_METHOD, DEFAULT_UNDER_NOISE
 from hushrec.deployment.coordinator.run import FederatedRun, newest_run
 from hushrec.deployment.coordinator.session import Policy
@@ -35,7 +36,7 @@ from hushrec.deployment.node.database import SHARED_STILL_HOLDS, NodeDatabase
 from hushrec.deployment.node.training import recommend
 from hushrec.deployment.node.worker import NodeCredentials, Worker
 from hushrec.errors import ConfigError, HushrecError, StoppedError
-from hushrec.federation.contract import NodeRegistry, SecureSums
+from hushrec.federation.contract import Catalogue, NodeRegistry, SecureSums
 from hushrec.federation.experiment import ExperimentRequest
 from hushrec.federation.rounds import Callback
 from hushrec.methods.base import method_class, method_names
@@ -303,6 +304,9 @@ def test_the_default_refuses_nothing(table):
     assert not any(table[DEFAULT_METHOD].values())
     named = refusal("distributed noise", DEFAULT_METHOD)
     assert named is not None and named.endswith(f"use the method {DEFAULT_UNDER_NOISE}")
+    asked = ExperimentOptions(None, None, None, None, ("privacy.mode=distributed",))
+    contract = asked.contract("tastes", Catalogue.of(taste_world()), NODES)
+    assert contract.experiment.method == DEFAULT_UNDER_NOISE and contract.secure is not None
 
 
 def test_the_papers_methods_refuse_nothing_but_what_their_papers_rule_out(table):

@@ -85,7 +85,7 @@ def check_export(method: str | None) -> None:
 def check_reasons(method: str | None) -> None:
     """Check as `Model.explain` does."""
     model = _untrained(method)
-    model.explain(model.data.users[0], model.data.items[:1])
+    model.explain(str(model.data.users[0]), [str(model.data.items[0])])
 
 
 COLUMNS: Mapping[str, Capability] = {
